@@ -1,0 +1,108 @@
+"""The one settings dict, ``DJANGO_PGLOCK``, as a typed object.
+
+It is read at the moment of use, never at import, and follows ``override_settings``. What can be an argument of a call
+or of a command is not a setting.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+
+from django_pglock.errors import ConfigurationError
+
+SCOPES = ("auto", "session", "transaction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What ``DJANGO_PGLOCK`` may say. Each option carries its sentence in ``metadata["help"]``."""
+
+    USING: str = field(default="default", metadata={"help": "Database alias on which locks are taken."})
+    SCOPE: str = field(
+        default="auto",
+        metadata={
+            "help": "Scope of locks that name none: auto, session or transaction. Behind PgBouncer use transaction."
+        },
+    )
+    NAMESPACE: str = field(
+        default="",
+        metadata={"help": "Prefix of every lock name, where several projects share one database."},
+    )
+    KEY_FUNCTION: str = field(
+        default="django_pglock.keys.sha256_key",
+        metadata={"help": "Dotted path of the function that makes the 64-bit key of a name."},
+    )
+    LOCK_COMMENTS: bool = field(
+        default=True,
+        metadata={"help": "Write the lock's name as a comment into its statement, so that pg_stat_activity shows it."},
+    )
+    HEARTBEAT_INTERVAL: float = field(
+        default=3.0,
+        metadata={"help": "Seconds between two signs of life of a worker. Two missing beats raise suspicion."},
+    )
+    HEARTBEAT_LIMIT: float = field(
+        default=30.0,
+        metadata={"help": "Seconds without a sign of life after which a worker's tasks go elsewhere in any case."},
+    )
+    POLL_INTERVAL: float = field(
+        default=5.0,
+        metadata={"help": "Seconds between two looks for work when no notification comes. The net under LISTEN."},
+    )
+    MAX_RESCUES: int = field(
+        default=3,
+        metadata={"help": "How often a task may take its worker down before it ends as FAILED."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.SCOPE not in SCOPES:
+            raise ConfigurationError(f"DJANGO_PGLOCK['SCOPE'] is {self.SCOPE!r}; it must be one of {', '.join(SCOPES)}.")
+        for name in ("HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "POLL_INTERVAL"):
+            _require_positive(name, getattr(self, name))
+        if self.HEARTBEAT_LIMIT < 3 * self.HEARTBEAT_INTERVAL:
+            raise ConfigurationError(
+                "DJANGO_PGLOCK['HEARTBEAT_LIMIT'] must be at least three times HEARTBEAT_INTERVAL, "
+                "or living workers would be taken for dead ones."
+            )
+        if not isinstance(self.MAX_RESCUES, int) or self.MAX_RESCUES < 0:
+            raise ConfigurationError(f"DJANGO_PGLOCK['MAX_RESCUES'] is {self.MAX_RESCUES!r}; use 0 or a larger number.")
+
+
+def _require_positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise ConfigurationError(f"DJANGO_PGLOCK[{name!r}] is {value!r}; it must be a number of seconds above zero.")
+
+
+def get_settings() -> Settings:
+    """Return the settings in force now.
+
+    Raises ``ConfigurationError`` for a name that does not exist (with the nearest one that does) or a wrong value.
+    """
+    return _load()
+
+
+@lru_cache(maxsize=1)
+def _load() -> Settings:
+    given = getattr(django_settings, "DJANGO_PGLOCK", {})
+    if not isinstance(given, dict):
+        raise ConfigurationError(f"DJANGO_PGLOCK must be a dict, not {type(given).__name__}.")
+    known = [each.name for each in fields(Settings)]
+    for name in given:
+        if name not in known:
+            nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else f" It knows {', '.join(known)}."
+            raise ConfigurationError(f"DJANGO_PGLOCK has no option {name!r}.{hint}")
+    return Settings(**given)
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting == "DJANGO_PGLOCK":
+        _load.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_pglock.conf")

@@ -1,0 +1,85 @@
+"""Every exception that django_pglock raises.
+
+::
+
+    PGLockError
+    ├── ConfigurationError      (also django.core.exceptions.ImproperlyConfigured)
+    ├── LockError
+    │   ├── LockNotAvailable    (also TimeoutError)   busy, or the timeout passed; nothing else is
+    │   ├── LockLost                                  held once, but gone before the end
+    │   ├── LockScopeError      (also RuntimeError)   this scope would not protect here
+    │   └── LockKeyError        (also ValueError)     this is not a name for a lock
+    └── TaskError
+        ├── TaskArgumentsError  (also ValueError)     cannot be stored; raised before anything is written
+        ├── TaskOptionError     (also TypeError)      an option that does not exist or cannot be
+        └── ClaimLost                                 another worker has the task now
+
+All other database errors pass through untouched, so a connection that broke is never mistaken for a busy lock.
+"""
+
+from __future__ import annotations
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+class PGLockError(Exception):
+    """The base of all our errors."""
+
+
+class ConfigurationError(PGLockError, ImproperlyConfigured):
+    """The settings or the way the package is used cannot work; the message says what to change."""
+
+
+class LockError(PGLockError):
+    """The base of all errors about locks.
+
+    Arguments: ``message`` for people; ``name`` the lock's name and ``key`` its 64-bit number, where they are known.
+    """
+
+    def __init__(self, message: str, *, name: str | None = None, key: int | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.key = key
+
+
+class LockNotAvailable(LockError, TimeoutError):
+    """Somebody else holds the lock, and the time to wait (``timeout``, in seconds) is over."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str | None = None,
+        key: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__(message, name=name, key=key)
+        self.timeout = timeout
+
+
+class LockLost(LockError):
+    """The lock was held, but its connection went away before the end: the body may not have been alone."""
+
+
+class LockScopeError(LockError, RuntimeError):
+    """A lock of this scope would not protect anything here, so it was not taken."""
+
+
+class LockKeyError(LockError, ValueError):
+    """The value given cannot name a lock. Raised before any SQL is sent."""
+
+
+class TaskError(PGLockError):
+    """The base of all errors about tasks."""
+
+
+class TaskArgumentsError(TaskError, ValueError):
+    """The arguments of a task cannot be stored as JSON. Raised at enqueue, before anything is written."""
+
+
+class TaskOptionError(TaskError, TypeError):
+    """A task option that does not exist, or a value it cannot have."""
+
+
+class ClaimLost(TaskError):
+    """The claim on a task is no longer ours: it was rescued, cancelled or reset meanwhile."""
