@@ -1,10 +1,12 @@
 """PostgreSQL decides who may run, for Django: advisory locks and tasks.
 
-Importing this package touches no database, no settings and no model, so its decorators work in any module.
+Importing this package touches no database, no settings and no model, so its decorators work in any module. The verbs
+are loaded when first used: a project that only locks needs no task backend, and the other way round.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from django_pglock.errors import (
@@ -16,6 +18,12 @@ from django_pglock.errors import (
     PGLockError,
 )
 
+if TYPE_CHECKING:
+    from django_pglock.locks import lock as lock
+    from django_pglock.locks import lock_view as lock_view
+    from django_pglock.locks import try_lock as try_lock
+    from django_pglock.tasks import task as task
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -25,4 +33,25 @@ __all__ = [
     "LockNotAvailable",
     "LockScopeError",
     "PGLockError",
+    "lock",
+    "lock_view",
+    "task",
+    "try_lock",
 ]
+
+_ROOMS = {
+    "lock": "django_pglock.locks",
+    "lock_view": "django_pglock.locks",
+    "try_lock": "django_pglock.locks",
+    "task": "django_pglock.tasks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_ROOMS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ROOMS})
