@@ -12,7 +12,8 @@
     └── TaskError
         ├── TaskArgumentsError  (also ValueError)     cannot be stored; raised before anything is written
         ├── TaskOptionError     (also TypeError)      an option that does not exist or cannot be
-        └── ClaimLost                                 another worker has the task now
+        ├── ClaimLost                                 another worker has the task now
+        └── WorkerLost                                stands in the record of an attempt that died with its worker
 
 All other database errors pass through untouched, so a connection that broke is never mistaken for a busy lock.
 """
@@ -83,3 +84,7 @@ class TaskOptionError(TaskError, TypeError):
 
 class ClaimLost(TaskError):
     """The claim on a task is no longer ours: it was rescued, cancelled or reset meanwhile."""
+
+
+class WorkerLost(TaskError):
+    """The worker died while it held the attempt. Never raised: its path stands in the row of the lost attempt."""

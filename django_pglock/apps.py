@@ -1,0 +1,27 @@
+"""The app's configuration: what has to be known once Django is ready."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import django
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class PGLockConfig(AppConfig):
+    """Locks and tasks on PostgreSQL."""
+
+    name = "django_pglock"
+    label = "django_pglock"
+    verbose_name = _("Locks and tasks")
+    # Named here so that a project with another default gets no migration in our app.
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django_pglock import checks  # noqa: F401
+
+        if django.VERSION < (6, 0) and find_spec("django_tasks") is not None:
+            # Django 6 does the same by itself; here it must also work without "django_tasks" in INSTALLED_APPS.
+            from django_tasks import checks as _backport_checks  # noqa: F401
+            from django_tasks import signals as _backport_signals  # noqa: F401

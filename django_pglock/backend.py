@@ -1,0 +1,106 @@
+"""The ``django.tasks`` backend: ``TASKS = {"default": {"BACKEND": "django_pglock.backend.PostgresBackend"}}``.
+
+No model is imported here at module level: ``@task`` makes the backend while a ``models.py`` may still be loading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from django.apps import apps
+
+from django_pglock.db import connection_for
+from django_pglock.tasks.arguments import to_json
+from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask, Task, TaskResult, TaskResultDoesNotExist, task_enqueued
+from django_pglock.tasks.definition import PostgresTask
+from django_pglock.tasks.results import make_result, result_of_row
+from django_pglock.tasks.retry import MAX_DELAY
+
+#: The columns' widths; a longer name is refused before the database would.
+LONGEST_QUEUE = 128
+LONGEST_PATH = 512
+
+
+class PostgresBackend(BaseTaskBackend):
+    """Keeps tasks in the ``Task`` table of one database, in the transaction of whoever enqueues them.
+
+    ``OPTIONS``: ``database``, the alias where the tasks live (default ``"default"``).
+    """
+
+    task_class = PostgresTask
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self.database: str = self.options.get("database", "default")
+
+    def validate_task(self, task: Task[..., Any]) -> None:
+        """Raise ``InvalidTask`` unless a worker of this backend could run the task as it is asked for."""
+        if isinstance(task.run_after, timedelta):
+            if task.run_after.total_seconds() > MAX_DELAY:
+                raise InvalidTask(f"run_after is {task.run_after}; nobody will wait for that.")
+            # Django's validation takes only a datetime. Making the copy validates it, and so all the rest of the task.
+            replace(task, run_after=None)  # type: ignore[type-var]
+            return
+        super().validate_task(task)
+        if len(task.queue_name) > LONGEST_QUEUE or "\x00" in task.queue_name:
+            raise InvalidTask(f"A queue's name has at most {LONGEST_QUEUE} characters and no NUL: {task.queue_name[:40]!r}.")
+        if len(task.module_path) > LONGEST_PATH:
+            raise InvalidTask(f"The path of a task function has at most {LONGEST_PATH} characters: {task.module_path}.")
+
+    def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> TaskResult[..., Any]:
+        """Write one call of ``task`` in the current transaction and return its result object.
+
+        Raises ``TaskArgumentsError`` before anything is written when the arguments are not JSON, and ``InvalidTask``.
+        """
+        if not isinstance(task, PostgresTask):
+            raise InvalidTask(f"{task.module_path} was made for another backend; decorate it with @task of this one.")
+        self.validate_task(task)
+        where = f"of {task.module_path}"
+        row = self._rows().enqueue(
+            task,
+            args=to_json(list(args), what=f"The positional arguments {where}"),
+            kwargs=to_json(kwargs, what=f"The keyword arguments {where}"),
+            meta=to_json({"options": task.carried}, what="meta") if task.carried else "{}",
+        )
+        result = make_result(
+            task,
+            id=row.id,
+            status=row.status,
+            args=list(args),
+            kwargs=kwargs,
+            backend=self.alias,
+            enqueued_at=row.enqueued_at,
+        )
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> TaskResult[..., Any]:
+        """Return the result object of a task by its id. Raises ``TaskResultDoesNotExist``."""
+        row = self._rows().filter(pk=result_id, backend=self.alias).first() if _is_id(result_id) else None
+        if row is None:
+            raise TaskResultDoesNotExist(f"No task of backend {self.alias!r} has the id {result_id!r}.")
+        result = result_of_row(row)
+        if result is None:
+            raise TaskResultDoesNotExist(
+                f"Task {result_id} calls {row.task_path}, which this process does not know; import its module first."
+            )
+        return result
+
+    def check(self, **kwargs: Any) -> list[Any]:
+        """Raise nothing and find nothing here: our system checks look at the database of every backend."""
+        return []
+
+    def _rows(self) -> Any:
+        connection_for(self.database)
+        return apps.get_model("django_pglock", "Task").objects.using(self.database)
+
+
+def _is_id(text: Any) -> bool:
+    # Ours are positive bigints; whatever else is asked for does not exist, and PostgreSQL need not be told.
+    return str(text).isascii() and str(text).isdigit() and int(text) < 2**63

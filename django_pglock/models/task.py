@@ -1,0 +1,88 @@
+"""The Task row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from django_pglock.models.indexes import BrinIndex
+from django_pglock.tasks.queryset import TaskManager
+from django_pglock.tasks.states import FINISHED, TaskStatus
+
+
+class Task(models.Model):
+    """One call of a task function, from enqueue to its end. ``attempts`` is its fencing token."""
+
+    id = models.BigAutoField(_("id"), primary_key=True)
+    status = models.CharField(_("status"), max_length=16, choices=TaskStatus.choices, db_default=TaskStatus.READY.value)
+    queue = models.CharField(_("queue"), max_length=128)
+    priority = models.SmallIntegerField(_("priority"), db_default=0, help_text=_("Higher runs first."))
+    task_path = models.CharField(_("task function"), max_length=512)
+    args = models.JSONField(_("arguments"), db_default=models.Value([], models.JSONField()))
+    kwargs = models.JSONField(_("keyword arguments"), db_default=models.Value({}, models.JSONField()))
+    backend = models.CharField(_("backend"), max_length=64)
+    retries = models.SmallIntegerField(_("retries"), db_default=0, help_text=_("Failed attempts that were retried."))
+    max_retries = models.SmallIntegerField(_("most retries"), db_default=0)
+    attempts = models.IntegerField(_("attempts"), db_default=0, help_text=_("Claims so far: the fencing token."))
+    rescues = models.SmallIntegerField(_("rescues"), db_default=0, help_text=_("Times its worker died."))
+    worker = models.UUIDField(_("worker"), null=True, editable=False)
+    run_after = models.DateTimeField(_("run after"), null=True)
+    enqueued_at = models.DateTimeField(_("enqueued at"), db_default=Now())
+    started_at = models.DateTimeField(_("started at"), null=True)
+    last_attempted_at = models.DateTimeField(_("last attempted at"), null=True)
+    finished_at = models.DateTimeField(_("finished at"), null=True)
+    result = models.JSONField(_("result"), null=True)
+    meta = models.JSONField(_("meta"), db_default=models.Value({}, models.JSONField()))
+
+    objects = TaskManager()
+
+    class Meta:
+        verbose_name = _("task")
+        verbose_name_plural = _("tasks")
+        ordering = ["-id"]
+        permissions = [
+            ("retry_task", _("Can retry tasks")),
+            ("cancel_task", _("Can cancel tasks")),
+            ("reset_task", _("Can reset stuck tasks")),
+        ]
+        # Few and partial: every change of status writes an entry into each index that the row is then in.
+        indexes = [
+            models.Index(fields=["queue", "-priority", "id"], name="pglock_task_ready", condition=Q(status="READY")),
+            models.Index(fields=["run_after", "id"], name="pglock_task_due", condition=Q(status="SCHEDULED")),
+            models.Index(fields=["worker", "id"], name="pglock_task_running", condition=Q(status="RUNNING")),
+            models.Index(fields=["status", "id"], name="pglock_task_attention", condition=~Q(status="SUCCESSFUL")),
+            BrinIndex(fields=["finished_at"], name="pglock_task_finished"),
+        ]
+        constraints = [
+            models.CheckConstraint(name="pglock_task_status", condition=Q(status__in=TaskStatus.values)),
+            models.CheckConstraint(
+                name="pglock_task_finished_has_date",
+                condition=Q(status__in=sorted(FINISHED), finished_at__isnull=False)
+                | (~Q(status__in=sorted(FINISHED)) & Q(finished_at__isnull=True)),
+            ),
+            models.CheckConstraint(
+                name="pglock_task_running_has_worker",
+                condition=~Q(status=TaskStatus.RUNNING) | Q(worker__isnull=False, last_attempted_at__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="pglock_task_scheduled_has_date",
+                condition=~Q(status=TaskStatus.SCHEDULED) | Q(run_after__isnull=False),
+            ),
+            models.CheckConstraint(name="pglock_task_priority", condition=Q(priority__range=(-100, 100))),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.task_path} #{self.pk}"
+
+    def __repr__(self) -> str:
+        return f"<Task {self.pk} {self.status.lower()} {self.queue} attempt {self.attempts}>"
+
+    @property
+    def name(self) -> str:
+        """The function's own name, without its module: what a list has room for."""
+        return str(self.task_path).rpartition(".")[2]
+

@@ -1,0 +1,38 @@
+"""The worker processes that are alive, or were a moment ago."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from django_pglock.tasks.liveness import WorkerManager
+
+
+class Worker(models.Model):
+    """One worker process. Its id is drawn anew at each start, so no restart can pass for the one before."""
+
+    id = models.UUIDField(_("id"), primary_key=True, editable=False)
+    name = models.CharField(_("name"), max_length=128)
+    hostname = models.CharField(_("host"), max_length=255)
+    pid = models.IntegerField(_("process id"))
+    queues = models.JSONField(_("queues"), help_text=_("Empty: all queues."))
+    threads = models.SmallIntegerField(_("threads"))
+    lock_key = models.BigIntegerField(_("lock key"), help_text=_("Advisory lock that its session holds while it lives."))
+    is_sleeping = models.BooleanField(_("sleeping"), db_default=False, help_text=_("Wants a NOTIFY when work comes."))
+    is_stopping = models.BooleanField(_("stopping"), db_default=False)
+    started_at = models.DateTimeField(_("started at"), db_default=Now())
+    heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now())
+
+    objects = WorkerManager()
+
+    class Meta:
+        verbose_name = _("worker")
+        verbose_name_plural = _("workers")
+        ordering = ["started_at"]
+
+    def __str__(self) -> str:
+        return str(self.name)
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.name}>"

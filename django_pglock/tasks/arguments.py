@@ -1,0 +1,93 @@
+"""What goes into a task's row and comes out again: the only place where JSON is made.
+
+Arguments are refused with a named error before anything is written. Results and tracebacks, which exist only after the
+work is done, are *made* storable instead: an outcome must never be lost because of its text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django_pglock.errors import TaskArgumentsError
+
+#: An odd number of backslashes before u0000 is a NUL; an even one is a text about NULs.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+#: Characters of a traceback or message that are kept: enough for any stack, too few to fill a disk.
+MAX_TEXT = 60_000
+#: Width of the column for the dotted path of an exception.
+MAX_PATH = 512
+#: PostgreSQL stores a jsonb document of at most 255 MiB in elements; nobody should come near.
+MAX_JSON = 100 * 1024 * 1024
+
+
+def to_json(value: Any, *, what: str) -> str:
+    """Return ``value`` as the text of a JSON document that PostgreSQL's jsonb accepts.
+
+    ``what`` names the value in messages, for example ``"argument 'order_id' of shop.tasks.send"``. Raises
+    ``TaskArgumentsError`` for types that JSON does not have, NaN and infinity, NUL characters, lone surrogates, documents
+    nested too deeply or larger than 100 MB.
+    """
+    try:
+        text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())
+    except RecursionError:
+        raise TaskArgumentsError(f"{what} is nested too deeply for JSON, or contains itself.") from None
+    except UnicodeEncodeError as error:
+        raise TaskArgumentsError(f"{what} contains a lone surrogate, which is not a character.") from error
+    except ValueError as error:
+        raise TaskArgumentsError(f"{what} is no JSON: {error}.") from error
+    if _NUL.search(text):
+        raise TaskArgumentsError(f"{what} contains a NUL character, which PostgreSQL cannot store.")
+    if size > MAX_JSON:
+        raise TaskArgumentsError(f"{what} is {size:,} bytes long; store it elsewhere and pass a reference.")
+    return text
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` with only dict, list and scalars in it, by the rules of django.tasks' ``normalize_json``."""
+    match value:
+        case str() | bool() | int() | float() | None:
+            return value
+        case Mapping():
+            return {_plain_key(key): _plain(each) for key, each in value.items()}
+        case bytes():
+            return value.decode()
+        case Sequence():
+            return [_plain(each) for each in value]
+    hint = ""
+    if hasattr(value, "_meta") and hasattr(value, "pk"):
+        hint = " (it has not been saved yet)" if value.pk is None else f"; pass its primary key ({value.pk!r}) instead"
+    raise ValueError(f"it contains a {type(value).__name__}{hint}")
+
+
+def _plain_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"it has the key {key!r}, and JSON's keys are strings")  # noqa: TRY004
+    return key
+
+
+def from_json(text: str) -> Any:
+    """Return the value of a JSON document that the database sent as text."""
+    return json.loads(text)
+
+
+def storable(text: str) -> str:
+    """Return ``text`` so that PostgreSQL takes it: no NUL, no lone surrogate, the middle of a giant cut out."""
+    if len(text) > MAX_TEXT:
+        half = MAX_TEXT // 2
+        text = f"{text[:half]}\n… {len(text) - MAX_TEXT:,} characters left out …\n{text[-half:]}"
+    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def describe_exception(error: BaseException) -> tuple[str, str]:
+    """Return the dotted path of an exception's class and its traceback, both storable whatever its ``__str__`` does."""
+    path = f"{type(error).__module__}.{type(error).__qualname__}"
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception as broken:  # noqa: BLE001 - a failing __str__ or __cause__ of the user's must not lose the outcome
+        text = f"{path}: its traceback cannot be printed ({type(broken).__name__})"
+    return storable(path)[:MAX_PATH], storable(text)

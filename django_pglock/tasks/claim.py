@@ -1,0 +1,47 @@
+"""The right to run one attempt of one task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One claimed attempt: the task's row as the claiming statement returned it.
+
+    ``id`` and ``attempt`` together are the fence: every later write asks whether the row still carries both.
+    ``args``, ``kwargs`` and ``meta`` are JSON text; most of the time only the executor's thread needs them decoded.
+    """
+
+    id: int
+    attempt: int
+    worker: UUID
+    backend: str
+    queue: str
+    priority: int
+    task_path: str
+    args: str
+    kwargs: str
+    meta: str
+    retries: int
+    max_retries: int
+    rescues: int
+    run_after: datetime | None
+    enqueued_at: datetime
+    started_at: datetime
+    last_attempted_at: datetime
+
+    @property
+    def is_first(self) -> bool:
+        """No attempt before this one left a trace, so nobody needs to look for one."""
+        return self.retries == 0 and self.rescues == 0
+
+    def __repr__(self) -> str:
+        return f"<Claim of task {self.id} ({self.task_path}) attempt {self.attempt}>"
+
+    def log_fields(self) -> dict[str, Any]:
+        """Return what log records carry about the task."""
+        return {"task_id": self.id, "task_path": self.task_path, "queue": self.queue, "attempt": self.attempt}

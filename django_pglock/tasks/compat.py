@@ -1,0 +1,60 @@
+"""``django.tasks`` where Django has it (6.0 and later), the ``django-tasks`` backport on 5.2.
+
+The choice goes by Django's version, not by what is installed: the two packages share no classes, so a result made from
+the wrong one would fail every ``isinstance`` and its signals would reach nobody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import django
+
+if TYPE_CHECKING or django.VERSION >= (6, 0):
+    from django.tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django.tasks.backends.base import BaseTaskBackend
+    from django.tasks.base import (
+        DEFAULT_TASK_BACKEND_ALIAS,
+        DEFAULT_TASK_PRIORITY,
+        DEFAULT_TASK_QUEUE_NAME,
+        Task,
+        TaskError,
+    )
+    from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
+    from django.tasks.signals import task_enqueued, task_finished, task_started
+else:
+    # Checks and signal receivers register on import, as they do in Django 6, also without "django_tasks" in
+    # INSTALLED_APPS: the checks import themselves lazily from our AppConfig.
+    import django_tasks.exceptions as _exceptions
+    from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django_tasks.backends.base import BaseTaskBackend
+    from django_tasks.base import (
+        DEFAULT_TASK_BACKEND_ALIAS,
+        DEFAULT_TASK_PRIORITY,
+        DEFAULT_TASK_QUEUE_NAME,
+        Task,
+        TaskError,
+    )
+    from django_tasks.exceptions import TaskResultDoesNotExist
+    from django_tasks.signals import task_enqueued, task_finished, task_started
+
+    # The backport's main branch has renamed it to Django's name; its releases have not.
+    InvalidTask = getattr(_exceptions, "InvalidTask", None) or _exceptions.InvalidTaskError
+
+__all__ = [
+    "DEFAULT_TASK_BACKEND_ALIAS",
+    "DEFAULT_TASK_PRIORITY",
+    "DEFAULT_TASK_QUEUE_NAME",
+    "BaseTaskBackend",
+    "InvalidTask",
+    "Task",
+    "TaskContext",
+    "TaskError",
+    "TaskResult",
+    "TaskResultDoesNotExist",
+    "TaskResultStatus",
+    "task_backends",
+    "task_enqueued",
+    "task_finished",
+    "task_started",
+]

@@ -1,0 +1,191 @@
+"""``@task``: a function that runs later, with our options.
+
+``PostgresTask`` is the ``task_class`` of our backend. Django 6.1's own ``@task(max_attempts=5)`` makes it, and so does
+our typed ``task`` decorator on every version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime, timedelta
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, TypeVar, overload
+
+from django_pglock.errors import TaskOptionError
+from django_pglock.tasks import registry
+from django_pglock.tasks.compat import (
+    DEFAULT_TASK_BACKEND_ALIAS,
+    DEFAULT_TASK_PRIORITY,
+    DEFAULT_TASK_QUEUE_NAME,
+    Task,
+    TaskContext,
+)
+from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption, check_backoff
+
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, Self
+
+    P = ParamSpec("P")
+
+R = TypeVar("R")
+
+#: Options of one call that travel in the row's ``meta``; the others have a column or belong to the function.
+CARRIED_OPTIONS = ("atomic",)
+#: Options that only the decorator takes: what they hold is code, and code does not travel in a row.
+DECORATOR_ONLY = ("backoff", "retry_on", "no_retry_on")
+#: PostgreSQL's smallint, less one for the first attempt.
+MOST_ATTEMPTS = 32_767
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresTask(Task):  # type: ignore[type-arg]
+    """A task function with what it asks for. Made by ``@task``, never by hand.
+
+    Besides Django's own fields:
+
+    - ``max_attempts``: how often the function may be tried, the first time included. Default 1: no retry.
+    - ``backoff``: the wait before the next attempt; seconds, a timedelta, ``Constant``, ``Linear``, ``Exponential`` or
+      ``fn(exception, task_result)``. Default: exponential from one second to ten minutes, with full jitter.
+    - ``retry_on``, ``no_retry_on``: exception types that are retried (default: every ``Exception``) or never are.
+    - ``atomic``: run the function in a transaction together with its own completion, so that its database effects
+      happen exactly once even when the worker is killed.
+    - ``run_after`` also takes a ``timedelta``, counted by the database's clock.
+    """
+
+    # Declared again because Django 6.0 has no defaults for them.
+    priority: int = DEFAULT_TASK_PRIORITY
+    backend: str = DEFAULT_TASK_BACKEND_ALIAS
+    queue_name: str = DEFAULT_TASK_QUEUE_NAME
+    run_after: datetime | timedelta | None = None  # type: ignore[assignment]
+
+    max_attempts: int = 1
+    backoff: BackoffOption = DEFAULT_BACKOFF
+    retry_on: tuple[type[BaseException], ...] = (Exception,)
+    no_retry_on: tuple[type[BaseException], ...] = ()
+    atomic: bool = False
+
+    #: What differs from the decorated definition and travels with the row; empty for the definition itself.
+    carried: dict[str, Any] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._check_options()
+        # Not super(): without arguments it fails in a dataclass with slots, which is a new class.
+        Task.__post_init__(self)
+        definition = registry.register(self)
+        if definition is not self:
+            own = {name: getattr(self, name) for name in CARRIED_OPTIONS}
+            carried = {name: value for name, value in own.items() if value != getattr(definition, name)}
+            object.__setattr__(self, "carried", carried)
+
+    def _check_options(self) -> None:
+        where = f"@task on {self.module_path}"
+        attempts = self.max_attempts
+        if not isinstance(attempts, int) or isinstance(attempts, bool) or not 1 <= attempts <= MOST_ATTEMPTS:
+            raise TaskOptionError(f"{where}: max_attempts is {attempts!r}; give a number from 1 to {MOST_ATTEMPTS:,}.")
+        if self.atomic and iscoroutinefunction(self.func):
+            raise TaskOptionError(f"{where}: atomic=True needs a sync function; Django's transactions are not async.")
+        check_backoff(self.backoff)
+        for name in ("retry_on", "no_retry_on"):
+            types = getattr(self, name)
+            types = (types,) if isinstance(types, type) else tuple(types)
+            if not all(isinstance(each, type) and issubclass(each, BaseException) for each in types):
+                raise TaskOptionError(f"{where}: {name} takes exception types, not {types!r}.")
+            object.__setattr__(self, name, types)
+
+    def using(self, **changes: Any) -> Self:
+        """Return a copy with other options for the calls made through it.
+
+        Takes Django's ``priority queue_name run_after backend`` and our ``max_attempts`` and ``atomic``. ``backoff`` and
+        the exception types belong to the function and are set where it is decorated. None leaves an option as it is.
+        Raises ``TaskOptionError`` for any other name.
+        """
+        for name in changes:
+            if name in DECORATOR_ONLY:
+                raise TaskOptionError(f"{name} is set in @task on {self.module_path}; a single call cannot change it.")
+            if name not in _CHANGEABLE:
+                raise TaskOptionError(f"using() has no option {name!r}; it takes {', '.join(_CHANGEABLE)}.")
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def can_retry(self, error: BaseException) -> bool:
+        """Say whether this exception is one to try again after."""
+        return isinstance(error, self.retry_on) and not isinstance(error, self.no_retry_on)
+
+
+_OPTIONS = {each.name for each in fields(PostgresTask) if each.init} - {"func", "run_after"}
+_CHANGEABLE = sorted((_OPTIONS | {"run_after"}) - {"takes_context", *DECORATOR_ONLY})
+
+
+if TYPE_CHECKING:
+
+    class TaskFunction(Task[P, R]):
+        """What a type checker sees of a decorated function."""
+
+        def using(  # type: ignore[override]
+            self,
+            *,
+            priority: int | None = None,
+            queue_name: str | None = None,
+            run_after: datetime | timedelta | None = None,
+            backend: str | None = None,
+            max_attempts: int | None = None,
+            atomic: bool | None = None,
+        ) -> TaskFunction[P, R]: ...
+
+
+@overload
+def task(function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+
+
+@overload
+def task(
+    *,
+    priority: int = ...,
+    queue_name: str = ...,
+    backend: str = ...,
+    takes_context: Literal[True],
+    max_attempts: int = ...,
+    backoff: BackoffOption = ...,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] = ...,
+    no_retry_on: type[BaseException] | tuple[type[BaseException], ...] = ...,
+    atomic: bool = ...,
+) -> Callable[[Callable[Concatenate[TaskContext[Any, Any], P], R]], TaskFunction[P, R]]: ...
+
+
+@overload
+def task(
+    *,
+    priority: int = ...,
+    queue_name: str = ...,
+    backend: str = ...,
+    takes_context: Literal[False] = ...,
+    max_attempts: int = ...,
+    backoff: BackoffOption = ...,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] = ...,
+    no_retry_on: type[BaseException] | tuple[type[BaseException], ...] = ...,
+    atomic: bool = ...,
+) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+
+
+def task(function: Any = None, /, **options: Any) -> Any:
+    """Decorate a module-level function so that it can be enqueued: ``send.enqueue(order_id=1)``.
+
+    The same decorator as ``django.tasks.task``, typed and with our options on every supported Django; see
+    ``PostgresTask`` for them. Raises ``TaskOptionError`` for an option that does not exist, and ``InvalidTask`` for a
+    function that no worker could find.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            # Ours whatever the backend is, so that a test suite on Django's ImmediateBackend keeps its options.
+            return PostgresTask(func=function, **options)
+        except TypeError as error:
+            unknown = sorted(set(options) - _OPTIONS)
+            if not unknown:
+                raise
+            raise TaskOptionError(
+                f"@task on {function.__module__}.{function.__qualname__} has no option "
+                f"{', '.join(map(repr, unknown))}; it takes {', '.join(sorted(_OPTIONS))}."
+            ) from error
+
+    return decorate if function is None else decorate(function)

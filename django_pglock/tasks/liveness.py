@@ -1,0 +1,71 @@
+"""Which workers are alive: their rows, their pulse, and whether they sleep.
+
+A worker shows life twice: by a heartbeat in its row, and by a session that holds an advisory lock of its own. Rescue
+wants both signs gone, so that a restarted server or a cut connection condemns nobody; after the hard limit the
+heartbeat alone decides, because behind a pooler the lock cannot be seen and a frozen process keeps its session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+from uuid import UUID
+
+from django.db import connections, models
+from django.db.models import Exists, OuterRef
+from django.db.models.functions import Now
+
+from django_pglock.conf import get_settings
+
+# Registers at the first beat, and again when the row was removed while the worker was out of reach.
+BEAT = """
+INSERT INTO {worker} (id, name, hostname, pid, queues, threads, lock_key, is_stopping)
+VALUES (%s, %s, %s, %s, %s::jsonb, %s, %s, %s)
+ON CONFLICT (id) DO UPDATE SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping
+"""
+
+
+def lock_key_of(worker: UUID) -> int:
+    """Return the key of the advisory lock that a worker's session holds: derived from its id, in a space of its own."""
+    digest = hashlib.sha256(b"django_pglock worker " + worker.bytes).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+class WorkerQuerySet(models.QuerySet[Any]):
+    """The verbs of worker rows."""
+
+    def alive(self) -> WorkerQuerySet:
+        """Workers with a sign of life within the hard limit."""
+        return self.filter(heartbeat_at__gt=_ago(get_settings().HEARTBEAT_LIMIT))
+
+    def silent(self) -> WorkerQuerySet:
+        """Workers without a sign of life for longer than the hard limit."""
+        return self.filter(heartbeat_at__lte=_ago(get_settings().HEARTBEAT_LIMIT))
+
+    def depart(self, worker: UUID) -> None:
+        """Remove the row of a worker that stopped in order."""
+        self.filter(pk=worker).delete()
+
+    def forget(self) -> int:
+        """Remove rows of workers that are silent and own nothing any more. Returns how many."""
+        task = self.model._meta.apps.get_model("django_pglock", "Task")
+        owned = task.objects.filter(worker=OuterRef("pk"), status="RUNNING")
+        return self.silent().filter(~Exists(owned)).delete()[0]
+
+    def note_sleep(self, worker: UUID, *, is_sleeping: bool) -> None:
+        """Say whether the worker wants to be woken by NOTIFY."""
+        self.filter(pk=worker).update(is_sleeping=is_sleeping)
+
+    def beat_sql(self) -> str:
+        """Return the statement of a heartbeat. Its values: id, name, host, pid, queues, threads, lock key, stopping."""
+        return BEAT.format(worker=connections[self.db].ops.quote_name(self.model._meta.db_table))
+
+
+def _ago(seconds: float) -> Any:
+    from datetime import timedelta
+
+    return Now() - timedelta(seconds=seconds)
+
+
+class WorkerManager(models.Manager.from_queryset(WorkerQuerySet)):  # type: ignore[misc]
+    """The manager of ``Worker``."""

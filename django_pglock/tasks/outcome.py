@@ -1,0 +1,56 @@
+"""What came of a claim, as values. A new ending is a new class here, not a new branch in three places.
+
+An outcome knows which status it leads to and what it writes; it knows neither the database nor the user's function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django_pglock.tasks.states import TaskStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The function returned; ``result`` is its value as JSON text."""
+
+    result: str = "null"
+
+    status = TaskStatus.SUCCESSFUL
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception, as it is stored with the attempt."""
+
+    exception_path: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The function raised, and no attempt is left."""
+
+    failure: Failure
+
+    status = TaskStatus.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """The function raised and will be tried again after ``delay`` seconds. Spends one retry."""
+
+    failure: Failure
+    delay: float
+
+    status = TaskStatus.SCHEDULED
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The claim is given back unused: nothing ran, so nothing is counted."""
+
+    status = TaskStatus.READY
+
+
+Outcome = Succeeded | Failed | Retried | Released

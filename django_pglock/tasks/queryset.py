@@ -1,0 +1,282 @@
+"""The verbs of tasks: enqueue, claim, settle, promote, rescue, retry, cancel, reset.
+
+Each is one guarded statement: it names the statuses it may start from and changes no row that is elsewhere. Nobody
+reads a status, thinks, and writes it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import connections, models, transaction
+from django.db.models import Exists, F, OuterRef, Q
+from django.db.models.functions import Coalesce, Now
+
+from django_pglock.conf import get_settings
+from django_pglock.tasks import statements, wakeup
+from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.claiming import ClaimQuerySet, ClaimStatement
+from django_pglock.tasks.outcome import Failed, Outcome, Retried, Succeeded
+from django_pglock.tasks.states import FINISHED, TaskStatus, sources_of
+
+if TYPE_CHECKING:
+    from django.db.backends.utils import CursorWrapper
+
+    from django_pglock.tasks.definition import PostgresTask
+
+#: What the claiming statement returns; the order is that of ``Claim``'s fields, less the worker.
+CLAIM_COLUMNS = (
+    "id attempts backend queue priority task_path args kwargs meta retries max_retries rescues "
+    "run_after enqueued_at started_at last_attempted_at"
+).split()
+
+LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """What the server filled in when a task was enqueued."""
+
+    id: int
+    status: str
+    run_after: datetime | None
+    enqueued_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Rescued:
+    """A claim that was taken back from a dead worker. ``status`` is READY, or FAILED after too many rescues."""
+
+    id: int
+    attempt: int
+    worker: UUID
+    status: str
+    queue: str
+    task_path: str
+
+
+class TaskQuerySet(ClaimQuerySet[Any]):
+    """Tasks, and what may happen to them."""
+
+    # Sets of tasks
+
+    def ready(self) -> TaskQuerySet:
+        """Tasks that can be claimed now, in the order in which they run: priority, then first come, first served."""
+        return self.filter(status=TaskStatus.READY).order_by("-priority", "id")
+
+    def due(self) -> TaskQuerySet:
+        """Scheduled tasks whose time has come, the longest overdue first."""
+        return self.filter(status=TaskStatus.SCHEDULED, run_after__lte=Now()).order_by("run_after", "id")
+
+    def stuck(self) -> TaskQuerySet:
+        """Running tasks whose worker gave no sign of life for the hard limit, or is not known at all."""
+        worker = self.model._meta.apps.get_model("django_pglock", "Worker")
+        alive = worker.objects.using(self.db).alive().filter(pk=OuterRef("worker"))
+        return self.filter(~Exists(alive), status=TaskStatus.RUNNING)
+
+    # Enqueue
+
+    def enqueue(self, task: PostgresTask, *, args: str, kwargs: str, meta: str = "{}") -> Enqueued:
+        """Add one call of ``task`` in the caller's transaction; ``args``, ``kwargs`` and ``meta`` are JSON text.
+
+        Sleeping workers are woken once that transaction is committed.
+        """
+        due, delay = (None, task.run_after) if isinstance(task.run_after, timedelta) else (task.run_after, None)
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(
+                self._sql(statements.ENQUEUE),
+                (
+                    task.queue_name,
+                    task.priority,
+                    task.module_path,
+                    args,
+                    kwargs,
+                    task.backend,
+                    task.max_attempts - 1,
+                    meta,
+                    due,
+                    delay,
+                ),
+            )
+            enqueued = Enqueued(*cursor.fetchone())
+        # A scheduled task also wakes: somebody has to set the alarm for it.
+        wake = partial(wakeup.wake, self.db, task.queue_name, self._sql(statements.WAKE))
+        transaction.on_commit(wake, using=self.db, robust=True)
+        return enqueued
+
+    # Claim and settle: the worker's verbs. They run on the worker's own connections.
+
+    def claim_statement(self, *, worker: UUID, queue: str, paths: Sequence[str]) -> ClaimStatement:
+        """Return the statement that claims tasks of one queue for a worker, among the functions it knows."""
+        started = Coalesce("started_at", Now())
+        changes = {
+            "status": TaskStatus.RUNNING,
+            "attempts": F("attempts") + 1,
+            "worker": worker,
+            "started_at": started,
+            "last_attempted_at": Now(),
+        }
+        claimable = self.ready().filter(queue=queue, task_path__in=paths)
+        return ClaimStatement(claimable, changes, CLAIM_COLUMNS)
+
+    @staticmethod
+    def claims_of(rows: Iterable[tuple[Any, ...]], worker: UUID) -> list[Claim]:
+        """Return the claims that a claiming statement answered with, in the order in which they run."""
+        claims = [Claim(id_, attempt, worker, *rest) for id_, attempt, *rest in rows]
+        claims.sort(key=lambda claim: (-claim.priority, claim.id))
+        return claims
+
+    def settle(
+        self, cursor: CursorWrapper, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID
+    ) -> dict[int, datetime | None]:
+        """Write a batch of outcomes, guarded by their claims.
+
+        Returns the ids that were accepted, with the date of those that are finished. A claim that is missing in the
+        answer was lost: somebody else has the task now, and its outcome had no effect.
+        """
+        successes = [(claim, outcome) for claim, outcome in outcomes if isinstance(outcome, Succeeded)]
+        others = [(claim, outcome) for claim, outcome in outcomes if not isinstance(outcome, Succeeded)]
+        accepted: dict[int, datetime | None] = {}
+        if successes:
+            ids, attempts, results = zip(*((c.id, c.attempt, o.result) for c, o in sorted(successes, key=_by_id)))
+            cursor.execute(self._sql(statements.SETTLE_SUCCESSES), (list(ids), list(attempts), list(results)))
+            accepted.update(cursor.fetchall())
+        if others:
+            columns = zip(*(_columns(claim, outcome) for claim, outcome in sorted(others, key=_by_id)))
+            cursor.execute(self._sql(statements.SETTLE_OTHERS), (*map(list, columns), worker))
+            accepted.update(cursor.fetchall())
+        return accepted
+
+    def release_unknown(self, cursor: CursorWrapper, worker: UUID, in_hand: Iterable[int], *, older_than: float) -> int:
+        """Give back what ``worker`` owns in the table but does not know of, if claimed over ``older_than`` seconds ago.
+
+        Returns how many tasks that were.
+        """
+        cursor.execute(self._sql(statements.RELEASE_UNKNOWN), (worker, list(in_hand), older_than))
+        return len(cursor.fetchall())
+
+    # Upkeep
+
+    def promote(self, *, limit: int = 1000) -> int:
+        """Move scheduled tasks that are due to READY, ``limit`` at most. Returns how many."""
+        return len(self.due()._mark(limit, {"status": TaskStatus.READY}, "id"))
+
+    def next_due_in(self) -> float | None:
+        """Return the seconds until the next scheduled task is due, zero or less when it is, None when there is none."""
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(self._sql(statements.NEXT_DUE))
+            row = cursor.fetchone()
+        return row[0] if row else None
+
+    def rescue(self, *, limit: int = 1000) -> list[Rescued]:
+        """Take claims back from workers that are dead, ``limit`` at most, and return them.
+
+        A rescued task is READY again and has not spent a retry. One that took its worker down more often than
+        ``MAX_RESCUES`` ends FAILED.
+        """
+        settings = get_settings()
+        most = settings.MAX_RESCUES
+        text = "Its worker died, or gave no sign of life for too long, while it held this attempt."
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(
+                self._sql(statements.RESCUE),
+                (
+                    # Two beats must be missing; the half beat more is for one that is on its way.
+                    2.5 * settings.HEARTBEAT_INTERVAL,
+                    settings.HEARTBEAT_LIMIT,
+                    limit,
+                    most,
+                    most,
+                    most,
+                    LOST_WITH_WORKER,
+                    text,
+                ),
+            )
+            return [Rescued(*row) for row in cursor.fetchall()]
+
+    # What a person may ask for
+
+    def retry(self) -> int:
+        """Make failed and cancelled tasks of this queryset READY again, with all their retries. Returns how many."""
+        changes = {
+            "status": TaskStatus.READY,
+            "retries": 0,
+            "rescues": 0,
+            "run_after": None,
+            "worker": None,
+            "finished_at": None,
+        }
+        return self._move(TaskStatus.READY, changes, among=FINISHED)
+
+    def run_now(self) -> int:
+        """Make scheduled tasks of this queryset READY, before their time. Returns how many."""
+        return self._move(TaskStatus.READY, {"status": TaskStatus.READY, "run_after": None}, among={TaskStatus.SCHEDULED})
+
+    def cancel(self) -> int:
+        """Cancel what has not finished in this queryset. Returns how many.
+
+        What waits will never run. What runs loses its claim: its outcome will be dropped, and an ``atomic`` task rolls
+        back; other effects that it has had remain.
+        """
+        return self._move(TaskStatus.CANCELLED, {"status": TaskStatus.CANCELLED, "finished_at": Now()})
+
+    def reset_stuck(self) -> int:
+        """Make stuck tasks of this queryset READY again: running ones whose worker is gone. Returns how many.
+
+        Tasks of a living worker are left alone. A worker that comes back later finds its claim lost.
+        """
+        stuck = self.stuck()
+        return stuck._move(TaskStatus.READY, {"status": TaskStatus.READY, "worker": None}, among={TaskStatus.RUNNING})
+
+    def _move(self, target: TaskStatus, changes: dict[str, Any], *, among: Iterable[str] = TaskStatus.values) -> int:
+        allowed = sorted(set(sources_of(target)) & set(among))
+        movable = self.filter(status__in=allowed).order_by("id")
+        moved = movable._mark(_ALL, changes, "id", "queue", "status")
+        for queue in {queue for _, queue, status in moved if status == TaskStatus.READY}:
+            wake = partial(wakeup.wake, self.db, queue, self._sql(statements.WAKE))
+            transaction.on_commit(wake, using=self.db, robust=True)
+        return len(moved)
+
+    def ready_queues(self) -> list[str]:
+        """Return the names of the queues that have something ready, one index probe each."""
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(self._sql(statements.READY_QUEUES))
+            return [row[0] for row in cursor.fetchall()]
+
+    def _sql(self, statement: str) -> str:
+        quote = connections[self.db].ops.quote_name
+        return statement.format(
+            task=quote(self.model._meta.db_table),
+            attempt=quote(self.model._meta.get_field("failures").related_model._meta.db_table),
+            worker=quote(self.model._meta.apps.get_model("django_pglock", "Worker")._meta.db_table),
+        )
+
+
+class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
+    """The manager of ``Task``."""
+
+
+#: More rows than one statement ever moves.
+_ALL = 2**31 - 1
+
+
+def _by_id(pair: tuple[Claim, Outcome]) -> int:
+    # All writers of several rows take them in this order or skip what is locked, so they cannot deadlock.
+    return pair[0].id
+
+
+def _columns(claim: Claim, outcome: Outcome) -> tuple[int, int, str, float, int, str | None, str | None]:
+    """Return an outcome that is no success as a row of ``SETTLE_OTHERS``."""
+    match outcome:
+        case Retried(failure, delay):
+            # A retry that is due at once needs nobody to promote it.
+            status = TaskStatus.SCHEDULED if delay > 0 else TaskStatus.READY
+            return claim.id, claim.attempt, status.value, delay, 1, failure.exception_path, failure.traceback
+        case Failed(failure):
+            return claim.id, claim.attempt, outcome.status.value, 0, 0, failure.exception_path, failure.traceback
+    return claim.id, claim.attempt, outcome.status.value, 0, 0, None, None

@@ -1,0 +1,38 @@
+"""The task functions that this process knows, by dotted path. Only these ever run, whatever a row says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.utils.module_loading import autodiscover_modules
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.definition import PostgresTask
+
+_definitions: dict[str, PostgresTask] = {}
+
+
+def register(task: PostgresTask) -> PostgresTask:
+    """Note a decorated function and return its definition: the task as decorated, before any ``using()``.
+
+    A copy made by ``using()`` finds the definition it came from. A module that is loaded again replaces its own.
+    """
+    known = _definitions.get(task.module_path)
+    if known is None or known.func is not task.func:
+        known = _definitions[task.module_path] = task
+    return known
+
+
+def find(path: str) -> PostgresTask | None:
+    """Return the task function registered under ``path``, or None. Imports nothing that a row could name."""
+    return _definitions.get(path)
+
+
+def known_paths() -> list[str]:
+    """Return the dotted paths of all registered task functions, in order."""
+    return sorted(_definitions)
+
+
+def discover(**kwargs: Any) -> None:
+    """Import the ``tasks`` module of every installed app, so that their functions are registered."""
+    autodiscover_modules("tasks")

@@ -1,0 +1,100 @@
+"""When a failed attempt is tried again, and how long that waits. Pure: no database, no clock."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+from django_pglock.errors import TaskOptionError
+
+#: Nobody wants a task back after more than this many seconds (ten years); PostgreSQL's dates end somewhere too.
+MAX_DELAY = 10 * 365 * 86400.0
+
+
+class Backoff(Protocol):
+    """Something that knows the wait before the next attempt."""
+
+    def delay(self, failures: int) -> float:
+        """Return the seconds to wait after the given number of failed attempts (1 or more)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Wait ``seconds`` before each new attempt."""
+
+    seconds: float
+
+    def delay(self, failures: int) -> float:
+        return self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Wait ``step`` seconds after the first failure, twice as long after the second, at most ``cap`` seconds."""
+
+    step: float
+    cap: float = 3600.0
+
+    def delay(self, failures: int) -> float:
+        return min(self.cap, self.step * failures)
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """Wait up to ``base * factor ** (failures - 1)`` seconds, at most ``cap`` seconds.
+
+    With ``jitter`` (the default) the wait is drawn evenly between zero and that bound, which spreads a crowd of
+    retries best ("full jitter", Marc Brooker, *Exponential Backoff And Jitter*, AWS Architecture Blog, 2015).
+    """
+
+    base: float = 1.0
+    factor: float = 2.0
+    cap: float = 600.0
+    jitter: bool = True
+
+    def delay(self, failures: int) -> float:
+        # The exponent is bounded before the power, which would overflow for a task that failed a thousand times.
+        exponent = min(failures - 1, 64)
+        bound = min(self.cap, self.base * self.factor**exponent)
+        return random.uniform(0, bound) if self.jitter else bound  # noqa: S311
+
+
+#: What ``backoff=`` accepts: seconds, a timedelta, one of the classes above, or ``fn(exception, task_result)`` that
+#: returns seconds or a timedelta (the signature of Django's open proposal new-features #142).
+BackoffOption = float | int | timedelta | Backoff | Callable[[BaseException, Any], "float | timedelta"]
+
+DEFAULT_BACKOFF = Exponential()
+
+
+def seconds_of(value: float | timedelta, *, option: str) -> float:
+    """Return a duration as seconds. Raises ``TaskOptionError`` unless it is a finite number that is not negative."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not math.isfinite(seconds) or seconds < 0:
+        raise TaskOptionError(f"{option} is {value!r}; give seconds (zero or more) or a timedelta.")
+    return float(seconds)
+
+
+def check_backoff(value: Any) -> None:
+    """Raise ``TaskOptionError`` unless ``value`` is something that ``backoff=`` accepts."""
+    if not (hasattr(value, "delay") or callable(value)):
+        seconds_of(value, option="backoff")
+
+
+def delay_after(backoff: BackoffOption, *, failures: int, exception: BaseException, result: Callable[[], Any]) -> float:
+    """Return the seconds to wait after a failure.
+
+    ``result`` is called for the ``TaskResult`` only when ``backoff`` is a function, because most never ask. A function
+    that raises or returns nonsense must not lose the task: then the default back-off decides, and the caller is told
+    by the ``TaskOptionError`` that is raised from it.
+    """
+    if isinstance(backoff, (int, float, timedelta)):
+        seconds = seconds_of(backoff, option="backoff")
+    elif hasattr(backoff, "delay"):
+        seconds = seconds_of(backoff.delay(failures), option="backoff")
+    else:
+        seconds = seconds_of(backoff(exception, result()), option="backoff")
+    return min(seconds, MAX_DELAY)

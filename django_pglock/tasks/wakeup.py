@@ -1,0 +1,36 @@
+"""Waking sleeping workers after a commit, as rarely as possible.
+
+A NOTIFY takes a lock that serialises the commits of the whole server, so it is sent only when some worker's row says
+that it sleeps, and the row is looked at only after the commit. How no wake-up is lost:
+
+- A worker first commits ``is_sleeping``, then looks for work once more, and once again after ``NEGATIVE_TTL`` has
+  passed; only then does it wait for a NOTIFY.
+- A task committed before one of these looks is found by it. A task committed later is followed by our look at the
+  flag, which then is set; or by no look, because this process saw nobody asleep less than ``NEGATIVE_TTL`` ago, and
+  then the worker's second look is still to come.
+- A process that dies between its commit and the NOTIFY leaves the task to the poll.
+"""
+
+from __future__ import annotations
+
+import time
+
+from django.db import connections
+
+#: Every worker listens here; the payload is the queue's name.
+CHANNEL = "django_pglock"
+#: Seconds for which this process trusts "nobody sleeps". A busy producer asks no more often than this.
+NEGATIVE_TTL = 0.05
+
+_nobody_slept_at: dict[str, float] = {}
+
+
+def wake(using: str, queue: str, statement: str) -> None:
+    """Send a NOTIFY for ``queue`` on the database alias ``using`` if a worker sleeps there."""
+    now = time.monotonic()
+    if now - _nobody_slept_at.get(using, -NEGATIVE_TTL) < NEGATIVE_TTL:
+        return
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement, (CHANNEL, queue))
+        if cursor.fetchone() is None:
+            _nobody_slept_at[using] = now
