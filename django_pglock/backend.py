@@ -13,7 +13,14 @@ from django.apps import apps
 
 from django_pglock.db import connection_for
 from django_pglock.tasks.arguments import to_json
-from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask, Task, TaskResult, TaskResultDoesNotExist, task_enqueued
+from django_pglock.tasks.compat import (
+    BaseTaskBackend,
+    InvalidTask,
+    Task,
+    TaskResult,
+    TaskResultDoesNotExist,
+    task_enqueued,
+)
 from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.results import make_result, result_of_row
 from django_pglock.tasks.retry import MAX_DELAY
@@ -49,7 +56,9 @@ class PostgresBackend(BaseTaskBackend):
             return
         super().validate_task(task)
         if len(task.queue_name) > LONGEST_QUEUE or "\x00" in task.queue_name:
-            raise InvalidTask(f"A queue's name has at most {LONGEST_QUEUE} characters and no NUL: {task.queue_name[:40]!r}.")
+            raise InvalidTask(
+                f"A queue's name has at most {LONGEST_QUEUE} characters and no NUL: {task.queue_name[:40]!r}."
+            )
         if len(task.module_path) > LONGEST_PATH:
             raise InvalidTask(f"The path of a task function has at most {LONGEST_PATH} characters: {task.module_path}.")
 

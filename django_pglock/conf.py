@@ -61,7 +61,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.SCOPE not in SCOPES:
-            raise ConfigurationError(f"DJANGO_PGLOCK['SCOPE'] is {self.SCOPE!r}; it must be one of {', '.join(SCOPES)}.")
+            raise ConfigurationError(
+                f"DJANGO_PGLOCK['SCOPE'] is {self.SCOPE!r}; it must be one of {', '.join(SCOPES)}."
+            )
         for name in ("HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "POLL_INTERVAL"):
             _require_positive(name, getattr(self, name))
         if self.HEARTBEAT_LIMIT < 3 * self.HEARTBEAT_INTERVAL:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import socket
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -56,6 +58,27 @@ def dedicated_connection(using: str, *, application_name: str | None = None) -> 
     connection: DatabaseWrapper = wrapper(settings, alias=using)
     connection.inc_thread_sharing()
     return connection
+
+
+def has_hung_up(connection: DatabaseWrapper) -> bool:
+    """Say whether the server has ended this session, without asking it.
+
+    A server that shuts down, or a backend that was terminated, leaves a last message and the end of the stream in the
+    socket, where a look finds them in microseconds, long before the next statement would fail. A connection that was
+    never opened has not hung up; one that libpq or Django has given up has.
+    """
+    raw: Any = connection.connection
+    if raw is None:
+        return bool(connection.closed_in_transaction)
+    if raw.closed or raw.broken:
+        return True
+    try:
+        with socket.socket(fileno=os.dup(raw.fileno())) as peer:
+            return peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def backend_pid(connection: DatabaseWrapper) -> int:

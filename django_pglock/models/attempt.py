@@ -18,7 +18,9 @@ class Attempt(models.Model):
         LOST = "LOST", _("Lost with its worker")
 
     id = models.BigAutoField(_("id"), primary_key=True)
-    task = models.ForeignKey(Task, on_delete=models.CASCADE, related_name="failures", verbose_name=_("task"), db_index=False)
+    task = models.ForeignKey(
+        Task, on_delete=models.CASCADE, related_name="failures", verbose_name=_("task"), db_index=False
+    )
     number = models.IntegerField(_("number"), help_text=_("The task's attempts when it was claimed."))
     worker = models.UUIDField(_("worker"))
     started_at = models.DateTimeField(_("started at"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -85,4 +83,3 @@ class Task(models.Model):
     def name(self) -> str:
         """The function's own name, without its module: what a list has room for."""
         return str(self.task_path).rpartition(".")[2]
-

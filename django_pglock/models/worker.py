@@ -18,7 +18,9 @@ class Worker(models.Model):
     pid = models.IntegerField(_("process id"))
     queues = models.JSONField(_("queues"), help_text=_("Empty: all queues."))
     threads = models.SmallIntegerField(_("threads"))
-    lock_key = models.BigIntegerField(_("lock key"), help_text=_("Advisory lock that its session holds while it lives."))
+    lock_key = models.BigIntegerField(
+        _("lock key"), help_text=_("Advisory lock that its session holds while it lives.")
+    )
     is_sleeping = models.BooleanField(_("sleeping"), db_default=False, help_text=_("Wants a NOTIFY when work comes."))
     is_stopping = models.BooleanField(_("stopping"), db_default=False)
     started_at = models.DateTimeField(_("started at"), db_default=Now())

@@ -17,7 +17,6 @@ from django.db.models.sql import UpdateQuery
 from psycopg import ClientCursor
 
 if TYPE_CHECKING:
-    from django.db.backends.utils import CursorWrapper
     from typing_extensions import Self
 
 Row = TypeVar("Row", bound=models.Model)
@@ -127,17 +126,17 @@ class ClaimQuerySet(models.QuerySet[Row]):
         # Django compiles FOR UPDATE only inside a transaction. Nothing is sent here, so this opens none on the server.
         with transaction.atomic(using=self.db):
             selection, selected = self._selection(limit).query.get_compiler(self.db).as_sql()
-        update, updated = self._update_of_claimed(changes, key).get_compiler(self.db).as_sql()
+        update, updated = self._update_of_claimed(changes).get_compiler(self.db).as_sql()
         columns = ", ".join(map(quote, returning))
         # MATERIALIZED: the planner could otherwise run the selection again for each row it joins, and so lock and
         # update more rows than the limit.
-        sql = f"WITH claimed AS MATERIALIZED ({selection})"
+        sql = f"WITH claimed (claimed_key) AS MATERIALIZED ({selection})"
         if keep_order:
             # RETURNING promises no order; the numbers remember the one in which the rows were claimed.
             sql += (
-                f", numbered AS (SELECT {key}, row_number() OVER () AS claim_order FROM claimed)"
+                ", numbered AS (SELECT claimed_key, row_number() OVER () AS claim_order FROM claimed)"
                 f", updated AS ({update} RETURNING {columns})"
-                f" SELECT updated.* FROM updated JOIN numbered USING ({key}) ORDER BY claim_order"
+                f" SELECT updated.* FROM updated JOIN numbered ON claimed_key = {key} ORDER BY claim_order"
             )
         else:
             sql += f" {update} RETURNING {columns}"
@@ -146,8 +145,10 @@ class ClaimQuerySet(models.QuerySet[Row]):
     def _selection(self, limit: int) -> models.QuerySet[Row, Any]:
         return self.select_for_update(skip_locked=True).values("pk")[:limit]
 
-    def _update_of_claimed(self, changes: dict[str, Any], key: str) -> UpdateQuery:
-        claimed = RawSQL(f"SELECT {key} FROM claimed", ())  # noqa: S611 - a quoted column name, nothing from outside
+    def _update_of_claimed(self, changes: dict[str, Any]) -> UpdateQuery:
+        # The name belongs to the CTE alone. A column's own name could be taken for the outer table's, and then the
+        # condition would be true for every row.
+        claimed = RawSQL("SELECT claimed_key FROM claimed", ())
         query = self.model._base_manager.using(self.db).filter(pk__in=claimed).query.chain(UpdateQuery)
         query.add_update_values(changes)
         return query  # type: ignore[no-any-return]
@@ -166,14 +167,16 @@ class ClaimStatement:
 
     def __init__(self, queryset: ClaimQuerySet[Any], changes: dict[str, Any], returning: Sequence[str]) -> None:
         sql, params = queryset._marking_sql(_ANY_LIMIT, changes, returning, keep_order=False)
+        self._using = queryset.db
         with connections[queryset.db].cursor() as cursor:
             text = ClientCursor(cursor.connection).mogrify(sql, params)
         self._head, self._tail = text.split(str(_ANY_LIMIT))
 
-    def execute(self, cursor: CursorWrapper, limit: int) -> list[tuple[Any, ...]]:
-        """Claim up to ``limit`` rows through ``cursor`` and return the columns asked for, in no order."""
-        cursor.execute(f"{self._head}{int(limit)}{self._tail}")
-        return cursor.fetchall()
+    def execute(self, limit: int) -> list[tuple[Any, ...]]:
+        """Claim up to ``limit`` rows on this thread's connection; return the columns asked for, in no order."""
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(f"{self._head}{int(limit)}{self._tail}")
+            return cursor.fetchall()
 
 
 def _checked(limit: int) -> int:

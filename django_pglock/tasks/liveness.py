@@ -8,6 +8,8 @@ heartbeat alone decides, because behind a pooler the lock cannot be seen and a f
 from __future__ import annotations
 
 import hashlib
+import json
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -56,14 +58,25 @@ class WorkerQuerySet(models.QuerySet[Any]):
         """Say whether the worker wants to be woken by NOTIFY."""
         self.filter(pk=worker).update(is_sleeping=is_sleeping)
 
-    def beat_sql(self) -> str:
-        """Return the statement of a heartbeat. Its values: id, name, host, pid, queues, threads, lock key, stopping."""
-        return BEAT.format(worker=connections[self.db].ops.quote_name(self.model._meta.db_table))
+    def beat(
+        self,
+        worker: UUID,
+        *,
+        name: str,
+        hostname: str,
+        pid: int,
+        queues: list[str],
+        threads: int,
+        is_stopping: bool,
+    ) -> None:
+        """Say that a worker lives; the first beat registers it."""
+        connection = connections[self.db]
+        values = (worker, name, hostname, pid, json.dumps(queues), threads, lock_key_of(worker), is_stopping)
+        with connection.cursor() as cursor:
+            cursor.execute(BEAT.format(worker=connection.ops.quote_name(self.model._meta.db_table)), values)
 
 
 def _ago(seconds: float) -> Any:
-    from datetime import timedelta
-
     return Now() - timedelta(seconds=seconds)
 
 

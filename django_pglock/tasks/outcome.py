@@ -47,10 +47,22 @@ class Retried:
 
 
 @dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The function was cut off from the database in its own transaction, so nothing of it remains: run it again.
+
+    Counts as a rescue, not as a retry: the function did not fail.
+    """
+
+    failure: Failure
+
+    status = TaskStatus.READY
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """The claim is given back unused: nothing ran, so nothing is counted."""
 
     status = TaskStatus.READY
 
 
-Outcome = Succeeded | Failed | Retried | Released
+Outcome = Succeeded | Failed | Retried | Interrupted | Released

@@ -14,26 +14,21 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import connections, models, transaction
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Exists, F, OuterRef
 from django.db.models.functions import Coalesce, Now
 
 from django_pglock.conf import get_settings
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimQuerySet, ClaimStatement
-from django_pglock.tasks.outcome import Failed, Outcome, Retried, Succeeded
+from django_pglock.tasks.outcome import Failed, Interrupted, Outcome, Retried, Succeeded
 from django_pglock.tasks.states import FINISHED, TaskStatus, sources_of
 
 if TYPE_CHECKING:
-    from django.db.backends.utils import CursorWrapper
-
     from django_pglock.tasks.definition import PostgresTask
 
 #: What the claiming statement returns; the order is that of ``Claim``'s fields, less the worker.
-CLAIM_COLUMNS = (
-    "id attempts backend queue priority task_path args kwargs meta retries max_retries rescues "
-    "run_after enqueued_at started_at last_attempted_at"
-).split()
+CLAIM_COLUMNS = ["id", "attempts", "backend", "queue", "priority", "task_path", "args", "kwargs", "meta", "retries", "max_retries", "rescues", "run_after", "enqueued_at", "started_at", "last_attempted_at"]
 
 LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
 
@@ -104,12 +99,17 @@ class TaskQuerySet(ClaimQuerySet[Any]):
                 ),
             )
             enqueued = Enqueued(*cursor.fetchone())
-        # A scheduled task also wakes: somebody has to set the alarm for it.
-        wake = partial(wakeup.wake, self.db, task.queue_name, self._sql(statements.WAKE))
-        transaction.on_commit(wake, using=self.db, robust=True)
+        is_scheduled = enqueued.status == TaskStatus.SCHEDULED
+        self.wake([task.queue_name], wakeup.SCHEDULED_CHANNEL if is_scheduled else wakeup.READY_CHANNEL)
         return enqueued
 
-    # Claim and settle: the worker's verbs. They run on the worker's own connections.
+    def wake(self, queues: Iterable[str], channel: str = wakeup.READY_CHANNEL) -> None:
+        """Wake sleeping workers for these queues, once the current transaction is committed."""
+        for queue in set(queues):
+            notify = partial(wakeup.wake, self.db, channel, queue, self._sql(statements.WAKE))
+            transaction.on_commit(notify, using=self.db, robust=True)
+
+    # Claim and settle: the worker's verbs
 
     def claim_statement(self, *, worker: UUID, queue: str, paths: Sequence[str]) -> ClaimStatement:
         """Return the statement that claims tasks of one queue for a worker, among the functions it knows."""
@@ -131,9 +131,7 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         claims.sort(key=lambda claim: (-claim.priority, claim.id))
         return claims
 
-    def settle(
-        self, cursor: CursorWrapper, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID
-    ) -> dict[int, datetime | None]:
+    def settle(self, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) -> dict[int, datetime | None]:
         """Write a batch of outcomes, guarded by their claims.
 
         Returns the ids that were accepted, with the date of those that are finished. A claim that is missing in the
@@ -142,29 +140,33 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         successes = [(claim, outcome) for claim, outcome in outcomes if isinstance(outcome, Succeeded)]
         others = [(claim, outcome) for claim, outcome in outcomes if not isinstance(outcome, Succeeded)]
         accepted: dict[int, datetime | None] = {}
-        if successes:
-            ids, attempts, results = zip(*((c.id, c.attempt, o.result) for c, o in sorted(successes, key=_by_id)))
-            cursor.execute(self._sql(statements.SETTLE_SUCCESSES), (list(ids), list(attempts), list(results)))
-            accepted.update(cursor.fetchall())
-        if others:
-            columns = zip(*(_columns(claim, outcome) for claim, outcome in sorted(others, key=_by_id)))
-            cursor.execute(self._sql(statements.SETTLE_OTHERS), (*map(list, columns), worker))
-            accepted.update(cursor.fetchall())
+        with connections[self.db].cursor() as cursor:
+            if successes:
+                rows = ((claim.id, claim.attempt, outcome.result) for claim, outcome in sorted(successes, key=_by_id))
+                cursor.execute(self._sql(statements.SETTLE_SUCCESSES), _transposed(rows))
+                accepted.update(cursor.fetchall())
+            if others:
+                rows = (_columns(claim, outcome) for claim, outcome in sorted(others, key=_by_id))
+                cursor.execute(self._sql(statements.SETTLE_OTHERS), (*_transposed(rows), worker))
+                accepted.update(cursor.fetchall())
         return accepted
 
-    def release_unknown(self, cursor: CursorWrapper, worker: UUID, in_hand: Iterable[int], *, older_than: float) -> int:
+    def release_unknown(self, worker: UUID, in_hand: Iterable[int], *, older_than: float) -> int:
         """Give back what ``worker`` owns in the table but does not know of, if claimed over ``older_than`` seconds ago.
 
         Returns how many tasks that were.
         """
-        cursor.execute(self._sql(statements.RELEASE_UNKNOWN), (worker, list(in_hand), older_than))
-        return len(cursor.fetchall())
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(self._sql(statements.RELEASE_UNKNOWN), (worker, list(in_hand), older_than))
+            return len(cursor.fetchall())
 
     # Upkeep
 
     def promote(self, *, limit: int = 1000) -> int:
         """Move scheduled tasks that are due to READY, ``limit`` at most. Returns how many."""
-        return len(self.due()._mark(limit, {"status": TaskStatus.READY}, "id"))
+        promoted = self.due()._mark(limit, {"status": TaskStatus.READY}, "queue")
+        self.wake(queue for (queue,) in promoted)
+        return len(promoted)
 
     def next_due_in(self) -> float | None:
         """Return the seconds until the next scheduled task is due, zero or less when it is, None when there is none."""
@@ -186,8 +188,8 @@ class TaskQuerySet(ClaimQuerySet[Any]):
             cursor.execute(
                 self._sql(statements.RESCUE),
                 (
-                    # Two beats must be missing; the half beat more is for one that is on its way.
-                    2.5 * settings.HEARTBEAT_INTERVAL,
+                    # Two beats must be missing; the little more is for one that is on its way.
+                    2.2 * settings.HEARTBEAT_INTERVAL,
                     settings.HEARTBEAT_LIMIT,
                     limit,
                     most,
@@ -197,7 +199,9 @@ class TaskQuerySet(ClaimQuerySet[Any]):
                     text,
                 ),
             )
-            return [Rescued(*row) for row in cursor.fetchall()]
+            rescued = [Rescued(*row) for row in cursor.fetchall()]
+        self.wake(each.queue for each in rescued)
+        return rescued
 
     # What a person may ask for
 
@@ -215,7 +219,9 @@ class TaskQuerySet(ClaimQuerySet[Any]):
 
     def run_now(self) -> int:
         """Make scheduled tasks of this queryset READY, before their time. Returns how many."""
-        return self._move(TaskStatus.READY, {"status": TaskStatus.READY, "run_after": None}, among={TaskStatus.SCHEDULED})
+        return self._move(
+            TaskStatus.READY, {"status": TaskStatus.READY, "run_after": None}, among={TaskStatus.SCHEDULED}
+        )
 
     def cancel(self) -> int:
         """Cancel what has not finished in this queryset. Returns how many.
@@ -236,10 +242,8 @@ class TaskQuerySet(ClaimQuerySet[Any]):
     def _move(self, target: TaskStatus, changes: dict[str, Any], *, among: Iterable[str] = TaskStatus.values) -> int:
         allowed = sorted(set(sources_of(target)) & set(among))
         movable = self.filter(status__in=allowed).order_by("id")
-        moved = movable._mark(_ALL, changes, "id", "queue", "status")
-        for queue in {queue for _, queue, status in moved if status == TaskStatus.READY}:
-            wake = partial(wakeup.wake, self.db, queue, self._sql(statements.WAKE))
-            transaction.on_commit(wake, using=self.db, robust=True)
+        moved = movable._mark(_ALL, changes, "queue", "status")
+        self.wake(queue for queue, status in moved if status == TaskStatus.READY)
         return len(moved)
 
     def ready_queues(self) -> list[str]:
@@ -270,13 +274,23 @@ def _by_id(pair: tuple[Claim, Outcome]) -> int:
     return pair[0].id
 
 
-def _columns(claim: Claim, outcome: Outcome) -> tuple[int, int, str, float, int, str | None, str | None]:
+def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     """Return an outcome that is no success as a row of ``SETTLE_OTHERS``."""
+    status, delay, retried, rescued = outcome.status.value, 0.0, 0, 0
+    record = failure = None
     match outcome:
         case Retried(failure, delay):
-            # A retry that is due at once needs nobody to promote it.
-            status = TaskStatus.SCHEDULED if delay > 0 else TaskStatus.READY
-            return claim.id, claim.attempt, status.value, delay, 1, failure.exception_path, failure.traceback
+            record, retried = "FAILED", 1
+            if delay <= 0:
+                # A retry that is due at once needs nobody to promote it.
+                status = TaskStatus.READY.value
+        case Interrupted(failure):
+            record, rescued = "LOST", 1
         case Failed(failure):
-            return claim.id, claim.attempt, outcome.status.value, 0, 0, failure.exception_path, failure.traceback
-    return claim.id, claim.attempt, outcome.status.value, 0, 0, None, None
+            record = "FAILED"
+    path, traceback = (failure.exception_path, failure.traceback) if failure else (None, None)
+    return claim.id, claim.attempt, status, delay, retried, rescued, record, path, traceback
+
+
+def _transposed(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django_pglock.tasks import registry
-from django_pglock.tasks.compat import Task, TaskError, TaskResult, TaskResultStatus
+from django_pglock.tasks.compat import InvalidTask, Task, TaskError, TaskResult, TaskResultStatus
 from django_pglock.tasks.states import TaskStatus
 
 if TYPE_CHECKING:
-    from django_pglock.models import Attempt
-    from django_pglock.models import Task as TaskRow
+    from django_pglock.tasks.definition import PostgresTask
 
 #: django.tasks knows four states; ours that it does not know read as the nearest one.
 PUBLIC_STATUS = {
@@ -61,7 +61,7 @@ def make_result(
     return result
 
 
-def result_of_row(row: TaskRow) -> TaskResult[..., Any] | None:
+def result_of_row(row: Any) -> TaskResult[..., Any] | None:
     """Return the ``TaskResult`` of a task's row, or None when its function is not known to this process.
 
     Costs one more query, for the attempts that failed, unless there cannot be any.
@@ -77,8 +77,12 @@ def result_of_row(row: TaskRow) -> TaskResult[..., Any] | None:
     if row.worker is not None and (not failures or failures[-1].number != row.attempts):
         workers.append(str(row.worker))
     return make_result(
-        definition.using(
-            priority=row.priority, queue_name=row.queue, run_after=row.run_after, max_attempts=row.max_retries + 1
+        as_called(
+            definition,
+            priority=row.priority,
+            queue_name=row.queue,
+            run_after=row.run_after,
+            max_attempts=row.max_retries + 1,
         ),
         id=row.pk,
         status=row.status,
@@ -95,6 +99,17 @@ def result_of_row(row: TaskRow) -> TaskResult[..., Any] | None:
     )
 
 
-def error_of(failure: Attempt) -> TaskError:
+def as_called(definition: PostgresTask, **options: Any) -> PostgresTask:
+    """Return the definition with the options of one call; without them when the settings no longer allow those."""
+    if all(getattr(definition, name) == value for name, value in options.items()):
+        return definition
+    try:
+        return replace(definition, **options)
+    except InvalidTask:
+        # A queue that was taken out of QUEUES since: its tasks still have results.
+        return definition
+
+
+def error_of(failure: Any) -> TaskError:
     """Return a failed attempt in the words of django.tasks."""
     return TaskError(exception_class_path=failure.exception_path, traceback=failure.traceback)

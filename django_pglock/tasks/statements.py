@@ -35,27 +35,29 @@ RETURNING task.id, task.finished_at
 # A claim given back unused takes back its start, which it set itself when it was the first.
 SETTLE_OTHERS = """
 WITH outcome AS MATERIALIZED (
-    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::text[], %s::text[])
-        AS outcome (id, attempt, status, delay, spent, exception_path, traceback)
+    SELECT * FROM unnest(
+        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::text[], %s::text[], %s::text[])
+        AS outcome (id, attempt, status, delay, retried, rescued, record, exception_path, traceback)
 ), settled AS (
     UPDATE {task} AS task
     SET status = outcome.status,
-        retries = task.retries + outcome.spent,
+        retries = task.retries + outcome.retried,
+        rescues = task.rescues + outcome.rescued,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
         finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') THEN clock_timestamp() END,
         worker = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') THEN task.worker END,
-        started_at = CASE WHEN outcome.exception_path IS NULL AND task.started_at = task.last_attempted_at
+        started_at = CASE WHEN outcome.record IS NULL AND task.started_at = task.last_attempted_at
                           THEN NULL ELSE task.started_at END
     FROM outcome
     WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
     RETURNING task.id, task.attempts, task.last_attempted_at, task.finished_at
 ), recorded AS (
     INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
-    SELECT settled.id, settled.attempts, %s, settled.last_attempted_at, clock_timestamp(), 'FAILED',
-           outcome.exception_path, outcome.traceback
+    SELECT settled.id, settled.attempts, %s, settled.last_attempted_at, clock_timestamp(),
+           outcome.record, outcome.exception_path, outcome.traceback
     FROM settled JOIN outcome ON outcome.id = settled.id
-    WHERE outcome.exception_path IS NOT NULL
+    WHERE outcome.record IS NOT NULL
 )
 SELECT id, finished_at FROM settled
 """

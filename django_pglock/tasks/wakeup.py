@@ -17,20 +17,22 @@ import time
 
 from django.db import connections
 
-#: Every worker listens here; the payload is the queue's name.
-CHANNEL = "django_pglock"
+#: Workers listen here for tasks that can be claimed; the payload is the queue's name.
+READY_CHANNEL = "django_pglock_ready"
+#: And here for tasks that were scheduled: somebody has to set the alarm for them.
+SCHEDULED_CHANNEL = "django_pglock_scheduled"
 #: Seconds for which this process trusts "nobody sleeps". A busy producer asks no more often than this.
 NEGATIVE_TTL = 0.05
 
 _nobody_slept_at: dict[str, float] = {}
 
 
-def wake(using: str, queue: str, statement: str) -> None:
-    """Send a NOTIFY for ``queue`` on the database alias ``using`` if a worker sleeps there."""
+def wake(using: str, channel: str, queue: str, statement: str) -> None:
+    """Send a NOTIFY for ``queue`` on ``channel`` if a worker sleeps in the database ``using``."""
     now = time.monotonic()
     if now - _nobody_slept_at.get(using, -NEGATIVE_TTL) < NEGATIVE_TTL:
         return
     with connections[using].cursor() as cursor:
-        cursor.execute(statement, (CHANNEL, queue))
+        cursor.execute(statement, (channel, queue))
         if cursor.fetchone() is None:
             _nobody_slept_at[using] = now

@@ -1,0 +1,68 @@
+"""Telling others: signals, logs and counts, at one place. Nothing here may harm a task."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django_pglock.tasks.arguments import from_json
+from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.compat import TaskError, TaskResultStatus, task_backends, task_finished
+from django_pglock.tasks.outcome import Failed, Interrupted, Released, Retried, Succeeded
+from django_pglock.worker.hand import Ending
+
+logger = logging.getLogger("django_pglock.worker")
+
+
+def sender_of(claim: Claim) -> type[Any]:
+    """Return the class that django.tasks' signals name as their sender: the backend's."""
+    return type(task_backends[claim.backend])
+
+
+def announce(ending: Ending) -> None:
+    """Say what became of a claim whose outcome was accepted."""
+    match ending.outcome:
+        case Succeeded(result):
+            _finish(ending, TaskResultStatus.SUCCESSFUL, value=from_json(result) if result != "null" else None)
+        case Failed(failure):
+            logger.error("%r failed: %s", ending.claim, failure.exception_path, extra=ending.claim.log_fields())
+            _finish(
+                ending,
+                TaskResultStatus.FAILED,
+                error=TaskError(exception_class_path=failure.exception_path, traceback=failure.traceback),
+            )
+        case Retried(failure, delay):
+            logger.warning(
+                "%r failed with %s and will be tried again in %.1f s",
+                ending.claim,
+                failure.exception_path,
+                delay,
+                extra=ending.claim.log_fields(),
+            )
+        case Interrupted(failure):
+            logger.warning(
+                "%r was cut off from the database and will run again", ending.claim, extra=ending.claim.log_fields()
+            )
+        case Released():
+            logger.debug("%r was given back", ending.claim, extra=ending.claim.log_fields())
+
+
+def announce_lost(ending: Ending) -> None:
+    """Say that a claim was no longer ours: what came of it has been dropped."""
+    logger.warning(
+        "%r was lost: somebody else has the task, its outcome was dropped.",
+        ending.claim,
+        extra=ending.claim.log_fields(),
+    )
+
+
+def _finish(ending: Ending, status: TaskResultStatus, *, value: Any = None, error: TaskError | None = None) -> None:
+    result = ending.result
+    if result is None:
+        return
+    object.__setattr__(result, "status", status)
+    object.__setattr__(result, "finished_at", ending.finished_at)
+    object.__setattr__(result, "_return_value", value)
+    if error is not None:
+        result.errors.append(error)
+    task_finished.send_robust(sender_of(ending.claim), task_result=result)

@@ -1,0 +1,176 @@
+"""Running one attempt: from a claim to an outcome. The only ``try`` around the user's function is here."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+from django.apps import apps
+from django.db import Error as DatabaseFailure
+from django.db import transaction
+
+from django_pglock.conf import get_settings
+from django_pglock.db import connection_for, has_hung_up
+from django_pglock.errors import ClaimLost
+from django_pglock.tasks import registry
+from django_pglock.tasks.arguments import describe_exception, from_json, to_json
+from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.compat import TaskContext, TaskResult
+from django_pglock.tasks.definition import PostgresTask
+from django_pglock.tasks.outcome import Failed, Failure, Interrupted, Outcome, Released, Retried, Succeeded
+from django_pglock.tasks.results import as_called, error_of, make_result
+from django_pglock.tasks.retry import DEFAULT_BACKOFF, delay_after
+from django_pglock.worker.hand import Ending
+
+logger = logging.getLogger("django_pglock.worker")
+
+#: What a task's function may end with. SystemExit as well: a task that calls sys.exit() has failed, and its thread
+#: has other tasks to run.
+TASK_EXCEPTIONS = (Exception, SystemExit)
+
+
+class Attempt:
+    """One attempt of one claim: the function, its arguments decoded, and its result object."""
+
+    def __init__(self, claim: Claim, using: str) -> None:
+        definition = registry.find(claim.task_path)
+        if definition is None:
+            raise LookupError(f"{claim.task_path} is not registered")
+        self.claim = claim
+        self.using = using
+        self.definition: PostgresTask = definition
+        self.options: dict[str, Any] = {} if claim.meta == "{}" else from_json(claim.meta).get("options", {})
+        self.args: list[Any] = from_json(claim.args)
+        self.kwargs: dict[str, Any] = from_json(claim.kwargs)
+        self.result = self._running_result()
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether the function and its completion share a transaction."""
+        return bool(self.options.get("atomic", self.definition.atomic))
+
+    def call(self) -> Any:
+        """Call the function. For an async one this returns the coroutine."""
+        if self.definition.takes_context:
+            return self.definition.func(TaskContext(task_result=self.result), *self.args, **self.kwargs)
+        return self.definition.func(*self.args, **self.kwargs)
+
+    def success(self, value: Any) -> Outcome:
+        """Return the outcome of a call that returned ``value``. Raises when the value is no JSON."""
+        if value is None:
+            return Succeeded()
+        return Succeeded(to_json(value, what=f"The return value of {self.claim.task_path}"))
+
+    def failure(self, error: BaseException) -> Outcome:
+        """Return the outcome of a call that raised ``error``, by the function's retry policy."""
+        claim = self.claim
+        failure = Failure(*describe_exception(error))
+        if claim.retries >= claim.max_retries or not self.definition.can_retry(error):
+            return Failed(failure)
+        return Retried(failure, self._delay(error))
+
+    def _delay(self, error: BaseException) -> float:
+        wait = partial(delay_after, failures=self.claim.retries + 1, exception=error, result=lambda: self.result)
+        try:
+            return wait(self.definition.backoff)
+        except Exception:
+            logger.exception("The backoff of %s failed; the default decides.", self.claim.task_path)
+            return wait(DEFAULT_BACKOFF)
+
+    def _running_result(self) -> TaskResult[..., Any]:
+        claim = self.claim
+        failures = [] if claim.is_first else _failures_before(claim, self.using)
+        return make_result(
+            as_called(
+                self.definition,
+                priority=claim.priority,
+                queue_name=claim.queue,
+                run_after=claim.run_after,
+                max_attempts=claim.max_retries + 1,
+            ),
+            id=claim.id,
+            status="RUNNING",
+            args=self.args,
+            kwargs=self.kwargs,
+            backend=claim.backend,
+            enqueued_at=claim.enqueued_at,
+            started_at=claim.started_at,
+            last_attempted_at=claim.last_attempted_at,
+            errors=[error for error, _ in failures],
+            worker_ids=[*(worker for _, worker in failures), str(claim.worker)],
+        )
+
+
+def prepare(claim: Claim, using: str) -> Attempt | Ending:
+    """Return the attempt that a claim stands for, or its ending when it cannot even begin."""
+    try:
+        return Attempt(claim, using)
+    except DatabaseFailure:
+        # The attempts before this one cannot be read: the database is away, and the task has not begun.
+        return Ending(claim, Released())
+    except Exception as error:
+        logger.exception("Task %d (%s) cannot begin.", claim.id, claim.task_path)
+        return Ending(claim, Failed(Failure(*describe_exception(error))))
+
+
+def run(attempt: Attempt) -> Ending:
+    """Run a sync function to its end."""
+    if attempt.is_atomic:
+        return _run_atomic(attempt)
+    try:
+        outcome = attempt.success(attempt.call())
+    except TASK_EXCEPTIONS as error:
+        outcome = attempt.failure(error)
+    return Ending(attempt.claim, outcome, attempt.result)
+
+
+async def run_async(attempt: Attempt) -> Ending:
+    """Run an async function to its end."""
+    try:
+        outcome = attempt.success(await attempt.call())
+    except TASK_EXCEPTIONS as error:
+        outcome = attempt.failure(error)
+    return Ending(attempt.claim, outcome, attempt.result)
+
+
+def _run_atomic(attempt: Attempt) -> Ending:
+    """Run a function in a transaction whose last statement settles its own claim.
+
+    So its database effects and its completion are committed together or not at all. A worker that was taken for dead
+    finds its claim gone, and everything rolls back.
+    """
+    claim = attempt.claim
+    has_begun = False
+    try:
+        connection_for(attempt.using).ensure_connection()
+        with transaction.atomic(using=attempt.using, durable=True):
+            has_begun = True
+            outcome = attempt.success(attempt.call())
+            finished = _settle_here(claim, outcome, attempt.using)
+    except ClaimLost:
+        return Ending(claim, None, attempt.result)
+    except TASK_EXCEPTIONS as error:
+        if isinstance(error, DatabaseFailure) and has_hung_up(connection_for(attempt.using)):
+            # Cut off. Whether the commit arrived is not known, but the guard of the next statement knows.
+            return Ending(claim, _cut_off(claim, error) if has_begun else Released(), attempt.result)
+        return Ending(claim, attempt.failure(error), attempt.result)
+    return Ending(claim, outcome, attempt.result, is_settled=True, finished_at=finished)
+
+
+def _settle_here(claim: Claim, outcome: Outcome, using: str) -> Any:
+    rows = apps.get_model("django_pglock", "Task").objects.using(using)
+    accepted = rows.settle([(claim, outcome)], claim.worker)
+    if claim.id not in accepted:
+        raise ClaimLost(f"Task {claim.id} is no longer claimed by attempt {claim.attempt}.")
+    return accepted[claim.id]
+
+
+def _cut_off(claim: Claim, error: BaseException) -> Outcome:
+    failure = Failure(*describe_exception(error))
+    return Failed(failure) if claim.rescues >= get_settings().MAX_RESCUES else Interrupted(failure)
+
+
+def _failures_before(claim: Claim, using: str) -> list[tuple[Any, str]]:
+    rows = apps.get_model("django_pglock", "Attempt").objects.using(using).filter(task=claim.id).order_by("number")
+    return [(error_of(row), str(row.worker)) for row in rows]

@@ -1,0 +1,132 @@
+"""The threads that run tasks, and the event loop that runs the async ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from inspect import iscoroutinefunction
+
+from django.db import connections
+
+from django_pglock.db import has_hung_up
+from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.compat import task_started
+from django_pglock.tasks.outcome import Succeeded
+from django_pglock.worker.announcing import sender_of
+from django_pglock.worker.execution import Attempt, prepare, run, run_async
+from django_pglock.worker.hand import Ending, Hand
+
+logger = logging.getLogger("django_pglock.worker")
+
+#: Seconds between two looks at a thread's connections while its tasks succeed. A look costs as much as a small task.
+BETWEEN_LOOKS = 0.1
+
+
+class Executor:
+    """Runs what is in the inbox and puts the endings into the outbox."""
+
+    def __init__(self, hand: Hand, using: str) -> None:
+        self.hand = hand
+        self.using = using
+        self.loop = AsyncLoop(hand)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"lockworker-thread-{number}", daemon=True)
+            for number in range(1, hand.threads + 1)
+        ]
+
+    def start(self) -> None:
+        """Start the threads and the loop."""
+        self.loop.start()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Let each thread end after its present task."""
+        for _ in self._threads:
+            self.hand.inbox.put(None)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds until nothing runs any more, and say whether that came."""
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        is_idle = not any(thread.is_alive() for thread in self._threads)
+        return self.loop.wait(max(0.0, deadline - time.monotonic())) and is_idle
+
+    def _work(self) -> None:
+        looked_at = 0.0
+        try:
+            while (claim := self.hand.inbox.get()) is not None:
+                began = time.perf_counter()
+                if began - looked_at > BETWEEN_LOOKS:
+                    look_at_connections()
+                    looked_at = began
+                ending = self._execute(claim)
+                if ending is None:
+                    continue
+                if not isinstance(ending.outcome, Succeeded):
+                    looked_at = 0.0
+                self.hand.ended(ending, time.perf_counter() - began)
+        finally:
+            connections.close_all()
+
+    def _execute(self, claim: Claim) -> Ending | None:
+        attempt = prepare(claim, self.using)
+        if isinstance(attempt, Ending):
+            return attempt
+        task_started.send_robust(sender_of(claim), task_result=attempt.result)
+        if iscoroutinefunction(attempt.definition.func):
+            self.loop.run(attempt)
+            return None
+        return run(attempt)
+
+
+class AsyncLoop:
+    """One event loop in a thread of its own, started when the first async task comes."""
+
+    def __init__(self, hand: Hand) -> None:
+        self.hand = hand
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
+        self._idle = threading.Condition()
+
+    def start(self) -> None:
+        """Nothing to do yet: a worker without async tasks needs no loop."""
+
+    def run(self, attempt: Attempt) -> None:
+        """Start an attempt on the loop and return at once."""
+        with self._starting:
+            loop = self._loop = self._loop or self._new_loop()
+        with self._idle:
+            self.hand.running_async += 1
+        loop.call_soon_threadsafe(lambda: loop.create_task(self._run(attempt)))
+
+    async def _run(self, attempt: Attempt) -> None:
+        try:
+            self.hand.ended(await run_async(attempt), 0.0)
+        finally:
+            with self._idle:
+                self.hand.running_async -= 1
+                self._idle.notify_all()
+            self.hand.hungry.set()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds until no coroutine is under way, and say whether that came."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self.hand.running_async == 0, timeout)
+
+    def _new_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="lockworker-loop", daemon=True).start()
+        return loop
+
+
+def look_at_connections() -> None:
+    """Close this thread's connections that are broken, too old or hung up, so that the next task opens new ones."""
+    for connection in connections.all(initialized_only=True):
+        if connection.vendor == "postgresql" and has_hung_up(connection):
+            connection.close()
+        else:
+            connection.close_if_unusable_or_obsolete()

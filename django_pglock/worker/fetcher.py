@@ -1,0 +1,127 @@
+"""Claims tasks: as many as the threads can use soon, when there is something, and else sleeps until there is."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+
+from django_pglock.conf import get_settings
+from django_pglock.tasks import registry
+from django_pglock.tasks.wakeup import NEGATIVE_TTL
+from django_pglock.worker.hand import Hand
+from django_pglock.worker.identity import Identity
+from django_pglock.worker.service import ConnectedService, logger
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.claim import Claim
+    from django_pglock.tasks.claiming import ClaimStatement
+    from django_pglock.tasks.queryset import TaskQuerySet
+
+#: Seconds without any progress after which claims that no thread has begun are given back.
+HOARDING = 0.5
+#: Seconds of uninterrupted work after which the worker no longer asks to be notified.
+BUSY = 0.1
+
+
+class Fetcher(ConnectedService):
+    """Keeps the inbox filled from the queues it serves."""
+
+    name = "fetcher"
+
+    def __init__(self, hand: Hand, rows: TaskQuerySet, identity: Identity, queues: list[str], *, listens: bool) -> None:
+        super().__init__(rows.db)
+        self.hand = hand
+        self.rows = rows
+        self.identity = identity
+        self.queues = queues
+        self.listens = listens
+        self._statements: dict[str, ClaimStatement] = {}
+        self._known: list[str] = []
+        self._first = 0
+        self._sleeping_since: float | None = None
+        self._busy_since: float | None = None
+
+    def wake(self) -> None:
+        self.hand.hungry.set()
+
+    def connected(self) -> None:
+        # The answer to the last claim may have been lost with the session before. What is ours in the table and not
+        # in our hands would be kept alive by our heartbeat for ever.
+        self._sleeping_since = None
+        lost = self.rows.release_unknown(self.identity.id, list(self.hand.claims), older_than=0)
+        if lost:
+            logger.warning("Gave back %d tasks whose claim was answered too late.", lost)
+
+    def turn(self) -> None:
+        # Cleared before the look: what sets it from now on is news.
+        self.hand.hungry.clear()
+        room = self.hand.room()
+        if room == 0:
+            self._wait_for_room()
+        elif claims := self._claim(room):
+            self._note_busy()
+            self.hand.take(claims)
+        else:
+            self._busy_since = None
+            self._sleep()
+
+    def _wait_for_room(self) -> None:
+        done = self.hand.done
+        self.hand.hungry.wait(HOARDING)
+        if self.hand.done == done and self.hand.inbox.qsize() and not self.stopping.is_set():
+            self.hand.give_back()
+
+    # Claim
+
+    def _claim(self, room: int) -> list[Claim]:
+        rows: list[tuple[Any, ...]] = []
+        for queue in self._in_turn():
+            rows += self._statement(queue).execute(room - len(rows))
+            if len(rows) >= room:
+                break
+        return self.rows.claims_of(rows, self.identity.id)
+
+    def _in_turn(self) -> list[str]:
+        """Return the queues to look into, each time starting with another, so that none starves."""
+        if len(self.queues) == 1:
+            return self.queues
+        ready = self.rows.ready_queues()
+        wanted = [queue for queue in ready if not self.queues or queue in self.queues]
+        self._first += 1
+        split = self._first % len(wanted) if wanted else 0
+        return wanted[split:] + wanted[:split]
+
+    def _statement(self, queue: str) -> ClaimStatement:
+        known = registry.known_paths()
+        if known != self._known:
+            self._known, self._statements = known, {}
+        if queue not in self._statements:
+            self._statements[queue] = self.rows.claim_statement(worker=self.identity.id, queue=queue, paths=known)
+        return self._statements[queue]
+
+    # Sleep
+
+    def _sleep(self) -> None:
+        """Wait for news: first ask for it, then look again twice (wakeup.py says why), then until the poll."""
+        if self.listens and self._sleeping_since is None:
+            self._ask_for_news(is_sleeping=True)
+            self._sleeping_since = time.monotonic()
+            return
+        slept = time.monotonic() - (self._sleeping_since or 0)
+        poll = get_settings().POLL_INTERVAL
+        pause = NEGATIVE_TTL * 1.2 if slept < NEGATIVE_TTL * 1.2 else random.uniform(0.8, 1.2) * poll  # noqa: S311
+        self.hand.hungry.wait(pause)
+
+    def _note_busy(self) -> None:
+        now = time.monotonic()
+        self._busy_since = self._busy_since or now
+        if self._sleeping_since is not None and now - self._busy_since > BUSY:
+            self._ask_for_news(is_sleeping=False)
+            self._sleeping_since = None
+
+    def _ask_for_news(self, *, is_sleeping: bool) -> None:
+        workers = apps.get_model("django_pglock", "Worker").objects.using(self.using)
+        workers.note_sleep(self.identity.id, is_sleeping=is_sleeping)

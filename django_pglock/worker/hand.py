@@ -1,0 +1,118 @@
+"""What the process has in hand: claims that wait for a thread, run, or wait to be settled.
+
+The fetcher puts claims in, executor threads take them and put outcomes in, the settler takes those and lets go. Python's
+SimpleQueue and dict are safe between threads; the few numbers that several threads write may be off by one for a
+moment, and nothing but the size of the next claim depends on them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.outcome import Outcome, Released
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.compat import TaskResult
+
+#: Seconds of work that may wait in this process beyond what its threads are doing. More would hoard what an idle
+#: worker elsewhere could start at once; less would leave threads waiting for the next answer of the database.
+AHEAD = 0.025
+#: No claim takes more tasks than this, and no more wait in the process. A thousand no-op tasks are 20 ms of work.
+MOST_AHEAD = 1000
+#: Outcomes that may wait for the database. While more do, nothing new is claimed.
+MOST_UNSETTLED = 5000
+#: Coroutines that may be under way at once, besides the threads.
+MOST_ASYNC = 100
+
+
+@dataclass(slots=True, eq=False)
+class Ending:
+    """A claim with what came of it, on its way to the settler.
+
+    ``outcome`` is None when the claim was found lost. ``is_settled``: an atomic task wrote it in its own transaction.
+    """
+
+    claim: Claim
+    outcome: Outcome | None
+    result: TaskResult[..., object] | None = None
+    is_settled: bool = False
+    finished_at: datetime | None = None
+
+
+class Hand:
+    """The claims of this process, and how many more it should ask for."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.inbox: SimpleQueue[Claim | None] = SimpleQueue()
+        self.outbox: SimpleQueue[Ending | None] = SimpleQueue()
+        self.claims: dict[int, Claim] = {}
+        #: Set when the fetcher should look again: a thread is short of work, a notification came, or the end.
+        self.hungry = threading.Event()
+        self.unsettled = 0
+        self.running_async = 0
+        self.done = 0
+        self._cost: float | None = None
+        self._ahead = 0
+
+    def room(self) -> int:
+        """Return how many tasks to claim now."""
+        if self.unsettled > MOST_UNSETTLED or self.running_async >= MOST_ASYNC:
+            return 0
+        held = len(self.claims) - self.unsettled - self.running_async
+        return max(0, min(MOST_AHEAD, self.threads + self._ahead - held))
+
+    def take(self, claims: Sequence[Claim]) -> None:
+        """Add claims, in the order in which they are to run."""
+        for claim in claims:
+            self.claims[claim.id] = claim
+        for claim in claims:
+            self.inbox.put(claim)
+
+    def ended(self, ending: Ending, cost: float) -> None:
+        """Pass an ending on to the settler; ``cost`` is how many seconds the attempt kept a thread."""
+        self.unsettled += 1
+        self.done += 1
+        self._note_cost(cost)
+        self.outbox.put(ending)
+        if self.inbox.qsize() * 2 <= self._ahead and not self.hungry.is_set():
+            self.hungry.set()
+
+    def _note_cost(self, cost: float) -> None:
+        # Follows upwards fast and downwards slowly: to hoard long tasks is worse than to wait for short ones.
+        known = self._cost
+        self._cost = cost if known is None else known + (cost - known) * (0.3 if cost > known else 0.03)
+        self._ahead = int(min(MOST_AHEAD, self.threads * AHEAD / max(self._cost, 1e-6)))
+
+    def let_go(self, endings: Sequence[Ending]) -> None:
+        """Forget claims that were settled or lost."""
+        for ending in endings:
+            self.claims.pop(ending.claim.id, None)
+        self.unsettled -= len(endings)
+
+    def give_back(self) -> int:
+        """Take back what no thread has begun and have its claims released. Returns how many."""
+        count = 0
+        while True:
+            try:
+                claim = self.inbox.get_nowait()
+            except Empty:
+                return count
+            if claim is not None:
+                self._release(claim)
+                count += 1
+
+    def abandon(self, claims: Sequence[Claim]) -> None:
+        """Have claims released although their tasks still run; what comes of those will find the claim lost."""
+        for claim in claims:
+            self._release(claim)
+
+    def _release(self, claim: Claim) -> None:
+        self.unsettled += 1
+        self.outbox.put(Ending(claim, Released()))

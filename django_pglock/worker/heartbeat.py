@@ -1,0 +1,87 @@
+"""The two signs of life of a worker: its row's heartbeat, and the session that holds its lock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from django.apps import apps
+from django.db import Error as DatabaseFailure
+from django.db import connections
+
+from django_pglock.conf import get_settings
+from django_pglock.worker.hand import Hand
+from django_pglock.worker.identity import Identity
+from django_pglock.worker.service import ConnectedService, logger
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.liveness import WorkerQuerySet
+    from django_pglock.tasks.queryset import TaskQuerySet
+
+
+class Heartbeat(ConnectedService):
+    """Beats, and now and then compares what the table says is ours with what we have in hand.
+
+    It starts before the first claim and stops after the last settle, so that nobody takes a worker that drains for dead.
+    """
+
+    name = "heartbeat"
+
+    def __init__(self, hand: Hand, rows: TaskQuerySet, identity: Identity, queues: list[str]) -> None:
+        super().__init__(rows.db)
+        self.hand = hand
+        self.rows = rows
+        self.identity = identity
+        self.queues = queues
+        self.is_draining = False
+        self.first_beat = threading.Event()
+        self._compared_at = time.monotonic()
+
+    def connected(self) -> None:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_lock(%s)", (self.identity.lock_key,))
+
+    def turn(self) -> None:
+        self.beat()
+        self.first_beat.set()
+        self._compare()
+        self.stopping.wait(get_settings().HEARTBEAT_INTERVAL)
+
+    def beat(self) -> None:
+        """Say that this worker lives."""
+        me = self.identity
+        self._workers().beat(
+            me.id,
+            name=me.name,
+            hostname=me.hostname,
+            pid=me.pid,
+            queues=self.queues,
+            threads=self.hand.threads,
+            is_stopping=self.is_draining,
+        )
+
+    def close(self) -> None:
+        if self.stopping.is_set() and self._connection is not None:
+            self._depart()
+        super().close()
+
+    def _depart(self) -> None:
+        """Remove the worker's row: it ends in order and owns nothing any more."""
+        try:
+            self._workers().depart(self.identity.id)
+        except DatabaseFailure as error:
+            logger.warning("Could not sign off; the others will notice: %s", error)
+
+    def _compare(self) -> None:
+        # A claim whose answer got lost may be committed after we looked for it. By now it is.
+        limit = get_settings().HEARTBEAT_LIMIT
+        if time.monotonic() - self._compared_at < limit:
+            return
+        self._compared_at = time.monotonic()
+        lost = self.rows.release_unknown(self.identity.id, list(self.hand.claims), older_than=limit)
+        if lost:
+            logger.warning("Gave back %d tasks that this worker owned without knowing.", lost)
+
+    def _workers(self) -> WorkerQuerySet:
+        return apps.get_model("django_pglock", "Worker").objects.using(self.using)  # type: ignore[no-any-return]

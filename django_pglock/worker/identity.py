@@ -1,0 +1,32 @@
+"""Who a worker is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from uuid import UUID, uuid4
+
+from django_pglock.tasks.liveness import lock_key_of
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One start of one worker process.
+
+    The id is random: a pod that restarts under its old host name must not keep its dead predecessor's tasks alive.
+    """
+
+    id: UUID = field(default_factory=uuid4)
+    hostname: str = field(default_factory=lambda: socket.gethostname()[:255])
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def name(self) -> str:
+        """The name for people: host, process and the start of the id."""
+        return f"{self.hostname[:80]}:{self.pid}:{self.id.hex[:8]}"
+
+    @property
+    def lock_key(self) -> int:
+        """The advisory lock that the worker's session holds while it lives."""
+        return lock_key_of(self.id)

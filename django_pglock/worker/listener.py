@@ -1,0 +1,55 @@
+"""Hears NOTIFY and wakes the others. Only for speed: whoever misses a notification finds the task by polling."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from django.db import connections
+
+from django_pglock.tasks.wakeup import READY_CHANNEL, SCHEDULED_CHANNEL
+from django_pglock.worker.service import ConnectedService
+
+
+class Listener(ConnectedService):
+    """Calls ``ready`` with the queue's name or ``scheduled`` for each notification, on the listener's thread.
+
+    ``missed`` is called whenever it begins to listen: nobody knows what was said while nobody listened.
+    """
+
+    name = "listener"
+
+    def __init__(
+        self,
+        using: str,
+        *,
+        ready: Callable[[str], None],
+        scheduled: Callable[[], None],
+        missed: Callable[[], None],
+    ) -> None:
+        super().__init__(using)
+        self.ready = ready
+        self.scheduled = scheduled
+        self.missed = missed
+        # A stop must end the wait on the database's socket: this pair is the other end of that wait.
+        self._bell, self._ear = socket.socketpair()
+
+    def wake(self) -> None:
+        self._bell.send(b"!")
+
+    def connected(self) -> None:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(f"LISTEN {READY_CHANNEL}")
+            cursor.execute(f"LISTEN {SCHEDULED_CHANNEL}")
+        self.missed()
+
+    def turn(self) -> None:
+        raw: Any = connections[self.using].connection
+        select.select([raw.fileno(), self._ear], [], [])
+        for note in raw.notifies(timeout=0):
+            if note.channel == READY_CHANNEL:
+                self.ready(note.payload)
+            else:
+                self.scheduled()

@@ -1,0 +1,121 @@
+"""A part of the worker that runs in a thread of its own: starts, stops twice without harm, can be waited for.
+
+Each turn of its loop survives a lost connection: it says so once, closes what it had, backs off with jitter and goes on.
+Sleeping is always waiting on an event, so that a stop is felt at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from typing import TYPE_CHECKING
+
+from django.db import DatabaseError, InterfaceError, connections
+
+from django_pglock.db import dedicated_connection
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+logger = logging.getLogger("django_pglock.worker")
+
+#: Seconds before the first new try after a failed turn; doubled each time up to the second number.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+
+
+class Service:
+    """One looping thread. Subclasses say what a turn is, and may say how to be woken and what to do at the end."""
+
+    name = "service"
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failures = 0
+
+    def start(self) -> None:
+        """Start the thread. Starting twice is an error of ours."""
+        self._thread = threading.Thread(target=self._loop, name=f"lockworker-{self.name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end after its present turn. May come twice, or before the start."""
+        self.stopping.set()
+        self.wake()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait up to ``timeout`` seconds for the end and say whether it came."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def wake(self) -> None:
+        """End the sleep of the present turn, if the service sleeps on something else than ``stopping``."""
+
+    def open(self) -> None:
+        """Open what a turn needs, unless it is open. Called before each turn."""
+
+    def turn(self) -> None:
+        """Do the work once; sleep at the end of it if there is nothing to do."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of what a turn may have opened. Called after each failure and at the end."""
+
+    def _loop(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                self._one_turn()
+        finally:
+            self.close()
+
+    def _one_turn(self) -> None:
+        try:
+            self.open()
+            self.turn()
+        except (DatabaseError, InterfaceError, OSError) as error:
+            self._back_off(error)
+        except Exception as error:
+            logger.exception("The %s failed; it goes on.", self.name)
+            self._back_off(error)
+        else:
+            if self._failures:
+                logger.warning("The %s works again after %d failed tries.", self.name, self._failures)
+            self._failures = 0
+
+    def _back_off(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures == 1:
+            logger.warning("The %s has lost the database and keeps trying: %s", self.name, str(error).strip())
+        self.close()
+        bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
+        self.stopping.wait(random.uniform(bound / 2, bound))  # noqa: S311
+
+
+class ConnectedService(Service):
+    """A service with a database session of its own, opened before the first turn and again after each loss.
+
+    The session stands in for the thread's Django connection, so every queryset that is used on this thread runs in it.
+    """
+
+    def __init__(self, using: str) -> None:
+        super().__init__()
+        self.using = using
+        self._connection: DatabaseWrapper | None = None
+
+    def open(self) -> None:
+        if self._connection is None:
+            connection = dedicated_connection(self.using, application_name=f"lockworker {self.name}")
+            connection.ensure_connection()
+            self._connection = connections[self.using] = connection
+            self.connected()
+
+    def connected(self) -> None:
+        """Prepare a session that has just been opened."""
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

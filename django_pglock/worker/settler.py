@@ -1,0 +1,105 @@
+"""Writes outcomes. What gathers while one write is on its way is the next batch: no delay when idle, large under load."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, OperationalError
+
+from django_pglock.tasks.arguments import describe_exception
+from django_pglock.tasks.outcome import Failed, Failure, Interrupted, Released, Retried
+from django_pglock.worker.announcing import announce, announce_lost
+from django_pglock.worker.hand import Ending, Hand
+from django_pglock.worker.service import ConnectedService
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.queryset import TaskQuerySet
+
+logger = logging.getLogger("django_pglock.worker")
+
+#: Outcomes in one statement at most.
+LARGEST_BATCH = 1000
+
+
+class Settler(ConnectedService):
+    """Takes endings from the outbox, settles them in batches, and announces what was accepted.
+
+    An outcome stays in its hands until the database has answered: a lost connection costs time, never an outcome.
+    ``scheduled`` is called when a task is to run again later.
+    """
+
+    name = "settler"
+
+    def __init__(self, hand: Hand, rows: TaskQuerySet, worker: UUID, *, scheduled: Callable[[], None]) -> None:
+        super().__init__(rows.db)
+        self.hand = hand
+        self.rows = rows
+        self.worker = worker
+        self.scheduled = scheduled
+        self._batch: list[Ending] = []
+
+    def wake(self) -> None:
+        self.hand.outbox.put(None)
+
+    def drain(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds until every outcome is settled, and say whether that came."""
+        deadline = time.monotonic() + timeout
+        while self.hand.unsettled > 0 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return self.hand.unsettled <= 0
+
+    def turn(self) -> None:
+        if not self._batch:
+            self._batch = self._gather()
+        if self._batch:
+            self._write(self._batch)
+            self.hand.let_go(self._batch)
+            self._batch = []
+
+    def _gather(self) -> list[Ending]:
+        outbox = self.hand.outbox
+        batch = [outbox.get()]
+        try:
+            while len(batch) < LARGEST_BATCH:
+                batch.append(outbox.get_nowait())
+        except Empty:
+            pass
+        return [ending for ending in batch if ending is not None]
+
+    def _write(self, batch: list[Ending]) -> None:
+        open_ = [ending for ending in batch if ending.outcome is not None and not ending.is_settled]
+        accepted = self._settle(open_) if open_ else {}
+        for ending in batch:
+            if ending.is_settled:
+                announce(ending)
+            elif ending.claim.id in accepted:
+                ending.finished_at = accepted[ending.claim.id]
+                announce(ending)
+            else:
+                announce_lost(ending)
+        self._tell([ending for ending in open_ if ending.claim.id in accepted])
+
+    def _tell(self, endings: list[Ending]) -> None:
+        """Let others know of tasks that are to run again, now or later."""
+        self.rows.wake(ending.claim.queue for ending in endings if isinstance(ending.outcome, (Released, Interrupted)))
+        if any(isinstance(ending.outcome, Retried) for ending in endings):
+            self.scheduled()
+
+    def _settle(self, endings: list[Ending]) -> dict[int, Any]:
+        try:
+            return self.rows.settle([(each.claim, each.outcome) for each in endings], self.worker)
+        except (OperationalError, InterfaceError):
+            raise
+        except DatabaseError as error:
+            # One row that the database refuses must not hold up the others: halve until it stands alone.
+            if len(endings) > 1:
+                middle = len(endings) // 2
+                return {**self._settle(endings[:middle]), **self._settle(endings[middle:])}
+            logger.exception("The outcome of %r cannot be stored as it is.", endings[0].claim)
+            endings[0].outcome = Failed(Failure(*describe_exception(error)))
+            return self.rows.settle([(endings[0].claim, endings[0].outcome)], self.worker)

@@ -1,0 +1,80 @@
+"""What somebody has to do now and then: promote what is due, rescue what the dead left, forget who is gone.
+
+Every worker is ready to do it and one does at a time: each round is a transaction that begins by trying for an advisory
+lock. Nothing depends on there being only one; it only saves work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from django.apps import apps
+from django.db import connections, transaction
+
+from django_pglock.conf import get_settings
+from django_pglock.worker.service import ConnectedService, logger
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.queryset import TaskQuerySet
+
+UPKEEP_LOCK = int.from_bytes(hashlib.sha256(b"django_pglock upkeep").digest()[:8], "big", signed=True)
+#: Seconds between two rounds, as a share of the heartbeat interval. Together with two missing beats a killed worker's
+#: tasks run elsewhere within ten seconds at default settings.
+ROUND = 0.8
+
+
+class Upkeep(ConnectedService):
+    """Rounds of upkeep. ``promoted`` is called when tasks have become ready."""
+
+    name = "upkeep"
+
+    def __init__(self, rows: TaskQuerySet, promoted: Callable[[], None]) -> None:
+        super().__init__(rows.db)
+        self.rows = rows
+        self.promoted = promoted
+        self._news = threading.Event()
+        self._rescued_at = 0.0
+
+    def wake(self) -> None:
+        """Look again now: a task may have been scheduled for sooner than the alarm is set."""
+        self._news.set()
+
+    def turn(self) -> None:
+        self._news.clear()
+        due_in = self._round()
+        interval = get_settings().HEARTBEAT_INTERVAL * ROUND
+        self._news.wait(interval if due_in is None else max(0.0, min(interval, due_in)))
+
+    def _round(self) -> float | None:
+        """Do what is to be done; return the seconds until the next task is due, if that is known."""
+        with transaction.atomic(using=self.using, durable=True):
+            if not self._is_my_turn():
+                return None
+            promoted = self.rows.promote()
+            if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
+                self._rescue()
+            due_in = self.rows.next_due_in()
+        if promoted:
+            self.promoted()
+        return due_in
+
+    def _is_my_turn(self) -> bool:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", (UPKEEP_LOCK,))
+            return bool(cursor.fetchone()[0])
+
+    def _rescue(self) -> None:
+        self._rescued_at = time.monotonic()
+        for task in self.rows.rescue():
+            logger.warning(
+                "Task %d (%s) was taken back from worker %s, which is dead; it is %s now.",
+                task.id,
+                task.task_path,
+                task.worker,
+                task.status,
+            )
+        apps.get_model("django_pglock", "Worker").objects.using(self.using).forget()

@@ -1,0 +1,143 @@
+"""One worker process: its parts, and the order in which they start and stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import apps
+
+from django_pglock.tasks import registry
+from django_pglock.worker.executor import Executor
+from django_pglock.worker.fetcher import Fetcher
+from django_pglock.worker.hand import Hand
+from django_pglock.worker.heartbeat import Heartbeat
+from django_pglock.worker.identity import Identity
+from django_pglock.worker.listener import Listener
+from django_pglock.worker.settler import Settler
+from django_pglock.worker.upkeep import Upkeep
+
+logger = logging.getLogger("django_pglock.worker")
+
+#: Seconds for which outcomes that are known may still be written when the worker has to end.
+LAST_WRITES = 10.0
+
+
+class Worker:
+    """Runs tasks of some queues of one database until it is told to stop.
+
+    ``using`` is the database alias, ``queues`` the names of the queues (none: all), ``threads`` how many sync tasks run
+    at once, ``grace`` the seconds that running tasks get to finish after a stop.
+
+    ``start()`` returns at once; ``stop()`` may be called from a signal handler; ``shutdown()`` blocks until the end.
+    """
+
+    def __init__(
+        self,
+        *,
+        using: str = "default",
+        queues: Sequence[str] = (),
+        threads: int = 4,
+        grace: float = 30.0,
+        listens: bool = True,
+    ) -> None:
+        self.identity = Identity()
+        self.queues = list(queues)
+        self.grace = grace
+        self.hand = Hand(threads)
+        self._asked_to_stop = threading.Event()
+        self._hurry = threading.Event()
+        self._ended = threading.Lock()
+        self._has_ended = False
+        rows: Any = apps.get_model("django_pglock", "Task").objects.using(using)
+        self.heartbeat = Heartbeat(self.hand, rows, self.identity, self.queues)
+        self.upkeep = Upkeep(rows, promoted=self.hand.hungry.set)
+        self.settler = Settler(self.hand, rows, self.identity.id, scheduled=self.upkeep.wake)
+        self.executor = Executor(self.hand, using)
+        self.fetcher = Fetcher(self.hand, rows, self.identity, self.queues, listens=listens)
+        self.listener = (
+            Listener(using, ready=self._heard_of, scheduled=self.upkeep.wake, missed=self._missed_news)
+            if listens
+            else None
+        )
+
+    def start(self) -> None:
+        """Start all parts: first the pulse, so that no claim is ever without one, last the fetcher."""
+        registry.discover()
+        self.heartbeat.start()
+        self.heartbeat.first_beat.wait()
+        self.settler.start()
+        self.executor.start()
+        self.upkeep.start()
+        if self.listener is not None:
+            self.listener.start()
+        self.fetcher.start()
+        logger.info("Worker %s is ready: %s.", self.identity.name, ", ".join(self.queues) or "all queues")
+
+    def run(self) -> None:
+        """Start, wait until somebody asks to stop, and shut down."""
+        self.start()
+        self._asked_to_stop.wait()
+        self.shutdown()
+
+    def stop(self) -> None:
+        """Ask the worker to stop. Only sets flags: safe in a signal handler. The second call gives up the grace."""
+        if self._asked_to_stop.is_set():
+            self._hurry.set()
+        self._asked_to_stop.set()
+
+    def shutdown(self) -> bool:
+        """Stop in order and say whether every running task could finish.
+
+        Stop claiming, give back what no thread has begun, let the rest finish within the grace, settle what came of it;
+        the heartbeat stops last. May be called twice, also by two threads.
+        """
+        with self._ended:
+            if not self._has_ended:
+                self._has_ended = True
+                self._all_finished = self._shut_down()
+            return self._all_finished
+
+    def _shut_down(self) -> bool:
+        self._asked_to_stop.set()
+        self.heartbeat.is_draining = True
+        self.fetcher.stop()
+        self.fetcher.wait(LAST_WRITES)
+        self.hand.give_back()
+        self.executor.stop()
+        all_finished = self._wait_for_running()
+        if not all_finished:
+            self._abandon_running()
+        self.settler.drain(LAST_WRITES)
+        for service in (self.listener, self.upkeep, self.settler, self.heartbeat):
+            if service is not None:
+                service.stop()
+                service.wait(LAST_WRITES)
+        return all_finished
+
+    def _wait_for_running(self) -> bool:
+        waited, said = 0.0, False
+        while not self.executor.wait(0.1):
+            waited += 0.1
+            if waited > 1 and not said:
+                said = True
+                logger.info("Waiting up to %.0f s for %s.", self.grace, ", ".join(map(repr, self.hand.claims.values())))
+            if waited >= self.grace or self._hurry.is_set():
+                return False
+        return True
+
+    def _abandon_running(self) -> None:
+        """Give back claims whose tasks still run. The process ends right after, and their threads with it."""
+        running = list(self.hand.claims.values())
+        logger.warning("The grace is over; giving back %s.", ", ".join(map(repr, running)))
+        self.hand.abandon(running)
+
+    def _heard_of(self, queue: str) -> None:
+        if not self.queues or queue in self.queues:
+            self.hand.hungry.set()
+
+    def _missed_news(self) -> None:
+        self.hand.hungry.set()
+        self.upkeep.wake()
