@@ -48,11 +48,12 @@ class PostgresBackend(BaseTaskBackend):
 
     def validate_task(self, task: Task[..., Any]) -> None:
         """Raise ``InvalidTask`` unless a worker of this backend could run the task as it is asked for."""
-        if isinstance(task.run_after, timedelta):
-            if task.run_after.total_seconds() > MAX_DELAY:
-                raise InvalidTask(f"run_after is {task.run_after}; nobody will wait for that.")
+        run_after: Any = task.run_after
+        if isinstance(run_after, timedelta):
+            if run_after.total_seconds() > MAX_DELAY:
+                raise InvalidTask(f"run_after is {run_after}; nobody will wait for that.")
             # Django's validation takes only a datetime. Making the copy validates it, and so all the rest of the task.
-            replace(task, run_after=None)  # type: ignore[type-var]
+            replace(task, run_after=None)
             return
         super().validate_task(task)
         if len(task.queue_name) > LONGEST_QUEUE or "\x00" in task.queue_name:
@@ -62,7 +63,7 @@ class PostgresBackend(BaseTaskBackend):
         if len(task.module_path) > LONGEST_PATH:
             raise InvalidTask(f"The path of a task function has at most {LONGEST_PATH} characters: {task.module_path}.")
 
-    def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> TaskResult[..., Any]:
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> TaskResult[Any, Any]:
         """Write one call of ``task`` in the current transaction and return its result object.
 
         Raises ``TaskArgumentsError`` before anything is written when the arguments are not JSON, and ``InvalidTask``.

@@ -102,12 +102,13 @@ class ClaimQuerySet(models.QuerySet[Row]):
         Values may be expressions, such as ``F("tries") + 1``. Raises ``ValueError`` for a limit below one.
         """
         fields = self.model._meta.concrete_fields
-        sql, params = self._marking_sql(_checked(limit), changes, [field.column for field in fields], keep_order=True)
+        columns = [str(field.column) for field in fields]
+        sql, params = self._marking_sql(_checked(limit), changes, columns, keep_order=True)
         compiler = self.query.get_compiler(self.db)
         converters = compiler.get_converters([field.get_col(self.model._meta.db_table) for field in fields])
         with connections[self.db].cursor() as cursor:
             cursor.execute(sql, params)
-            rows = cursor.fetchall()
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
         names = [field.attname for field in fields]
         return [self.model.from_db(self.db, names, row) for row in compiler.apply_converters(rows, converters)]
 
@@ -116,13 +117,14 @@ class ClaimQuerySet(models.QuerySet[Row]):
         sql, params = self._marking_sql(limit, changes, returning, keep_order=False)
         with connections[self.db].cursor() as cursor:
             cursor.execute(sql, params)
-            return cursor.fetchall()
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
 
     def _marking_sql(
         self, limit: int, changes: dict[str, Any], returning: Sequence[str], *, keep_order: bool
     ) -> tuple[str, tuple[Any, ...]]:
         quote = connections[self.db].ops.quote_name
-        key = quote(self.model._meta.pk.column)
+        key = quote(str(self.model._meta.pk.column))
         # Django compiles FOR UPDATE only inside a transaction. Nothing is sent here, so this opens none on the server.
         with transaction.atomic(using=self.db):
             selection, selected = self._selection(limit).query.get_compiler(self.db).as_sql()
@@ -149,9 +151,10 @@ class ClaimQuerySet(models.QuerySet[Row]):
         # The name belongs to the CTE alone. A column's own name could be taken for the outer table's, and then the
         # condition would be true for every row.
         claimed = RawSQL("SELECT claimed_key FROM claimed", ())
-        query = self.model._base_manager.using(self.db).filter(pk__in=claimed).query.chain(UpdateQuery)
-        query.add_update_values(changes)
-        return query  # type: ignore[no-any-return]
+        query: Any = self.model._base_manager.using(self.db).filter(pk__in=claimed).query
+        update: UpdateQuery = query.chain(UpdateQuery)
+        update.add_update_values(changes)
+        return update
 
 
 class ClaimManager(models.Manager.from_queryset(ClaimQuerySet)):  # type: ignore[misc]
@@ -176,7 +179,8 @@ class ClaimStatement:
         """Claim up to ``limit`` rows on this thread's connection; return the columns asked for, in no order."""
         with connections[self._using].cursor() as cursor:
             cursor.execute(f"{self._head}{int(limit)}{self._tail}")
-            return cursor.fetchall()
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
 
 
 def _checked(limit: int) -> int:

@@ -121,7 +121,7 @@ if TYPE_CHECKING:
     class TaskFunction(Task[P, R]):
         """What a type checker sees of a decorated function."""
 
-        def using(  # type: ignore[override]
+        def using(
             self,
             *,
             priority: int | None = None,

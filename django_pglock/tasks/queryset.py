@@ -28,7 +28,24 @@ if TYPE_CHECKING:
     from django_pglock.tasks.definition import PostgresTask
 
 #: What the claiming statement returns; the order is that of ``Claim``'s fields, less the worker.
-CLAIM_COLUMNS = ["id", "attempts", "backend", "queue", "priority", "task_path", "args", "kwargs", "meta", "retries", "max_retries", "rescues", "run_after", "enqueued_at", "started_at", "last_attempted_at"]
+CLAIM_COLUMNS = [
+    "id",
+    "attempts",
+    "backend",
+    "queue",
+    "priority",
+    "task_path",
+    "args",
+    "kwargs",
+    "meta",
+    "retries",
+    "max_retries",
+    "rescues",
+    "run_after",
+    "enqueued_at",
+    "started_at",
+    "last_attempted_at",
+]
 
 LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
 
@@ -82,22 +99,20 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         Sleeping workers are woken once that transaction is committed.
         """
         due, delay = (None, task.run_after) if isinstance(task.run_after, timedelta) else (task.run_after, None)
+        values: tuple[Any, ...] = (
+            task.queue_name,
+            task.priority,
+            task.module_path,
+            args,
+            kwargs,
+            task.backend,
+            task.max_attempts - 1,
+            meta,
+            due,
+            delay,
+        )
         with connections[self.db].cursor() as cursor:
-            cursor.execute(
-                self._sql(statements.ENQUEUE),
-                (
-                    task.queue_name,
-                    task.priority,
-                    task.module_path,
-                    args,
-                    kwargs,
-                    task.backend,
-                    task.max_attempts - 1,
-                    meta,
-                    due,
-                    delay,
-                ),
-            )
+            cursor.execute(self._sql(statements.ENQUEUE), values)
             enqueued = Enqueued(*cursor.fetchone())
         is_scheduled = enqueued.status == TaskStatus.SCHEDULED
         self.wake([task.queue_name], wakeup.SCHEDULED_CHANNEL if is_scheduled else wakeup.READY_CHANNEL)
@@ -276,18 +291,18 @@ def _by_id(pair: tuple[Claim, Outcome]) -> int:
 
 def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     """Return an outcome that is no success as a row of ``SETTLE_OTHERS``."""
-    status, delay, retried, rescued = outcome.status.value, 0.0, 0, 0
-    record = failure = None
+    status, delay, retried, rescued, record = outcome.status.value, 0.0, 0, 0, None
     match outcome:
-        case Retried(failure, delay):
-            record, retried = "FAILED", 1
+        case Retried():
+            record, retried, delay = "FAILED", 1, outcome.delay
             if delay <= 0:
                 # A retry that is due at once needs nobody to promote it.
                 status = TaskStatus.READY.value
-        case Interrupted(failure):
+        case Interrupted():
             record, rescued = "LOST", 1
-        case Failed(failure):
+        case Failed():
             record = "FAILED"
+    failure = getattr(outcome, "failure", None)
     path, traceback = (failure.exception_path, failure.traceback) if failure else (None, None)
     return claim.id, claim.attempt, status, delay, retried, rescued, record, path, traceback
 

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from inspect import iscoroutinefunction
+from typing import Any
 
 from django.db import connections
 
@@ -125,6 +126,7 @@ class AsyncLoop:
 
 def look_at_connections() -> None:
     """Close this thread's connections that are broken, too old or hung up, so that the next task opens new ones."""
+    connection: Any
     for connection in connections.all(initialized_only=True):
         if connection.vendor == "postgresql" and has_hung_up(connection):
             connection.close()

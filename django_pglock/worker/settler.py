@@ -92,7 +92,7 @@ class Settler(ConnectedService):
 
     def _settle(self, endings: list[Ending]) -> dict[int, Any]:
         try:
-            return self.rows.settle([(each.claim, each.outcome) for each in endings], self.worker)
+            return self.rows.settle([(each.claim, each.outcome) for each in endings if each.outcome], self.worker)
         except (OperationalError, InterfaceError):
             raise
         except DatabaseError as error:
@@ -101,5 +101,8 @@ class Settler(ConnectedService):
                 middle = len(endings) // 2
                 return {**self._settle(endings[:middle]), **self._settle(endings[middle:])}
             logger.exception("The outcome of %r cannot be stored as it is.", endings[0].claim)
+            if isinstance(endings[0].outcome, Failed):
+                # Not even the failure can be: let go, and the comparison of table and hand will run the task again.
+                return {}
             endings[0].outcome = Failed(Failure(*describe_exception(error)))
-            return self.rows.settle([(endings[0].claim, endings[0].outcome)], self.worker)
+            return self._settle(endings)
