@@ -1,0 +1,1 @@
+"""A small shop on django_pglock: the demo, and the project in which the tests run."""

@@ -1,0 +1,5 @@
+"""The shop's addresses."""
+
+from django.urls import path
+
+urlpatterns: list = []

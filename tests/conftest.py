@@ -1,0 +1,153 @@
+"""What every test may use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from django_pglock.worker import Worker
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """Wait until a function returns something true, and return that; fail with the reason after a while."""
+
+    def wait(function: Callable[[], Any], *, seconds: float = 15.0, why: str = "it never came true") -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if value := function():
+                return value
+            time.sleep(0.01)
+        pytest.fail(why)
+
+    return wait
+
+
+@pytest.fixture
+def in_threads() -> Callable[..., list[Any]]:
+    """Run a function in several threads at once, each with a connection of its own, and return what they return."""
+
+    def run(function: Callable[..., Any], count: int) -> list[Any]:
+        start = threading.Barrier(count)
+        results: list[Any] = [None] * count
+
+        def work(number: int) -> None:
+            try:
+                start.wait(30)
+                results[number] = function(number)
+            except BaseException as error:
+                results[number] = error
+            finally:
+                connections.close_all()
+
+        threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a thread hangs"
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    return run
+
+
+@pytest.fixture
+def worker(transactional_db: None) -> Iterator[Callable[..., Worker]]:
+    """Start a worker in threads of this process; it is shut down at the end."""
+    started: list[Worker] = []
+
+    def start(**options: Any) -> Worker:
+        worker = Worker(**{"threads": 2, "grace": 5, **options})
+        worker.start()
+        started.append(worker)
+        return worker
+
+    yield start
+    for worker in started:
+        worker.shutdown()
+
+
+class WorkerProcess:
+    """``manage.py runlockworker`` as users run it, on the tests' database."""
+
+    def __init__(self, *arguments: str, settings: str = "tests.settings", **environment: str) -> None:
+        name, host = connection.settings_dict["NAME"], connection.settings_dict["HOST"]
+        server = os.environ["DATABASE_URL"].rpartition("/")[0]
+        assert host in server or not host
+        self.process = subprocess.Popen(
+            [sys.executable, str(ROOT / "manage.py"), "runlockworker", *arguments],
+            env={
+                **os.environ,
+                "DATABASE_URL": f"{server}/{name}",
+                "DJANGO_SETTINGS_MODULE": settings,
+                "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]),
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def wait_for(self, text: str, seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self.output:
+            assert self.process.poll() is None, f"the worker ended:\n{self.output}"
+            assert time.monotonic() < deadline, f"{text!r} did not come:\n{self.output}"
+            time.sleep(0.01)
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = 20.0) -> int:
+        code = self.process.wait(seconds)
+        self._reader.join(5)
+        return code
+
+
+@pytest.fixture
+def worker_process(transactional_db: None) -> Iterator[Callable[..., WorkerProcess]]:
+    """Start ``manage.py runlockworker`` and wait until it is ready; whatever is left is killed at the end."""
+    started: list[WorkerProcess] = []
+
+    def start(*arguments: str, **environment: str) -> WorkerProcess:
+        process = WorkerProcess(*arguments, **environment)
+        started.append(process)
+        process.wait_for("is ready")
+        return process
+
+    yield start
+    for process in started:
+        if process.process.poll() is None:
+            process.process.send_signal(signal.SIGCONT)
+            process.process.kill()
+        process.process.wait(10)
+        if process.process.stdout is not None:
+            process._reader.join(5)
+            process.process.stdout.close()

@@ -1,0 +1,33 @@
+"""Tables of a project that uses the package."""
+
+from django.db import models
+
+from django_pglock.tasks.claiming import ClaimManager
+
+
+class Effect(models.Model):
+    """What a task has done, written by the task: the tests count these."""
+
+    name = models.CharField(max_length=64)
+    number = models.IntegerField(default=0)
+    pid = models.IntegerField(default=0)
+
+    class Meta:
+        indexes = [models.Index(fields=["name"], name="sample_effect_name")]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.number}"
+
+
+class Letter(models.Model):
+    """Somebody's own table of things to be processed, which has nothing to do with tasks."""
+
+    text = models.CharField(max_length=64)
+    urgency = models.IntegerField(default=0)
+    status = models.CharField(max_length=16, default="new")
+    tries = models.IntegerField(default=0)
+
+    objects = ClaimManager()
+
+    def __str__(self) -> str:
+        return self.text

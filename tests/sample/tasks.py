@@ -1,0 +1,140 @@
+"""Task functions of a project that uses the package."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+
+from django.db import connection
+
+from django_pglock import task
+from tests.sample.models import Effect
+
+
+@task
+def nothing(*args, **kwargs):
+    """Do nothing."""
+
+
+@task
+def echo(value):
+    return value
+
+
+@task
+def record(name, number=0):
+    Effect.objects.create(name=name, number=number, pid=os.getpid())
+
+
+@task(atomic=True)
+def record_atomically(name, number=0):
+    Effect.objects.create(name=name, number=number, pid=os.getpid())
+
+
+@task(atomic=True)
+def record_slowly(name, seconds):
+    Effect.objects.create(name=name, pid=os.getpid())
+    time.sleep(seconds)
+
+
+@task
+def note_and_sleep(name, seconds):
+    """Leave a note at once, so that a test knows that it runs."""
+    Effect.objects.create(name=name, pid=os.getpid())
+    time.sleep(seconds)
+
+
+@task
+async def sleep_async(seconds):
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@task
+def fail(text="no"):
+    raise ValueError(text)
+
+
+@task(max_attempts=3, backoff=0)
+def fail_twice(name):
+    Effect.objects.create(name=name)
+    if Effect.objects.filter(name=name).count() < 3:
+        raise ValueError("not yet")
+    return "at last"
+
+
+@task(max_attempts=5, backoff=0, no_retry_on=KeyError)
+def fail_for_good():
+    raise KeyError("never again")
+
+
+@task(max_attempts=2, backoff=lambda error, result: 0)
+def fail_with_function():
+    raise ValueError("asks its own function")
+
+
+@task(max_attempts=2, backoff=lambda error, result: 1 / 0)
+def fail_with_broken_function():
+    raise ValueError("asks a broken function")
+
+
+@task(max_attempts=2, backoff=3600)
+def fail_with_long_wait():
+    raise ValueError("later")
+
+
+@task(atomic=True)
+def write_and_fail(name):
+    Effect.objects.create(name=name)
+    raise ValueError("so undo it")
+
+
+@task(takes_context=True)
+def tell_context(context, value):
+    return [context.attempt, context.task_result.id, value]
+
+
+@task
+def leave():
+    sys.exit("a task that calls sys.exit()")
+
+
+@task
+def kill_own_worker():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task
+def raise_unprintable():
+    class Unprintable(Exception):
+        def __str__(self):
+            raise RuntimeError("not even this")
+
+    raise Unprintable
+
+
+@task
+def raise_nul():
+    raise ValueError("nul \x00 and surrogate \udcff")
+
+
+@task
+def return_unstorable():
+    return object()
+
+
+@task
+def break_connection():
+    """Leave the thread's connection in a state that must not reach the next task."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1 / 0")
+
+
+@task
+def connection_pid():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return cursor.fetchone()[0]
