@@ -1,0 +1,50 @@
+"""Many claim at once, and nobody gets what another has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from uuid import uuid4
+
+import pytest
+
+from django_pglock.models import Task
+from tests.sample.models import Letter
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_eight_threads_mark_every_row_exactly_once(in_threads):
+    """All start together on 200 rows and claim 7 at a time until nothing is left."""
+    Letter.objects.bulk_create(Letter(text=str(n)) for n in range(200))
+
+    def take_all(number):
+        taken = []
+        while claimed := Letter.objects.filter(status="new").order_by("id").claim_update(7, status="taken"):
+            taken += [letter.pk for letter in claimed]
+        return taken
+
+    taken = [pk for each in in_threads(take_all, 8) for pk in each]
+    assert len(taken) == 200
+    assert set(Counter(taken).values()) == {1}
+
+
+def test_eight_workers_claim_every_task_exactly_once(in_threads):
+    """The worker's own statement, under the same conditions."""
+    Task.objects.bulk_create(
+        Task(queue="default", backend="default", task_path="tests.sample.tasks.nothing") for _ in range(300)
+    )
+
+    def claim_all(number):
+        worker = uuid4()
+        statement = Task.objects.all().claim_statement(
+            worker=worker, queue="default", paths=["tests.sample.tasks.nothing"]
+        )
+        claims = []
+        while rows := statement.execute(11):
+            claims += Task.objects.all().claims_of(rows, worker)
+        return [(claim.id, claim.attempt) for claim in claims]
+
+    claims = [claim for each in in_threads(claim_all, 8) for claim in each]
+    assert len(claims) == 300
+    assert len(set(claims)) == 300
+    assert set(Task.objects.values_list("status", "attempts")) == {("RUNNING", 1)}

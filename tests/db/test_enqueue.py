@@ -1,0 +1,137 @@
+"""Enqueueing: in the caller's transaction, checked before it is written."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.errors import TaskArgumentsError, TaskOptionError
+from django_pglock.models import Task
+from django_pglock.tasks.compat import (
+    InvalidTask,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_backends,
+    task_enqueued,
+)
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_row_says_what_was_asked_for():
+    result = tasks.record.using(priority=7, queue_name="mail", max_attempts=4).enqueue("ann", number=3)
+    row = Task.objects.get(pk=result.id)
+    assert (row.status, row.queue, row.priority, row.max_retries, row.attempts) == ("READY", "mail", 7, 3, 0)
+    assert (row.task_path, row.args, row.kwargs) == ("tests.sample.tasks.record", ["ann"], {"number": 3})
+    assert result.status == TaskResultStatus.READY
+    assert result.enqueued_at == row.enqueued_at
+
+
+def test_one_statement_writes_it():
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        tasks.nothing.enqueue(1, 2, three=3)
+    assert len(queries) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_is_rolled_back_with_the_data_it_belongs_to():
+    """A task for an order that does not exist is the oldest bug of all queues with a broker."""
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        Effect.objects.create(name="order")
+        tasks.record.enqueue("receipt")
+        1 / 0  # noqa: B018
+    assert not Task.objects.exists()
+
+
+def test_a_task_for_later_is_scheduled_by_the_servers_clock():
+    soon = tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    fixed = tasks.nothing.using(run_after=datetime(2100, 1, 1, tzinfo=timezone.utc)).enqueue()
+    past = tasks.nothing.using(run_after=timedelta(seconds=-1)).enqueue()
+    row = Task.objects.get(pk=soon.id)
+    assert row.status == "SCHEDULED"
+    assert row.run_after - row.enqueued_at == timedelta(hours=1)
+    assert Task.objects.get(pk=fixed.id).run_after.year == 2100
+    assert Task.objects.get(pk=past.id).status == "READY"
+    assert soon.status == TaskResultStatus.READY, "django.tasks knows no SCHEDULED"
+
+
+@pytest.mark.parametrize("argument", [object(), float("nan"), "a\x00b", "\udcff", Effect(name="unsaved"), {1: 2}])
+def test_bad_arguments_write_nothing_and_keep_the_transaction_usable(argument):
+    with pytest.raises(TaskArgumentsError, match=r"tests\.sample\.tasks\.echo"):
+        tasks.echo.enqueue(argument)
+    assert not Task.objects.exists()
+
+
+def test_names_that_look_like_sql_are_only_names():
+    name = """mail'; DROP TABLE "django_pglock_task"; -- %s %(x)s \\ \u202e"""
+    result = tasks.nothing.using(queue_name=name).enqueue(name)
+    row = Task.objects.get(pk=result.id)
+    assert (row.queue, row.args) == (name, [name])
+
+
+@pytest.mark.parametrize("name", ["x" * 129, "nul\x00"])
+def test_a_queue_name_that_has_no_room_is_refused(name):
+    with pytest.raises(InvalidTask, match="queue"):
+        tasks.nothing.using(queue_name=name)
+
+
+def test_options_of_a_call_that_do_not_exist_are_refused_with_those_that_do():
+    with pytest.raises(TaskOptionError, match=r"'retries'.*max_attempts"):
+        tasks.nothing.using(retries=3)
+    with pytest.raises(TaskOptionError, match="backoff is set in @task"):
+        tasks.nothing.using(backoff=3)
+
+
+def test_an_option_of_one_call_travels_with_the_row():
+    result = tasks.record.using(atomic=True).enqueue("once")
+    assert Task.objects.get(pk=result.id).meta == {"options": {"atomic": True}}
+    assert Task.objects.get(pk=tasks.record_atomically.enqueue("x").id).meta == {}
+
+
+def test_a_result_can_be_fetched_by_id_and_only_by_id():
+    backend = task_backends["default"]
+    result = tasks.echo.enqueue(1)
+    assert backend.get_result(result.id).task.module_path == "tests.sample.tasks.echo"
+    for unknown in ("0", "-1", "abc", "", "9" * 30, "١", "1; DROP TABLE x"):
+        with pytest.raises(TaskResultDoesNotExist):
+            backend.get_result(unknown)
+
+
+def test_a_row_for_a_function_that_nobody_knows_imports_nothing():
+    """A row must not be able to name a module to import."""
+    row = Task.objects.create(queue="default", backend="default", task_path="antigravity.fly")
+    with pytest.raises(TaskResultDoesNotExist, match="does not know"):
+        task_backends["default"].get_result(str(row.pk))
+
+
+def test_the_signal_names_the_backends_class_as_its_sender():
+    heard = []
+
+    def hear(sender, task_result, **kwargs):
+        heard.append((sender, task_result.id))
+
+    task_enqueued.connect(hear)
+    try:
+        result = tasks.nothing.enqueue()
+    finally:
+        task_enqueued.disconnect(hear)
+    assert heard == [(type(task_backends["default"]), result.id)]
+
+
+async def _enqueue():
+    return await tasks.nothing.aenqueue()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_aenqueue_writes_the_same_row():
+    from asgiref.sync import async_to_sync
+
+    result = async_to_sync(_enqueue)()
+    assert Task.objects.filter(pk=result.id, status="READY").exists()

@@ -1,0 +1,85 @@
+"""The one place where JSON is made."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_pglock.errors import TaskArgumentsError
+from django_pglock.tasks.arguments import MAX_PATH, MAX_TEXT, describe_exception, from_json, storable, to_json
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00")),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00")), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(json_values)
+def test_whatever_is_json_comes_back_as_it_was(value):
+    assert from_json(to_json(value, what="it")) == value
+
+
+def test_tuples_and_bytes_become_what_django_tasks_makes_of_them():
+    assert from_json(to_json((1, b"two", {"three": (4,)}), what="it")) == [1, "two", {"three": [4]}]
+
+
+def loop():
+    value: list = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (datetime(2026, 1, 1), "contains a datetime"),  # noqa: DTZ001
+        ({1: "one"}, "has the key 1"),
+        (float("nan"), "no JSON"),
+        (float("inf"), "no JSON"),
+        ("a\x00b", "NUL"),
+        ("\udcff", "surrogate"),
+        (loop(), "contains itself"),
+        (b"\xff", "no JSON"),
+        ({1, 2}, "contains a set"),
+        (SimpleNamespace(_meta=1, pk=None), "has not been saved"),
+        (SimpleNamespace(_meta=1, pk=7), r"primary key \(7\)"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_by_name(value, reason):
+    """Before anything is written, and with the name of the thing in the message."""
+    with pytest.raises(TaskArgumentsError, match=f"^Argument x.*{reason}"):
+        to_json(value, what="Argument x")
+
+
+def test_a_text_about_nul_is_no_nul():
+    """A backslash and four zeros are five harmless characters."""
+    assert json.loads(to_json("\\u0000", what="it")) == "\\u0000"
+
+
+def test_traces_are_made_storable_whatever_they_contain():
+    assert storable("nul \x00 surrogate \udcff") == "nul \\x00 surrogate \\udcff"
+    assert len(storable("x" * 10 * MAX_TEXT)) < MAX_TEXT + 100
+
+
+def test_an_exception_that_cannot_be_printed_is_described_all_the_same():
+    class Unprintable(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    Unprintable.__qualname__ = "U" * 2000
+    path, text = describe_exception(Unprintable())
+    assert len(path) <= MAX_PATH
+    assert "Unprintable" in text or "U" * 100 in text

@@ -1,0 +1,54 @@
+"""Back-off."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_pglock.errors import TaskOptionError
+from django_pglock.tasks.retry import MAX_DELAY, Constant, Exponential, Linear, check_backoff, delay_after
+
+
+def after(backoff, failures=1):
+    return delay_after(backoff, failures=failures, exception=ValueError("no"), result=lambda: "the result")
+
+
+def test_a_number_and_a_timedelta_wait_that_long():
+    assert after(5) == 5
+    assert after(timedelta(minutes=1)) == 60
+
+
+def test_constant_linear_and_exponential_grow_as_they_say():
+    assert [after(Constant(2), n) for n in (1, 2, 3)] == [2, 2, 2]
+    assert [after(Linear(2, cap=5), n) for n in (1, 2, 3)] == [2, 4, 5]
+    assert [after(Exponential(1, 2, cap=5, jitter=False), n) for n in (1, 2, 3, 4)] == [1, 2, 4, 5]
+
+
+@given(failures=st.integers(1, 10**6), base=st.floats(0, 1e6), factor=st.floats(1, 100), cap=st.floats(0, 1e6))
+def test_full_jitter_stays_between_zero_and_its_bound(failures, base, factor, cap):
+    """Also for a task that failed a million times: the power must not overflow."""
+    assert 0 <= Exponential(base, factor, cap).delay(failures) <= cap
+
+
+def test_a_function_is_asked_with_exception_and_result():
+    seen = []
+
+    def backoff(error, result):
+        seen.append((type(error), result))
+        return timedelta(seconds=7)
+
+    assert after(backoff) == 7
+    assert seen == [(ValueError, "the result")]
+
+
+def test_no_wait_is_longer_than_postgresql_can_write():
+    assert after(1e300) == MAX_DELAY
+
+
+@pytest.mark.parametrize("nonsense", [-1, float("nan"), float("inf"), "soon", None, True, timedelta(seconds=-1)])
+def test_nonsense_is_refused_where_it_is_written(nonsense):
+    with pytest.raises(TaskOptionError, match="backoff"):
+        check_backoff(nonsense)

@@ -1,0 +1,35 @@
+"""The table of states and moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.tasks.states import FINISHED, MOVES, WAITING, TaskStatus, sources_of
+
+
+def test_every_status_says_where_it_may_go():
+    """A status that the table forgets would be a dead end that nobody decided on."""
+    assert set(MOVES) == set(TaskStatus)
+
+
+def test_only_a_retry_by_hand_leaves_a_finished_status():
+    """Finished means finished: no worker may touch the row again."""
+    for status in FINISHED:
+        assert MOVES[status] <= {TaskStatus.READY}
+    assert MOVES[TaskStatus.SUCCESSFUL] == frozenset()
+
+
+def test_only_ready_tasks_can_be_claimed():
+    assert sources_of(TaskStatus.RUNNING) == ["READY"]
+
+
+def test_every_status_can_be_reached_and_all_families_are_disjoint():
+    reachable = {target for targets in MOVES.values() for target in targets}
+    assert reachable | WAITING == set(TaskStatus)
+    assert not FINISHED & WAITING
+    assert FINISHED | WAITING | {TaskStatus.RUNNING} == set(TaskStatus)
+
+
+@pytest.mark.parametrize("target", TaskStatus)
+def test_sources_are_the_moves_read_backwards(target):
+    assert set(sources_of(target)) == {source for source in TaskStatus if target in MOVES[source]}
