@@ -294,7 +294,7 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     status, delay, retried, rescued, record = outcome.status.value, 0.0, 0, 0, None
     match outcome:
         case Retried():
-            record, retried, delay = "FAILED", 1, outcome.delay
+            record, retried, delay = "FAILED", 1, float(outcome.delay)
             if delay <= 0:
                 # A retry that is due at once needs nobody to promote it.
                 status = TaskStatus.READY.value

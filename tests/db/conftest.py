@@ -1,0 +1,25 @@
+"""What the tests of single verbs may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from django_pglock.models import Task
+from django_pglock.tasks.claim import Claim
+
+
+@pytest.fixture
+def claim() -> Callable[..., list[Claim]]:
+    """Claim tasks as a worker does."""
+
+    def take(limit: int = 1, *, worker: UUID | None = None, queue: str = "default") -> list[Claim]:
+        worker = worker or uuid4()
+        paths = list(Task.objects.values_list("task_path", flat=True).distinct().order_by("task_path"))
+        rows: Any = Task.objects.all()
+        return rows.claims_of(rows.claim_statement(worker=worker, queue=queue, paths=paths).execute(limit), worker)
+
+    return take

@@ -1,0 +1,172 @@
+"""Rescue: from the dead, not from the living; counted apart from retries."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db.models.functions import Now
+from django.test import override_settings
+
+from django_pglock.db import dedicated_connection
+from django_pglock.models import Attempt, Task, Worker
+from django_pglock.tasks.liveness import lock_key_of
+from django_pglock.tasks.outcome import Succeeded
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def register(worker, *, silent_for=0.0):
+    rows = Worker.objects.all()
+    rows.beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    rows.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
+
+
+@pytest.fixture
+def session():
+    """Somebody's session, which can hold a worker's lock."""
+    connection = dedicated_connection("default")
+    yield connection
+    connection.close()
+
+
+def hold_lock(session, worker):
+    with session.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", (lock_key_of(worker),))
+
+
+@pytest.mark.parametrize(
+    ("silent_for", "has_session", "is_rescued"),
+    [
+        (0.0, False, False),  # just started, or its lock is behind a pooler
+        (2.0, True, False),  # beats are missing, but its session lives: the server was busy
+        (2.0, False, True),  # killed
+        (5.0, True, True),  # frozen: the session lives, nobody is at home
+        (5.0, False, True),
+    ],
+)
+def test_both_signs_of_life_count(claim, session, silent_for, has_session, is_rescued):
+    """In the tests a beat comes every 0.5 s and the hard limit is 4 s."""
+    worker = uuid4()
+    register(worker, silent_for=silent_for)
+    if has_session:
+        hold_lock(session, worker)
+    tasks.nothing.enqueue()
+    claim(worker=worker)
+    rescued = Task.objects.all().rescue()
+    assert bool(rescued) == is_rescued
+    assert Task.objects.get().status == ("READY" if is_rescued else "RUNNING")
+
+
+def test_a_worker_without_a_row_is_dead(claim):
+    """Whatever removed the row, the task must not wait for ever (a peer's recovery joined with that row)."""
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    [rescued] = Task.objects.all().rescue()
+    assert (rescued.id, rescued.attempt, rescued.worker, rescued.status) == (mine.id, 1, mine.worker, "READY")
+    attempt = Attempt.objects.get()
+    assert (attempt.outcome, attempt.number, attempt.worker) == ("LOST", 1, mine.worker)
+
+
+def test_a_rescue_spends_no_retry_and_keeps_the_token(claim):
+    tasks.nothing.enqueue()
+    claim()
+    Task.objects.all().rescue()
+    row = Task.objects.get()
+    assert (row.retries, row.rescues, row.attempts, row.worker) == (0, 1, 1, None)
+
+
+def test_the_zombie_is_fenced_off_and_the_successor_is_not(claim):
+    tasks.nothing.enqueue()
+    [zombie] = claim()
+    Task.objects.all().rescue()
+    [successor] = claim()
+    rows = Task.objects.all()
+    assert rows.settle([(zombie, Succeeded('"zombie"'))], zombie.worker) == {}
+    assert successor.id in rows.settle([(successor, Succeeded('"successor"'))], successor.worker)
+    assert Task.objects.get().result == "successor"
+
+
+@override_settings(DJANGO_PGLOCK={"MAX_RESCUES": 2})
+def test_a_poison_pill_ends_failed(claim):
+    """A task that takes every worker down must not go through the whole fleet for ever."""
+    result = tasks.nothing.enqueue()
+    for _ in range(3):
+        claim()
+        Task.objects.all().rescue()
+    row = Task.objects.get()
+    assert (row.status, row.rescues, Attempt.objects.count()) == ("FAILED", 3, 3)
+    result.refresh()
+    assert [error.exception_class_path for error in result.errors] == ["django_pglock.errors.WorkerLost"] * 3
+    assert result.errors[0].exception_class.__name__ == "WorkerLost"
+    assert result.attempts == 3
+
+
+def test_rescue_takes_page_after_page(claim):
+    for _ in range(5):
+        tasks.nothing.enqueue()
+    claim(5)
+    assert [len(Task.objects.all().rescue(limit=2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_what_a_worker_owns_without_knowing_is_given_back(claim):
+    """The answer to a claim was lost on the way: the heartbeat must not keep such a task alive for ever."""
+    worker = uuid4()
+    register(worker)
+    for _ in range(3):
+        tasks.nothing.enqueue()
+    known, *unknown = claim(3, worker=worker)
+    rows = Task.objects.all()
+    assert rows.release_unknown(worker, [known.id], older_than=60) == 0, "it may be in our hands in a moment"
+    assert rows.release_unknown(worker, [known.id], older_than=0) == 2
+    assert set(Task.objects.filter(status="READY").values_list("pk", flat=True)) == {each.id for each in unknown}
+
+
+def test_only_silent_workers_that_own_nothing_are_forgotten(claim):
+    living, owner, idle = uuid4(), uuid4(), uuid4()
+    register(living)
+    register(owner, silent_for=60)
+    register(idle, silent_for=60)
+    tasks.nothing.enqueue()
+    claim(worker=owner)
+    Worker.objects.all().forget()
+    assert set(Worker.objects.values_list("pk", flat=True)) == {living, owner}
+
+
+def test_stuck_and_reset_mean_the_same_tasks(claim):
+    living = uuid4()
+    register(living)
+    for _ in range(2):
+        tasks.nothing.enqueue()
+    claim(worker=living)
+    [orphan] = claim()
+    assert [row.pk for row in Task.objects.all().stuck()] == [orphan.id]
+    assert Task.objects.all().reset_stuck() == 1
+    assert Task.objects.filter(status="RUNNING").count() == 1
+
+
+def test_people_retry_what_failed_with_all_its_retries(claim):
+    tasks.nothing.enqueue()
+    claim()
+    Task.objects.all().cancel()
+    assert Task.objects.all().retry() == 1
+    assert Task.objects.all().retry() == 0
+    row = Task.objects.get()
+    assert (row.status, row.worker, row.finished_at) == ("READY", None, None)
+
+
+def test_what_is_due_is_promoted_and_the_next_date_is_told():
+    tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    assert Task.objects.all().promote() == 0
+    assert 3590 < Task.objects.all().next_due_in() <= 3600
+    Task.objects.update(run_after=Now())
+    assert Task.objects.all().promote() == 1
+    assert Task.objects.all().next_due_in() is None
+
+
+def test_ready_queues_are_found_without_reading_every_row():
+    for queue in ("b", "a", "b", "c"):
+        tasks.nothing.using(queue_name=queue).enqueue()
+    assert Task.objects.all().ready_queues() == ["a", "b", "c"]

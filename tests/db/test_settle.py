@@ -1,0 +1,155 @@
+"""Settling: one guarded statement for a batch, and nothing for whoever lost the claim."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from django.db.utils import IntegrityError
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.models import Attempt, Task
+from django_pglock.tasks.outcome import Failed, Failure, Interrupted, Released, Retried, Succeeded
+from django_pglock.tasks.states import MOVES, TaskStatus
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db
+
+FAILURE = Failure("builtins.ValueError", "Traceback …")
+
+
+def settle(claim, outcome):
+    return Task.objects.all().settle([(claim, outcome)], claim.worker)
+
+
+def test_order_is_priority_then_first_come_first_served(claim):
+    ids = [tasks.nothing.using(priority=priority).enqueue().id for priority in (0, 5, -5, 5)]
+    assert [str(each.id) for each in claim(4)] == [ids[1], ids[3], ids[0], ids[2]]
+
+
+def test_only_known_functions_are_claimed():
+    """A rolling deploy must not burn an attempt on a task from the future."""
+    tasks.nothing.enqueue()
+    Task.objects.create(queue="default", backend="default", task_path="shop.tasks.not_deployed_yet")
+    rows = Task.objects.all()
+    statement = rows.claim_statement(worker=uuid4(), queue="default", paths=["tests.sample.tasks.nothing"])
+    assert len(statement.execute(10)) == 1
+    assert Task.objects.get(task_path="shop.tasks.not_deployed_yet").attempts == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "record"),
+    [
+        (Succeeded('{"a": 1}'), "SUCCESSFUL", None),
+        (Failed(FAILURE), "FAILED", "FAILED"),
+        (Retried(FAILURE, 60), "SCHEDULED", "FAILED"),
+        (Retried(FAILURE, 0), "READY", "FAILED"),
+        (Interrupted(FAILURE), "READY", "LOST"),
+        (Released(), "READY", None),
+    ],
+)
+def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, status, record):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    assert mine.id in settle(mine, outcome)
+    row = Task.objects.get()
+    assert row.status == status
+    assert (row.finished_at is not None) == (status in ("SUCCESSFUL", "FAILED"))
+    assert (row.worker is None) == (status in ("READY", "SCHEDULED"))
+    assert row.retries == isinstance(outcome, Retried)
+    assert row.rescues == isinstance(outcome, Interrupted)
+    assert [attempt.outcome for attempt in Attempt.objects.all()] == ([record] if record else [])
+    if status == "SUCCESSFUL":
+        assert row.result == {"a": 1}
+    if record:
+        attempt = Attempt.objects.get()
+        assert (attempt.number, attempt.worker, attempt.exception_path) == (1, mine.worker, "builtins.ValueError")
+
+
+def test_a_claim_given_back_unused_has_never_started(claim):
+    tasks.nothing.enqueue()
+    settle(claim()[0], Released())
+    row = Task.objects.get()
+    assert (row.started_at, row.attempts) == (None, 1), "the token only grows"
+
+
+@pytest.mark.parametrize(
+    "outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Interrupted(FAILURE), Released()]
+)
+def test_a_zombie_changes_nothing(claim, outcome):
+    """The fence: whoever comes back after a rescue finds another attempt in the row."""
+    tasks.nothing.enqueue()
+    [zombie] = claim()
+    settle(zombie, Interrupted(FAILURE))
+    [new] = claim()
+    before = Task.objects.values().get()
+    attempts = Attempt.objects.count()
+    assert settle(zombie, outcome) == {}
+    assert Task.objects.values().get() == before
+    assert Attempt.objects.count() == attempts
+    assert new.id in settle(new, Succeeded())
+
+
+@pytest.mark.parametrize("outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Released()])
+def test_a_cancelled_task_stays_cancelled(claim, outcome):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    assert Task.objects.all().cancel() == 1
+    assert settle(mine, outcome) == {}
+    assert Task.objects.get().status == "CANCELLED"
+
+
+def test_a_deleted_task_does_not_disturb_its_batch(claim):
+    for _ in range(3):
+        tasks.nothing.enqueue()
+    first, second, third = claim(3)
+    Task.objects.filter(pk=second.id).delete()
+    accepted = Task.objects.all().settle([(each, Succeeded()) for each in (first, second, third)], first.worker)
+    assert set(accepted) == {first.id, third.id}
+
+
+def test_a_batch_is_one_statement_per_kind(claim):
+    for _ in range(6):
+        tasks.nothing.enqueue()
+    claims = claim(6)
+    outcomes = [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Succeeded(), Released(), Interrupted(FAILURE)]
+    with CaptureQueriesContext(connection) as queries:
+        accepted = Task.objects.all().settle(list(zip(claims, outcomes, strict=True)), claims[0].worker)
+    assert len(queries) == 2
+    assert len(accepted) == 6
+
+
+ROW = {"queue": "default", "backend": "default", "task_path": "x", "worker": uuid4()}
+
+
+@pytest.mark.parametrize("source", TaskStatus)
+@pytest.mark.parametrize("verb", ["retry", "run_now", "cancel", "claim_update"])
+def test_no_verb_makes_a_move_that_the_table_does_not_know(source, verb):
+    """All pairs: whatever a verb did to a task, the table of moves allows it."""
+    from django.db.models.functions import Now
+
+    dates = {"last_attempted_at": Now(), "started_at": Now(), "run_after": Now()}
+    finished = Now() if source in ("SUCCESSFUL", "FAILED", "CANCELLED") else None
+    Task.objects.create(**ROW, **dates, finished_at=finished, status=source)
+    if verb == "claim_update":
+        Task.objects.all().ready().claim_update(1, status="RUNNING")
+    else:
+        getattr(Task.objects.all(), verb)()
+    target = TaskStatus(Task.objects.get().status)
+    assert target == source or target in MOVES[source]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"status": "RUNNING", "worker": None},
+        {"status": "SUCCESSFUL"},
+        {"status": "SCHEDULED"},
+        {"status": "UNHEARD_OF"},
+        {"priority": 101},
+    ],
+)
+def test_the_database_refuses_rows_that_cannot_be(broken):
+    with pytest.raises(IntegrityError):
+        Task.objects.create(**{**ROW, **broken})
