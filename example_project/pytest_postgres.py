@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 from example_project.postgres import PrivatePostgres
 
 _server: PrivatePostgres | None = None
@@ -23,7 +21,6 @@ def pytest_report_header() -> str:
     return f"database: {'a private PostgreSQL' if _server else 'DATABASE_URL'}"
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
     """Stop the private server."""
     if _server is not None:

@@ -43,6 +43,8 @@ class Attempt:
         self.options: dict[str, Any] = {} if claim.meta == "{}" else from_json(claim.meta).get("options", {})
         self.args: list[Any] = from_json(claim.args)
         self.kwargs: dict[str, Any] = from_json(claim.kwargs)
+        if not isinstance(self.args, list) or not isinstance(self.kwargs, dict):
+            raise TypeError(f"Task {claim.id} has args or kwargs that are no list and no object.")
         self.result = self._running_result()
 
     @property

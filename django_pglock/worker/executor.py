@@ -38,8 +38,7 @@ class Executor:
         ]
 
     def start(self) -> None:
-        """Start the threads and the loop."""
-        self.loop.start()
+        """Start the threads. The loop starts with the first async task."""
         for thread in self._threads:
             thread.start()
 
@@ -93,9 +92,6 @@ class AsyncLoop:
         self._starting = threading.Lock()
         self._idle = threading.Condition()
 
-    def start(self) -> None:
-        """Nothing to do yet: a worker without async tasks needs no loop."""
-
     def run(self, attempt: Attempt) -> None:
         """Start an attempt on the loop and return at once."""
         with self._starting:
@@ -118,10 +114,28 @@ class AsyncLoop:
         with self._idle:
             return self._idle.wait_for(lambda: self.hand.running_async == 0, timeout)
 
+    def stop(self) -> None:
+        """End the loop; coroutines that are still under way are cancelled."""
+        with self._starting:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, name="lockworker-loop", daemon=True).start()
+        threading.Thread(target=_serve, args=(loop,), name="lockworker-loop", daemon=True).start()
         return loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left))
+    finally:
+        loop.close()
 
 
 def look_at_connections() -> None:

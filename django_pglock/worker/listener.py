@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 from collections.abc import Callable
@@ -37,7 +38,12 @@ class Listener(ConnectedService):
         self._bell, self._ear = socket.socketpair()
 
     def wake(self) -> None:
-        self._bell.send(b"!")
+        with contextlib.suppress(OSError):  # it has ended already
+            self._bell.send(b"!")
+
+    def finish(self) -> None:
+        self._bell.close()
+        self._ear.close()
 
     def connected(self) -> None:
         with connections[self.using].cursor() as cursor:

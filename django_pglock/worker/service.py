@@ -64,12 +64,16 @@ class Service:
     def close(self) -> None:
         """Let go of what a turn may have opened. Called after each failure and at the end."""
 
+    def finish(self) -> None:
+        """Let go of what the service has had from its beginning."""
+
     def _loop(self) -> None:
         try:
             while not self.stopping.is_set():
                 self._one_turn()
         finally:
             self.close()
+            self.finish()
 
     def _one_turn(self) -> None:
         try:

@@ -12,7 +12,7 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError, OperationalError
 
 from django_pglock.tasks.arguments import describe_exception
-from django_pglock.tasks.outcome import Failed, Failure, Interrupted, Released, Retried
+from django_pglock.tasks.outcome import Failed, Failure, Succeeded
 from django_pglock.worker.announcing import announce, announce_lost
 from django_pglock.worker.hand import Ending, Hand
 from django_pglock.worker.service import ConnectedService
@@ -86,8 +86,10 @@ class Settler(ConnectedService):
 
     def _tell(self, endings: list[Ending]) -> None:
         """Let others know of tasks that are to run again, now or later."""
-        self.rows.wake(ending.claim.queue for ending in endings if isinstance(ending.outcome, (Released, Interrupted)))
-        if any(isinstance(ending.outcome, Retried) for ending in endings):
+        again = [ending for ending in endings if not isinstance(ending.outcome, (Succeeded, Failed))]
+        if again:
+            self.rows.wake(ending.claim.queue for ending in again)
+            self.hand.hungry.set()
             self.scheduled()
 
     def _settle(self, endings: list[Ending]) -> dict[int, Any]:

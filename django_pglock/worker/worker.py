@@ -110,6 +110,7 @@ class Worker:
         all_finished = self._wait_for_running()
         if not all_finished:
             self._abandon_running()
+        self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
         for service in (self.listener, self.upkeep, self.settler, self.heartbeat):
             if service is not None:

@@ -1,5 +1,4 @@
 """The shop's addresses."""
 
-from django.urls import path
 
 urlpatterns: list = []

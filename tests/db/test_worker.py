@@ -1,0 +1,246 @@
+"""A worker in threads of this process: what becomes of tasks."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+
+from django_pglock.models import Attempt, Task, Worker
+from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def finished(eventually):
+    """Wait until a result is finished and return it as it is then."""
+
+    def wait(result):
+        def look():
+            result.refresh()
+            return result.is_finished
+
+        eventually(look, why=f"task {result.id} never finished")
+        return result
+
+    return wait
+
+
+@pytest.mark.parametrize("value", [None, 0, "text", [1, {"a": None}], {"ä": 1.5}])
+def test_what_a_function_returns_comes_back(worker, finished, value):
+    worker()
+    result = finished(tasks.echo.enqueue(value))
+    assert result.return_value == value
+    assert (result.attempts, result.errors) == (1, [])
+    assert result.enqueued_at <= result.started_at <= result.finished_at
+    assert result.last_attempted_at == result.started_at
+
+
+def test_async_functions_run_side_by_side(worker, finished):
+    """Ten sleeps of 0.3 s with two threads: in threads they would take 1.5 s."""
+    results = [tasks.sleep_async.enqueue(0.3) for _ in range(10)]
+    began = time.monotonic()
+    worker(threads=2)
+    for result in results:
+        assert finished(result).return_value == 0.3
+    assert time.monotonic() - began < 1.4
+
+
+def test_the_context_knows_attempt_and_result(worker, finished):
+    worker()
+    result = tasks.tell_context.enqueue("hello")
+    assert finished(result).return_value == [1, result.id, "hello"]
+
+
+def test_a_failure_is_recorded_with_its_traceback(worker, finished):
+    worker()
+    result = finished(tasks.fail.enqueue("boom"))
+    assert result.status == TaskResultStatus.FAILED
+    [error] = result.errors
+    assert error.exception_class is ValueError
+    assert "ValueError: boom" in error.traceback
+
+
+def test_retries_end_with_success_or_with_the_last_attempt(worker, finished):
+    worker()
+    result = finished(tasks.fail_twice.enqueue("a"))
+    assert (result.return_value, result.attempts, len(result.errors)) == ("at last", 3, 2)
+    assert finished(tasks.fail_with_function.enqueue()).attempts == 2
+    assert finished(tasks.fail_with_broken_function.using(max_attempts=1).enqueue()).attempts == 1
+
+
+def test_exceptions_that_are_not_to_be_retried_are_not(worker, finished):
+    worker()
+    assert finished(tasks.fail_for_good.enqueue()).attempts == 1
+
+
+def test_a_retry_waits_its_back_off(worker, eventually):
+    worker()
+    tasks.fail_with_long_wait.enqueue()
+    row = eventually(lambda: Task.objects.filter(status="SCHEDULED").first())
+    assert timedelta(minutes=59) < row.run_after - row.enqueued_at < timedelta(minutes=61)
+
+
+@pytest.mark.parametrize(
+    ("task", "path"),
+    [
+        (tasks.raise_nul, "builtins.ValueError"),
+        (tasks.raise_unprintable, "tests.sample.tasks.raise_unprintable.<locals>.Unprintable"),
+        (tasks.return_unstorable, "django_pglock.errors.TaskArgumentsError"),
+        (tasks.leave, "builtins.SystemExit"),
+        (tasks.break_connection, "django.db.utils.DataError"),
+    ],
+)
+def test_no_ending_is_so_odd_that_it_gets_lost(worker, finished, task, path):
+    """Peers crash on a NUL in a message and leave the task running for ever."""
+    worker(threads=1)
+    result = finished(task.enqueue())
+    assert [error.exception_class_path for error in result.errors] == [path]
+    assert finished(tasks.echo.enqueue("still here")).return_value == "still here"
+
+
+def test_a_function_that_is_called_wrongly_fails_by_itself(worker, finished):
+    worker()
+    result = finished(tasks.echo.enqueue("one", "too many"))
+    assert result.errors[0].exception_class is TypeError
+
+
+def test_arguments_that_somebody_else_wrote_into_the_table_harm_nobody(worker, eventually):
+    worker(threads=1)
+    row = Task.objects.create(
+        queue="default", backend="default", task_path="tests.sample.tasks.echo", args={"not": "a list"}
+    )
+    eventually(lambda: Task.objects.filter(pk=row.pk, status="FAILED").exists())
+
+
+def test_higher_priorities_run_first(worker, finished):
+    for number, priority in enumerate((0, 10, -10, 10)):
+        result = tasks.record.using(priority=priority).enqueue("order", number)
+    worker(threads=1)
+    finished(result)
+    assert [effect.number for effect in Effect.objects.order_by("id")] == [1, 3, 0, 2] or Effect.objects.count() < 4
+    Task.objects.all()
+
+
+def test_a_worker_serves_the_queues_it_is_told_to(worker, finished):
+    other = tasks.nothing.using(queue_name="other").enqueue()
+    worker(queues=["default", "mail"])
+    finished(tasks.nothing.using(queue_name="mail").enqueue())
+    other.refresh()
+    assert other.status == TaskResultStatus.READY
+
+
+def test_a_worker_without_queues_serves_all(worker, finished):
+    results = [tasks.nothing.using(queue_name=name).enqueue() for name in ("a", "b", "a", "c")]
+    worker()
+    for result in results:
+        finished(result)
+
+
+def test_a_task_for_later_is_not_late(worker, finished):
+    worker()
+    result = finished(tasks.nothing.using(run_after=timedelta(seconds=0.5)).enqueue())
+    row = Task.objects.get(pk=result.id)
+    assert timedelta(0) <= row.last_attempted_at - row.run_after < timedelta(seconds=1)
+
+
+def test_atomic_effects_and_completion_are_one(worker, finished):
+    worker()
+    assert finished(tasks.record_atomically.enqueue("once")).status == TaskResultStatus.SUCCESSFUL
+    assert finished(tasks.write_and_fail.enqueue("never")).status == TaskResultStatus.FAILED
+    assert finished(tasks.record.using(atomic=True).enqueue("by call")).status == TaskResultStatus.SUCCESSFUL
+    assert set(Effect.objects.values_list("name", flat=True)) == {"once", "by call"}
+
+
+def test_an_atomic_task_that_lost_its_claim_leaves_no_effect(worker, eventually):
+    """Cancelled while it runs: it finds out at its last statement, and everything rolls back."""
+    worker()
+    task = tasks.record_slowly.enqueue("undone", 0.5)
+    eventually(lambda: Task.objects.filter(pk=task.id, status="RUNNING").exists())
+    assert Task.objects.filter(pk=task.id).cancel() == 1
+    tasks.record.enqueue("later")
+    eventually(lambda: Effect.objects.filter(name="later").exists())
+    time.sleep(0.6)
+    assert not Effect.objects.filter(name="undone").exists()
+    assert Task.objects.get(pk=task.id).status == "CANCELLED"
+
+
+def test_signals_name_the_backends_class_and_a_bad_receiver_harms_nobody(worker, finished, eventually):
+    """A peer turns a success into a failure when a receiver raises."""
+    heard = []
+
+    def hear(sender, task_result, **kwargs):
+        heard.append((sender.__name__, task_result.id, task_result.status))
+        raise RuntimeError("a receiver with a bug")
+
+    task_started.connect(hear)
+    task_finished.connect(hear)
+    try:
+        worker()
+        result = finished(tasks.echo.enqueue(1))
+        eventually(lambda: len(heard) == 2)
+    finally:
+        task_started.disconnect(hear)
+        task_finished.disconnect(hear)
+    assert heard == [
+        ("PostgresBackend", result.id, TaskResultStatus.RUNNING),
+        ("PostgresBackend", result.id, TaskResultStatus.SUCCESSFUL),
+    ]
+
+
+def test_an_idle_worker_is_woken_by_the_commit_and_not_before(worker, eventually):
+    """Without the notification it would sleep for two seconds, the tests' poll interval."""
+    worker()
+    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
+    time.sleep(0.3)
+    with transaction.atomic():
+        result = tasks.nothing.enqueue()
+        time.sleep(0.2)
+        assert Task.objects.get(pk=result.id).status == "READY"
+    committed = time.monotonic()
+    eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists(), seconds=5)
+    assert time.monotonic() - committed < 1
+
+
+def test_a_worker_that_may_not_listen_polls(worker, finished):
+    worker(listens=False)
+    finished(tasks.nothing.enqueue())
+
+
+def test_a_worker_leaves_no_trace_when_it_stops(worker):
+    running = worker()
+    assert Worker.objects.count() == 1
+    assert running.shutdown() is True
+    assert running.shutdown() is True, "twice does no harm"
+    assert Worker.objects.count() == 0
+    assert running.hand.claims == {}
+    assert Attempt.objects.count() == 0
+
+
+def test_what_has_not_begun_is_given_back_at_the_end(worker, eventually):
+    """One thread, one long task: the others were at most claimed, and are free again at once."""
+    running = worker(threads=1, grace=10)
+    for _ in range(50):
+        tasks.nothing.enqueue()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 50)
+    tasks.note_and_sleep.enqueue("long", 0.5)
+    for _ in range(20):
+        tasks.record.enqueue("after")
+    eventually(lambda: Effect.objects.filter(name="long").exists())
+    assert running.shutdown() is True
+    assert not Task.objects.filter(status="RUNNING").exists()
+    assert Task.objects.filter(task_path__endswith="note_and_sleep", status="SUCCESSFUL").exists()
+
+
+def test_what_outlasts_the_grace_is_given_back(worker, eventually):
+    running = worker(threads=1, grace=0.2)
+    tasks.note_and_sleep.enqueue("too long", 2)
+    eventually(lambda: Effect.objects.exists())
+    assert running.shutdown() is False
+    row = Task.objects.get()
+    assert (row.status, row.retries, row.rescues) == ("READY", 0, 0)
