@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Django's command line for the example project.
 
-The first use makes ``.venv`` beside this file and installs the project into it; later uses find it there. Needs nothing but
-Python 3.10 with venv. ``PGLOCK_NO_BOOTSTRAP=1`` turns that off. It is only for this checkout, never for the package.
+The first use makes ``.venv`` beside this file and installs the project into it; later uses find it there. Needs
+nothing but Python 3.10 with venv. ``PGLOCK_NO_BOOTSTRAP=1`` turns that off.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""What the rooms above need from a Django connection: is it PostgreSQL, is it in a transaction, a private one, NOTIFY."""
+"""What the rooms above need from a Django connection: is it PostgreSQL, in a transaction, alive; and a private one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A private PostgreSQL that needs no installation and leaves nothing behind.
 
-``PrivatePostgres`` makes a folder under the temporary directory, runs ``initdb`` and ``postgres`` there and listens on a
-Unix socket in it, never on TCP. Root lends the server to ``nobody``, because PostgreSQL refuses to run as root; no user is
-made and no mode of any other directory is changed.
+``PrivatePostgres`` makes a folder under the temporary directory, runs ``initdb`` and ``postgres`` there and listens on
+a Unix socket in it, never on TCP. Root lends the server to ``nobody``, because PostgreSQL refuses to run as root; no
+user is made and no mode of any other directory is changed.
 
 Who cleans up: a *guard*, a small process that waits for the end of a pipe whose other end is held by the owner. The
 pipe ends when the owner stops the server, exits, or is killed; then the guard stops the server and removes the folder.
@@ -44,7 +44,7 @@ class PrivatePostgres:
     """A server of one's own. As a context manager it starts and stops.
 
     ``durable`` turns fsync on, for tests about durability. ``settings`` are more of PostgreSQL's own settings.
-    ``programs`` is the folder of the programs to use; else ``DJANGO_PGLOCK_PG_BIN`` says it, or the first found is used.
+    ``programs`` is the folder of the programs to use; else ``DJANGO_PGLOCK_PG_BIN`` names it, or the first found is.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ def candidates() -> Iterator[Path]:
 
 
 def account(folder: Path) -> dict[str, Any]:
-    """Return the arguments that make a subprocess run as somebody who may run PostgreSQL, and give that one the folder."""
+    """Return how to start a subprocess as somebody who may run PostgreSQL, and give that one the folder."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

@@ -27,9 +27,9 @@ MAX_JSON = 100 * 1024 * 1024
 def to_json(value: Any, *, what: str) -> str:
     """Return ``value`` as the text of a JSON document that PostgreSQL's jsonb accepts.
 
-    ``what`` names the value in messages, for example ``"argument 'order_id' of shop.tasks.send"``. Raises
-    ``TaskArgumentsError`` for types that JSON does not have, NaN and infinity, NUL characters, lone surrogates, documents
-    nested too deeply or larger than 100 MB.
+    ``what`` names the value in messages, for example ``"The keyword arguments of shop.tasks.send"``. Raises
+    ``TaskArgumentsError`` for types that JSON does not have, NaN and infinity, NUL characters, lone surrogates,
+    documents nested too deeply or larger than 100 MB.
     """
     try:
         text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -96,8 +96,8 @@ class PostgresTask(Task):  # type: ignore[type-arg]
     def using(self, **changes: Any) -> Self:
         """Return a copy with other options for the calls made through it.
 
-        Takes Django's ``priority queue_name run_after backend`` and our ``max_attempts`` and ``atomic``. ``backoff`` and
-        the exception types belong to the function and are set where it is decorated. None leaves an option as it is.
+        Takes Django's ``priority queue_name run_after backend`` and our ``max_attempts`` and ``atomic``. ``backoff``
+        and the exception types belong to the function, set where it is decorated. None leaves an option as it is.
         Raises ``TaskOptionError`` for any other name.
         """
         for name in changes:

@@ -11,7 +11,7 @@ from django.db import Error as DatabaseFailure
 from django.db import transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.db import connection_for, has_hung_up
+from django_pglock.db import connection_for
 from django_pglock.errors import ClaimLost
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import describe_exception, from_json, to_json
@@ -143,9 +143,12 @@ def _run_atomic(attempt: Attempt) -> Ending:
     finds its claim gone, and everything rolls back.
     """
     claim = attempt.claim
+    session: Any = None
     has_begun = False
     try:
-        connection_for(attempt.using).ensure_connection()
+        connection = connection_for(attempt.using)
+        connection.ensure_connection()
+        session = connection.connection
         with transaction.atomic(using=attempt.using, durable=True):
             has_begun = True
             outcome = attempt.success(attempt.call())
@@ -153,7 +156,7 @@ def _run_atomic(attempt: Attempt) -> Ending:
     except ClaimLost:
         return Ending(claim, None, attempt.result)
     except TASK_EXCEPTIONS as error:
-        if isinstance(error, DatabaseFailure) and has_hung_up(connection_for(attempt.using)):
+        if isinstance(error, DatabaseFailure) and (session is None or session.closed):
             # Cut off. Whether the commit arrived is not known, but the guard of the next statement knows.
             return Ending(claim, _cut_off(claim, error) if has_begun else Released(), attempt.result)
         return Ending(claim, attempt.failure(error), attempt.result)

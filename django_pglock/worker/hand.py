@@ -1,8 +1,7 @@
 """What the process has in hand: claims that wait for a thread, run, or wait to be settled.
 
-The fetcher puts claims in, executor threads take them and put outcomes in, the settler takes those and lets go. Python's
-SimpleQueue and dict are safe between threads; the few numbers that several threads write may be off by one for a
-moment, and nothing but the size of the next claim depends on them.
+The fetcher puts claims in, executor threads take them and put outcomes in, the settler takes those and lets go.
+Python's SimpleQueue and dict are safe between threads.
 """
 
 from __future__ import annotations
@@ -55,11 +54,17 @@ class Hand:
         self.claims: dict[int, Claim] = {}
         #: Set when the fetcher should look again: a thread is short of work, a notification came, or the end.
         self.hungry = threading.Event()
-        self.unsettled = 0
+        #: Endings that the settler has taken and not yet written. Only the settler sets it.
+        self.settling = 0
         self.running_async = 0
         self.done = 0
         self._cost: float | None = None
         self._ahead = 0
+
+    @property
+    def unsettled(self) -> int:
+        """Endings that wait for the database; about right, as several threads move them meanwhile."""
+        return self.outbox.qsize() + self.settling
 
     def room(self) -> int:
         """Return how many tasks to claim now."""
@@ -77,8 +82,7 @@ class Hand:
 
     def ended(self, ending: Ending, cost: float) -> None:
         """Pass an ending on to the settler; ``cost`` is how many seconds the attempt kept a thread."""
-        self.unsettled += 1
-        self.done += 1
+        self.done += 1  # only whether it changes is looked at
         self._note_cost(cost)
         self.outbox.put(ending)
         if self.inbox.qsize() * 2 <= self._ahead and not self.hungry.is_set():
@@ -94,7 +98,6 @@ class Hand:
         """Forget claims that were settled or lost."""
         for ending in endings:
             self.claims.pop(ending.claim.id, None)
-        self.unsettled -= len(endings)
 
     def give_back(self) -> int:
         """Take back what no thread has begun and have its claims released. Returns how many."""
@@ -114,5 +117,4 @@ class Hand:
             self._release(claim)
 
     def _release(self, claim: Claim) -> None:
-        self.unsettled += 1
         self.outbox.put(Ending(claim, Released()))

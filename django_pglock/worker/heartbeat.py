@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Heartbeat(ConnectedService):
     """Beats, and now and then compares what the table says is ours with what we have in hand.
 
-    It starts before the first claim and stops after the last settle, so that nobody takes a worker that drains for dead.
+    It starts before the first claim and stops after the last settle: a worker that drains must not look dead.
     """
 
     name = "heartbeat"

@@ -1,7 +1,7 @@
 """A part of the worker that runs in a thread of its own: starts, stops twice without harm, can be waited for.
 
-Each turn of its loop survives a lost connection: it says so once, closes what it had, backs off with jitter and goes on.
-Sleeping is always waiting on an event, so that a stop is felt at once.
+Each turn of its loop survives a lost connection: it says so once, closes what it had, backs off with jitter and goes
+on. Sleeping is always waiting on an event, so that a stop is felt at once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
+import psycopg
 from django.db import DatabaseError, InterfaceError, connections
 
 from django_pglock.db import dedicated_connection
@@ -79,7 +80,7 @@ class Service:
         try:
             self.open()
             self.turn()
-        except (DatabaseError, InterfaceError, OSError) as error:
+        except (DatabaseError, InterfaceError, psycopg.Error, OSError) as error:
             self._back_off(error)
         except Exception as error:
             logger.exception("The %s failed; it goes on.", self.name)

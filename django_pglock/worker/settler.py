@@ -1,4 +1,7 @@
-"""Writes outcomes. What gathers while one write is on its way is the next batch: no delay when idle, large under load."""
+"""Writes outcomes in batches that form naturally.
+
+What gathers while one write is on its way is the next batch: no delay when idle, large batches under load.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +50,21 @@ class Settler(ConnectedService):
         self.hand.outbox.put(None)
 
     def drain(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until every outcome is settled, and say whether that came."""
+        """Wait up to ``timeout`` seconds until every claim in hand is settled, and say whether that came."""
         deadline = time.monotonic() + timeout
-        while self.hand.unsettled > 0 and time.monotonic() < deadline:
+        while self.hand.claims and time.monotonic() < deadline:
             time.sleep(0.005)
-        return self.hand.unsettled <= 0
+        return not self.hand.claims
 
     def turn(self) -> None:
         if not self._batch:
             self._batch = self._gather()
+            self.hand.settling = len(self._batch)
         if self._batch:
             self._write(self._batch)
             self.hand.let_go(self._batch)
             self._batch = []
+            self.hand.settling = 0
 
     def _gather(self) -> list[Ending]:
         outbox = self.hand.outbox

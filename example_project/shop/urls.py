@@ -1,4 +1,3 @@
 """The shop's addresses."""
 
-
 urlpatterns: list = []

@@ -45,7 +45,7 @@ def loop():
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (datetime(2026, 1, 1), "contains a datetime"),  # noqa: DTZ001
+        (datetime(2026, 1, 1), "contains a datetime"),
         ({1: "one"}, "has the key 1"),
         (float("nan"), "no JSON"),
         (float("inf"), "no JSON"),

@@ -1,0 +1,53 @@
+"""The database goes away and comes back; the worker stays."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+
+from django_pglock.models import Task, Worker
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+
+OTHERS = """FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()
+            AND backend_type = 'client backend'"""
+
+
+def count_others() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT count(*) {OTHERS}")
+        return cursor.fetchone()[0]
+
+
+def terminate_all_others() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT pg_terminate_backend(pid) {OTHERS}")
+
+
+def test_every_connection_of_a_worker_may_be_terminated(worker_process, eventually):
+    """Fetcher, settler, listener, heartbeat, upkeep and the threads' own: all open new ones and go on."""
+    process = worker_process("--threads", "2")
+    for round_ in range(3):
+        for number in range(20):
+            tasks.record_atomically.enqueue("kept", round_ * 20 + number)
+        eventually(lambda: Effect.objects.exists())
+        eventually(lambda: count_others() >= 5, why="fetcher, settler, listener, heartbeat and upkeep are not back")
+        terminate_all_others()
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), seconds=40, why=process.output)
+    assert sorted(Effect.objects.values_list("number", flat=True)) == list(range(60))
+    assert process.process.poll() is None
+    assert Worker.objects.count() == 1, "it is still the same worker"
+
+
+def test_outcomes_are_kept_until_they_can_be_written(worker, eventually):
+    """The settler's session dies while a task runs: its outcome is written over the next one."""
+    running = worker(threads=1)
+    task = tasks.note_and_sleep.enqueue("kept", 0.5)
+    eventually(lambda: Effect.objects.exists())
+    terminate_all_others()
+    eventually(lambda: Task.objects.filter(pk=task.id, status="SUCCESSFUL").exists(), seconds=20)
+    assert Task.objects.get().attempts == 1
+    eventually(lambda: not running.hand.claims)

@@ -1,0 +1,130 @@
+"""The worker as users run it: a process, and real signals. Then the rows tell."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+
+import pytest
+from django.db import transaction
+
+from django_pglock.models import Attempt, Task, Worker
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+
+def done() -> int:
+    return Task.objects.filter(status="SUCCESSFUL").count()
+
+
+def test_kill_9_under_load_loses_nothing(worker_process, eventually):
+    """Three workers share 1,500 tasks, a third of them atomic; one is killed in the middle.
+
+    Every task ends successful and leaves its effect; an atomic one leaves it exactly once, whoever died.
+    """
+    victim, *_others = [worker_process("--threads", "2") for _ in range(3)]
+    with transaction.atomic():
+        for number in range(500):
+            tasks.record.enqueue("often", number)
+            tasks.record_atomically.enqueue("once", number)
+            tasks.nothing.enqueue()
+
+    eventually(lambda: done() > 200, why="the work did not begin")
+    victim.send(signal.SIGKILL)
+    eventually(lambda: done() == 1500, seconds=40, why="some task was lost")
+
+    often = Counter(Effect.objects.filter(name="often").values_list("number", flat=True))
+    once = Counter(Effect.objects.filter(name="once").values_list("number", flat=True))
+    assert set(often) == set(range(500))
+    assert once == Counter(range(500)), "an atomic task had its effect not exactly once"
+    assert victim.wait() == -signal.SIGKILL
+
+
+def test_what_a_killed_worker_was_running_runs_elsewhere(worker_process, eventually):
+    """Its tasks are taken back within seconds, counted as a rescue and not as a retry."""
+    victim = worker_process("--threads", "1")
+    tasks.note_and_sleep.enqueue("interrupted", 3)
+    eventually(lambda: Effect.objects.exists(), why="the task did not begin")
+    worker_process("--threads", "1")
+    victim.send(signal.SIGKILL)
+    killed = time.monotonic()
+
+    eventually(lambda: Effect.objects.count() == 2, why="the task was not taken over")
+    assert time.monotonic() - killed < 10
+    eventually(lambda: done() == 1)
+    task = Task.objects.get()
+    assert (task.retries, task.rescues, task.attempts) == (0, 1, 2)
+    assert Attempt.objects.get().outcome == "LOST"
+
+
+def test_a_frozen_worker_is_replaced_and_its_late_outcome_has_no_effect(worker_process, eventually):
+    """SIGSTOP for longer than the limit, then SIGCONT: the zombie meets the fence."""
+    zombie = worker_process("--threads", "1")
+    tasks.record_slowly.enqueue("once", 1)
+    eventually(lambda: Task.objects.filter(status="RUNNING").exists())
+    zombie.send(signal.SIGSTOP)
+    worker_process("--threads", "1")
+
+    eventually(lambda: done() == 1, seconds=30, why="the frozen worker's task was not taken over")
+    zombie.send(signal.SIGCONT)
+    zombie.wait_for("was lost")
+    assert Effect.objects.filter(name="once").count() == 1
+    assert Task.objects.get().attempts == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_tasks_finish(worker_process, eventually, number):
+    process = worker_process("--threads", "1", "--grace", "20")
+    tasks.note_and_sleep.enqueue("finishes", 1)
+    tasks.record.enqueue("stays")
+    eventually(lambda: Effect.objects.filter(name="finishes").exists())
+    process.send(number)
+
+    assert process.wait() == 0
+    assert done() == 1
+    assert Task.objects.filter(status="READY").count() == 1
+    assert not Worker.objects.exists()
+
+
+def test_the_second_signal_gives_everything_back(worker_process, eventually):
+    process = worker_process("--threads", "1", "--grace", "60")
+    tasks.note_and_sleep.enqueue("is cut short", 30)
+    eventually(lambda: Effect.objects.exists())
+    process.send(signal.SIGTERM)
+    process.wait_for("Waiting up to")
+    process.send(signal.SIGTERM)
+
+    assert process.wait(10) == 0
+    task = Task.objects.get()
+    assert (task.status, task.retries, task.rescues) == ("READY", 0, 0)
+
+
+def test_fifty_deploys_in_a_row_strand_nothing(worker, eventually):
+    """A peer leaves a task running for ever when the signal comes between its claim and its start."""
+    for round_ in range(50):
+        for number in range(10):
+            tasks.record.enqueue("deploy", round_ * 10 + number)
+        running = worker(threads=2)
+        if round_ % 2:
+            time.sleep(0.01 * (round_ % 5))
+        running.stop()
+        assert running.shutdown() is True
+        assert not Task.objects.filter(status="RUNNING").exists()
+    worker(threads=2)
+    eventually(lambda: done() == 500)
+    assert Counter(Effect.objects.values_list("number", flat=True)) == Counter(range(500))
+
+
+def test_a_task_that_kills_its_worker_ends_failed(worker_process, eventually):
+    """Each victim is replaced, as a supervisor would; after MAX_RESCUES the pill is taken out."""
+    tasks.kill_own_worker.enqueue()
+    tasks.record.enqueue("neighbour")
+    for _ in range(4):
+        assert worker_process("--threads", "1").wait(30) == -signal.SIGKILL
+    worker_process("--threads", "1")
+    eventually(lambda: Task.objects.filter(status="FAILED").exists())
+    eventually(lambda: Effect.objects.filter(name="neighbour").exists())
+    assert Task.objects.get(status="FAILED").rescues == 4

@@ -1,0 +1,100 @@
+"""Which index serves each hot statement: ask EXPLAIN, not the clock."""
+
+from __future__ import annotations
+
+import json
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+
+from django_pglock.models import Task
+from django_pglock.tasks import statements
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def history():
+    """Twenty thousand finished rows, two thousand waiting, and statistics that know it."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO django_pglock_task (queue, task_path, backend, status, finished_at, run_after, priority)
+               SELECT 'q' || n % 5, 'tests.sample.tasks.nothing', 'default',
+                      CASE WHEN n <= 20000 THEN 'SUCCESSFUL' WHEN n <= 21000 THEN 'READY' ELSE 'SCHEDULED' END,
+                      CASE WHEN n <= 20000 THEN now() END, CASE WHEN n > 21000 THEN now() + n * interval '1 s' END,
+                      n % 3
+               FROM generate_series(1, 22000) AS n"""
+        )
+        cursor.execute("ANALYZE django_pglock_task")
+
+
+def plan_of(sql, params=None):
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}", params)
+        answer = cursor.fetchone()[0]
+    return answer if isinstance(answer, list) else json.loads(answer)
+
+
+def nodes(plan):
+    if isinstance(plan, list):
+        for each in plan:
+            yield from nodes(each)
+    elif isinstance(plan, dict):
+        if "Node Type" in plan:
+            yield plan
+        for each in plan.values():
+            yield from nodes(each)
+
+
+def reads(plan):
+    """Return how the task table is read: (kind of scan, index)."""
+    return {
+        (node["Node Type"], node.get("Index Name"))
+        for node in nodes(plan)
+        if node.get("Relation Name") == "django_pglock_task" and "Scan" in node["Node Type"]
+    }
+
+
+def test_a_claim_walks_the_ready_index_in_order(history):
+    statement = Task.objects.all().claim_statement(
+        worker=uuid4(), queue="q1", paths=["tests.sample.tasks.nothing", "tests.sample.tasks.echo"]
+    )
+    plan = plan_of(f"{statement._head}10{statement._tail}")
+    assert ("Index Scan", "pglock_task_ready") in reads(plan)
+    assert not [node for node in nodes(plan) if node["Node Type"] in ("Seq Scan", "Sort")]
+
+
+@pytest.mark.parametrize("batch", [1, 500])
+def test_a_settle_finds_its_rows_by_key(history, batch):
+    ids = list(range(1, batch + 1))
+    sql = Task.objects.all()._sql(statements.SETTLE_SUCCESSES)
+    assert "Seq Scan" not in {kind for kind, _ in reads(plan_of(sql, (ids, [1] * batch, ["null"] * batch)))}
+
+
+def test_the_other_statements_use_their_partial_indexes(history):
+    rows = Task.objects.all()
+    worker = uuid4()
+    Task.objects.filter(status="READY", queue="q1").update(status="RUNNING", worker=worker, last_attempted_at=Now())
+    expected = {
+        "NEXT_DUE": ((), "pglock_task_due"),
+        "READY_QUEUES": ((), "pglock_task_ready"),
+        "RELEASE_UNKNOWN": ((worker, [1], 0.0), "pglock_task_running"),
+    }
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE django_pglock_task")
+    for name, (params, index) in expected.items():
+        used = reads(plan_of(rows._sql(getattr(statements, name)), params or None))
+        assert {each for _, each in used} == {index}, name
+
+
+def test_promotion_walks_the_due_index(history):
+    sql, params = Task.objects.all().due()._marking_sql(1000, {"status": "READY"}, ["queue"], keep_order=False)
+    assert "pglock_task_due" in {index for _, index in reads(plan_of(sql, params))}
+
+
+def test_rescue_looks_only_at_what_runs(history):
+    sql = Task.objects.all()._sql(statements.RESCUE)
+    used = reads(plan_of(sql, (6.6, 30.0, 1000, 3, 3, 3, "x", "y")))
+    assert "Seq Scan" not in {kind for kind, _ in used}
