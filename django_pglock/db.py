@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
-import socket
+import select
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -14,6 +13,9 @@ from django_pglock.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
+
+# RDHUP (Linux) tells of the peer's end also while its last message is still unread.
+_HANG_UP = getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0) | getattr(select, "POLLRDHUP", 0)
 
 
 def connection_for(using: str) -> DatabaseWrapper:
@@ -63,22 +65,20 @@ def dedicated_connection(using: str, *, application_name: str | None = None) -> 
 def has_hung_up(connection: DatabaseWrapper) -> bool:
     """Say whether the server has ended this session, without asking it.
 
-    A server that shuts down, or a backend that was terminated, leaves a last message and the end of the stream in the
-    socket, where a look finds them in microseconds, long before the next statement would fail. A connection that was
-    never opened has not hung up; one that libpq or Django has given up has.
+    A server that shuts down, or a backend that was terminated, closes its end of the socket, which a look at the
+    socket shows in microseconds, long before the next statement would fail. A connection that was never opened has
+    not hung up; one that libpq or Django has given up has.
     """
     raw: Any = connection.connection
     if raw is None:
         return bool(connection.closed_in_transaction)
     if raw.closed or raw.broken:
         return True
-    try:
-        with socket.socket(fileno=os.dup(raw.fileno())) as peer:
-            return peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-    except BlockingIOError:
+    if not hasattr(select, "poll"):  # Windows
         return False
-    except OSError:
-        return True
+    poll = select.poll()
+    poll.register(raw.fileno(), _HANG_UP)
+    return any(event & _HANG_UP for _, event in poll.poll(0))
 
 
 def backend_pid(connection: DatabaseWrapper) -> int:

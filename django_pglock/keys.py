@@ -1,0 +1,123 @@
+"""From a lock's name to its key: the signed 64-bit number that PostgreSQL locks. Pure, but for the settings.
+
+A name is a string, or parts that are joined by colons: ``("order", 5)`` is ``"order:5"``. Colons and percent signs
+inside a part are escaped, so that no value from outside can name somebody else's lock. The key is the first eight
+bytes of the name's SHA-256, big-endian and signed, which plain SQL can compute as well::
+
+    ('x' || encode(substr(sha256(convert_to('order:5', 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
+
+Names are not normalised: two spellings of "café" in Unicode are two locks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from dataclasses import dataclass
+from datetime import date
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from django.utils.module_loading import import_string
+
+from django_pglock.conf import get_settings
+from django_pglock.errors import LockKeyError
+
+#: PostgreSQL's bigint.
+SMALLEST, LARGEST = -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A lock's name as people read it, and the number that PostgreSQL locks."""
+
+    name: str
+    number: int
+
+
+def sha256_key(name: str) -> int:
+    """Return the default key of a name; the same as django-pgware's."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+
+
+#: The default under the name of the package whose locks it excludes, for a rolling migration from there.
+pgware_key = sha256_key
+
+
+def pglock_key(name: str) -> int:
+    """Return the key that django-pglock (AmbitionEng) makes of a name: the same bytes, little-endian."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
+
+
+def crc32_key(name: str) -> int:
+    """Return the key that django-pglocks before version 2 made of a name: a signed CRC-32. Collides easily."""
+    number = zlib.crc32(name.encode())
+    return number - 2**32 if number >= 2**31 else number
+
+
+def make_key(*parts: Any) -> Key:
+    """Return the key of a name, or of parts of one.
+
+    One string is the name as it stands; one int is the number itself, for locks shared with other programs. Several
+    parts, or one of another kind, are escaped and joined. Raises ``LockKeyError`` for what cannot name a lock.
+    """
+    if len(parts) == 1:
+        [only] = parts
+        if isinstance(only, int) and not isinstance(only, (bool, Enum)):
+            return _raw(only)
+        if isinstance(only, str) and not isinstance(only, Enum):
+            return _hashed(only)
+    return _hashed(join(*parts))
+
+
+def join(*parts: Any) -> str:
+    """Return the name made of parts: each escaped, joined by colons. Raises ``LockKeyError``."""
+    if not parts:
+        raise LockKeyError("A lock needs a name.")
+    return ":".join(part_of(part) for part in parts)
+
+
+def part_of(value: Any) -> str:
+    """Return a value as an escaped part of a name.
+
+    Takes strings, ints, UUIDs, dates, members of an Enum and saved model instances (``app.model:pk``). Raises
+    ``LockKeyError`` for everything else: None, for example, is the primary key of every anonymous user.
+    """
+    if isinstance(value, Enum):
+        value = value.value
+    if hasattr(value, "_meta") and hasattr(value, "pk"):
+        return _part_of_model(value)
+    if isinstance(value, bool) or not isinstance(value, (str, int, UUID, date)):
+        raise LockKeyError(
+            f"{value!r} cannot be part of a lock's name; use a string, int, UUID, date, Enum or saved model instance."
+        )
+    text = value.isoformat() if isinstance(value, date) else str(value)
+    if not text:
+        raise LockKeyError("An empty string cannot be part of a lock's name: every missing value would share one lock.")
+    return text.replace("%", "%25").replace(":", "%3A")
+
+
+def _part_of_model(instance: Any) -> str:
+    if instance.pk is None:
+        raise LockKeyError(f"{instance!r} has not been saved yet, so it has no primary key to name a lock with.")
+    return f"{instance._meta.label_lower}:{part_of(instance.pk)}"
+
+
+def _raw(number: int) -> Key:
+    if not SMALLEST <= number <= LARGEST:
+        raise LockKeyError(f"{number} does not fit into PostgreSQL's bigint; give a name instead.")
+    return Key(str(number), number)
+
+
+def _hashed(name: str) -> Key:
+    if not name:
+        raise LockKeyError("An empty string cannot name a lock: every missing value would share it.")
+    settings = get_settings()
+    if settings.NAMESPACE:
+        name = f"{settings.NAMESPACE}:{name}"
+    try:
+        number = import_string(settings.KEY_FUNCTION)(name)
+    except UnicodeEncodeError as error:
+        raise LockKeyError(f"{name!r} contains a lone surrogate, which is not a character.") from error
+    return Key(name, number)

@@ -1,0 +1,145 @@
+"""``lock_view``: the second of two requests gets a graceful 409 instead of a second charge."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeVar, cast
+
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+
+from django_pglock.errors import ConfigurationError, LockLost, LockNotAvailable
+from django_pglock.keys import make_key
+from django_pglock.locks.api import Timeout, refuse_what_outlives_its_call, seconds_of
+from django_pglock.locks.handle import Handle, Options
+from django_pglock.locks.template import KeyTemplate
+
+logger = logging.getLogger("django_pglock.locks")
+
+View = TypeVar("View", bound=Callable[..., Any])
+#: What a busy lock may be answered with; others would tell the client something else.
+STATUSES = (409, 423, 429, 503)
+
+
+def lock_view(
+    key: str,
+    *,
+    timeout: Timeout = 0,
+    status: int = 409,
+    retry_after: int = 1,
+    methods: Iterable[str] | None = None,
+    on_busy: Callable[..., Any] | None = None,
+    shared: bool = False,
+    scope: str | None = None,
+    using: str | None = None,
+) -> Callable[[View], View]:
+    """Run a view, or a class-based view, under a lock; answer at once when somebody else is in there.
+
+    - ``key``: a template over ``request`` and the view's parameters: ``"checkout:{request.user.pk}"``. A value that
+      is None, such as the primary key of an anonymous user, raises ``LockKeyError``: put the login check outside.
+    - ``timeout``: seconds to wait before giving up; default 0, because each waiter occupies a web worker.
+    - ``status``: 409 (default), 423, 429 or 503; ``retry_after``: seconds in the header of that answer.
+    - ``methods``: lock only these, for example ``["POST"]``; default all.
+    - ``on_busy``: a callable ``(exception, request, *args, **kwargs)`` that makes the answer instead.
+    - ``shared``, ``scope``, ``using`` as for ``lock``.
+
+    A streaming response keeps the lock until it is closed. Raises ``LockKeyError`` and ``ConfigurationError`` when the
+    decorator is applied, if the template or the view cannot work.
+    """
+    if status not in STATUSES:
+        raise ConfigurationError(f"lock_view cannot answer with {status!r}; use one of {STATUSES}.")
+    guard = _Guard(
+        options=Options(timeout=seconds_of(timeout), shared=shared, scope=scope, using=using),
+        methods=None if methods is None else frozenset(method.upper() for method in methods),
+        answer=on_busy or functools.partial(busy_response, status=status, retry_after=retry_after),
+    )
+
+    def decorate(view: View) -> View:
+        where = f"lock_view on {getattr(view, '__qualname__', view)}"
+        if not isinstance(view, type):
+            return cast(View, _wrap(view, key, guard, where, is_method=False))
+        if getattr(view, "view_is_async", False):
+            raise ConfigurationError(f"{where}: its handlers are async; take the lock inside them.")
+        view_class: Any = view
+        view_class.dispatch = _wrap(view_class.dispatch, key, guard, where, is_method=True)
+        return view
+
+    return decorate
+
+
+def busy_response(
+    error: LockNotAvailable, request: HttpRequest, *args: Any, status: int, retry_after: int, **kwargs: Any
+) -> HttpResponse:
+    """Return the answer to a request that came second. The lock's name stays inside: it may hold a user's id."""
+    text = _("This is being done already. Please wait a moment before you try again.")
+    response = HttpResponse(text, status=status, content_type="text/plain; charset=utf-8")
+    response["Retry-After"] = str(retry_after)
+    return response
+
+
+class _Guard:
+    """What all requests of one decorated view have in common: options, no state."""
+
+    def __init__(self, *, options: Options, methods: frozenset[str] | None, answer: Callable[..., Any]) -> None:
+        self.options = options
+        self.methods = methods
+        self.answer = answer
+
+
+def _wrap(view: Any, key: str, guard: _Guard, where: str, *, is_method: bool) -> Any:
+    refuse_what_outlives_its_call(view)
+    parameters = inspect.signature(view).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    template = KeyTemplate(key, known=None if takes_any else {*parameters, "request"}, where=where)
+
+    @functools.wraps(view)
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        request = args[1] if is_method or (not isinstance(args[0], HttpRequest) and len(args) > 1) else args[0]
+        if guard.methods is not None and request.method not in guard.methods:
+            return view(*args, **kwargs)
+        name = template.render({**kwargs, "request": request})
+        handle = Handle(make_key(name), guard.options)
+        try:
+            handle.acquire(may_begin=True)
+        except LockNotAvailable as busy:
+            return guard.answer(busy, request, **kwargs)
+        return _respond(handle, functools.partial(view, *args, **kwargs), where)
+
+    return locked
+
+
+def _respond(handle: Handle, call: Callable[[], Any], where: str) -> Any:
+    """Call the view and give the lock back, unless its response is still to be streamed: then when that is closed."""
+    try:
+        response = call()
+        streams = getattr(response, "streaming", False)
+        if streams and handle.scope == "transaction":
+            response.close()
+            _refuse_stream(where)
+    except BaseException as error:
+        handle.release(error)
+        raise
+    if streams:
+        # Django calls these when it closes the response, in the same thread.
+        response._resource_closers.append(functools.partial(_release_after_stream, handle))
+    else:
+        handle.release()
+    return response
+
+
+def _refuse_stream(where: str) -> NoReturn:
+    raise ConfigurationError(
+        f"{where}: the transaction, and with it the lock, ends before a streaming response is sent. Use "
+        "scope='session' and take the view out of ATOMIC_REQUESTS."
+    )
+
+
+def _release_after_stream(handle: Handle) -> None:
+    # Django swallows what a closer raises, so this has to be said here.
+    try:
+        handle.release()
+    except LockLost as lost:
+        logger.error("%s", lost)  # noqa: TRY400 - the sentence says it all

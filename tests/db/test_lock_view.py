@@ -1,0 +1,151 @@
+"""A view behind a lock: the second request gets a graceful answer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from django.db import transaction
+from django.http import HttpResponse, StreamingHttpResponse
+from django.test import RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_pglock import LockKeyError, lock_view
+from django_pglock.errors import ConfigurationError
+from tests.db.test_locks import Somebody
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def somebody():
+    other = Somebody()
+    yield other
+    other.connection.close()
+
+
+def request_of(pk=1, method="post"):
+    request = getattr(RequestFactory(), method)("/")
+    request.user = SimpleNamespace(pk=pk)
+    return request
+
+
+@lock_view("checkout:{request.user.pk}")
+def checkout(request):
+    return HttpResponse("paid")
+
+
+def test_the_second_request_gets_409_and_when_to_try_again(somebody):
+    somebody.holds("checkout:1")
+    response = checkout(request_of())
+    assert (response.status_code, response["Retry-After"]) == (409, "1")
+    assert b"checkout" not in response.content, "the name may hold a user's id"
+    assert checkout(request_of(pk=2)).status_code == 200, "other users are not held up"
+
+
+def test_the_lock_is_free_again_after_the_answer(somebody):
+    assert checkout(request_of()).status_code == 200
+    assert somebody.can_have("checkout:1")
+
+
+def test_an_exception_frees_the_lock(somebody):
+    @lock_view("a")
+    def view(request):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        view(request_of())
+    assert somebody.can_have("a")
+
+
+@pytest.mark.parametrize("status", [423, 429, 503])
+def test_another_answer_can_be_chosen(somebody, status):
+    somebody.holds("a")
+    view = lock_view("a", status=status, retry_after=7)(lambda request: HttpResponse())
+    assert (view(request_of()).status_code, view(request_of())["Retry-After"]) == (status, "7")
+    own = lock_view("a", on_busy=lambda error, request, number: HttpResponse(f"{error.name} {number}", status=202))
+    assert own(lambda request, number: HttpResponse())(request_of(), number=5).content == b"a 5"
+
+
+def test_only_the_methods_named_are_locked(somebody):
+    somebody.holds("a")
+    view = lock_view("a", methods=["POST"])(lambda request: HttpResponse())
+    assert view(request_of(method="get")).status_code == 200
+    assert view(request_of(method="post")).status_code == 409
+
+
+def test_parameters_of_the_url_can_name_the_lock(somebody):
+    @lock_view("order:{order_id}")
+    def view(request, order_id):
+        return HttpResponse(somebody.can_have(f"order:{order_id}"))
+
+    assert view(request_of(), order_id=7).content == b"False"
+
+
+def make_class_views():
+    @lock_view("a")
+    class Decorated(View):
+        def post(self, request):
+            return HttpResponse("done")
+
+    @method_decorator(lock_view("a"), name="dispatch")
+    class DecoratedDispatch(View):
+        def post(self, request):
+            return HttpResponse("done")
+
+    class DecoratedMethod(View):
+        @lock_view("a")
+        def post(self, request):
+            return HttpResponse("done")
+
+    return [Decorated, DecoratedDispatch, DecoratedMethod]
+
+
+@pytest.mark.parametrize("view", make_class_views())
+def test_class_based_views_in_each_way_to_decorate_them(somebody, view):
+    assert view.as_view()(request_of()).content == b"done"
+    somebody.holds("a")
+    assert view.as_view()(request_of()).status_code == 409
+
+
+def test_a_streaming_response_holds_the_lock_until_it_is_closed(somebody):
+    @lock_view("a")
+    def view(request):
+        return StreamingHttpResponse(iter([b"one", b"two"]))
+
+    response = view(request_of())
+    assert not somebody.can_have("a")
+    assert b"".join(response) == b"onetwo"
+    assert not somebody.can_have("a")
+    response.close()
+    assert somebody.can_have("a")
+
+
+def test_a_stream_under_a_transaction_lock_is_refused():
+    @lock_view("a")
+    def view(request):
+        return StreamingHttpResponse(iter([b"one"]))
+
+    with pytest.raises(ConfigurationError, match="streaming"), transaction.atomic():
+        view(request_of())
+
+
+def test_an_anonymous_user_shares_no_lock_with_all_others():
+    with pytest.raises(LockKeyError, match=r"request\.user\.pk"):
+        checkout(request_of(pk=None))
+
+
+def test_what_cannot_work_is_refused_at_decoration():
+    async def async_view(request): ...
+
+    class AsyncView(View):
+        async def get(self, request): ...
+
+    for view in (async_view, AsyncView):
+        with pytest.raises(ConfigurationError):
+            lock_view("a")(view)
+    with pytest.raises(LockKeyError, match="no parameter"):
+        lock_view("a:{order_id}")(lambda request: None)
+    with pytest.raises(ConfigurationError, match="418"):
+        lock_view("a", status=418)

@@ -1,0 +1,131 @@
+"""Names and keys."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timezone
+from enum import Enum
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+from django.test import override_settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_pglock.errors import LockKeyError
+from django_pglock.keys import crc32_key, join, make_key, part_of, pglock_key, sha256_key
+from django_pglock.locks.template import KeyTemplate
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+def test_golden_values():
+    """A key must never change: half of a fleet would lock another number during a deploy.
+
+    Computed with coreutils: ``printf %s checkout:42 | sha256sum``.
+    """
+    assert sha256_key("checkout:42") == int.from_bytes(bytes.fromhex("62f7a788f6f11290"), "big", signed=True)
+
+
+def test_little_endian_and_crc_keys_for_migrations():
+    big = sha256_key("a").to_bytes(8, "big", signed=True)
+    assert pglock_key("a") == int.from_bytes(big, "little", signed=True)
+    assert crc32_key("a") == 0xE8B7BE43 - 2**32
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_every_key_fits_a_bigint(name):
+    assert -(2**63) <= sha256_key(name) < 2**63
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        (("checkout",), "checkout"),
+        (("a:b%",), "a:b%"),  # a single string is the name as it stands
+        (("order", 5), "order:5"),
+        (("order", "5:6%"), "order:5%3A6%25"),
+        (("x", UUID(int=1)), "x:00000000-0000-0000-0000-000000000001"),
+        (("x", date(2026, 1, 2)), "x:2026-01-02"),
+        (("x", datetime(2026, 1, 2, tzinfo=timezone.utc)), "x:2026-01-02T00%3A00%3A00+00%3A00"),
+        (("x", Colour.RED), "x:red"),
+        ((SimpleNamespace(pk=7, _meta=SimpleNamespace(label_lower="shop.order")),), "shop.order:7"),
+    ],
+)
+def test_names_of_parts(parts, name):
+    assert make_key(*parts).name == name
+    assert make_key(*parts).number == sha256_key(name)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=2, max_size=4))
+def test_different_parts_never_make_the_same_name(parts):
+    """A user's input that contains a colon must not reach another user's lock."""
+    name = join(*parts)
+    assert name.count(":") == len(parts) - 1
+    assert [each.replace("%3A", ":").replace("%25", "%") for each in name.split(":")] == parts
+
+
+def test_an_int_is_the_number_itself():
+    assert make_key(-5).number == -5
+    assert make_key(0).number == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, True, 1.5, "", b"x", (), object(), 2**63, -(2**63) - 1, "\udcff", ["a"], SimpleNamespace(pk=None, _meta=1)],
+)
+def test_what_cannot_name_a_lock_is_refused(bad):
+    with pytest.raises(LockKeyError):
+        make_key(bad)
+
+
+def test_no_part_is_refused():
+    with pytest.raises(LockKeyError):
+        make_key()
+    with pytest.raises(LockKeyError, match="empty"):
+        part_of("")
+
+
+@override_settings(DJANGO_PGLOCK={"NAMESPACE": "shop", "KEY_FUNCTION": "django_pglock.keys.pglock_key"})
+def test_namespace_and_key_function_follow_the_settings():
+    assert make_key("a").name == "shop:a"
+    assert make_key("a").number == pglock_key("shop:a")
+    assert make_key(5).number == 5, "a number is a number"
+
+
+def template(text, known=("order_id", "request")):
+    return KeyTemplate(text, known=known, where="here")
+
+
+def test_templates_escape_what_they_are_given():
+    request = SimpleNamespace(user=SimpleNamespace(pk="1:2"))
+    assert template("a:{request.user.pk}:{order_id}").render({"request": request, "order_id": 5}) == "a:1%3A2:5"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{nobody}",
+        "{request.__class__}",
+        "{request._x}",
+        "{order_id[0]}",
+        "{order_id!r}",
+        "{order_id:>5}",
+        "{",
+        "{}",
+        "{0}",
+    ],
+)
+def test_a_template_that_cannot_work_is_refused_when_it_is_written(text):
+    with pytest.raises(LockKeyError, match="here"):
+        template(text)
+
+
+@pytest.mark.parametrize("value", [None, True, ""])
+def test_a_value_that_would_make_strangers_share_a_lock_is_refused(value):
+    with pytest.raises(LockKeyError, match="order_id"):
+        template("a:{order_id}").render({"order_id": value})
+    with pytest.raises(LockKeyError, match="no value"):
+        template("a:{order_id}").render({})
