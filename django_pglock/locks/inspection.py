@@ -1,0 +1,59 @@
+"""Who holds what: the verbs of the view over PostgreSQL's lock table."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from django.db import connections, models
+
+from django_pglock.errors import LockKeyError
+from django_pglock.keys import make_key
+
+# The session must still hold or wait for an advisory lock of this database, or it is left alone: process numbers are
+# used again.
+TERMINATE = "SELECT pg_terminate_backend(pid) FROM {view} WHERE pid = %s LIMIT 1"
+
+
+class AdvisoryLockQuerySet(models.QuerySet[Any]):
+    """Advisory locks of this database."""
+
+    def held(self) -> AdvisoryLockQuerySet:
+        """Locks that somebody has."""
+        return self.filter(is_granted=True)
+
+    def waiting(self) -> AdvisoryLockQuerySet:
+        """Locks that somebody waits for."""
+        return self.filter(is_granted=False)
+
+    def for_name(self, *parts: Any) -> AdvisoryLockQuerySet:
+        """Locks of this name, which is hashed as ``lock`` does it. Raises ``LockKeyError``."""
+        return self.filter(key=make_key(*parts).number)
+
+    def search(self, text: str) -> AdvisoryLockQuerySet:
+        """Locks that a person may mean by ``text``: a name, a key or the number of a session."""
+        if not text.isprintable():
+            return self.none()
+        meant = models.Q(name__startswith=text)
+        with suppress(LockKeyError):
+            meant |= models.Q(key=make_key(text).number)
+        with suppress(ValueError):
+            number = int(text)
+            if abs(number) < 2**63:
+                meant |= models.Q(key=number)
+            if abs(number) < 2**31:
+                meant |= models.Q(pid=number)
+        return self.filter(meant)
+
+    def terminate(self, pid: int) -> bool:
+        """End the session ``pid``, if it holds or waits for an advisory lock here. Says whether it did."""
+        connection = connections[self.db]
+        view = connection.ops.quote_name(self.model._meta.db_table)
+        with connection.cursor() as cursor:
+            cursor.execute(TERMINATE.format(view=view), (pid,))
+            row = cursor.fetchone()
+        return bool(row and row[0])
+
+
+class AdvisoryLockManager(models.Manager.from_queryset(AdvisoryLockQuerySet)):  # type: ignore[misc]
+    """The manager of ``AdvisoryLock``."""

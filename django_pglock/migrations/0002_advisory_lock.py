@@ -1,0 +1,75 @@
+"""A view over PostgreSQL's own lock table. It stores nothing; dropping it loses nothing."""
+
+from django.db import migrations, models
+
+# Keys are locks of one bigint (objsubid 1), put together as PostgreSQL took them apart, and right for negative ones. Names
+# come from the comment that every lock statement begins with. A waiter's statement is surely about its key. A holder's
+# last statement may be about another lock, so its name counts only if it hashes to this key.
+VIEW = r"""
+CREATE VIEW "django_pglock_advisorylock" AS
+WITH held AS (
+    SELECT (l.classid::bigint << 32) | l.objid::bigint AS key,
+           CASE l.mode WHEN 'ShareLock' THEN 'shared' ELSE 'exclusive' END AS mode,
+           l.granted AS is_granted, l.pid, l.waitstart,
+           a.application_name, a.state, a.usename::text AS username, a.client_addr::text AS client_address, a.query,
+           a.xact_start, a.query_start,
+           substring(a.query FROM '^/\* django_pglock:(.*?) \*/') AS comment
+    FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+    WHERE l.locktype = 'advisory' AND l.objsubid = 1
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+)
+SELECT pid || '-' || key || '-' || mode || CASE WHEN is_granted THEN '' ELSE '-waiting' END AS id,
+       key,
+       COALESCE(
+           max(comment) FILTER (WHERE NOT is_granted) OVER (PARTITION BY key),
+           max(comment) FILTER (
+               WHERE key = ('x' || encode(substr(sha256(convert_to(comment, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
+           ) OVER (PARTITION BY key),
+           (SELECT 'worker ' || w.name FROM "django_pglock_worker" AS w WHERE w.lock_key = held.key)
+       ) AS name,
+       mode, is_granted, pid,
+       (count(*) FILTER (WHERE NOT is_granted) OVER (PARTITION BY key))::int AS waiters,
+       CASE WHEN is_granted THEN '[]'::jsonb ELSE to_jsonb(pg_blocking_pids(pid)) END AS blocked_by,
+       CASE WHEN is_granted THEN COALESCE(xact_start, query_start) ELSE waitstart END AS since,
+       COALESCE(application_name, '') AS application_name, state, username, client_address, query
+FROM held
+"""
+
+
+class Migration(migrations.Migration):
+
+    dependencies = [
+        ('django_pglock', '0001_initial'),
+    ]
+
+    operations = [
+        migrations.RunSQL(VIEW, 'DROP VIEW "django_pglock_advisorylock"'),
+        migrations.CreateModel(
+            name='AdvisoryLock',
+            fields=[
+                ('id', models.TextField(primary_key=True, serialize=False)),
+                ('key', models.BigIntegerField(verbose_name='key')),
+                ('name', models.TextField(null=True, verbose_name='name')),
+                ('mode', models.CharField(max_length=16, verbose_name='mode')),
+                ('is_granted', models.BooleanField(verbose_name='held')),
+                ('pid', models.IntegerField(verbose_name='session')),
+                ('waiters', models.IntegerField(help_text='Sessions that wait for this key.', verbose_name='waiters')),
+                ('blocked_by', models.JSONField(help_text='Sessions that this one waits for.', verbose_name='blocked by')),
+                ('since', models.DateTimeField(help_text='Waiting since; for a holder, start of its transaction or last statement.', null=True, verbose_name='since')),
+                ('application_name', models.TextField(verbose_name='application')),
+                ('state', models.TextField(null=True, verbose_name='state')),
+                ('username', models.TextField(null=True, verbose_name='user')),
+                ('client_address', models.TextField(null=True, verbose_name='client')),
+                ('query', models.TextField(null=True, verbose_name='last statement')),
+            ],
+            options={
+                'verbose_name': 'advisory lock',
+                'verbose_name_plural': 'advisory locks',
+                'db_table': 'django_pglock_advisorylock',
+                'ordering': ['key', '-is_granted', 'since', 'pid'],
+                'permissions': [('terminate_advisorylock', 'Can end sessions that hold or wait for advisory locks')],
+                'managed': False,
+                'default_permissions': ('view',),
+            },
+        ),
+    ]

@@ -1,0 +1,50 @@
+"""The advisory locks of this database, read from a view over ``pg_locks`` and ``pg_stat_activity``."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from django_pglock.locks.inspection import AdvisoryLockManager
+
+
+class AdvisoryLock(models.Model):
+    """One advisory lock that a session holds or waits for. Read-only; what is shown is true at the moment of asking.
+
+    ``name`` is known where it can be proved: from a waiter's statement, from the holder's last one if its name hashes
+    to the key, or from the worker whose session it is.
+    """
+
+    id = models.TextField(primary_key=True)
+    key = models.BigIntegerField(_("key"))
+    name = models.TextField(_("name"), null=True)
+    mode = models.CharField(_("mode"), max_length=16)
+    is_granted = models.BooleanField(_("held"))
+    pid = models.IntegerField(_("session"))
+    waiters = models.IntegerField(_("waiters"), help_text=_("Sessions that wait for this key."))
+    blocked_by = models.JSONField(_("blocked by"), help_text=_("Sessions that this one waits for."))
+    since = models.DateTimeField(
+        _("since"), null=True, help_text=_("Waiting since; for a holder, start of its transaction or last statement.")
+    )
+    application_name = models.TextField(_("application"))
+    state = models.TextField(_("state"), null=True)
+    username = models.TextField(_("user"), null=True)
+    client_address = models.TextField(_("client"), null=True)
+    query = models.TextField(_("last statement"), null=True)
+
+    objects = AdvisoryLockManager()
+
+    class Meta:
+        managed = False
+        db_table = "django_pglock_advisorylock"
+        verbose_name = _("advisory lock")
+        verbose_name_plural = _("advisory locks")
+        ordering = ["key", "-is_granted", "since", "pid"]
+        default_permissions = ("view",)
+        permissions = [("terminate_advisorylock", _("Can end sessions that hold or wait for advisory locks"))]
+
+    def __str__(self) -> str:
+        return str(self.name or self.key)
+
+    def __repr__(self) -> str:
+        return f"<AdvisoryLock {self} {'held' if self.is_granted else 'awaited'} by {self.pid}>"
