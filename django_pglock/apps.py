@@ -6,6 +6,8 @@ from importlib.util import find_spec
 
 import django
 from django.apps import AppConfig
+from django.conf import settings
+from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
 
@@ -25,3 +27,7 @@ class PGLockConfig(AppConfig):
             # Django 6 does the same by itself; here it must also work without "django_tasks" in INSTALLED_APPS.
             from django_tasks import checks as _backport_checks  # noqa: F401
             from django_tasks import signals as _backport_signals  # noqa: F401
+        if getattr(settings, "TASKS", None):
+            # Results, the admin and the worker know only functions that are registered, so every process imports
+            # them; a project that uses locks alone is left as it is.
+            autodiscover_modules("tasks")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from django.utils.module_loading import autodiscover_modules
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from django_pglock.tasks.definition import PostgresTask
@@ -31,8 +29,3 @@ def find(path: str) -> PostgresTask | None:
 def known_paths() -> list[str]:
     """Return the dotted paths of all registered task functions, in order."""
     return sorted(_definitions)
-
-
-def discover(**kwargs: Any) -> None:
-    """Import the ``tasks`` module of every installed app, so that their functions are registered."""
-    autodiscover_modules("tasks")

@@ -68,9 +68,6 @@ def result_of_row(row: Any) -> TaskResult[..., Any] | None:
     """
     definition = registry.find(row.task_path)
     if definition is None:
-        registry.discover()
-        definition = registry.find(row.task_path)
-    if definition is None:
         return None
     failures = list(row.failures.order_by("number")) if row.attempts else []
     workers = [str(failure.worker) for failure in failures]

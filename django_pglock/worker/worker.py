@@ -9,7 +9,6 @@ from typing import Any
 
 from django.apps import apps
 
-from django_pglock.tasks import registry
 from django_pglock.worker.executor import Executor
 from django_pglock.worker.fetcher import Fetcher
 from django_pglock.worker.hand import Hand
@@ -65,7 +64,6 @@ class Worker:
 
     def start(self) -> None:
         """Start all parts: first the pulse, so that no claim is ever without one, last the fetcher."""
-        registry.discover()
         self.heartbeat.start()
         self.heartbeat.first_beat.wait()
         self.settler.start()

@@ -1,0 +1,12 @@
+"""The admin: what is stuck, since when, and a guarded button for it."""
+
+from django.contrib import admin
+
+from django_pglock.admin.locks import AdvisoryLockAdmin
+from django_pglock.admin.tasks import TaskAdmin
+from django_pglock.admin.workers import WorkerAdmin
+from django_pglock.models import AdvisoryLock, Task, Worker
+
+admin.site.register(Task, TaskAdmin)
+admin.site.register(Worker, WorkerAdmin)
+admin.site.register(AdvisoryLock, AdvisoryLockAdmin)

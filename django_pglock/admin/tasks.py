@@ -1,0 +1,251 @@
+"""The pages of tasks, built for ten million rows: every query of them walks an index or stops early."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.timesince import timesince
+from django.utils.translation import gettext_lazy as _
+
+from django_pglock.admin.actions import VERBS, admin_action, perform
+from django_pglock.admin.pages import ReadOnlyAdmin
+from django_pglock.models import Attempt, Task
+from django_pglock.tasks import registry
+from django_pglock.tasks.compat import task_backends
+from django_pglock.tasks.states import FINISHED
+
+if TYPE_CHECKING:
+    AnyInline = admin.TabularInline[Attempt, Task]
+else:
+    AnyInline = admin.TabularInline
+
+
+class KnownValuesFilter(admin.SimpleListFilter):
+    """A filter whose choices come from what the process knows: a DISTINCT over the table would read all of it."""
+
+    def known(self) -> Sequence[str]:
+        """Return the values to offer."""
+        raise NotImplementedError
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Offer the known values, and the one in use if it is not among them."""
+        values = {*self.known(), *filter(None, [self.value()])}
+        return [(value, value) for value in sorted(values)]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Keep the rows with the chosen value."""
+        return queryset.filter(**{str(self.parameter_name): self.value()}) if self.value() else queryset
+
+
+class QueueFilter(KnownValuesFilter):
+    """By queue: those of the settings, and those with something ready."""
+
+    title = _("queue")
+    parameter_name = "queue"
+
+    def known(self) -> Sequence[str]:
+        configured = {queue for backend in task_backends.all() for queue in backend.queues}
+        return sorted(configured | set(Task.objects.all().ready_queues()))
+
+
+class TaskPathFilter(KnownValuesFilter):
+    """By function: those that this process knows. Nothing is imported for it."""
+
+    title = _("task function")
+    parameter_name = "task_path"
+
+    def known(self) -> Sequence[str]:
+        return registry.known_paths()
+
+
+class StuckFilter(admin.SimpleListFilter):
+    """What needs somebody: running without a living worker."""
+
+    title = _("attention")
+    parameter_name = "attention"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Offer the one question."""
+        return [("stuck", _("Stuck: its worker is gone"))]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Keep what is stuck."""
+        return queryset.stuck() if self.value() == "stuck" else queryset
+
+
+class AttemptInline(AnyInline):
+    """The attempts that did not succeed, with their tracebacks."""
+
+    model = Attempt
+    fields = ("number", "outcome", "worker", "started_at", "finished_at", "trace")
+    readonly_fields = fields
+    extra = 0
+    can_delete = False
+    ordering = ["number"]
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Attempts are written by workers."""
+        return False
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Whoever may see the task may see its attempts."""
+        return request.user.has_perm("django_pglock.view_task")
+
+    @admin.display(description=_("traceback"))
+    def trace(self, attempt: Attempt) -> str:
+        """Return the traceback, escaped."""
+        return format_html(
+            '<strong>{}</strong><pre class="pglock-trace">{}</pre>', attempt.exception_path, attempt.traceback
+        )
+
+
+class TaskAdmin(ReadOnlyAdmin):
+    """Tasks: what waits, runs, failed; and what may be asked of them."""
+
+    list_display = ["name_and_id", "status_mark", "queue", "priority", "attempts", "waits_or_took", "enqueued_at"]
+    list_filter = ["status", StuckFilter, QueueFilter, TaskPathFilter]
+    search_fields = ["task_path"]
+    search_help_text = _("The id of a task, or the beginning of the path of its function.")
+    ordering = ["-id"]
+    sortable_by = ["name_and_id"]
+    actions = [admin_action(verb) for verb in VERBS.values()]
+    inlines = [AttemptInline]
+    change_list_template = "admin/django_pglock/task/change_list.html"
+    change_form_template = "admin/django_pglock/task/change_form.html"
+    fieldsets = [
+        (None, {"fields": ["task_path", "status_mark", "queue", "priority", "backend"]}),
+        (_("Call"), {"fields": ["shown_args", "shown_kwargs", "shown_result", "shown_meta"]}),
+        (_("Attempts"), {"fields": ["attempts", "retries", "max_retries", "rescues", "worker"]}),
+        (
+            _("Times"),
+            {"fields": ["enqueued_at", "run_after", "started_at", "last_attempted_at", "finished_at"]},
+        ),
+    ]
+
+    # The list
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Leave out what a list does not show: arguments may be megabytes each."""
+        rows = super().get_queryset(request)
+        is_list = request.resolver_match is not None and str(request.resolver_match.url_name).endswith("_changelist")
+        return rows.defer("args", "kwargs", "result", "meta") if is_list else rows
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
+        """Find by id or by the beginning of the function's path; never by reading every row's JSON."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        if term.isascii() and term.isdigit():
+            return (queryset.filter(pk=int(term)) if int(term) < 2**63 else queryset.none()), False
+        # The paths are few and known, so the planner gets equality instead of a pattern.
+        paths = [path for path in registry.known_paths() if path.startswith(term) or path.endswith(f".{term}")]
+        return queryset.filter(task_path__in=[term.replace("\x00", ""), *paths]), False
+
+    @admin.display(description=_("task"), ordering="-id")
+    def name_and_id(self, task: Task) -> str:
+        """Return the function's name and the task's id."""
+        return format_html(
+            '<span title="{}">{}</span> <span class="pglock-id">#{}</span>', task.task_path, task.name, task.pk
+        )
+
+    @admin.display(description=_("status"))
+    def status_mark(self, task: Task) -> str:
+        """Return the status in its colour."""
+        return format_html(
+            '<span class="pglock-status pglock-{}">{}</span>', task.status.lower(), task.get_status_display()
+        )
+
+    @admin.display(description=_("waits or took"))
+    def waits_or_took(self, task: Task) -> str:
+        """Return how long the task has waited or run, or how long it took."""
+        if task.finished_at and task.started_at:
+            return f"{(task.finished_at - task.started_at).total_seconds():.3f} s"
+        return timesince(
+            task.last_attempted_at if task.status == "RUNNING" and task.last_attempted_at else task.enqueued_at
+        )
+
+    # The page of one task
+
+    @admin.display(description=_("arguments"))
+    def shown_args(self, task: Task) -> str:
+        """Return the positional arguments."""
+        return _shown(task.args)
+
+    @admin.display(description=_("keyword arguments"))
+    def shown_kwargs(self, task: Task) -> str:
+        """Return the keyword arguments."""
+        return _shown(task.kwargs)
+
+    @admin.display(description=_("result"))
+    def shown_result(self, task: Task) -> str:
+        """Return what the function returned."""
+        return _shown(task.result)
+
+    @admin.display(description=_("carried along"))
+    def shown_meta(self, task: Task) -> str:
+        """Return what travels with the task."""
+        return _shown(task.meta)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        """Return all fields: nothing is edited."""
+        return [str(field) for _title, options in self.fieldsets for field in options["fields"]]
+
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """Add the buttons that this person may press."""
+        verbs = [
+            {"label": verb.label, "url": reverse("admin:django_pglock_task_verb", args=[object_id, verb.name])}
+            for verb in VERBS.values()
+            if self._may(request, verb.permission)
+        ]
+        return super().change_view(request, object_id, form_url, {**(extra_context or {}), "pglock_verbs": verbs})
+
+    # What may be asked
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the address of the buttons."""
+        own = path(
+            "<int:task_id>/do/<str:verb>/", self.admin_site.admin_view(self.verb_view), name="django_pglock_task_verb"
+        )
+        return [own, *super().get_urls()]
+
+    def verb_view(self, request: HttpRequest, task_id: int, verb: str) -> HttpResponse:
+        """Do what a button asks. Only by POST, with CSRF protection, and with the verb's own permission."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if verb not in VERBS or not self._may(request, VERBS[verb].permission):
+            raise PermissionDenied
+        perform(VERBS[verb], request, Task.objects.filter(pk=task_id), object_id=str(task_id))
+        return HttpResponseRedirect(reverse("admin:django_pglock_task_change", args=[task_id]))
+
+    def has_retry_permission(self, request: HttpRequest) -> bool:
+        """May retry and run now."""
+        return self._may(request, "retry")
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        """May cancel."""
+        return self._may(request, "cancel")
+
+    def has_reset_permission(self, request: HttpRequest) -> bool:
+        """May reset what is stuck."""
+        return self._may(request, "reset")
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """May delete one finished task. The list has no such action: pruning is not done by hand."""
+        is_deletable = obj is not None and obj.status in FINISHED
+        return is_deletable and request.user.has_perm("django_pglock.delete_task")
+
+    @staticmethod
+    def _may(request: HttpRequest, verb: str) -> bool:
+        return request.user.has_perm(f"django_pglock.{verb}_task")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return format_html('<pre class="pglock-json">{}</pre>', text[:10_000] + ("…" if len(text) > 10_000 else ""))

@@ -1,0 +1,290 @@
+"""The admin: pages, permissions, guarded buttons, ten million rows in mind."""
+
+from __future__ import annotations
+
+import json
+from uuid import uuid4
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_pglock import lock
+from django_pglock.admin import pages
+from django_pglock.keys import make_key
+from django_pglock.models import Attempt, Task, Worker
+from tests.db.test_locks import Somebody
+from tests.plans.test_task_plans import nodes
+
+pytestmark = pytest.mark.django_db
+
+LIST = reverse("admin:django_pglock_task_changelist")
+LOCKS = reverse("admin:django_pglock_advisorylock_changelist")
+
+
+def person(client, *permissions):
+    """Log in somebody of the staff with just these permissions."""
+    user = User.objects.create_user(f"user{uuid4().hex}", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    assert user.user_permissions.count() == len(permissions)
+    client.force_login(user)
+    return user
+
+
+def make(status="READY", **fields):
+    dates = {"last_attempted_at": Now(), "run_after": Now(), "worker": uuid4()}
+    finished = Now() if status in ("SUCCESSFUL", "FAILED", "CANCELLED") else None
+    defaults = {"queue": "default", "backend": "default", "task_path": "tests.sample.tasks.nothing"}
+    return Task.objects.create(**{**defaults, **dates, "status": status, "finished_at": finished, **fields})
+
+
+def act(client, action, *rows, url=LIST):
+    data = {"action": action, "_selected_action": [row.pk for row in rows]}
+    return client.post(url, data, follow=True)
+
+
+def said(response):
+    return [str(message) for message in response.context["messages"]]
+
+
+@pytest.mark.parametrize("status", ["READY", "SCHEDULED", "RUNNING", "SUCCESSFUL", "FAILED", "CANCELLED"])
+def test_list_and_page_of_each_status_can_be_looked_at(client, status):
+    person(client, "view_task")
+    row = make(status)
+    assert f"#{row.pk}" in client.get(LIST).content.decode()
+    page = client.get(reverse("admin:django_pglock_task_change", args=[row.pk]))
+    assert page.status_code == 200
+    assert "_save" not in page.content.decode(), "nothing is edited by hand"
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["?status=FAILED", "?status__exact=READY", "?queue=mail", "?task_path=x", "?attention=stuck", "?q=nothing", "?q=1",
+     "?q=%00", "?q=" + "9" * 30, "?q=%27%3B--", "?o=1", "?p=999", "?id__lt=5"],
+)  # fmt: skip
+def test_filters_and_searches_answer_whatever_is_typed(client, query):
+    person(client, "view_task")
+    make()
+    assert client.get(LIST + query, follow=True).status_code == 200
+
+
+def test_search_finds_by_id_and_by_function(client):
+    person(client, "view_task")
+    mine, other = make(), make(task_path="tests.sample.tasks.echo")
+    for term in (str(mine.pk), "tests.sample.tasks.nothing", "nothing"):
+        found = client.get(LIST, {"q": term}).content.decode()
+        assert f"#{mine.pk}<" in found
+        assert f"#{other.pk}<" not in found
+
+
+def test_what_tasks_carry_is_escaped(client):
+    person(client, "view_task")
+    evil = "<script>alert('x')</script>"
+    row = make("FAILED", args=[evil], queue=evil, task_path=f"x.{evil}")
+    Attempt.objects.create(
+        task=row, number=1, worker=uuid4(), started_at=Now(), finished_at=Now(), outcome="FAILED",
+        exception_path=evil, traceback=evil,
+    )  # fmt: skip
+    for url in (LIST, reverse("admin:django_pglock_task_change", args=[row.pk])):
+        assert evil not in client.get(url).content.decode()
+
+
+def test_pages_have_no_inline_style_or_script_of_ours(client):
+    """For a strict Content-Security-Policy."""
+    person(client, "view_task")
+    row = make("FAILED")
+    for url in (LIST, reverse("admin:django_pglock_task_change", args=[row.pk])):
+        page = client.get(url).content.decode()
+        assert " style=" not in page
+        assert "<style" not in page
+        assert "onclick" not in page
+        assert "django_pglock/admin.css" in page
+
+
+@pytest.mark.parametrize(
+    ("action", "permission", "before", "after"),
+    [
+        ("retry", "retry_task", "FAILED", "READY"),
+        ("retry", "retry_task", "CANCELLED", "READY"),
+        ("run_now", "retry_task", "SCHEDULED", "READY"),
+        ("cancel", "cancel_task", "READY", "CANCELLED"),
+        ("cancel", "cancel_task", "RUNNING", "CANCELLED"),
+        ("reset_stuck", "reset_task", "RUNNING", "READY"),
+    ],
+)
+def test_an_action_does_its_one_thing_with_its_own_permission(client, action, permission, before, after):
+    row = make(before)
+    person(client, "view_task")
+    act(client, action, row)
+    client.post(reverse("admin:django_pglock_task_verb", args=[row.pk, action]))
+    row.refresh_from_db()
+    assert row.status == before, "to look is not to touch"
+
+    person(client, "view_task", permission)
+    response = act(client, action, row)
+    row.refresh_from_db()
+    assert row.status == after
+    assert any(text.startswith("1 ") for text in said(response))
+    assert LogEntry.objects.count() == 1
+
+
+def test_an_action_says_what_it_left_alone(client):
+    person(client, "view_task", "retry_task")
+    response = act(client, "retry", make("FAILED"), make("SUCCESSFUL"), make("READY"))
+    assert said(response)[0] == "1 task is ready again."
+    assert said(response)[1].startswith("2 of the chosen tasks were left alone")
+
+
+def test_only_what_is_stuck_is_reset(client):
+    """The worker of one of two running tasks lives."""
+    person(client, "view_task", "reset_task")
+    living = uuid4()
+    Worker.objects.all().beat(living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    safe, stuck = make("RUNNING", worker=living), make("RUNNING")
+    assert f"#{safe.pk}<" not in client.get(LIST + "?attention=stuck").content.decode()
+    act(client, "reset_stuck", safe, stuck)
+    assert list(Task.objects.order_by("pk").values_list("status", flat=True)) == ["RUNNING", "READY"]
+
+
+def test_all_that_match_are_one_statement_and_one_audit_entry(client, monkeypatch):
+    monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 5)
+    person(client, "view_task", "cancel_task")
+    rows = [make() for _ in range(20)]
+    data = {"action": "cancel", "_selected_action": [rows[0].pk], "select_across": "1"}
+    with CaptureQueriesContext(connection) as queries:
+        client.post(LIST, data)
+    assert Task.objects.filter(status="CANCELLED").count() == 20
+    assert sum('UPDATE "django_pglock_task"' in query["sql"] for query in queries) == 1
+    assert LogEntry.objects.count() == 1
+
+
+def test_buttons_need_post_and_csrf_and_a_verb_that_exists(client):
+    from django.test import Client
+
+    user = person(client, "view_task", "retry_task")
+    row = make("FAILED")
+    url = reverse("admin:django_pglock_task_verb", args=[row.pk, "retry"])
+    assert client.get(url).status_code == 405
+    assert client.post(reverse("admin:django_pglock_task_verb", args=[row.pk, "explode"])).status_code == 403
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(user)
+    assert strict.post(url).status_code == 403
+    assert url in client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).content.decode()
+    assert client.post(url).status_code == 302
+    row.refresh_from_db()
+    assert row.status == "READY"
+    client.logout()
+    assert "login" in client.post(url)["Location"]
+
+
+def test_nothing_is_added_and_only_what_is_finished_is_deleted(client):
+    person(client, "view_task", "add_task", "change_task", "delete_task")
+    assert client.get(reverse("admin:django_pglock_task_add")).status_code == 403
+    running, finished = make("RUNNING"), make("SUCCESSFUL")
+    for row, status in ((running, 403), (finished, 302)):
+        url = reverse("admin:django_pglock_task_delete", args=[row.pk])
+        assert client.post(url, {"post": "yes"}).status_code == status
+    assert list(Task.objects.all()) == [running]
+
+
+# Ten million rows
+
+
+def test_the_list_is_counted_only_so_far_and_older_ones_are_a_key_away(client, monkeypatch):
+    monkeypatch.setattr(pages, "MOST_COUNTED", 7)
+    monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 5)
+    person(client, "view_task")
+    rows = [make() for _ in range(12)]
+    page = client.get(LIST)
+    assert page.context["cl"].result_count == 7
+    assert f"id__lt={rows[7].pk}" in page.content.decode()
+    older = client.get(LIST + f"?id__lt={rows[7].pk}").content.decode()
+    assert f"#{rows[6].pk}<" in older
+    assert f"#{rows[7].pk}<" not in older
+
+
+@pytest.fixture
+def many():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO django_pglock_task (queue, task_path, backend, status, finished_at, args)
+               SELECT 'q' || n % 3, 'tests.sample.tasks.nothing', 'default',
+                      CASE WHEN n % 50 = 0 THEN 'FAILED' WHEN n > 19900 THEN 'READY' ELSE 'SUCCESSFUL' END,
+                      CASE WHEN n % 50 = 0 OR n <= 19900 THEN now() END, to_jsonb(ARRAY[repeat('x', 100)])
+               FROM generate_series(1, 20000) AS n"""
+        )
+        cursor.execute("ANALYZE django_pglock_task")
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?status__exact=FAILED", "?status__exact=READY", "?id__lt=10000", "?q=15000", "?attention=stuck"]
+)
+def test_no_list_reads_the_whole_table(client, many, query):
+    """Each statement that the page sends about tasks is explained: nothing may be read and sorted as a whole."""
+    person(client, "view_task")
+    with CaptureQueriesContext(connection) as queries:
+        assert client.get(LIST + query).status_code == 200
+    about_tasks = [each["sql"] for each in queries if '"django_pglock_task"' in each["sql"] and "SELECT" in each["sql"]]
+    assert about_tasks
+    assert len(queries) <= 8
+    for sql in about_tasks:
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}")
+            plan = cursor.fetchone()[0]
+        plan = plan if isinstance(plan, list) else json.loads(plan)
+        found = list(nodes(plan))
+        limited = any(node["Node Type"] == "Limit" for node in found)
+        whole = {node["Relation Name"] for node in found if node["Node Type"] == "Seq Scan"}
+        assert limited or "django_pglock_task" not in whole, sql
+        assert not [node for node in found if node["Node Type"] == "Sort" and node["Plan Rows"] > 1000], sql
+        if "COUNT" not in sql:
+            assert '"args"' not in sql, "a list does not load what it does not show"
+
+
+# Workers and locks
+
+
+def test_workers_are_listed_with_what_they_run_in_one_query(client):
+    person(client, "view_worker")
+    worker = uuid4()
+    Worker.objects.all().beat(
+        worker, name="web1:42", hostname="h", pid=42, queues=["mail"], threads=3, is_stopping=False
+    )
+    make("RUNNING", worker=worker)
+    url = reverse("admin:django_pglock_worker_changelist")
+    with CaptureQueriesContext(connection) as queries:
+        page = client.get(url).content.decode()
+    assert "web1:42" in page
+    assert "mail" in page
+    assert (
+        sum('FROM "django_pglock_worker"' in each["sql"] and "COUNT" not in each["sql"][:20] for each in queries) == 1
+    )
+    assert client.get(reverse("admin:django_pglock_worker_change", args=[worker])).status_code == 200
+
+
+@pytest.mark.django_db(transaction=True)
+def test_locks_are_listed_by_name_and_ended_only_with_permission(client, eventually):
+    somebody = Somebody()
+    try:
+        somebody.holds("somebodys lock")
+        with lock("order:5", timeout=5):
+            person(client, "view_advisorylock")
+            page = client.get(LOCKS).content.decode()
+            assert str(make_key("order:5").number) in page
+            assert str(make_key("somebodys lock").number) in page
+            found = client.get(LOCKS, {"q": "somebodys lock"})
+            [row] = found.context["cl"].result_list
+            assert client.get(reverse("admin:django_pglock_advisorylock_change", args=[row.pk])).status_code == 200
+            act(client, "terminate", row, url=LOCKS)
+            assert not somebody.can_have("order:5"), "the session still lives"
+
+            person(client, "view_advisorylock", "terminate_advisorylock")
+            assert said(act(client, "terminate", row, url=LOCKS)) == ["1 session was ended."]
+            eventually(lambda: not client.get(LOCKS, {"q": "somebodys lock"}).context["cl"].result_list)
+            assert LogEntry.objects.filter(change_message__startswith="terminate").exists()
+    finally:
+        somebody.connection.close()
