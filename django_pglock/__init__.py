@@ -22,11 +22,17 @@ if TYPE_CHECKING:
     from django_pglock.locks import lock as lock
     from django_pglock.locks import lock_view as lock_view
     from django_pglock.locks import try_lock as try_lock
+    from django_pglock.tasks import Constant as Constant
+    from django_pglock.tasks import Exponential as Exponential
+    from django_pglock.tasks import Linear as Linear
     from django_pglock.tasks import task as task
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Constant",
+    "Exponential",
+    "Linear",
     "LockError",
     "LockKeyError",
     "LockLost",
@@ -40,6 +46,9 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "Constant": "django_pglock.tasks",
+    "Exponential": "django_pglock.tasks",
+    "Linear": "django_pglock.tasks",
     "lock": "django_pglock.locks",
     "lock_view": "django_pglock.locks",
     "try_lock": "django_pglock.locks",

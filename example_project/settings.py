@@ -68,6 +68,9 @@ DJANGO_PGLOCK = {
     "HEARTBEAT_LIMIT": env.float("HEARTBEAT_LIMIT", default=30.0),
 }
 
+# How long the shop's bank takes to answer.
+SHOP_PAYMENT_SECONDS = env.float("SHOP_PAYMENT_SECONDS", default=0.02)
+
 ROOT_URLCONF = "example_project.urls"
 WSGI_APPLICATION = "example_project.wsgi.application"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

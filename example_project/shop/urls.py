@@ -1,3 +1,12 @@
 """The shop's addresses."""
 
-urlpatterns: list = []
+from django.urls import path
+
+from example_project.shop import views
+
+app_name = "shop"
+urlpatterns = [
+    path("", views.index, name="index"),
+    path("checkout/", views.checkout, name="checkout"),
+    path("healthz/", views.healthz, name="healthz"),
+]

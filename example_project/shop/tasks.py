@@ -1,0 +1,57 @@
+"""What the shop does later."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from django_pglock import Constant, lock, task
+from example_project.shop.models import CreditEntry, Effect, Order, Receipt
+
+
+@task(queue_name="mail", max_attempts=5)
+def send_receipt(order_id: int) -> None:
+    """Send the receipt of an order. May run twice, as letters cannot be rolled back; the row is written once."""
+    Receipt.objects.get_or_create(order=Order.objects.get(pk=order_id))
+
+
+@task(queue_name="ledger", atomic=True)
+def spend(user_id: int, amount: int, reason: str) -> bool:
+    """Spend credits if there are enough; return whether there were. Happens exactly once, whoever dies."""
+    with lock("ledger", user_id):
+        if CreditEntry.objects.balance_of(user_id) < amount:
+            return False
+        CreditEntry.objects.create(user_id=user_id, amount=-amount, reason=reason)
+    return True
+
+
+def leave_effect(kind: str, number: int) -> None:
+    """Write down that a task of the demo has run."""
+    Effect.objects.create(kind=kind, number=number, pid=os.getpid())
+
+
+@task
+def count(number: int) -> None:
+    """Leave an effect: at least once."""
+    leave_effect("plain", number)
+
+
+@task(atomic=True)
+def count_once(number: int) -> None:
+    """Leave an effect: exactly once."""
+    leave_effect("atomic", number)
+
+
+@task(atomic=True)
+def count_slowly(number: int, seconds: float) -> None:
+    """Leave an effect exactly once, slowly enough to be killed in the middle."""
+    leave_effect("slow", number)
+    time.sleep(seconds)
+
+
+@task(takes_context=True, max_attempts=3, backoff=Constant(0.1))
+def count_with_luck(context, number: int) -> None:
+    """Fail at first, then leave an effect."""
+    if context.attempt == 1:
+        raise ConnectionError("the first attempt always fails")
+    leave_effect("retried", number)

@@ -1,0 +1,95 @@
+"""The example shop: its main promise is that pressing the button twice charges once."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+
+from django_pglock import lock
+from django_pglock.models import Task, Worker
+from example_project.shop.models import CreditEntry, Order, Product, Receipt
+from example_project.shop.tasks import send_receipt, spend
+
+pytestmark = pytest.mark.django_db(transaction=True)
+CHECKOUT = reverse("shop:checkout")
+
+
+@pytest.fixture
+def buyer():
+    user = User.objects.create_user("buyer")
+    CreditEntry.objects.create(user=user, amount=100, reason="gift")
+    return user
+
+
+@pytest.fixture
+def product():
+    return Product.objects.create(name="A book", price=30)
+
+
+def browser(user):
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def test_twenty_clicks_at_once_charge_once(buyer, product, in_threads):
+    cart = uuid4()
+    browsers = [browser(buyer) for _ in range(20)]
+    answers = in_threads(lambda n: browsers[n].post(CHECKOUT, {"cart": cart, "product": product.pk}), 20)
+    assert Order.objects.count() == 1
+    assert CreditEntry.objects.balance_of(buyer.pk) == 70
+    assert {answer.status_code for answer in answers} <= {200, 409}
+    assert sum(answer.status_code == 200 and answer.json()["charged"] for answer in answers) == 1
+    assert all(answer["Retry-After"] == "1" for answer in answers if answer.status_code == 409)
+
+
+def test_a_click_while_the_first_is_under_way_gets_409(buyer, product, in_threads):
+    with lock("checkout", buyer.pk):
+        [answer] = in_threads(lambda _: browser(buyer).post(CHECKOUT, {"cart": uuid4(), "product": product.pk}), 1)
+    assert answer.status_code == 409
+
+
+def test_the_receipt_is_enqueued_with_the_order_and_sent_once(buyer, product):
+    browser(buyer).post(CHECKOUT, {"cart": uuid4(), "product": product.pk})
+    assert Task.objects.get().task_path == send_receipt.module_path
+    for _ in range(2):
+        send_receipt.call(order_id=Order.objects.get().pk)
+    assert Receipt.objects.count() == 1
+
+
+def test_the_balance_never_goes_below_zero(buyer, in_threads):
+    """Ten times thirty at once, from a hundred."""
+    from django.db import transaction
+
+    def buy(number):
+        with transaction.atomic():
+            return spend.call(buyer.pk, 30, str(number))
+
+    assert in_threads(buy, 10).count(True) == 3
+    assert CreditEntry.objects.balance_of(buyer.pk) == 10
+
+
+def test_wrong_input_gets_an_answer(buyer, product):
+    client = browser(buyer)
+    for data in ({}, {"cart": "x", "product": product.pk}, {"cart": uuid4(), "product": 0}):
+        assert client.post(CHECKOUT, data).status_code == 400
+    assert client.get(CHECKOUT).status_code == 405
+    assert Client().post(CHECKOUT).status_code == 302
+    product.price = 1000
+    product.save()
+    assert client.post(CHECKOUT, {"cart": uuid4(), "product": product.pk}).status_code == 402
+    page = client.get("/").content.decode()
+    assert "You have 100 credits." in page
+    assert " style=" not in page
+
+
+def test_health_tells_whether_somebody_works(client):
+    assert client.get(reverse("shop:healthz")).status_code == 503
+    Worker.objects.all().beat(uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    answer = client.get(reverse("shop:healthz"))
+    assert answer.status_code == 200
+    assert answer.json() == {"healthy": True, "database": "ok", "workers": 1, "oldest_ready_seconds": 0.0}
