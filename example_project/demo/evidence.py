@@ -1,0 +1,119 @@
+"""What the demo claims, asked of the database in SQL. Each claim is a number of violations, which must be zero."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from django.db import connection
+
+#: Sentence, and the statement that counts what contradicts it.
+CLAIMS = [
+    (
+        "Every task ended successfully",
+        "SELECT count(*) FROM django_pglock_task WHERE status <> 'SUCCESSFUL'",
+    ),
+    (
+        "Every task has its effect",
+        """SELECT count(*) FROM demo_expected AS e
+           WHERE NOT EXISTS (SELECT FROM shop_effect AS s WHERE s.kind = e.kind AND s.number = e.number)""",
+    ),
+    (
+        "No atomic task had its effect twice",
+        """SELECT count(*) FROM (SELECT FROM shop_effect WHERE kind IN ('atomic', 'slow')
+           GROUP BY kind, number HAVING count(*) > 1) AS twice""",
+    ),
+    (
+        "No cart was charged twice",
+        """SELECT count(*) FROM shop_creditentry AS c WHERE c.reason = 'A book about locks'
+           AND NOT EXISTS (SELECT FROM shop_order AS o WHERE o.charge_id = c.id)""",
+    ),
+    (
+        "No balance was ever below zero",
+        """SELECT count(*) FROM (SELECT sum(amount) OVER (PARTITION BY user_id ORDER BY id) AS balance
+           FROM shop_creditentry) AS history WHERE balance < 0""",
+    ),
+    (
+        "Every order has its receipt",
+        """SELECT count(*) FROM shop_order AS o
+           WHERE NOT EXISTS (SELECT FROM shop_receipt AS r WHERE r.order_id = o.id)""",
+    ),
+    (
+        "No lock was left behind",
+        """SELECT count(*) FROM django_pglock_advisorylock AS l
+           WHERE NOT EXISTS (SELECT FROM django_pglock_worker AS w WHERE w.lock_key = l.key)
+             AND COALESCE(l.application_name, '') <> 'lockworker upkeep'""",
+    ),
+]
+
+LATENCY = """
+SELECT COALESCE(percentile_cont(0.5) WITHIN GROUP (ORDER BY wait), 0),
+       COALESCE(percentile_cont(0.95) WITHIN GROUP (ORDER BY wait), 0)
+FROM (SELECT 1000 * EXTRACT(EPOCH FROM started_at - enqueued_at)::float8 AS wait
+      FROM django_pglock_task WHERE started_at IS NOT NULL AND run_after IS NULL) AS waits
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, and how many rows contradict it."""
+
+    claim: str
+    violations: int
+
+    @property
+    def holds(self) -> bool:
+        """Nothing contradicts it."""
+        return self.violations == 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {**asdict(self), "holds": self.holds}
+
+
+def expect(kind: str, numbers: range) -> None:
+    """Note which effects there must be in the end, independently of the tasks' own table."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE IF NOT EXISTS demo_expected (kind text, number int)")
+        cursor.execute(
+            "INSERT INTO demo_expected SELECT %s, generate_series(%s, %s)", [kind, numbers.start, numbers.stop - 1]
+        )
+
+
+def forget() -> None:
+    """Remove what an earlier demo has left in this database, if it was one with a server of its own."""
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE IF EXISTS demo_expected")
+        cursor.execute(
+            "TRUNCATE django_pglock_task, django_pglock_attempt, shop_effect, shop_receipt, shop_order,"
+            " shop_creditentry"
+        )
+
+
+def collect() -> list[Finding]:
+    """Ask the database about every claim."""
+    with connection.cursor() as cursor:
+        return [Finding(claim, _number(cursor, sql)) for claim, sql in CLAIMS]
+
+
+def latency() -> tuple[float, float]:
+    """Return the median and the 95th percentile of the wait from enqueue to start, in milliseconds."""
+    with connection.cursor() as cursor:
+        cursor.execute(LATENCY)
+        p50, p95 = cursor.fetchone()
+    return p50, p95
+
+
+def counts() -> dict[str, int]:
+    """Return how many tasks there are in each state, and how many were taken over from a dead worker."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT status, count(*) FROM django_pglock_task GROUP BY status")
+        found = dict(cursor.fetchall())
+        cursor.execute("SELECT count(*) FROM django_pglock_task WHERE rescues > 0")
+        found["taken_over"] = cursor.fetchone()[0]
+    return found
+
+
+def _number(cursor: Any, sql: str) -> int:
+    cursor.execute(sql)
+    return int(cursor.fetchone()[0])

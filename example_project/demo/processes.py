@@ -1,0 +1,82 @@
+"""The demo's processes: the shop's server and the workers. None outlives the demo."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+MANAGE = Path(__file__).resolve().parent.parent.parent / "manage.py"
+#: Linux: the signal that the kernel sends to a process when its parent ends, however that ends.
+PR_SET_PDEATHSIG = 1
+
+
+class Fleet:
+    """Starts commands of manage.py and stops them all."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = {**os.environ, **environment}
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Start ``manage.py`` with these arguments."""
+        process = subprocess.Popen(
+            [sys.executable, str(MANAGE), *arguments],
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+            # Ctrl-C goes to the demo alone, which then stops the others in order.
+            start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one system call
+        )
+        self.started.append(process)
+        return process
+
+    def stop(self) -> None:
+        """Stop all: politely, then not."""
+        for process in self.started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        for process in self.started:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.log.close()
+
+    def output(self) -> str:
+        """Return the end of what the processes have written."""
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")[-4000:]
+
+    def require_running(self, process: subprocess.Popen[bytes]) -> None:
+        """Raise ``RuntimeError`` with the log if a process has ended."""
+        if process.poll() is not None:
+            raise RuntimeError(f"A process of the demo ended with {process.returncode}:\n{self.output()}")
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def free_port(wanted: int = 8000) -> int:
+    """Return the port that is wanted if it is free on loopback, else any that is."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise RuntimeError("No port is free on 127.0.0.1.")

