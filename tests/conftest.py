@@ -85,17 +85,18 @@ def worker(transactional_db: None) -> Iterator[Callable[..., Worker]]:
 class WorkerProcess:
     """``manage.py runlockworker`` as users run it, on the tests' database."""
 
-    def __init__(self, *arguments: str, settings: str = "tests.settings", **environment: str) -> None:
-        name, host = connection.settings_dict["NAME"], connection.settings_dict["HOST"]
-        server = os.environ["DATABASE_URL"].rpartition("/")[0]
-        assert host in server or not host
+    def __init__(self, *arguments: str, url: str | None = None, **environment: str) -> None:
+        if url is None:
+            # The same server as ours, but the database that the tests have made in it.
+            url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
+        path = [*filter(None, [environment.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]), str(ROOT)]
         self.process = subprocess.Popen(
             [sys.executable, str(ROOT / "manage.py"), "runlockworker", *arguments],
             env={
                 **os.environ,
-                "DATABASE_URL": f"{server}/{name}",
-                "DJANGO_SETTINGS_MODULE": settings,
-                "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]),
+                "DATABASE_URL": url,
+                "DJANGO_SETTINGS_MODULE": "tests.settings",
+                "PYTHONPATH": os.pathsep.join(path),
                 **environment,
             },
             stdout=subprocess.PIPE,

@@ -1,0 +1,71 @@
+"""Tools for the tests of projects that use locks: hold a lock as somebody else would, and see what is left.
+
+They use a session of their own, so they work inside ``TestCase`` as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django_pglock.conf import get_settings
+from django_pglock.db import connection_for, dedicated_connection
+from django_pglock.keys import make_key
+
+# Locks of the worker's own services are no business of a test about locks.
+LEFT = """
+SELECT count(*) FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND a.application_name NOT LIKE 'lockworker%'
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+@contextmanager
+def hold(*parts: Any, shared: bool = False, using: str | None = None) -> Iterator[None]:
+    """Hold the lock of this name in another session, as a second process would.
+
+    Raises ``AssertionError`` at once if somebody has it already, instead of letting the test hang.
+    """
+    key = make_key(*parts)
+    connection = dedicated_connection(using or get_settings().USING, application_name="django_pglock.testing")
+    suffix = "_shared" if shared else ""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT pg_try_advisory_lock{suffix}(%s)", (key.number,))
+            if not cursor.fetchone()[0]:
+                raise AssertionError(f"Lock {key.name!r} is held by somebody else already.")
+        yield
+    finally:
+        connection.close()
+
+
+def assert_locked(*parts: Any, using: str | None = None) -> None:
+    """Fail unless somebody holds the lock of this name."""
+    if _is_free(parts, using):
+        raise AssertionError(f"Lock {make_key(*parts).name!r} is held by nobody.")
+
+
+def assert_not_locked(*parts: Any, using: str | None = None) -> None:
+    """Fail if somebody holds the lock of this name."""
+    if not _is_free(parts, using):
+        raise AssertionError(f"Lock {make_key(*parts).name!r} is held.")
+
+
+def assert_no_locks(*, using: str | None = None) -> None:
+    """Fail if any advisory lock is held or awaited in this database, workers' own apart."""
+    with connection_for(using or get_settings().USING).cursor() as cursor:
+        cursor.execute(LEFT)
+        left = cursor.fetchone()[0]
+    if left:
+        raise AssertionError(f"{left} advisory locks are held or awaited.")
+
+
+def _is_free(parts: tuple[Any, ...], using: str | None) -> bool:
+    connection = dedicated_connection(using or get_settings().USING, application_name="django_pglock.testing")
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", (make_key(*parts).number,))
+            return bool(cursor.fetchone()[0])
+    finally:
+        connection.close()

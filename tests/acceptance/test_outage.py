@@ -1,0 +1,68 @@
+"""The server itself goes away, with everything in it that was not durable."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import psycopg
+import pytest
+
+from example_project.postgres import PrivatePostgres
+from tests.conftest import ROOT, WorkerProcess
+
+pytestmark = pytest.mark.acceptance
+
+ENQUEUE = """
+INSERT INTO django_pglock_task (queue, backend, task_path, args)
+SELECT 'default', 'default', 'tests.sample.tasks.record_atomically', jsonb_build_array('outage', n)
+FROM generate_series(1, %s) AS n
+"""
+
+
+@pytest.fixture
+def server():
+    """A durable server of this test's own, with the tables in it."""
+    with PrivatePostgres(durable=True) as server:
+        environment = {**os.environ, "DATABASE_URL": server.url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+        for command in (["migrate", "-v0", "--run-syncdb"],):
+            subprocess.run([sys.executable, str(ROOT / "manage.py"), *command], env=environment, check=True, cwd=ROOT)
+        yield server
+
+
+def ask(server, sql, *params):
+    with psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True) as connection:
+        answer = connection.execute(sql, params)
+        return answer.fetchone()[0] if answer.description else None
+
+
+def test_a_crash_of_the_server_under_load_loses_nothing_and_work_goes_on(server, eventually):
+    """An immediate shutdown, as a power cut looks like, and two seconds of outage. Every atomic task has its effect
+    exactly once; the worker reconnects by itself, as the same worker."""
+    process = WorkerProcess("--threads", "2", url=server.url)
+    try:
+        process.wait_for("is ready")
+        ask(server, ENQUEUE, 3000)
+        eventually(lambda: ask(server, "SELECT count(*) FROM sample_effect") > 100)
+        server.halt("immediate")
+        time.sleep(2)
+        server.launch()
+        back = time.monotonic()
+        done = ask(server, "SELECT count(*) FROM sample_effect")
+        eventually(lambda: ask(server, "SELECT count(*) FROM sample_effect") > done, why=process.output)
+        assert time.monotonic() - back < 6, "processing resumes within seconds of the server's return"
+        eventually(
+            lambda: ask(server, "SELECT count(*) FROM django_pglock_task WHERE status = 'SUCCESSFUL'") == 3000,
+            seconds=60,
+            why=process.output,
+        )
+        assert ask(server, "SELECT count(DISTINCT number) FROM sample_effect") == 3000
+        assert ask(server, "SELECT count(*) FROM sample_effect") == 3000
+        assert process.process.poll() is None
+        assert "works again" in process.output
+    finally:
+        process.process.terminate()
+        process.wait()
+        process.process.stdout.close()

@@ -1,0 +1,39 @@
+"""Autoreload in development: the running task ends before the process does."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from django_pglock.models import Task
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+WATCHED = """
+from tests.settings import *
+"""
+
+
+def test_a_changed_file_restarts_the_worker_after_its_task(worker_process, eventually, tmp_path):
+    """A peer loses the task: its row says RUNNING for ever."""
+    settings = tmp_path / "watched_settings.py"
+    settings.write_text(WATCHED)
+    process = worker_process(
+        "--reload", "--threads", "1", DJANGO_SETTINGS_MODULE="watched_settings", PYTHONPATH=str(tmp_path)
+    )
+    tasks.note_and_sleep.enqueue("first", 2)
+    eventually(lambda: Effect.objects.exists())
+    os.utime(settings, (2_000_000_000, 2_000_000_000))
+    eventually(lambda: process.output.count("is ready") == 2, seconds=30, why="it did not start again")
+    task = Task.objects.get()
+    assert (task.status, task.attempts) == ("SUCCESSFUL", 1)
+
+    tasks.note_and_sleep.enqueue("second", 1)
+    eventually(lambda: Effect.objects.count() == 2)
+    process.send(signal.SIGINT)
+    process.wait()
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), seconds=10, why=process.output)

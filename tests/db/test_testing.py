@@ -1,0 +1,32 @@
+"""The tools for other people's tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock import LockNotAvailable, lock
+from django_pglock.testing import assert_locked, assert_no_locks, assert_not_locked, hold
+
+
+@pytest.mark.django_db
+def test_a_lock_is_held_as_somebody_else_would():
+    """Also inside the transaction of a TestCase, where this session could take its own lock again."""
+    with hold("checkout", 1):
+        with pytest.raises(LockNotAvailable), lock("checkout", 1, timeout=0):
+            pass
+        assert_locked("checkout:1")
+        with pytest.raises(AssertionError, match="already"), hold("checkout:1"):
+            pass
+        with pytest.raises(AssertionError, match="is held"):
+            assert_not_locked("checkout:1")
+        with pytest.raises(AssertionError, match="1 advisory"):
+            assert_no_locks()
+    assert_not_locked("checkout", 1)
+    with pytest.raises(AssertionError, match="nobody"):
+        assert_locked("checkout", 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_workers_own_locks_do_not_count(worker):
+    worker()
+    assert_no_locks()
