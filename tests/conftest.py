@@ -126,6 +126,20 @@ class WorkerProcess:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    def end(self) -> None:
+        """End it whatever it does. Twice politely: a parent passes that on to its child, which a kill would orphan."""
+        if self.process.poll() is None:
+            for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGTERM):
+                self.process.send_signal(number)
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait(10)
+        self._reader.join(5)
+        if self.process.stdout is not None and not self._reader.is_alive():
+            self.process.stdout.close()
+
     def wait(self, seconds: float = 20.0) -> int:
         code = self.process.wait(seconds)
         self._reader.join(5)
@@ -145,10 +159,4 @@ def worker_process(transactional_db: None) -> Iterator[Callable[..., WorkerProce
 
     yield start
     for process in started:
-        if process.process.poll() is None:
-            process.process.send_signal(signal.SIGCONT)
-            process.process.kill()
-        process.process.wait(10)
-        if process.process.stdout is not None:
-            process._reader.join(5)
-            process.process.stdout.close()
+        process.end()
