@@ -62,13 +62,22 @@ def make_key(*parts: Any) -> Key:
     One string is the name as it stands; one int is the number itself, for locks shared with other programs. Several
     parts, or one of another kind, are escaped and joined. Raises ``LockKeyError`` for what cannot name a lock.
     """
+    name = name_of(*parts)
+    return Key(str(name), name) if isinstance(name, int) else _hashed(name)
+
+
+def name_of(*parts: Any) -> str | int:
+    """Return the name that parts make, or the number. Needs no settings, so decorators can check theirs at import.
+
+    Raises ``LockKeyError`` for what cannot name a lock.
+    """
     if len(parts) == 1:
         [only] = parts
         if isinstance(only, int) and not isinstance(only, (bool, Enum)):
-            return _raw(only)
+            return _in_range(only)
         if isinstance(only, str) and not isinstance(only, Enum):
-            return _hashed(only)
-    return _hashed(join(*parts))
+            return _encodable(only)
+    return _encodable(join(*parts))
 
 
 def join(*parts: Any) -> str:
@@ -104,20 +113,24 @@ def _part_of_model(instance: Any) -> str:
     return f"{instance._meta.label_lower}:{part_of(instance.pk)}"
 
 
-def _raw(number: int) -> Key:
+def _in_range(number: int) -> int:
     if not SMALLEST <= number <= LARGEST:
         raise LockKeyError(f"{number} does not fit into PostgreSQL's bigint; give a name instead.")
-    return Key(str(number), number)
+    return number
+
+
+def _encodable(name: str) -> str:
+    if not name:
+        raise LockKeyError("An empty string cannot name a lock: every missing value would share it.")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise LockKeyError(f"{name!r} contains a lone surrogate, which is not a character.") from error
+    return name
 
 
 def _hashed(name: str) -> Key:
-    if not name:
-        raise LockKeyError("An empty string cannot name a lock: every missing value would share it.")
     settings = get_settings()
     if settings.NAMESPACE:
         name = f"{settings.NAMESPACE}:{name}"
-    try:
-        number = import_string(settings.KEY_FUNCTION)(name)
-    except UnicodeEncodeError as error:
-        raise LockKeyError(f"{name!r} contains a lone surrogate, which is not a character.") from error
-    return Key(name, number)
+    return Key(name, import_string(settings.KEY_FUNCTION)(name))

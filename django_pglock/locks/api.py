@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from django_pglock.errors import ConfigurationError, LockNotAvailable
-from django_pglock.keys import make_key
+from django_pglock.keys import make_key, name_of
 from django_pglock.locks.handle import Handle, Options
 from django_pglock.locks.template import KeyTemplate
 
@@ -87,7 +87,7 @@ class Lock:
         # Handles of with statements that are open, a stack for each thread.
         self._open = threading.local()
         if parts:
-            make_key(*parts)
+            name_of(*parts)
 
     def acquire(self) -> Handle:
         """Take the lock and return its handle; the caller must ``release()`` it.

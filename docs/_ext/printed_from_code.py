@@ -1,0 +1,95 @@
+"""Directives that print parts of the code: ``{settings-table}`` and ``{states-picture}``."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+#: Where each status stands in the picture: column, row.
+PLACES = {
+    "SCHEDULED": (0, 1),
+    "READY": (1, 1),
+    "RUNNING": (2, 1),
+    "SUCCESSFUL": (3, 0),
+    "FAILED": (3, 1),
+    "CANCELLED": (3, 2),
+}
+WIDTH, HEIGHT, GAP_X, GAP_Y = 120, 40, 70, 60
+
+
+class SettingsTable(Directive):
+    """All options of DJANGO_PGLOCK with their defaults and sentences."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return one definition for each."""
+        from django_pglock.conf import Settings
+
+        listing = nodes.definition_list()
+        for option in fields(Settings):
+            term = nodes.term("", "", nodes.literal(text=f"{option.name} = {option.default!r}"))
+            sentence = nodes.definition("", nodes.paragraph(text=option.metadata["help"]))
+            listing += nodes.definition_list_item("", term, sentence)
+        return [listing]
+
+
+class StatesPicture(Directive):
+    """The states of a task and the moves between them."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the drawing."""
+        return [nodes.raw("", draw(), format="html")]
+
+
+def draw() -> str:
+    """Draw the table of moves as SVG. Raises ``KeyError`` for a status that has no place yet."""
+    from django_pglock.tasks.states import MOVES
+
+    arrows = [_arrow(source.value, target.value) for source, targets in MOVES.items() for target in sorted(targets)]
+    boxes = [_box(status.value, str(status.label)) for status in MOVES]
+    width = 4 * WIDTH + 3 * GAP_X + 20
+    height = 3 * HEIGHT + 2 * GAP_Y + 60
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="The states of a task" '
+        'font-family="sans-serif" font-size="14">'
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        '<path d="M0 0 L8 4 L0 8 z" fill="#7a869a"/></marker></defs>'
+        f"{''.join(arrows)}{''.join(boxes)}</svg>"
+    )
+
+
+def _corner(status: str) -> tuple[int, int]:
+    column, row = PLACES[status]
+    return 10 + column * (WIDTH + GAP_X), 30 + row * (HEIGHT + GAP_Y)
+
+
+def _box(status: str, label: str) -> str:
+    x, y = _corner(status)
+    return (
+        f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#2b6cb0"/>'
+        f'<text x="{x + WIDTH / 2}" y="{y + HEIGHT / 2 + 5}" text-anchor="middle" fill="#fff">{label}</text>'
+    )
+
+
+def _arrow(source: str, target: str) -> str:
+    (x1, y1), (x2, y2) = _corner(source), _corner(target)
+    forward = x2 > x1
+    far = abs(x2 - x1) > WIDTH + GAP_X
+    # Backwards and long ways bend around the boxes between; the row decides to which side.
+    start = (x1 + WIDTH, y1 + HEIGHT / 2 - 6) if forward else (x1, y1 + HEIGHT / 2 + 6)
+    end = (x2, y2 + HEIGHT / 2 - 6) if forward else (x2 + WIDTH, y2 + HEIGHT / 2 + 6)
+    bend = 0 if not far else (70 if y2 >= y1 and y1 != _corner("CANCELLED")[1] else -70)
+    middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2 + bend)
+    return (
+        f'<path d="M{start[0]} {start[1]} Q{middle[0]} {middle[1]} {end[0]} {end[1]}" fill="none" '
+        'stroke="#7a869a" stroke-width="1.5" marker-end="url(#tip)"/>'
+    )
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Register the directives."""
+    app.add_directive("settings-table", SettingsTable)
+    app.add_directive("states-picture", StatesPicture)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,26 @@
+"""Sphinx: settings, states and errors are printed from the code, so that they cannot drift from it."""
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
+
+import django  # noqa: E402
+
+django.setup()
+
+project = "django_pglock"
+author = "The django_pglock founders"
+copyright = "2026, The django_pglock founders"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "printed_from_code"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "django_pglock"
+html_static_path = ["_static"]
+myst_enable_extensions = ["colon_fence"]
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+nitpicky = False

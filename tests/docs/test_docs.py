@@ -1,0 +1,63 @@
+"""The documentation runs: every Python block, page by page; every command that it names exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import types
+from pathlib import Path
+
+import pytest
+from django.core.management import get_commands
+
+import django_pglock
+from tests.conftest import ROOT
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(r"^```(python|console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [code for language, code in BLOCK.findall(page.read_text()) if language in languages]
+
+
+def test_there_is_something_to_run():
+    assert sum(len(blocks(page, "python")) for page in PAGES) >= 8
+    assert sum(len(blocks(page, "console", "sh")) for page in PAGES) >= 5
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_python_blocks_run_in_order(page, monkeypatch):
+    """In one module for a page, as a reader who types along would have it."""
+    module = types.ModuleType(f"docs_{page.stem}")
+    monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
+    module.__dict__["INSTALLED_APPS"] = []
+    module.__dict__["TASKS"] = {}
+    for code in blocks(page, "python"):
+        exec(compile(code, str(page), "exec"), module.__dict__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_are_named_exist(page):
+    known = set(get_commands()) | {"test"}
+    for line in "\n".join(blocks(page, "console", "sh")).splitlines():
+        words = shlex.split(line, comments=True)
+        if "manage.py" in " ".join(words):
+            place = next(index for index, word in enumerate(words) if word.endswith("manage.py"))
+            assert words[place + 1] in known, line
+
+
+def test_the_reference_page_shows_all_public_names():
+    """A name that nobody can look up is not public."""
+    page = (ROOT / "docs" / "reference.md").read_text()
+    shown = set(re.findall(r"(?:autofunction|autoclass):: django_pglock\.\w+\.(\w+)", page))
+    errors = {name for name in django_pglock.__all__ if name.endswith("Error") or name.startswith("Lock")}
+    assert shown == set(django_pglock.__all__) - errors
+    assert errors <= set(vars(django_pglock.errors))
+
+
+def test_every_link_to_a_file_of_ours_leads_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

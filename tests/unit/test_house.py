@@ -1,0 +1,64 @@
+"""The house itself: imports, sizes, words."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+
+import django_pglock
+from django_pglock.conf import Settings
+
+PACKAGE = Path(django_pglock.__file__).parent
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
+
+
+def test_importing_the_package_touches_no_settings_no_model_and_no_database():
+    """Decorators must work in a models.py that is loaded first, and in a script without Django's set-up."""
+    code = (
+        "import django_pglock, sys; from django.conf import settings; assert not settings.configured;"
+        "from django_pglock import lock, try_lock, lock_view;"
+        "lock('a:{x}')(lambda x: x); assert not settings.configured;"
+        "assert 'django_pglock.models' not in sys.modules"
+    )
+    environment = {"PATH": "", "PYTHONPATH": str(PACKAGE.parent)}
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, env=environment)
+
+
+def test_every_public_name_can_be_loaded_and_is_listed():
+    for name in django_pglock.__all__:
+        assert getattr(django_pglock, name) is not None
+    assert set(django_pglock.__all__) <= set(dir(django_pglock))
+    assert sorted(django_pglock.__all__) == list(django_pglock.__all__)
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = django_pglock.nonsense
+
+
+def test_every_setting_says_what_it_is():
+    for option in fields(Settings):
+        assert option.metadata["help"].endswith("."), option.name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_function_outgrows_a_screen_and_everything_public_is_explained(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree) or not tree.body, f"{path.name} has no docstring"
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            documented = ast.get_docstring(node) or ""
+            lines = node.end_lineno - node.lineno + 1 - len(documented.splitlines())
+            assert lines <= 60, f"{path.name}: {node.name} has {lines} lines"
+    for node in tree.body:
+        is_public = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
+        if is_public and not any(getattr(each, "id", "") == "overload" for each in node.decorator_list):
+            assert ast.get_docstring(node), f"{path.name}: {node.name} is public and says nothing"
+
+
+@pytest.mark.django_db
+def test_models_and_migrations_agree():
+    call_command("makemigrations", "--check", "--dry-run", verbosity=0)
