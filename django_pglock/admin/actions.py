@@ -20,7 +20,11 @@ class Verb:
 
     name: str
     permission: str
+    #: On the list, and on the button of one task.
     label: Any
+    button: Any
+    #: From where it leads somewhere; elsewhere there is no button.
+    statuses: frozenset[str]
     #: Plural message with ``%(count)d``.
     done: Any
     apply: Callable[[Any], int]
@@ -33,6 +37,8 @@ VERBS = {
             "reset_stuck",
             "reset",
             gettext_lazy("Reset stuck tasks"),
+            gettext_lazy("Reset"),
+            frozenset({"RUNNING"}),
             ngettext_lazy("%(count)d stuck task is ready again.", "%(count)d stuck tasks are ready again.", "count"),
             lambda rows: rows.reset_stuck(),
         ),
@@ -40,6 +46,8 @@ VERBS = {
             "retry",
             "retry",
             gettext_lazy("Retry failed or cancelled tasks"),
+            gettext_lazy("Retry"),
+            frozenset({"FAILED", "CANCELLED"}),
             ngettext_lazy("%(count)d task is ready again.", "%(count)d tasks are ready again.", "count"),
             lambda rows: rows.retry(),
         ),
@@ -47,6 +55,8 @@ VERBS = {
             "run_now",
             "retry",
             gettext_lazy("Run scheduled tasks now"),
+            gettext_lazy("Run now"),
+            frozenset({"SCHEDULED"}),
             ngettext_lazy("%(count)d scheduled task is ready.", "%(count)d scheduled tasks are ready.", "count"),
             lambda rows: rows.run_now(),
         ),
@@ -54,6 +64,8 @@ VERBS = {
             "cancel",
             "cancel",
             gettext_lazy("Cancel tasks"),
+            gettext_lazy("Cancel"),
+            frozenset({"SCHEDULED", "READY", "RUNNING"}),
             ngettext_lazy("%(count)d task was cancelled.", "%(count)d tasks were cancelled.", "count"),
             lambda rows: rows.cancel(),
         ),

@@ -7,12 +7,11 @@ from typing import Any
 from django.contrib import admin, messages
 from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
-from django.utils.timesince import timesince
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.pages import ReadOnlyAdmin
+from django_pglock.admin.pages import ReadOnlyAdmin, elapsed
 from django_pglock.models import AdvisoryLock
 
 
@@ -85,4 +84,4 @@ class AdvisoryLockAdmin(ReadOnlyAdmin):
     @admin.display(description=_("since"))
     def age(self, row: AdvisoryLock) -> str:
         """Return for how long."""
-        return timesince(row.since) if row.since else "-"
+        return elapsed(row.since) if row.since else "-"

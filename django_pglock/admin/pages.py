@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.http import HttpRequest
+from django.utils import timezone
 from django.utils.functional import cached_property
+from django.utils.timesince import timesince
 
 # Django's classes are generic only for type checkers.
 if TYPE_CHECKING:
@@ -20,6 +23,12 @@ else:
 
 #: Rows that are counted at most. Counting ten million takes seconds, and nobody turns to page 200.
 MOST_COUNTED = 10_000
+
+
+def elapsed(since: datetime) -> str:
+    """Return how long ago something was: in seconds up to two minutes, then as Django says it."""
+    seconds = (timezone.now() - since).total_seconds()
+    return f"{max(seconds, 0):.0f} s" if seconds < 120 else timesince(since)
 
 
 class CappedPaginator(AnyPaginator):

@@ -11,11 +11,10 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
-from django.utils.timesince import timesince
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import VERBS, admin_action, perform
-from django_pglock.admin.pages import ReadOnlyAdmin
+from django_pglock.admin.pages import ReadOnlyAdmin, elapsed
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import task_backends
@@ -167,9 +166,7 @@ class TaskAdmin(ReadOnlyAdmin):
         """Return how long the task has waited or run, or how long it took."""
         if task.finished_at and task.started_at:
             return f"{(task.finished_at - task.started_at).total_seconds():.3f} s"
-        return timesince(
-            task.last_attempted_at if task.status == "RUNNING" and task.last_attempted_at else task.enqueued_at
-        )
+        return elapsed((task.status == "RUNNING" and task.last_attempted_at) or task.enqueued_at)
 
     # The page of one task
 
@@ -199,10 +196,11 @@ class TaskAdmin(ReadOnlyAdmin):
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
         """Add the buttons that this person may press."""
+        task = self.get_object(request, object_id)
         verbs = [
-            {"label": verb.label, "url": reverse("admin:django_pglock_task_verb", args=[object_id, verb.name])}
+            {"label": verb.button, "url": reverse("admin:django_pglock_task_verb", args=[object_id, verb.name])}
             for verb in VERBS.values()
-            if self._may(request, verb.permission)
+            if task is not None and task.status in verb.statuses and self._may(request, verb.permission)
         ]
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), "pglock_verbs": verbs})
 

@@ -43,6 +43,8 @@ class Fetcher(ConnectedService):
         self._first = 0
         self._sleeping_since: float | None = None
         self._busy_since: float | None = None
+        self._done = -1
+        self._got_on_at = 0.0
 
     def wake(self) -> None:
         self.hand.hungry.set()
@@ -58,9 +60,10 @@ class Fetcher(ConnectedService):
     def turn(self) -> None:
         # Cleared before the look: what sets it from now on is news.
         self.hand.hungry.clear()
+        self._give_back_what_only_waits()
         room = self.hand.room()
         if room == 0:
-            self._wait_for_room()
+            self._pause(HOARDING)
         elif claims := self._claim(room):
             self._note_busy()
             self.hand.take(claims)
@@ -68,11 +71,18 @@ class Fetcher(ConnectedService):
             self._busy_since = None
             self._sleep()
 
-    def _wait_for_room(self) -> None:
-        done = self.hand.done
-        self.hand.hungry.wait(HOARDING)
-        if self.hand.done == done and self.hand.inbox.qsize() and not self.stopping.is_set():
+    def _give_back_what_only_waits(self) -> None:
+        """Give back claims that wait while no thread gets on: quick tasks were expected, and long ones came."""
+        now = time.monotonic()
+        if self.hand.done != self._done or self.hand.inbox.qsize() == 0:
+            self._done, self._got_on_at = self.hand.done, now
+        elif now - self._got_on_at >= HOARDING:
+            self.hand.expect_cost(now - self._got_on_at)
             self.hand.give_back()
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep until there is news, but look after claims that wait."""
+        self.hand.hungry.wait(min(seconds, HOARDING) if self.hand.inbox.qsize() else seconds)
 
     # Claim
 
@@ -113,7 +123,7 @@ class Fetcher(ConnectedService):
         slept = time.monotonic() - (self._sleeping_since or 0)
         poll = get_settings().POLL_INTERVAL
         pause = NEGATIVE_TTL * 1.2 if slept < NEGATIVE_TTL * 1.2 else random.uniform(0.8, 1.2) * poll  # noqa: S311
-        self.hand.hungry.wait(pause)
+        self._pause(pause)
 
     def _note_busy(self) -> None:
         now = time.monotonic()

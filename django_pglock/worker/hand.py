@@ -88,11 +88,15 @@ class Hand:
         if self.inbox.qsize() * 2 <= self._ahead and not self.hungry.is_set():
             self.hungry.set()
 
+    def expect_cost(self, cost: float) -> None:
+        """Expect tasks to cost this many seconds, until they prove to be quicker."""
+        self._cost = cost
+        self._ahead = int(min(MOST_AHEAD, self.threads * AHEAD / max(cost, 1e-6)))
+
     def _note_cost(self, cost: float) -> None:
         # Follows upwards fast and downwards slowly: to hoard long tasks is worse than to wait for short ones.
         known = self._cost
-        self._cost = cost if known is None else known + (cost - known) * (0.3 if cost > known else 0.03)
-        self._ahead = int(min(MOST_AHEAD, self.threads * AHEAD / max(self._cost, 1e-6)))
+        self.expect_cost(cost if known is None else known + (cost - known) * (0.3 if cost > known else 0.03))
 
     def let_go(self, endings: Sequence[Ending]) -> None:
         """Forget claims that were settled or lost."""

@@ -244,3 +244,20 @@ def test_what_outlasts_the_grace_is_given_back(worker, eventually):
     assert running.shutdown() is False
     row = Task.objects.get()
     assert (row.status, row.retries, row.rescues) == ("READY", 0, 0)
+
+
+def test_claims_that_only_wait_are_given_to_somebody_who_is_idle(worker, eventually):
+    """The first worker has learnt that tasks are quick and claims ahead; then a long one blocks its only thread."""
+    worker(threads=1)
+    for _ in range(300):
+        tasks.nothing.enqueue()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 300)
+    with transaction.atomic():
+        tasks.note_and_sleep.enqueue("long", 6)
+        for number in range(30):
+            tasks.record.enqueue("quick", number)
+    eventually(lambda: Effect.objects.filter(name="long").exists())
+    worker(threads=1)
+    eventually(lambda: Effect.objects.filter(name="quick").count() == 30, seconds=4, why="they were hoarded")
+    assert Task.objects.filter(status="RUNNING").count() == 1, "the long one still runs"
+    assert set(Effect.objects.filter(name="quick").values_list("number", flat=True)) == set(range(30))
