@@ -18,12 +18,12 @@ READY = os.path.join(HOME, ".ready")
 
 
 def main():
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
     if needs_venv():
         make_venv()
         os.execv(PYTHON, [PYTHON] + sys.argv)
     if sys.argv[1:2] == ["test"]:
         run_tests()
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
     with_database(run)
 
 

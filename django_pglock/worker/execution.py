@@ -1,4 +1,9 @@
-"""Running one attempt: from a claim to an outcome. The only ``try`` around the user's function is here."""
+"""Running one attempt: from a claim to an outcome. The only ``try`` around the user's function is here.
+
+It catches everything, SystemExit and CancelledError included. Neither is meant for us: signals arrive in the main
+thread, and a thread or a coroutine that ended without an outcome would leave its task running for ever, kept alive by
+the worker's own pulse. What is no ``Exception`` is a failure that is not retried.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +29,6 @@ from django_pglock.tasks.retry import DEFAULT_BACKOFF, delay_after
 from django_pglock.worker.hand import Ending
 
 logger = logging.getLogger("django_pglock.worker")
-
-#: What a task's function may end with. SystemExit as well: a task that calls sys.exit() has failed, and its thread
-#: has other tasks to run.
-TASK_EXCEPTIONS = (Exception, SystemExit)
 
 
 class Attempt:
@@ -122,7 +123,7 @@ def run(attempt: Attempt) -> Ending:
         return _run_atomic(attempt)
     try:
         outcome = attempt.success(attempt.call())
-    except TASK_EXCEPTIONS as error:
+    except BaseException as error:  # noqa: BLE001 - see the top of the module
         outcome = attempt.failure(error)
     return Ending(attempt.claim, outcome, attempt.result)
 
@@ -131,7 +132,7 @@ async def run_async(attempt: Attempt) -> Ending:
     """Run an async function to its end."""
     try:
         outcome = attempt.success(await attempt.call())
-    except TASK_EXCEPTIONS as error:
+    except BaseException as error:  # noqa: BLE001 - see the top of the module
         outcome = attempt.failure(error)
     return Ending(attempt.claim, outcome, attempt.result)
 
@@ -155,7 +156,7 @@ def _run_atomic(attempt: Attempt) -> Ending:
             finished = _settle_here(claim, outcome, attempt.using)
     except ClaimLost:
         return Ending(claim, None, attempt.result)
-    except TASK_EXCEPTIONS as error:
+    except BaseException as error:  # noqa: BLE001 - see the top of the module
         if isinstance(error, DatabaseFailure) and (session is None or session.closed):
             # Cut off. Whether the commit arrived is not known, but the guard of the next statement knows.
             return Ending(claim, _cut_off(claim, error) if has_begun else Released(), attempt.result)

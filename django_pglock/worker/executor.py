@@ -50,9 +50,10 @@ class Executor:
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until nothing runs any more, and say whether that came."""
         deadline = time.monotonic() + timeout
-        for thread in self._threads:
+        started = [thread for thread in self._threads if thread.ident is not None]
+        for thread in started:
             thread.join(max(0.0, deadline - time.monotonic()))
-        is_idle = not any(thread.is_alive() for thread in self._threads)
+        is_idle = not any(thread.is_alive() for thread in started)
         return self.loop.wait(max(0.0, deadline - time.monotonic())) and is_idle
 
     def _work(self) -> None:

@@ -53,7 +53,7 @@ class Fetcher(ConnectedService):
         # The answer to the last claim may have been lost with the session before. What is ours in the table and not
         # in our hands would be kept alive by our heartbeat for ever.
         self._sleeping_since = None
-        lost = self.rows.release_unknown(self.identity.id, list(self.hand.claims), older_than=0)
+        lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), older_than=0)
         if lost:
             logger.warning("Gave back %d tasks whose claim was answered too late.", lost)
 

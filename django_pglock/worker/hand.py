@@ -51,7 +51,8 @@ class Hand:
         self.threads = threads
         self.inbox: SimpleQueue[Claim | None] = SimpleQueue()
         self.outbox: SimpleQueue[Ending | None] = SimpleQueue()
-        self.claims: dict[int, Claim] = {}
+        # By id and attempt: a task that was given back may be claimed again before its old claim is let go.
+        self.claims: dict[tuple[int, int], Claim] = {}
         #: Set when the fetcher should look again: a thread is short of work, a notification came, or the end.
         self.hungry = threading.Event()
         #: Endings that the settler has taken and not yet written. Only the settler sets it.
@@ -73,10 +74,14 @@ class Hand:
         held = len(self.claims) - self.unsettled - self.running_async
         return max(0, min(MOST_AHEAD, self.threads + self._ahead - held))
 
+    def task_ids(self) -> list[int]:
+        """Return the ids of the tasks in hand."""
+        return [task_id for task_id, _attempt in list(self.claims)]
+
     def take(self, claims: Sequence[Claim]) -> None:
         """Add claims, in the order in which they are to run."""
         for claim in claims:
-            self.claims[claim.id] = claim
+            self.claims[claim.id, claim.attempt] = claim
         for claim in claims:
             self.inbox.put(claim)
 
@@ -101,7 +106,7 @@ class Hand:
     def let_go(self, endings: Sequence[Ending]) -> None:
         """Forget claims that were settled or lost."""
         for ending in endings:
-            self.claims.pop(ending.claim.id, None)
+            self.claims.pop((ending.claim.id, ending.claim.attempt), None)
 
     def give_back(self) -> int:
         """Take back what no thread has begun and have its claims released. Returns how many."""

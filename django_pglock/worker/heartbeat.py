@@ -79,7 +79,7 @@ class Heartbeat(ConnectedService):
         if time.monotonic() - self._compared_at < limit:
             return
         self._compared_at = time.monotonic()
-        lost = self.rows.release_unknown(self.identity.id, list(self.hand.claims), older_than=limit)
+        lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), older_than=limit)
         if lost:
             logger.warning("Gave back %d tasks that this worker owned without knowing.", lost)
 

@@ -35,15 +35,20 @@ class Listener(ConnectedService):
         self.scheduled = scheduled
         self.missed = missed
         # A stop must end the wait on the database's socket: this pair is the other end of that wait.
-        self._bell, self._ear = socket.socketpair()
+        self._pair: tuple[socket.socket, socket.socket] | None = None
+
+    def start(self) -> None:
+        self._pair = socket.socketpair()
+        super().start()
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended already
-            self._bell.send(b"!")
+        if self._pair is not None:
+            with contextlib.suppress(OSError):  # it has ended already
+                self._pair[0].send(b"!")
 
     def finish(self) -> None:
-        self._bell.close()
-        self._ear.close()
+        for end in self._pair or ():
+            end.close()
 
     def connected(self) -> None:
         with connections[self.using].cursor() as cursor:
@@ -53,7 +58,8 @@ class Listener(ConnectedService):
 
     def turn(self) -> None:
         raw: Any = connections[self.using].connection
-        select.select([raw.fileno(), self._ear], [], [])
+        assert self._pair is not None  # noqa: S101 - made by start()
+        select.select([raw.fileno(), self._pair[1]], [], [])
         for note in raw.notifies(timeout=0):
             if note.channel == READY_CHANNEL:
                 self.ready(note.payload)

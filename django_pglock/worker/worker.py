@@ -63,9 +63,14 @@ class Worker:
         )
 
     def start(self) -> None:
-        """Start all parts: first the pulse, so that no claim is ever without one, last the fetcher."""
+        """Start all parts: first the pulse, so that no claim is ever without one, last the fetcher.
+
+        Waits for the database as long as it takes, or until somebody asks to stop.
+        """
         self.heartbeat.start()
-        self.heartbeat.first_beat.wait()
+        while not self.heartbeat.first_beat.wait(0.1):
+            if self._asked_to_stop.is_set():
+                return
         self.settler.start()
         self.executor.start()
         self.upkeep.start()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, transaction
 
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
+from django_pglock.tasks.outcome import Released
+from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker.hand import Ending
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -93,6 +98,7 @@ def test_a_retry_waits_its_back_off(worker, eventually):
         (tasks.raise_unprintable, "tests.sample.tasks.raise_unprintable.<locals>.Unprintable"),
         (tasks.return_unstorable, "django_pglock.errors.TaskArgumentsError"),
         (tasks.leave, "builtins.SystemExit"),
+        (tasks.cancel_itself, "asyncio.exceptions.CancelledError"),
         (tasks.break_connection, "django.db.utils.DataError"),
     ],
 )
@@ -248,16 +254,53 @@ def test_what_outlasts_the_grace_is_given_back(worker, eventually):
 
 def test_claims_that_only_wait_are_given_to_somebody_who_is_idle(worker, eventually):
     """The first worker has learnt that tasks are quick and claims ahead; then a long one blocks its only thread."""
-    worker(threads=1)
+    worker(threads=1, grace=0)
     for _ in range(300):
         tasks.nothing.enqueue()
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 300)
     with transaction.atomic():
-        tasks.note_and_sleep.enqueue("long", 6)
+        tasks.note_and_sleep.enqueue("long", 10)
         for number in range(30):
             tasks.record.enqueue("quick", number)
     eventually(lambda: Effect.objects.filter(name="long").exists())
     worker(threads=1)
-    eventually(lambda: Effect.objects.filter(name="quick").count() == 30, seconds=4, why="they were hoarded")
+    eventually(lambda: Effect.objects.filter(name="quick").count() == 30, seconds=8, why="they were hoarded")
     assert Task.objects.filter(status="RUNNING").count() == 1, "the long one still runs"
     assert set(Effect.objects.filter(name="quick").values_list("number", flat=True)) == set(range(30))
+
+
+def test_a_task_that_was_given_back_and_claimed_again_stays_in_hand(worker):
+    """Letting go of the old claim must not take the new one along: the pulse would no longer vouch for it."""
+    hand = worker().hand
+    [old], [new] = list(_claims_of_one_task())
+    hand.claims[old.id, old.attempt] = old
+    hand.claims[new.id, new.attempt] = new
+    hand.let_go([Ending(old, Released())])
+    assert hand.task_ids() == [new.id]
+    hand.let_go([Ending(new, Released())])
+
+
+def _claims_of_one_task():
+    row = Task.objects.create(queue="elsewhere", backend="default", task_path="nobody.knows")
+    rows = Task.objects.all()
+    for _ in range(2):
+        worker = uuid4()
+        taken = rows.claim_statement(worker=worker, queue="elsewhere", paths=["nobody.knows"]).execute(1)
+        claims = rows.claims_of(taken, worker)
+        yield claims
+        rows.settle([(claims[0], Released())], worker)
+    assert row.pk == claims[0].id
+
+
+def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OperationalError("not yet")
+
+    monkeypatch.setattr("django_pglock.worker.service.dedicated_connection", refuse)
+    worker = WorkerUnderTest(threads=1)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    time.sleep(0.3)
+    worker.stop()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -103,6 +103,11 @@ def leave():
 
 
 @task
+async def cancel_itself():
+    raise asyncio.CancelledError
+
+
+@task
 def kill_own_worker():
     os.kill(os.getpid(), signal.SIGKILL)
 
