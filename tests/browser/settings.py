@@ -1,0 +1,7 @@
+"""A site with a strict policy, on which everybody is the administrator."""
+
+from tests.settings import *  # noqa: F403
+from tests.settings import MIDDLEWARE
+
+MIDDLEWARE = [*MIDDLEWARE, "tests.browser.site.strict_and_logged_in"]
+ROOT_URLCONF = "tests.browser.site"
