@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,6 +129,42 @@ def test_the_demo_proves_its_claims():
     assert report["taken_over"] >= 1
     assert report["double_click_charges"] == 1
     assert time.monotonic() - began < 150
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A copy of what the first command needs, and how to run it with a Python that has no Django."""
+    for name in ("manage.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def run(*arguments, path="/usr/bin:/bin", **environment):
+        return subprocess.run(
+            [sys._base_executable, str(tmp_path / "manage.py"), *arguments],
+            env={"PATH": path, "HOME": str(tmp_path), **environment},
+            capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+        )  # fmt: skip
+
+    return run
+
+
+def test_a_python_without_ensurepip_gets_the_package_to_install(bare, tmp_path):
+    (tmp_path / "ensurepip.py").write_text("raise ImportError")
+    answer = bare("demo", PYTHONPATH=str(tmp_path))
+    assert answer.returncode != 0
+    assert f"sudo apt install python3.{sys.version_info[1]}-venv" in answer.stderr
+    assert not (tmp_path / ".venv" / ".ready").exists()
+
+
+def test_uv_is_used_where_it_is(bare, tmp_path):
+    """A stand-in writes down how it is called, and makes nothing: so the command ends, with a sentence."""
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(f'#!/bin/sh\necho "$1 $2" >> {tmp_path}/calls\n[ $1 != pip ]\n')
+    uv.chmod(0o755)
+    answer = bare("test", path=f"{uv.parent}:/usr/bin:/bin")
+    assert (tmp_path / "calls").read_text().splitlines() == ["venv --quiet", "pip install"]
+    assert answer.returncode != 0
+    assert "Installing into .venv failed" in answer.stderr
 
 
 def test_an_old_python_gets_a_sentence(tmp_path):
