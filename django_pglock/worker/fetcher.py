@@ -65,8 +65,8 @@ class Fetcher(ConnectedService):
         if room == 0:
             self._pause(HOARDING)
         elif claims := self._claim(room):
-            self._note_busy()
             self.hand.take(claims)
+            self._note_busy()
         else:
             self._busy_since = None
             self._sleep()

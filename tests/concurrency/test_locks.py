@@ -121,7 +121,9 @@ def test_shared_holders_are_together_and_an_exclusive_one_is_alone(in_threads):
         with lock("book", shared=True):
             inside.wait(10)
             with try_lock("book") as held:
-                return bool(held)
+                was_held = bool(held)
+            inside.wait(10)  # nobody leaves before everybody has tried
+        return was_held
 
     assert in_threads(read, 4) == [False] * 4
 
