@@ -1,0 +1,139 @@
+"""``locks`` and ``withlock`` as people type them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from django_pglock.models import AdvisoryLock
+from django_pglock.testing import assert_locked, assert_no_locks, assert_not_locked, hold
+from tests.conftest import ROOT
+from tests.db.test_locks import Somebody
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+
+def withlock(*arguments):
+    url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "manage.py"), "withlock", *arguments],
+        env={**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def python(code):
+    return (sys.executable, "-c", code)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("pass", 0), ("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
+def test_the_commands_exit_code_is_passed_through(code, expected):
+    process = withlock("deploy", "--", *python(code))
+    process.communicate(timeout=30)
+    assert process.returncode == expected
+    assert_no_locks()
+
+
+def test_the_lock_is_held_while_the_command_runs_and_signals_reach_it(eventually):
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(42)); print('in', flush=True); time.sleep(60)"
+    )
+    process = withlock("deploy", "--", *python(code))
+    assert process.stdout.readline() == "in\n"
+    assert_locked("deploy")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 42
+    assert_not_locked("deploy")
+
+
+@pytest.mark.parametrize(("options", "expected"), [(("--timeout", "0.1"), 75), (("--skip",), 0)])
+def test_a_busy_lock_is_told_and_nothing_runs(options, expected):
+    with hold("deploy"):
+        process = withlock("deploy", *options, "--", *python("print('ran')"))
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == expected
+    assert "ran" not in out
+    assert "Lock 'deploy' is held by somebody else" in err
+
+
+def test_a_lost_lock_ends_the_command(eventually):
+    process = withlock("deploy", "--", *python("print('in', flush=True); import time; time.sleep(60)"))
+    assert process.stdout.readline() == "in\n"
+    row = eventually(lambda: AdvisoryLock.objects.for_name("deploy").first())
+    assert AdvisoryLock.objects.terminate(row.pid)
+    _out, err = process.communicate(timeout=30)
+    assert process.returncode == 70
+    assert "was lost" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("deploy",), "no command"),
+        (("deploy", "--", "/no/such/program"), "No such file"),
+        (("", "--", "true"), "empty"),
+    ],
+)
+def test_wrong_use_gets_a_sentence(arguments, text):
+    process = withlock(*arguments)
+    _out, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert text in err
+    assert "Traceback" not in err
+
+
+def locks(*arguments):
+    out = StringIO()
+    call_command("locks", *arguments, stdout=out)
+    return out.getvalue()
+
+
+def test_locks_are_shown_to_people_and_to_programs(in_threads, eventually):
+    from django_pglock import lock
+
+    assert "No advisory lock" in locks()
+    with hold("order:5"):
+        assert locks("order:5").splitlines()[0].split() == [
+            "LOCK",
+            "MODE",
+            "SESSION",
+            "WAITS",
+            "FOR",
+            "SINCE",
+            "APPLICATION",
+        ]
+        assert "django_pglock.testing" in locks("order:5")
+        assert "No advisory lock" in locks("--blocked")
+
+        def wait_or_look(number):
+            if number:
+                with lock("order:5", timeout=20):
+                    return None
+            eventually(lambda: "↳ order:5" in locks("--blocked"))
+            [held, waiting] = json.loads(locks("order:5", "--json"))
+            assert (held["is_granted"], held["name"], waiting["blocked_by"]) == (True, "order:5", [held["pid"]])
+            call_command("locks", "--terminate", str(held["pid"]), stdout=StringIO())
+            return True
+
+        assert in_threads(wait_or_look, 2) == [True, None]
+
+
+def test_only_sessions_with_locks_are_terminated():
+    somebody = Somebody()
+    try:
+        pid = somebody.ask("SELECT pg_backend_pid()")
+        with pytest.raises(CommandError, match="neither holds nor awaits"):
+            locks("--terminate", str(pid))
+    finally:
+        somebody.connection.close()
