@@ -11,10 +11,12 @@ import sys
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
 from django.utils import autoreload
 from django.utils.translation import gettext as _
 
+from django_pglock.tasks.compat import task_backends
 from django_pglock.worker import Worker
 
 #: The exit code with which Django's reloader says that code changed.
@@ -61,10 +63,33 @@ class Command(BaseCommand):
         show_log(verbosity)
         build = {name: options[name] for name in ("queues", "threads", "grace", "listens")}
         build["using"] = options["database"]
+        refuse_unknown(options["queues"], options["database"])
         if settings.DEBUG if reload is None else reload:
             run_reloading(build)
         else:
             run_until_signal(build)
+
+
+def refuse_unknown(queues: list[str], database: str) -> None:
+    """Raise ``CommandError`` for a database or a queue that nobody could mean: such a worker would idle for ever."""
+    if database not in connections.settings:
+        known = ", ".join(sorted(connections.settings))
+        raise CommandError(_("DATABASES has no %(name)r; it has %(known)s.") % {"name": database, "known": known})
+    backends = [backend for backend in task_backends.all() if getattr(backend, "database", None) == database]
+    if not backends:
+        raise CommandError(
+            _(
+                "No backend of TASKS keeps its tasks in the database %r. Is BACKEND django_pglock.backend.PostgresBackend?"
+            )
+            % database
+        )
+    # An empty QUEUES means that every name is one.
+    if all(backend.queues for backend in backends):
+        configured = {queue for backend in backends for queue in backend.queues}
+        for queue in queues:
+            if queue not in configured:
+                known = ", ".join(sorted(configured))
+                raise CommandError(_("QUEUES has no %(name)r; it has %(known)s.") % {"name": queue, "known": known})
 
 
 def run_until_signal(build: dict[str, Any]) -> None:
@@ -148,14 +173,16 @@ def show_log(verbosity: int) -> None:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 1000:
-        raise argparse.ArgumentTypeError(_("a number from 1 to 1000 is needed"))
-    return number
+    if not text.isdigit() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(_("%r is no number from 1 to 1000") % text)
+    return int(text)
 
 
 def _seconds(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
     if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(_("seconds, zero or more, are needed"))
+        raise argparse.ArgumentTypeError(_("%r are no seconds, zero or more") % text)
     return number
