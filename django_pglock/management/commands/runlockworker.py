@@ -77,12 +77,8 @@ def refuse_unknown(queues: list[str], database: str) -> None:
         raise CommandError(_("DATABASES has no %(name)r; it has %(known)s.") % {"name": database, "known": known})
     backends = [backend for backend in task_backends.all() if getattr(backend, "database", None) == database]
     if not backends:
-        raise CommandError(
-            _(
-                "No backend of TASKS keeps its tasks in the database %r. Is BACKEND django_pglock.backend.PostgresBackend?"
-            )
-            % database
-        )
+        hint = _("Set BACKEND to django_pglock.backend.PostgresBackend and OPTIONS to the database in one of TASKS.")
+        raise CommandError(_("No backend of TASKS has its tasks in database %r.") % database + f" {hint}")
     # An empty QUEUES means that every name is one.
     if all(backend.queues for backend in backends):
         configured = {queue for backend in backends for queue in backend.queues}
