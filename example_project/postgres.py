@@ -2,36 +2,31 @@
 
 ``PrivatePostgres`` makes a folder under the temporary directory, runs ``initdb`` and ``postgres`` there and listens on
 a Unix socket in it, never on TCP. Root lends the server to ``nobody``, because PostgreSQL refuses to run as root; no
-user is made and no mode of any other directory is changed.
+user is made and no mode of any other directory is changed. However its owner ends, the server and the folder go with
+it: see ``postgres_guard``.
 
-Who cleans up: a *guard*, a small process that waits for the end of a pipe whose other end is held by the owner. The
-pipe ends when the owner stops the server, exits, or is killed; then the guard stops the server and removes the folder.
-Should the guard be killed as well, the next start sweeps: it removes folders whose owner no longer lives.
-
-Only the standard library is used: this runs before anything is installed.
+Only the standard library is used: this runs before anything is installed. Linux and macOS; elsewhere set DATABASE_URL.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-PREFIX = "pglock-pg-"
-#: Unix sockets have short names; a temporary directory of a test may be too deep for one.
-TEMPORARY = "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()
+from example_project import postgres_guard
 
+#: Dynamic shared memory inside the data folder, not in /dev/shm: nothing stays behind, whatever happens to the server.
+ALWAYS = {"listen_addresses": "", "max_connections": "200", "dynamic_shared_memory_type": "mmap"}
 QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 
@@ -55,10 +50,14 @@ class PrivatePostgres:
         programs: str | os.PathLike[str] | None = None,
     ) -> None:
         chosen = DURABLE if durable else QUICK
-        self.settings = {"listen_addresses": "", "max_connections": "200", **chosen, **(settings or {})}
+        self.settings = {**ALWAYS, **chosen, **(settings or {})}
         self._programs = Path(programs) if programs else None
         self._server: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
+        self._lock: int | None = None
+        #: Ours: the mark of the owner, the log, a copy of the programs where one is needed.
+        self.home = Path()
+        #: The server's: its data and its socket. For libpq this is the host.
         self.folder = Path()
 
     @property
@@ -74,14 +73,15 @@ class PrivatePostgres:
 
     def start(self) -> PrivatePostgres:
         """Make the folder, the database cluster and the guard, and start the server."""
-        sweep()
+        postgres_guard.sweep()
         programs = self._programs or find_programs()
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=TEMPORARY))
-        self._guard = start_guard(self.folder)
-        (self.folder / "owner").write_text(json.dumps(owner_of(os.getpid())))
+        self.home, self._lock = postgres_guard.make_folder()
+        self.folder = self.home / postgres_guard.SERVER
         try:
-            self._account = account(self.folder)
-            self._programs = reachable(programs, self.folder, self._account)
+            self._guard = postgres_guard.start_guard(self.home)
+            self.folder.mkdir(mode=0o700)
+            self._account = account(self.home, self.folder)
+            self._programs = reachable(programs, self.home, self._account)
             self._initialise()
             self.launch()
         except BaseException:
@@ -93,7 +93,7 @@ class PrivatePostgres:
         """Start the server in its folder and wait until it takes connections."""
         options = {**self.settings, "unix_socket_directories": str(self.folder)}
         arguments = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
-        with (self.folder / "log").open("ab") as log:
+        with (self.home / "log").open("ab") as log:
             self._server = subprocess.Popen(
                 [self._program("postgres"), "-D", self._data, *arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._surroundings(), start_new_session=True,
@@ -105,7 +105,7 @@ class PrivatePostgres:
         number = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode]
         if self._server is not None:
             self._server.send_signal(number)
-            self._server.wait(60)
+            self._server.wait(30)
             self._server = None
 
     def restart(self, mode: str = "fast") -> None:
@@ -115,13 +115,24 @@ class PrivatePostgres:
 
     def stop(self) -> None:
         """Stop the server and remove the folder. May come twice."""
+        try:
+            self.halt()
+        except subprocess.TimeoutExpired:
+            self.halt("immediate")
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+        if self._server is None:
+            postgres_guard.remove(self.home)
+        postgres_guard.release(lock)
         guard, self._guard = self._guard, None
-        if guard is not None and guard.stdin is not None:
-            guard.stdin.close()
-            guard.wait(60)
-        if self._server is not None:
-            self._server.wait(60)
-            self._server = None
+        if guard is not None:
+            # It finds nothing to do, or a server that would not listen to us.
+            postgres_guard.dismiss(guard)
 
     @property
     def _data(self) -> Path:
@@ -160,7 +171,7 @@ class PrivatePostgres:
 def find_programs() -> Path:
     """Return the folder of the first PostgreSQL found. Raises ``NoPostgres`` with what to install."""
     for folder in candidates():
-        if (folder / "initdb").exists() and (folder / "postgres").exists():
+        if can_run(folder):
             return folder
     raise NoPostgres(
         "No PostgreSQL was found. Either set DATABASE_URL to a server of yours, or install one for this purpose:\n"
@@ -182,122 +193,59 @@ def candidates() -> Iterator[Path]:
     if tool := shutil.which("pg_config"):
         answer = subprocess.run([tool, "--bindir"], capture_output=True, text=True, check=False)
         yield Path(answer.stdout.strip())
-    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    yield from sorted(Path("/opt/homebrew/opt").glob("postgresql@*/bin"), reverse=True)
+    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_version, reverse=True)
+    for homebrew in (Path("/opt/homebrew/opt"), Path("/usr/local/opt")):
+        yield from sorted(homebrew.glob("postgresql@*/bin"), key=_version, reverse=True)
     yield Path("/usr/local/pgsql/bin")
 
 
-def account(folder: Path) -> dict[str, Any]:
-    """Return how to start a subprocess as somebody who may run PostgreSQL, and give that one the folder."""
+def _version(folder: Path) -> int:
+    # 9.6 is older than 15, and a name without a number is older than both.
+    return int((re.findall(r"\d+", folder.parent.name) or ["0"])[0])
+
+
+def account(home: Path, folder: Path) -> dict[str, Any]:
+    """Return how to start a subprocess as somebody who may run PostgreSQL, and give that one the folder in our home."""
     if os.geteuid() != 0:
         return {}
-    nobody = pwd.getpwnam("nobody")
+    try:
+        nobody = pwd.getpwnam("nobody")
+    except KeyError:
+        raise NoPostgres(
+            "PostgreSQL does not run as root, and there is no user nobody here. Set DATABASE_URL."
+        ) from None
+    # The home stays root's, and the server may only pass it: who removes it is not the server's to say.
+    os.chown(home, -1, nobody.pw_gid)
+    home.chmod(0o710)
     os.chown(folder, nobody.pw_uid, nobody.pw_gid)
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
 
-def reachable(programs: Path, folder: Path, account: Mapping[str, Any]) -> Path:
+def reachable(programs: Path, home: Path, account: Mapping[str, Any]) -> Path:
     """Return a folder of programs that the account can run: the one given, or a copy next to the data."""
-    if not account or can_run(programs, folder, account):
+    if not account or can_run(programs, cwd=home, **account):
         return programs
     # A virtual environment below somebody's home. The copy keeps the layout: the programs find their libraries by
     # their own place.
     package = programs.parent.parent
-    copy = folder / "programs" / package.name
+    copy = home / "programs" / package.name
     shutil.copytree(
         programs.parent, copy / programs.parent.name, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a")
     )
     libraries = package.with_name(f"{package.name}.libs")
     if libraries.exists():
         shutil.copytree(libraries, copy.with_name(libraries.name))
+    for made in (copy.parent, copy):
+        made.chmod(0o755)
     return copy / programs.parent.name / programs.name
 
 
-def can_run(programs: Path, folder: Path, account: Mapping[str, Any]) -> bool:
-    """Say whether the account can run the programs where they are."""
+def can_run(programs: Path, **how: Any) -> bool:
+    """Say whether PostgreSQL's programs are there and run; ``how`` goes to ``subprocess``, to ask for somebody else."""
+    # A wheel for another C library looks complete, but does not start.
     try:
-        subprocess.run([programs / "postgres", "-V"], check=True, capture_output=True, cwd=folder, **account)
+        for name in ("initdb", "postgres"):
+            subprocess.run([programs / name, "-V"], check=True, capture_output=True, **how)
     except (OSError, subprocess.CalledProcessError):
         return False
     return True
-
-
-# The guard and the sweep
-
-
-def start_guard(folder: Path) -> subprocess.Popen[bytes]:
-    """Start the process that cleans the folder up when our end of the pipe is closed, for whatever reason."""
-    return subprocess.Popen(
-        [sys.executable, "-S", "-E", str(Path(__file__).resolve()), str(folder)],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
-    )  # fmt: skip
-
-
-def guard(folder: Path) -> None:
-    """Wait until the owner has closed the pipe, then clean up."""
-    while sys.stdin.buffer.read(1):
-        pass
-    clean(folder)
-
-
-def clean(folder: Path) -> None:
-    """Stop the server of a folder, if it runs, and remove the folder."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        pid = int((folder / "data" / "postmaster.pid").read_text().splitlines()[0])
-        stop_process(pid)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def stop_process(pid: int) -> None:
-    """Stop a server: politely for three seconds, then at once."""
-    for number, patience in ((signal.SIGINT, 3.0), (signal.SIGQUIT, 2.0), (signal.SIGKILL, 2.0)):
-        os.kill(pid, number)
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
-            if not is_running(pid):
-                return
-            time.sleep(0.01)
-
-
-def sweep() -> None:
-    """Remove what owners left behind that were killed together with their guards. Never touches a living one's."""
-    for folder in Path(TEMPORARY).glob(f"{PREFIX}*"):
-        try:
-            owner = json.loads((folder / "owner").read_text())
-        except (OSError, ValueError):
-            continue
-        if owner["uid"] == os.geteuid() and owner_of(owner["pid"]) != owner:
-            clean(folder)
-
-
-def owner_of(pid: int) -> dict[str, Any]:
-    """Return who a process is: its number is used again after its end, its start is not."""
-    return {"pid": pid, "uid": os.geteuid(), "started": started_at(pid)}
-
-
-def started_at(pid: int) -> str:
-    """Return when a process started, as the system tells it; empty when it does not run."""
-    try:
-        # The name in parentheses may contain anything; the 22nd field is the 20th after it.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        told = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-        return told.stdout.strip()
-
-
-def is_running(pid: int) -> bool:
-    """Say whether a process runs. One that has ended and waits for its parent does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return Path("/proc").is_dir() is False
-
-
-if __name__ == "__main__":
-    guard(Path(sys.argv[1]))

@@ -6,23 +6,36 @@ It is loaded with ``-p``, so that the server runs and the variable is set before
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 
-from example_project.postgres import PrivatePostgres
+import pytest
 
-_server: PrivatePostgres | None = None
-
-if "DATABASE_URL" not in os.environ:
-    _server = PrivatePostgres().start()
-    os.environ["DATABASE_URL"] = _server.url
+_IS_PRIVATE = pytest.StashKey[bool]()
 
 
-def pytest_report_header() -> str:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+    """Start the server before all else that happens here, for pytest-django reads the settings in this hook."""
+    options = early_config.known_args_namespace
+    if "DATABASE_URL" not in os.environ and not (options.help or options.version):
+        _start(early_config)
+    return (yield)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
     """Say on which server the tests run."""
-    return f"database: {'a private PostgreSQL' if _server else 'DATABASE_URL'}"
+    return f"database: {'a private PostgreSQL' if config.stash.get(_IS_PRIVATE, False) else 'DATABASE_URL'}"
 
 
-def pytest_unconfigure() -> None:
-    """Stop the private server."""
-    if _server is not None:
-        _server.stop()
-        os.environ.pop("DATABASE_URL", None)
+def _start(config: pytest.Config) -> None:
+    # Imported late: with DATABASE_URL set, the tests also run where there can be no private server (Windows).
+    from example_project.postgres import NoPostgres, PrivatePostgres
+
+    server = PrivatePostgres()
+    config.add_cleanup(server.stop)
+    config.add_cleanup(lambda: os.environ.pop("DATABASE_URL", None))
+    config.stash[_IS_PRIVATE] = True
+    try:
+        os.environ["DATABASE_URL"] = server.start().url
+    except NoPostgres as error:
+        raise pytest.UsageError(str(error)) from error

