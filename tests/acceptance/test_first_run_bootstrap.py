@@ -1,0 +1,113 @@
+"""How ``manage.py`` makes its .venv: from nothing, from half a one, from one that was made for something else."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.acceptance
+
+
+@pytest.fixture
+def manage(tmp_path, monkeypatch):
+    """manage.py in a folder of its own, with nothing to download and without uv; ``installed`` counts."""
+    (tmp_path / "manage.py").write_text((ROOT / "manage.py").read_text())
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    spec = importlib.util.spec_from_file_location("manage_under_test", tmp_path / "manage.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.installed = 0
+
+    def install():
+        module.installed += 1
+
+    monkeypatch.setattr(module, "install", install)
+    monkeypatch.setattr(module, "uv", lambda: None)
+    monkeypatch.delenv("PGLOCK_NO_BOOTSTRAP", raising=False)
+    return module
+
+
+def make_half(manage, *options):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", *options, manage.HOME], check=True)
+
+
+def test_it_installs_once_and_again_when_the_project_has_changed(manage, tmp_path):
+    make_half(manage, "--system-site-packages")
+
+    manage.make_venv()
+    manage.make_venv()
+    assert manage.installed == 1
+
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'other'\n")
+    manage.make_venv()
+    assert manage.installed == 2
+
+
+def test_what_was_interrupted_is_taken_up_again(manage, monkeypatch):
+    """Ctrl-C while pip is being unpacked must not break .venv for good."""
+    make_half(manage)
+    assert not manage.has_pip()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(manage, "install", interrupted)
+        manage.make_venv()
+
+    manage.make_venv()
+    assert manage.installed == 1
+    assert manage.has_pip()
+
+
+def test_a_venv_of_another_python_is_made_anew(manage, tmp_path, monkeypatch):
+    """Its packages lie where this Python does not look."""
+    make_half(manage)
+    (tmp_path / ".venv" / "old").touch()
+    (tmp_path / ".venv" / ".ready").write_text("2.7 0123")
+
+    manage.make_venv()
+
+    assert not (tmp_path / ".venv" / "old").exists()
+    assert manage.has_pip()
+
+
+def test_without_ensurepip_it_names_the_package_to_install(manage, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+    with pytest.raises(SystemExit, match=rf"sudo apt install python3\.{sys.version_info.minor}-venv"):
+        manage.make_venv()
+    assert manage.installed == 0
+
+
+def test_in_a_folder_of_somebody_else_it_says_so(manage, monkeypatch):
+    monkeypatch.setattr(manage.os, "access", lambda *args: False)
+    with pytest.raises(SystemExit, match="belongs to somebody else"):
+        manage.make_venv()
+
+
+@pytest.mark.parametrize(("command", "lacks"), [("check", "django"), ("test", "pytest")])
+def test_an_incomplete_environment_of_the_users_own_is_told_what_to_install(manage, command, lacks):
+    make_half(manage)
+    done = subprocess.run(
+        [manage.PYTHON, str(ROOT / "manage.py"), command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert lacks in done.stderr
+    assert "pip install -e '.[demo,test]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_old_python_gets_a_sentence_not_a_syntax_error(manage, monkeypatch):
+    """It must parse under any Python 3, and say what is wrong before it relies on anything."""
+    ast.parse((ROOT / "manage.py").read_text(), feature_version=(3, 5))
+    monkeypatch.setattr(manage.sys, "prefix", manage.sys.base_prefix)
+    monkeypatch.setattr(manage.sys, "version_info", (3, 9, 1))
+    assert manage.needs_venv()
+    with pytest.raises(SystemExit, match=r"needs Python 3\.10 or newer; this is 3\.9"):
+        manage.make_venv()
