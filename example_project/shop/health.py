@@ -6,11 +6,11 @@ from typing import Any
 
 from django.db import DatabaseError, connection
 from django.db.models import Min
-from django.db.models.functions import Now
+from django.db.models.functions import Coalesce, Greatest, Now
 
 from django_pglock.models import Task, Worker
 
-#: Seconds that a ready task may wait before something is wrong.
+#: Seconds that a task may wait after it was due before something is wrong.
 LONGEST_WAIT = 300
 
 
@@ -26,10 +26,13 @@ def health() -> dict[str, Any]:
         "healthy": workers > 0 and waits < LONGEST_WAIT,
         "database": "ok",
         "workers": workers,
-        "oldest_ready_seconds": round(waits, 1),
+        "oldest_due_seconds": round(waits, 1),
     }
 
 
 def _longest_wait() -> float:
-    age = Task.objects.filter(status="READY").aggregate(age=Now() - Min("enqueued_at"))["age"]
+    # A task for tonight, or one that is tried again in an hour, has not waited since it was enqueued.
+    due = Greatest("enqueued_at", Coalesce("run_after", "enqueued_at"))
+    waiting = Task.objects.filter(status__in=["READY", "SCHEDULED"]).annotate(due=due).filter(due__lte=Now())
+    age = waiting.aggregate(age=Now() - Min("due"))["age"]
     return age.total_seconds() if age else 0.0

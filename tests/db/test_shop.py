@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from django_pglock import lock
 from django_pglock.models import Task, Worker
@@ -92,4 +94,22 @@ def test_health_tells_whether_somebody_works(client):
     Worker.objects.all().beat(uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     answer = client.get(reverse("shop:healthz"))
     assert answer.status_code == 200
-    assert answer.json() == {"healthy": True, "database": "ok", "workers": 1, "oldest_ready_seconds": 0.0}
+    assert answer.json() == {"healthy": True, "database": "ok", "workers": 1, "oldest_due_seconds": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("due", "status", "healthy"),
+    [(None, "READY", False), (-1, "READY", True), (-400, "SCHEDULED", False), (3600, "SCHEDULED", True)],
+)
+def test_health_counts_from_when_a_task_was_due(client, due, status, healthy):
+    """A task for tonight must not set off the alarm, and one that nobody promotes must not hide."""
+    Worker.objects.all().beat(uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    send_receipt.enqueue(order_id=1)
+    now = timezone.now()
+    run_after = None if due is None else now + timedelta(seconds=due)
+    Task.objects.update(enqueued_at=now - timedelta(hours=9), run_after=run_after, status=status)
+
+    answer = client.get(reverse("shop:healthz"))
+
+    assert answer.json()["healthy"] is healthy
+    assert answer.status_code == (200 if healthy else 503)
