@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from django.contrib.auth.models import User
 from django.db import connection
+
+from example_project.demo.shoppers import SHOPPER
 
 #: Sentence, and the statement that counts what contradicts it.
 CLAIMS = [
@@ -80,14 +83,26 @@ def expect(kind: str, numbers: range) -> None:
         )
 
 
+#: The tables that the demo fills, and whose rows its claims are about.
+TABLES = (
+    "django_pglock_task, django_pglock_attempt, shop_effect, shop_receipt, shop_order, shop_creditentry, shop_product"
+)
+
+
+def is_empty() -> bool:
+    """Say whether the demo may begin: there is nothing in its tables that it would count, or harm."""
+    with connection.cursor() as cursor:
+        return not any(
+            _number(cursor, f"SELECT count(*) FROM (SELECT FROM {table} LIMIT 1) AS one") for table in _tables()
+        )
+
+
 def forget() -> None:
-    """Remove what an earlier demo has left in this database, if it was one with a server of its own."""
+    """Empty the demo's tables and remove its shoppers, whoever has filled them."""
     with connection.cursor() as cursor:
         cursor.execute("DROP TABLE IF EXISTS demo_expected")
-        cursor.execute(
-            "TRUNCATE django_pglock_task, django_pglock_attempt, shop_effect, shop_receipt, shop_order,"
-            " shop_creditentry"
-        )
+        cursor.execute(f"TRUNCATE {TABLES}")
+    User.objects.filter(username__startswith=SHOPPER).delete()
 
 
 def collect() -> list[Finding]:
@@ -112,6 +127,10 @@ def counts() -> dict[str, int]:
         cursor.execute("SELECT count(*) FROM django_pglock_task WHERE rescues > 0")
         found["taken_over"] = cursor.fetchone()[0]
     return found
+
+
+def _tables() -> list[str]:
+    return TABLES.split(", ")
 
 
 def _number(cursor: Any, sql: str) -> int:

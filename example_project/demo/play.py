@@ -192,6 +192,7 @@ class Play:
         report.findings = [
             *evidence.collect(),
             evidence.Finding("A hundred clicks charged once", abs(report.double_click_charges - 1)),
+            evidence.Finding("Every cart became one order", abs(Order.objects.count() - 1 - SHOPPERS * CARTS)),
             evidence.Finding(
                 "The shop answered only 200 and 409", sum(rush.answers.values()) - rush.answers[200] - rush.answers[409]
             ),

@@ -20,6 +20,9 @@ from django.contrib.sessions.backends.db import SessionStore
 
 from example_project.shop.models import CreditEntry, Product
 
+#: What the names of the demo's users begin with.
+SHOPPER = "demo-shopper-"
+
 
 @dataclass(frozen=True)
 class Shopper:
@@ -32,7 +35,7 @@ class Shopper:
 def make_shoppers(count: int, *, gift: int, price: int) -> list[Shopper]:
     """Make users that are logged in, each with credits."""
     product = Product.objects.create(name="A book about locks", price=price)
-    users = User.objects.bulk_create(User(username=f"shopper{number}", password="!") for number in range(count))
+    users = User.objects.bulk_create(User(username=f"{SHOPPER}{number}", password="!") for number in range(count))
     CreditEntry.objects.bulk_create(CreditEntry(user=user, amount=gift, reason="gift") for user in users)
     return [Shopper(_log_in(user), product.pk) for user in users]
 
@@ -68,15 +71,18 @@ class Rush:
             for press_ in [pool.submit(press) for _ in range(clicks)]:
                 press_.result()
 
-    def stream(self, shoppers: list[Shopper], *, carts: int, threads: int = 4) -> None:
-        """Let everybody else buy, each cart with an impatient second click."""
-        baskets = [(shopper, str(uuid4())) for shopper in shoppers for _ in range(carts)]
+    def stream(self, shoppers: list[Shopper], *, carts: int, threads: int = 3) -> None:
+        """Let everybody else buy: two clicks on each cart at once, and again while the answer is "later"."""
+        # Shopper by shopper, so that one's carts seldom meet. When they do, the second waits its turn.
+        baskets = [(shopper, str(uuid4())) for _ in range(carts) for shopper in shoppers]
 
         def buy(basket: tuple[Shopper, str]) -> None:
-            for _ in range(2):
-                self.checkout(*basket)
+            clicks = [second.submit(self.checkout, *basket), second.submit(self.checkout, *basket)]
+            answers = {click.result() for click in clicks}
+            while answers == {409}:
+                answers = {self.checkout(*basket)}
 
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(2 * threads) as second, ThreadPoolExecutor(threads) as pool:
             list(pool.map(buy, baskets))
 
     def checkout(self, shopper: Shopper, cart: str) -> int:

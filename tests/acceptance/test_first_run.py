@@ -187,7 +187,8 @@ def test_the_demo_proves_its_claims():
     report = json.loads(demo.stdout)
     assert report["holds"] is True
     assert [finding["claim"] for finding in report["findings"] if not finding["holds"]] == []
-    assert len(report["findings"]) == 11
+    assert len(report["findings"]) == 12
+    assert report["charges"] == 101, "one for the hundred clicks, and one for each cart of the others"
     assert report["tasks"] >= 2000
     assert report["taken_over"] >= 1
     assert report["double_click_charges"] == 1

@@ -7,12 +7,14 @@ from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.management import CommandError
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 from django_pglock import lock
 from django_pglock.models import Task, Worker
+from example_project.shop.management.commands.demo import prepare
 from example_project.shop.models import CreditEntry, Order, Product, Receipt
 from example_project.shop.tasks import send_receipt, spend
 
@@ -113,3 +115,18 @@ def test_health_counts_from_when_a_task_was_due(client, due, status, healthy):
 
     assert answer.json()["healthy"] is healthy
     assert answer.status_code == (200 if healthy else 503)
+
+
+def test_the_demo_deletes_nothing_that_it_was_not_told_to(buyer):
+    """DATABASE_URL may name a database that somebody works with."""
+    send_receipt.enqueue(order_id=1)
+    with pytest.raises(CommandError, match="--erase"):
+        prepare(erase=False)
+    assert Task.objects.count() == 1
+    assert CreditEntry.objects.count() == 1
+
+    prepare(erase=True)
+
+    assert not Task.objects.exists()
+    assert User.objects.get() == buyer
+    prepare(erase=False)

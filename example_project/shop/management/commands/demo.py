@@ -25,12 +25,15 @@ class Command(BaseCommand):
     help = _(
         "Show the main job on real input: a shop with impatient customers, 2,000 tasks and four workers, one of which "
         "is killed in the middle; then ask the database what became of it. Ends with 1 if any claim does not hold. "
-        "Uses a private PostgreSQL unless DATABASE_URL is set; in that database, tasks and orders are emptied first."
+        "Uses a private PostgreSQL unless DATABASE_URL is set; that database must have no tasks and no orders yet."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Say what can be asked for."""
         parser.add_argument("--no-serve", action="store_true", help=_("End after the evidence instead of serving."))
+        parser.add_argument(
+            "--erase", action="store_true", help=_("Delete the tasks and orders that are in the database before.")
+        )
         parser.add_argument("--json", action="store_true", help=_("Print the figures as JSON and end."))
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -39,7 +42,7 @@ class Command(BaseCommand):
         fleet = Fleet({"HEARTBEAT_INTERVAL": "0.8", "HEARTBEAT_LIMIT": "10"})
         try:
             call_command("migrate", verbosity=0)
-            evidence.forget()
+            prepare(erase=options["erase"])
             play = Play(screen, fleet)
             report = play.run()
             if options["json"]:
@@ -56,6 +59,15 @@ class Command(BaseCommand):
             fleet.stop()
         if not report.holds:
             raise CommandError("Some claim does not hold.")
+
+
+def prepare(*, erase: bool) -> None:
+    """Begin with empty tables. Raises ``CommandError`` rather than deleting what nobody asked to delete."""
+    if not (erase or evidence.is_empty()):
+        raise CommandError(
+            _("The database of DATABASE_URL has tasks or orders. Name another one, or add --erase to delete them all.")
+        )
+    evidence.forget()
 
 
 def show(screen: Screen, report: Report) -> None:
