@@ -78,13 +78,6 @@ def test_a_venv_of_another_python_is_made_anew(manage, tmp_path, monkeypatch):
     assert manage.has_pip()
 
 
-def test_without_ensurepip_it_names_the_package_to_install(manage, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ensurepip", None)
-    with pytest.raises(SystemExit, match=rf"sudo apt install python3\.{sys.version_info.minor}-venv"):
-        manage.make_venv()
-    assert manage.installed == 0
-
-
 def test_in_a_folder_of_somebody_else_it_says_so(manage, monkeypatch):
     monkeypatch.setattr(manage.os, "access", lambda *args: False)
     with pytest.raises(SystemExit, match="belongs to somebody else"):
