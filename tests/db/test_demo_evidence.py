@@ -107,4 +107,4 @@ def test_a_violation_is_shown_and_is_a_nonzero_exit(day, monkeypatch):
 
     monkeypatch.setattr(demo.Play, "run", lambda self: report)
     with pytest.raises(CommandError, match="does not hold"):
-        demo.Command(stdout=StringIO()).handle(no_serve=True, json=False, no_color=True)
+        demo.Command(stdout=StringIO()).handle(no_serve=True, json=False, no_color=True, erase=True)

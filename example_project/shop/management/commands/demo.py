@@ -87,8 +87,10 @@ def show(screen: Screen, report: Report) -> None:
 
 def serve(screen: Screen, port: int) -> None:
     """Let a person look around until Ctrl-C."""
-    User.objects.filter(username=LOGIN).delete()
-    User.objects.create_superuser(LOGIN, password=LOGIN)
-    screen.say(f"Look around: http://127.0.0.1:{port}/admin/  (user {LOGIN}, password {LOGIN}). Ctrl-C ends it.")
+    who = "as somebody of this database"
+    if not User.objects.filter(username=LOGIN).exists():
+        User.objects.create_superuser(LOGIN, password=LOGIN)
+        who = f"user {LOGIN}, password {LOGIN}"
+    screen.say(f"Look around: http://127.0.0.1:{port}/admin/  ({who}). Ctrl-C ends it.")
     while True:
         time.sleep(1)
