@@ -1,7 +1,8 @@
 """What somebody has to do now and then: promote what is due, rescue what the dead left, forget who is gone.
 
 Every worker is ready to do it and one does at a time: each round is a transaction that begins by trying for an advisory
-lock. Nothing depends on there being only one; it only saves work.
+lock. Nothing depends on there being only one; it only saves work. A worker that is frozen in the middle of its round
+would keep the others from theirs, so the server ends the session of a round that stands still.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from django_pglock.tasks.queryset import TaskQuerySet
 
 UPKEEP_LOCK = int.from_bytes(hashlib.sha256(b"django_pglock upkeep").digest()[:8], "big", signed=True)
+#: The first statement of a round: is it ours? And for how long may we stand still before the server takes it away.
+#: Only for this transaction, so it is right behind a pooler as well.
+TURN = """
+SELECT pg_try_advisory_xact_lock(%s), set_config('idle_in_transaction_session_timeout', '3s', true)
+"""
 #: Seconds between two rounds, as a share of the heartbeat interval. Together with two missing beats a killed worker's
 #: tasks run elsewhere within ten seconds at default settings.
 ROUND = 0.8
@@ -64,7 +70,7 @@ class Upkeep(ConnectedService):
 
     def _is_my_turn(self) -> bool:
         with connections[self.using].cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", (UPKEEP_LOCK,))
+            cursor.execute(TURN, (UPKEEP_LOCK,))
             return bool(cursor.fetchone()[0])
 
     def _rescue(self) -> None:

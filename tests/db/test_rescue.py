@@ -9,10 +9,11 @@ import pytest
 from django.db.models.functions import Now
 from django.test import override_settings
 
-from django_pglock.db import dedicated_connection
+from django_pglock.db import dedicated_connection, has_hung_up
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks.liveness import lock_key_of
 from django_pglock.tasks.outcome import Succeeded
+from django_pglock.worker.upkeep import TURN, UPKEEP_LOCK
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -170,3 +171,18 @@ def test_ready_queues_are_found_without_reading_every_row():
     for queue in ("b", "a", "b", "c"):
         tasks.nothing.using(queue_name=queue).enqueue()
     assert Task.objects.all().ready_queues() == ["a", "b", "c"]
+
+
+def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_others_from_theirs(
+    session, claim, worker, eventually
+):
+    """It holds the lock of the round in an open transaction; the server ends that session after three seconds."""
+    tasks.nothing.enqueue()
+    claim()
+    session.set_autocommit(False)
+    with session.cursor() as cursor:
+        cursor.execute(TURN, (UPKEEP_LOCK,))
+        assert cursor.fetchone()[0] is True
+    worker(queues=["another"])
+    eventually(lambda: Task.objects.filter(rescues=1).exists(), seconds=15, why="nobody rescued anything")
+    assert has_hung_up(session)
