@@ -9,9 +9,21 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
+from django.db import router, transaction
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
+
+from django_pglock.admin import pages
+
+#: Tasks that an audit entry names one by one.
+MOST_NAMED = 100
+
+_LEFT_ALONE = ngettext_lazy(
+    "%(count)d of the chosen tasks was left alone: it is in another state by now, or being settled.",
+    "%(count)d of the chosen tasks were left alone: they are in another state by now, or being settled.",
+    "count",
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,8 @@ class Verb:
     #: Plural message with ``%(count)d``.
     done: Any
     apply: Callable[[Any], int]
+    #: The same for what could not be moved.
+    left: Any = _LEFT_ALONE
 
 
 VERBS = {
@@ -41,6 +55,11 @@ VERBS = {
             frozenset({"RUNNING"}),
             ngettext_lazy("%(count)d stuck task is ready again.", "%(count)d stuck tasks are ready again.", "count"),
             lambda rows: rows.reset_stuck(),
+            ngettext_lazy(
+                "%(count)d of the chosen tasks was left alone: its worker is alive, or it no longer runs.",
+                "%(count)d of the chosen tasks were left alone: their workers are alive, or they no longer run.",
+                "count",
+            ),
         ),
         Verb(
             "retry",
@@ -73,29 +92,33 @@ VERBS = {
 }
 
 
-def perform(verb: Verb, request: HttpRequest, queryset: Any, *, object_id: str | None = None) -> int:
+def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
     """Ask the verb of the tasks, say what became of it, and leave one audit entry. Returns how many moved."""
-    chosen = queryset.order_by()
-    # Actions of the admin arrive sliced or ordered for display; the verb needs the plain set.
-    asked = _capped_count(chosen)
-    count = verb.apply(chosen)
+    # Actions of the admin arrive ordered for display; the verb needs the plain set, where it may be written.
+    chosen = queryset.using(router.db_for_write(queryset.model)).order_by()
+    with transaction.atomic(using=chosen.db):
+        asked = list(chosen.order_by("-pk").values_list("pk", flat=True)[: pages.MOST_COUNTED + 1])
+        count = verb.apply(chosen) if asked else 0
+        _audit(verb, request, chosen.model, asked, count)
     if count:
         messages.success(request, verb.done % {"count": count})
-    skipped = max(0, asked - count)
-    if skipped or not count:
-        messages.warning(
-            request,
-            _("%(count)d of the chosen tasks were left alone: they are in another state by now, or being settled.")
-            % {"count": skipped},
-        )
-    record(request, queryset.model, f"{verb.name}: {count}", object_id=object_id)
+    skipped = len(asked) - count
+    if len(asked) > pages.MOST_COUNTED:
+        text = _("More than %(count)d tasks were chosen; those in another state were left alone.")
+        messages.info(request, text % {"count": pages.MOST_COUNTED})
+    elif skipped > 0:
+        messages.warning(request, verb.left % {"count": skipped})
+    elif not count:
+        messages.warning(request, _("None of the chosen tasks is there any more."))
     return count
 
 
-def _capped_count(queryset: Any) -> int:
-    from django_pglock.admin.pages import MOST_COUNTED
-
-    return queryset.values("pk")[:MOST_COUNTED].count()  # type: ignore[no-any-return]
+def _audit(verb: Verb, request: HttpRequest, model: Any, asked: list[int], count: int) -> None:
+    text = f"{verb.name}: {count}"
+    if 1 < len(asked) <= MOST_NAMED:
+        text += f" of {', '.join(f'#{key}' for key in sorted(asked))}"
+    # The entry of a single task stands in that task's history too.
+    record(request, model, text, object_id=str(asked[0]) if len(asked) == 1 else None)
 
 
 def record(request: HttpRequest, model: Any, text: str, *, object_id: str | None = None) -> None:

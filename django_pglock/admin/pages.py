@@ -5,13 +5,16 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.contrib import admin
-from django.contrib.admin.views.main import ChangeList
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.functional import cached_property
 from django.utils.timesince import timesince
+from django.utils.translation import gettext as _
 
 # Django's classes are generic only for type checkers.
 if TYPE_CHECKING:
@@ -28,7 +31,15 @@ MOST_COUNTED = 10_000
 def elapsed(since: datetime) -> str:
     """Return how long ago something was: in seconds up to two minutes, then as Django says it."""
     seconds = (timezone.now() - since).total_seconds()
-    return f"{max(seconds, 0):.0f} s" if seconds < 120 else timesince(since)
+    return _("%(seconds).0f s") % {"seconds": max(seconds, 0)} if seconds < 120 else timesince(since)
+
+
+class AtLeast(int):
+    """A count that stopped: compares and pages as a number, and reads as "10000+" wherever Django's templates do."""
+
+    def __str__(self) -> str:
+        # Where digits are grouped, a mark behind them would be grouped with them.
+        return f">{int(self)}" if settings.USE_THOUSAND_SEPARATOR else f"{int(self)}+"
 
 
 class CappedPaginator(AnyPaginator):
@@ -38,7 +49,9 @@ class CappedPaginator(AnyPaginator):
     def count(self) -> int:
         """The number of rows, or the cap."""
         rows: Any = self.object_list
-        return rows.order_by().values("pk")[:MOST_COUNTED].count()  # type: ignore[no-any-return]
+        # In the order of the list, so that it walks the index and the rows that the list is about to show.
+        found: int = rows.order_by("-pk").values("pk")[: MOST_COUNTED + 1].count()
+        return AtLeast(MOST_COUNTED) if found > MOST_COUNTED else found
 
 
 class CappedChangeList(ChangeList):
@@ -46,14 +59,27 @@ class CappedChangeList(ChangeList):
 
     @property
     def is_capped(self) -> bool:
-        """There are at least as many rows as are counted."""
-        return self.result_count >= MOST_COUNTED
+        """There are more rows than are counted."""
+        return isinstance(self.result_count, AtLeast)
 
     @property
     def older_query(self) -> str:
-        """The query string of the rows behind the last one shown: a walk along the key."""
+        """The query string of the rows behind the last one shown, if there are any: a walk along the key."""
         rows = list(self.result_list)
-        return self.get_query_string({"id__lt": rows[-1].pk}, remove=["p"]) if rows else ""
+        has_more = self.is_capped or self.page_num < self.paginator.num_pages
+        if not rows or not has_more or rows[0].pk < rows[-1].pk:
+            return ""
+        return self.get_query_string({"id__lt": rows[-1].pk}, remove=["p"])
+
+    def get_queryset(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
+        """Refuse what PostgreSQL has no text for, as Django refuses any other value that fits no field."""
+        if any("\x00" in text for name, text in request.GET.items() if name != SEARCH_VAR):
+            raise IncorrectLookupParameters
+        return super().get_queryset(request, *arguments, **options)
+
+    def get_ordering_field(self, field_name: Any) -> Any:
+        """Sort by nothing but what the page offers, whatever the address says: the rest has no index."""
+        return super().get_ordering_field(field_name) if field_name in (self.sortable_by or ()) else None
 
 
 class ReadOnlyAdmin(AnyModelAdmin):

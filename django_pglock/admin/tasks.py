@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.db import router
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import VERBS, admin_action, perform
@@ -164,8 +166,11 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.display(description=_("waits or took"))
     def waits_or_took(self, task: Task) -> str:
         """Return how long the task has waited or run, or how long it took."""
-        if task.finished_at and task.started_at:
-            return f"{(task.finished_at - task.started_at).total_seconds():.3f} s"
+        if task.finished_at:
+            if not task.started_at:
+                return "-"
+            took = (task.finished_at - task.started_at).total_seconds()
+            return gettext("%(seconds).3f s") % {"seconds": took}
         return elapsed((task.status == "RUNNING" and task.last_attempted_at) or task.enqueued_at)
 
     # The page of one task
@@ -198,7 +203,7 @@ class TaskAdmin(ReadOnlyAdmin):
         """Add the buttons that this person may press."""
         task = self.get_object(request, object_id)
         verbs = [
-            {"label": verb.button, "url": reverse("admin:django_pglock_task_verb", args=[object_id, verb.name])}
+            {"label": verb.button, "url": self._address("verb", task.pk, verb.name)}
             for verb in VERBS.values()
             if task is not None and task.status in verb.statuses and self._may(request, verb.permission)
         ]
@@ -219,8 +224,17 @@ class TaskAdmin(ReadOnlyAdmin):
             return HttpResponseNotAllowed(["POST"])
         if verb not in VERBS or not self._may(request, VERBS[verb].permission):
             raise PermissionDenied
-        perform(VERBS[verb], request, Task.objects.filter(pk=task_id), object_id=str(task_id))
-        return HttpResponseRedirect(reverse("admin:django_pglock_task_change", args=[task_id]))
+        # What this person does not see, this person does not touch: the same rows as on the pages.
+        task = self.get_object(request, str(task_id))
+        if not self.has_view_permission(request, task):
+            raise PermissionDenied
+        if task is None:
+            raise Http404
+        perform(VERBS[verb], request, self.get_queryset(request).filter(pk=task.pk))
+        return HttpResponseRedirect(self._address("change", task.pk))
+
+    def _address(self, page: str, *arguments: Any) -> str:
+        return reverse(f"admin:django_pglock_task_{page}", args=arguments, current_app=self.admin_site.name)
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
         """May retry and run now."""
@@ -238,6 +252,13 @@ class TaskAdmin(ReadOnlyAdmin):
         """May delete one finished task. The list has no such action: pruning is not done by hand."""
         is_deletable = obj is not None and obj.status in FINISHED
         return is_deletable and request.user.has_perm("django_pglock.delete_task")
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        """Delete the task, unless somebody has started it again since the question was asked."""
+        rows = Task.objects.using(router.db_for_write(Task)).select_for_update()
+        if not rows.filter(pk=obj.pk, status__in=FINISHED).exists():
+            raise PermissionDenied
+        super().delete_model(request, obj)
 
     @staticmethod
     def _may(request: HttpRequest, verb: str) -> bool:

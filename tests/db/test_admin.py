@@ -64,7 +64,9 @@ def test_list_and_page_of_each_status_can_be_looked_at(client, status):
 @pytest.mark.parametrize(
     "query",
     ["?status=FAILED", "?status__exact=READY", "?queue=mail", "?task_path=x", "?attention=stuck", "?q=nothing", "?q=1",
-     "?q=%00", "?q=" + "9" * 30, "?q=%27%3B--", "?o=1", "?p=999", "?id__lt=5"],
+     "?q=%00", "?queue=%00", "?task_path=%00", "?status__exact=%00", "?status__exact=NO", "?attention=x",
+     "?p=abc", "?p=-1", "?id__lt=abc", "?id__lt=" + "9" * 30, "?worker__exact=x", "?_facets=True", "?all=",
+     "?o=99", "?q=" + "9" * 30, "?q=%27%3B--", "?o=1", "?p=999", "?id__lt=5"],
 )  # fmt: skip
 def test_filters_and_searches_answer_whatever_is_typed(client, query):
     person(client, "view_task")
@@ -139,6 +141,74 @@ def test_an_action_says_what_it_left_alone(client):
     assert said(response)[1].startswith("2 of the chosen tasks were left alone")
 
 
+def test_one_that_was_left_alone_is_spoken_of_as_one(client):
+    person(client, "view_task", "retry_task", "reset_task")
+    [text] = said(act(client, "retry", make("READY")))
+    assert text.startswith("1 of the chosen tasks was left alone: it is")
+    [text] = said(act(client, "reset_stuck", make("FAILED")))
+    assert text.startswith("1 of the chosen tasks was left alone: its worker is alive")
+
+
+def test_what_is_beyond_the_count_is_not_said_to_be_known(client, monkeypatch):
+    monkeypatch.setattr(pages, "MOST_COUNTED", 3)
+    monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 2)
+    person(client, "view_task", "retry_task")
+    rows = [*(make("FAILED") for _ in range(4)), *(make() for _ in range(4))]
+    data = {"action": "retry", "_selected_action": [rows[0].pk], "select_across": "1"}
+    texts = said(client.post(LIST, data, follow=True))
+    assert texts == [
+        "4 tasks are ready again.",
+        "More than 3 tasks were chosen; those in another state were left alone.",
+    ]
+
+
+def test_all_of_nothing_is_nothing(client):
+    """Nothing matches any more by the time the action arrives: the verbs are not asked."""
+    person(client, "view_task", "cancel_task")
+    row = make()
+    data = {"action": "cancel", "_selected_action": [row.pk], "select_across": "1"}
+    response = client.post(f"{LIST}?q={'9' * 30}", data, follow=True)
+    assert response.status_code == 200
+    row.refresh_from_db()
+    assert row.status == "READY"
+
+
+def test_the_audit_entry_names_up_to_a_hundred_tasks(client):
+    user = person(client, "view_task", "retry_task")
+    one = make("FAILED")
+    act(client, "retry", one)
+    entry = LogEntry.objects.get(user=user)
+    assert (entry.object_id, entry.change_message) == (str(one.pk), "retry: 1")
+    history = client.get(reverse("admin:django_pglock_task_history", args=[one.pk])).content.decode()
+    assert "retry: 1" in history
+
+    two = [make("FAILED"), make("FAILED")]
+    act(client, "retry", *two)
+    entry = LogEntry.objects.exclude(pk=entry.pk).get()
+    assert entry.object_id is None
+    assert entry.change_message == f"retry: 2 of #{two[0].pk}, #{two[1].pk}"
+
+    LogEntry.objects.all().delete()
+    rows = [make("FAILED") for _ in range(101)]
+    client.post(LIST, {"action": "retry", "_selected_action": [rows[0].pk], "select_across": "1"})
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.change_message) == (None, "retry: 101")
+
+
+def test_what_cannot_be_audited_is_not_done(client, monkeypatch):
+    person(client, "view_task", "retry_task")
+    row = make("FAILED")
+
+    def refuse(*args, **kwargs):
+        raise RuntimeError("no room for the audit")
+
+    monkeypatch.setattr("django_pglock.admin.actions.record", refuse)
+    with pytest.raises(RuntimeError, match="no room"):
+        act(client, "retry", row)
+    row.refresh_from_db()
+    assert row.status == "FAILED"
+
+
 def test_only_what_is_stuck_is_reset(client):
     """The worker of one of two running tasks lives."""
     person(client, "view_task", "reset_task")
@@ -181,6 +251,57 @@ def test_buttons_need_post_and_csrf_and_a_verb_that_exists(client):
     assert "login" in client.post(url)["Location"]
 
 
+@pytest.mark.parametrize("verb", ["reset_stuck", "retry", "run_now", "cancel"])
+@pytest.mark.parametrize("key", [2**63 - 1, 10**30])
+def test_a_button_of_no_task_is_not_found(client, verb, key):
+    person(client, "view_task", "retry_task", "cancel_task", "reset_task")
+    assert client.post(reverse("admin:django_pglock_task_verb", args=[key, verb])).status_code == 404
+    assert not LogEntry.objects.exists()
+
+
+def test_neither_buttons_nor_actions_are_shown_to_who_may_only_look(client):
+    person(client, "view_task")
+    row = make("FAILED")
+    assert 'name="action"' not in client.get(LIST).content.decode()
+    page = reverse("admin:django_pglock_task_change", args=[row.pk])
+    assert "pglock-verb" not in client.get(page).content.decode()
+    assert client.post(page, {"status": "READY"}).status_code == 403
+
+
+def test_who_may_not_look_may_not_press(client):
+    person(client, "retry_task")
+    row = make("FAILED")
+    assert client.post(reverse("admin:django_pglock_task_verb", args=[row.pk, "retry"])).status_code == 403
+    row.refresh_from_db()
+    assert row.status == "FAILED"
+
+
+def test_a_task_that_was_started_again_is_not_deleted(client, monkeypatch):
+    """Between the check of the permission and the deletion somebody presses Retry."""
+    from django_pglock.admin.tasks import TaskAdmin
+
+    person(client, "view_task", "delete_task")
+    row = make("FAILED")
+    Attempt.objects.create(
+        task=row, number=1, worker=uuid4(), started_at=Now(), finished_at=Now(), outcome="FAILED",
+        exception_path="x", traceback="x",
+    )  # fmt: skip
+    log = TaskAdmin.log_deletions
+
+    def retry_first(self, request, queryset):
+        Task.objects.filter(pk=row.pk).retry()
+        return log(self, request, queryset)
+
+    url = reverse("admin:django_pglock_task_delete", args=[row.pk])
+    monkeypatch.setattr(TaskAdmin, "log_deletions", retry_first)
+    assert client.post(url, {"post": "yes"}).status_code == 403
+    assert Task.objects.filter(pk=row.pk).exists()
+    monkeypatch.undo()
+    Task.objects.filter(pk=row.pk).update(status="FAILED", finished_at=Now())
+    assert client.post(url, {"post": "yes"}).status_code == 302
+    assert not Task.objects.exists()
+
+
 def test_nothing_is_added_and_only_what_is_finished_is_deleted(client):
     person(client, "view_task", "add_task", "change_task", "delete_task")
     assert client.get(reverse("admin:django_pglock_task_add")).status_code == 403
@@ -205,6 +326,29 @@ def test_the_list_is_counted_only_so_far_and_older_ones_are_a_key_away(client, m
     older = client.get(LIST + f"?id__lt={rows[7].pk}").content.decode()
     assert f"#{rows[6].pk}<" in older
     assert f"#{rows[7].pk}<" not in older
+
+
+def test_older_ones_are_offered_only_where_there_are_any(client, monkeypatch):
+    monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 3)
+    person(client, "view_task")
+    rows = [make() for _ in range(5)]
+
+    def older(**query):
+        return client.get(LIST, query).context["cl"].older_query
+
+    assert f"id__lt={rows[2].pk}" in older()
+    assert older(p=2) == ""
+    assert older(o="-0") == "", "the oldest come first here"
+
+
+@pytest.mark.parametrize(("grouped", "text"), [(False, "10000+"), (True, "&gt;10,000")])
+def test_a_count_that_stopped_says_so(settings, grouped, text):
+    from django.template import Context, Template
+
+    settings.USE_THOUSAND_SEPARATOR = grouped
+    count = pages.AtLeast(10_000)
+    assert count == 10_000
+    assert Template("{{ count }}").render(Context({"count": count})) == text
 
 
 @pytest.fixture

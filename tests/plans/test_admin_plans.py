@@ -1,0 +1,118 @@
+"""The plans of the admin's pages: with 20,000 rows, nothing reads the table of tasks from end to end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from tests.plans.test_task_plans import nodes, reads
+
+pytestmark = pytest.mark.django_db
+
+LIST = reverse("admin:django_pglock_task_changelist")
+
+
+@pytest.fixture
+def many(admin_client):
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO django_pglock_task
+                      (queue, task_path, backend, status, worker, last_attempted_at, finished_at, args)
+               SELECT CASE WHEN n % 3 = 0 THEN 'q0' ELSE 'q1' END, 'tests.sample.tasks.nothing',
+                      'default', status, gen_random_uuid(), now(),
+                      CASE WHEN status IN ('FAILED', 'SUCCESSFUL') THEN now() END,
+                      to_jsonb(ARRAY[repeat('x', 100)])
+               FROM (SELECT n, CASE WHEN n % 50 = 0 THEN 'FAILED' WHEN n % 51 = 0 THEN 'RUNNING'
+                                    WHEN n > 19900 THEN 'READY' ELSE 'SUCCESSFUL' END AS status
+                     FROM generate_series(1, 20000) AS n) AS made"""
+        )
+        cursor.execute("ANALYZE django_pglock_task")
+        cursor.execute("SELECT max(id) FROM django_pglock_task")
+        return cursor.fetchone()[0]
+
+
+def plans(queries):
+    """Explain each statement that asked the table of tasks."""
+    for sql in (each["sql"] for each in queries):
+        if '"django_pglock_task"' in sql and sql.lstrip("( ").startswith(("SELECT", "WITH")):
+            with connection.cursor() as cursor:
+                cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}")
+                plan = cursor.fetchone()[0]
+            yield sql, plan if isinstance(plan, list) else json.loads(plan)
+
+
+# A queue or a function has no index of its own: walking the key finds a common one at once. One with fewer rows than
+# are counted has to be looked for, so "q0" is not in this list.
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "?p=50",
+        "?status__exact=FAILED",
+        "?status__exact=READY",
+        "?status__exact=RUNNING",
+        "?status__exact=SUCCESSFUL",
+        "?queue=q1",
+        "?task_path=tests.sample.tasks.nothing",
+        "?attention=stuck",
+        "?id__lt={middle}",
+        "?q={middle}",
+        "?q=tests.sample",
+        "?status__exact=FAILED&queue=q1&id__lt={middle}",
+    ],
+)
+def test_no_list_scans_the_table(admin_client, many, query):
+    with CaptureQueriesContext(connection) as queries:
+        assert admin_client.get(LIST + query.format(middle=many - 10_000)).status_code == 200
+    explained = list(plans(queries))
+    assert len(explained) >= 2, "the count and the rows"
+    for sql, plan in explained:
+        assert "Seq Scan" not in {kind for kind, _index in reads(plan)}, f"{sql}\n{json.dumps(plan, indent=1)}"
+        assert not [each for each in nodes(plan) if each["Node Type"] == "Sort" and each["Plan Rows"] > 1000], sql
+
+
+def test_the_list_costs_the_same_queries_however_long_it_is(admin_client, many):
+    def cost(query):
+        with CaptureQueriesContext(connection) as queries:
+            assert admin_client.get(LIST + query).status_code == 200
+        return len(queries)
+
+    assert cost("") == cost(f"?id__lt={many - 19_997}") <= 7
+
+
+def test_a_list_loads_nothing_that_it_does_not_show(admin_client, many):
+    with CaptureQueriesContext(connection) as queries:
+        admin_client.get(LIST)
+    for each in queries:
+        for column in ("args", "kwargs", "result", "meta"):
+            assert f'"django_pglock_task"."{column}"' not in each["sql"]
+
+
+def test_the_count_stops_at_the_cap(admin_client, many):
+    page = admin_client.get(LIST)
+    assert page.context["cl"].result_count == 10_000
+    assert "10000+" in page.content.decode()
+    exact = admin_client.get(LIST, {"id__gt": many - 10_000})
+    assert exact.context["cl"].result_count == 10_000
+    assert "10000+" not in exact.content.decode(), "just as many as are counted is no more than that"
+
+
+@pytest.mark.parametrize("column", range(1, 8))
+def test_no_address_sorts_by_what_has_no_index(admin_client, many, column):
+    """The page offers to sort by the key alone, but Django would sort by any column that the address names."""
+    with CaptureQueriesContext(connection) as queries:
+        assert admin_client.get(LIST, {"o": column}).status_code == 200
+    for sql, plan in plans(queries):
+        assert "Sort" not in {each["Node Type"] for each in nodes(plan)}, sql
+
+
+def test_workers_are_listed_with_their_tasks_by_the_index_of_running_ones(admin_client, many):
+    with CaptureQueriesContext(connection) as queries:
+        assert admin_client.get(reverse("admin:django_pglock_worker_changelist")).status_code == 200
+    explained = list(plans(queries))
+    assert len(explained) == 1, "the workers and what they run, in one query"
+    assert {index for _kind, index in reads(explained[0][1])} <= {"pglock_task_running", "pglock_task_attention"}
