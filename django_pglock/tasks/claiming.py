@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from django.core.exceptions import EmptyResultSet
 from django.db import connections, models, transaction
 from django.db.models.expressions import RawSQL
 from django.db.models.sql import UpdateQuery
@@ -103,7 +104,10 @@ class ClaimQuerySet(models.QuerySet[Row]):
         """
         fields = self.model._meta.concrete_fields
         columns = [str(field.column) for field in fields]
-        sql, params = self._marking_sql(_checked(limit), changes, columns, keep_order=True)
+        try:
+            sql, params = self._marking_sql(_checked(limit), changes, columns, keep_order=True)
+        except EmptyResultSet:
+            return []
         compiler = self.query.get_compiler(self.db)
         converters = compiler.get_converters([field.get_col(self.model._meta.db_table) for field in fields])
         with connections[self.db].cursor() as cursor:
@@ -114,7 +118,11 @@ class ClaimQuerySet(models.QuerySet[Row]):
 
     def _mark(self, limit: int, changes: dict[str, Any], *returning: str) -> list[tuple[Any, ...]]:
         """Mark rows as ``claim_update`` does, but return plain tuples of the columns ``returning``, in no order."""
-        sql, params = self._marking_sql(limit, changes, returning, keep_order=False)
+        try:
+            sql, params = self._marking_sql(limit, changes, returning, keep_order=False)
+        except EmptyResultSet:
+            # Django knows without asking that nothing can match, as in none() or pk__in=[].
+            return []
         with connections[self.db].cursor() as cursor:
             cursor.execute(sql, params)
             rows: list[tuple[Any, ...]] = cursor.fetchall()

@@ -34,6 +34,15 @@ def test_marking_is_one_statement(letters):
     assert len(statements) == 1
 
 
+def test_a_set_that_cannot_match_is_an_empty_answer(letters):
+    from django_pglock.models import Task
+
+    assert Letter.objects.none().claim_update(3, status="taken") == []
+    assert Letter.objects.filter(pk__in=[]).claim_update(3, status="taken") == []
+    for verb in ("retry", "cancel", "run_now", "reset_stuck", "promote"):
+        assert getattr(Task.objects.none(), verb)() == 0
+
+
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "3", None])
 def test_a_limit_that_is_no_number_of_rows_is_refused(letters, limit):
     with pytest.raises(ValueError, match="number of rows"):
