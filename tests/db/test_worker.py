@@ -12,7 +12,7 @@ from django.db import OperationalError, transaction
 
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
-from django_pglock.tasks.outcome import Released
+from django_pglock.tasks.outcome import Released, Succeeded
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.hand import Ending
 from tests.sample import tasks
@@ -305,3 +305,20 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
     worker.stop()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_an_outcome_that_the_database_refuses_fails_alone(worker, claim, eventually):
+    """One row that cannot be stored must not hold up its batch, nor lose its own outcome."""
+    running = worker(queues=["another"])
+    for _ in range(9):
+        tasks.nothing.enqueue()
+    claims = claim(9)
+    refused = claims[4]
+    for each in claims:
+        running.hand.claims[each.id, each.attempt] = each
+        running.hand.outbox.put(Ending(each, Succeeded("{no json" if each is refused else "1")))
+    eventually(lambda: not running.hand.claims)
+    assert set(Task.objects.exclude(pk=refused.id).values_list("status", flat=True)) == {"SUCCESSFUL"}
+    row = Task.objects.get(pk=refused.id)
+    assert row.status == "FAILED"
+    assert row.failures.get().exception_path == "django.db.utils.DataError"
