@@ -20,7 +20,9 @@ from django_pglock.errors import (
 
 if TYPE_CHECKING:
     from django_pglock.locks import lock as lock
+    from django_pglock.locks import lock_all as lock_all
     from django_pglock.locks import lock_view as lock_view
+    from django_pglock.locks import semaphore as semaphore
     from django_pglock.locks import try_lock as try_lock
     from django_pglock.tasks import Constant as Constant
     from django_pglock.tasks import Exponential as Exponential
@@ -40,7 +42,9 @@ __all__ = [
     "LockScopeError",
     "PGLockError",
     "lock",
+    "lock_all",
     "lock_view",
+    "semaphore",
     "task",
     "try_lock",
 ]
@@ -50,7 +54,9 @@ _ROOMS = {
     "Exponential": "django_pglock.tasks",
     "Linear": "django_pglock.tasks",
     "lock": "django_pglock.locks",
+    "lock_all": "django_pglock.locks",
     "lock_view": "django_pglock.locks",
+    "semaphore": "django_pglock.locks",
     "try_lock": "django_pglock.locks",
     "task": "django_pglock.tasks",
 }

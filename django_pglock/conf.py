@@ -42,6 +42,18 @@ class Settings:
         default=True,
         metadata={"help": "Write the lock's name as a comment into its statement, so that pg_stat_activity shows it."},
     )
+    SLOW_WAIT: float = field(
+        default=5.0,
+        metadata={"help": "Seconds from which on the log warns that a lock was waited for."},
+    )
+    SLOW_HOLD: float = field(
+        default=60.0,
+        metadata={"help": "Seconds from which on the log warns that a lock was held."},
+    )
+    ASYNC_SESSIONS: int = field(
+        default=10,
+        metadata={"help": "Most database sessions that coroutines of one event loop use for locks at once."},
+    )
     HEARTBEAT_INTERVAL: float = field(
         default=3.0,
         metadata={"help": "Seconds between two signs of life of a worker. Two missing beats raise suspicion."},
@@ -64,13 +76,15 @@ class Settings:
             raise ConfigurationError(
                 f"DJANGO_PGLOCK['SCOPE'] is {self.SCOPE!r}; it must be one of {', '.join(SCOPES)}."
             )
-        for name in ("HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "POLL_INTERVAL"):
+        for name in ("SLOW_WAIT", "SLOW_HOLD", "HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "POLL_INTERVAL"):
             _require_positive(name, getattr(self, name))
         if self.HEARTBEAT_LIMIT < 3 * self.HEARTBEAT_INTERVAL:
             raise ConfigurationError(
                 "DJANGO_PGLOCK['HEARTBEAT_LIMIT'] must be at least three times HEARTBEAT_INTERVAL, "
                 "or living workers would be taken for dead ones."
             )
+        if not isinstance(self.ASYNC_SESSIONS, int) or self.ASYNC_SESSIONS < 1:
+            raise ConfigurationError(f"DJANGO_PGLOCK['ASYNC_SESSIONS'] is {self.ASYNC_SESSIONS!r}; use 1 or more.")
         if not isinstance(self.MAX_RESCUES, int) or self.MAX_RESCUES < 0:
             raise ConfigurationError(f"DJANGO_PGLOCK['MAX_RESCUES'] is {self.MAX_RESCUES!r}; use 0 or a larger number.")
 

@@ -70,8 +70,11 @@ def has_hung_up(connection: DatabaseWrapper) -> bool:
     not hung up; one that libpq or Django has given up has.
     """
     raw: Any = connection.connection
-    if raw is None:
-        return bool(connection.closed_in_transaction)
+    return bool(connection.closed_in_transaction) if raw is None else has_ended(raw)
+
+
+def has_ended(raw: Any) -> bool:
+    """Say of a psycopg connection whether its session has ended, without asking the server."""
     if raw.closed or raw.broken:
         return True
     if not hasattr(select, "poll"):  # Windows

@@ -20,6 +20,10 @@ All other database errors pass through untouched, so a connection that broke is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 
 
@@ -44,7 +48,10 @@ class LockError(PGLockError):
 
 
 class LockNotAvailable(LockError, TimeoutError):
-    """Somebody else holds the lock, and the time to wait (``timeout``, in seconds) is over."""
+    """Somebody else holds the lock, and the time to wait (``timeout``, in seconds) is over.
+
+    ``keys`` are all numbers that were asked for, ``using`` the database alias, and ``model`` what lists the holders.
+    """
 
     def __init__(
         self,
@@ -53,9 +60,20 @@ class LockNotAvailable(LockError, TimeoutError):
         name: str | None = None,
         key: int | None = None,
         timeout: float | None = None,
+        keys: Sequence[int] = (),
+        using: str | None = None,
+        model: str = "AdvisoryLock",
     ) -> None:
         super().__init__(message, name=name, key=key)
         self.timeout = timeout
+        self.keys = keys
+        self._using = using
+        self._model = model
+
+    def holders(self) -> list[Any]:
+        """Ask the database who holds the lock now. Returns rows of ``AdvisoryLock`` or, of a lease, of ``Lease``."""
+        rows: Any = apps.get_model("django_pglock", self._model)
+        return list(rows.objects.using(self._using).held().filter(key__in=self.keys))
 
 
 class LockLost(LockError):

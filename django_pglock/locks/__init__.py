@@ -1,7 +1,7 @@
 """The locks room: advisory locks by name, for code and for views."""
 
-from django_pglock.locks.api import lock, try_lock
+from django_pglock.locks.api import lock, lock_all, semaphore, try_lock
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.views import lock_view
 
-__all__ = ["Handle", "lock", "lock_view", "try_lock"]
+__all__ = ["Handle", "lock", "lock_all", "lock_view", "semaphore", "try_lock"]

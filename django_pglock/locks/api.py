@@ -1,28 +1,20 @@
-"""``lock`` and ``try_lock``: with statement, decorator, or handle.
-
-What these return holds options and no state: it may be made at import and used by many threads at once. Each use takes
-a handle of its own.
-"""
+"""``lock``, ``try_lock``, ``lock_all`` and ``semaphore``: what users write."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-import threading
-from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
-from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-from django_pglock.errors import ConfigurationError, LockNotAvailable
-from django_pglock.keys import make_key, name_of
-from django_pglock.locks.handle import Handle, Options
-from django_pglock.locks.template import KeyTemplate
+from django_pglock.errors import LockKeyError, LockNotAvailable
+from django_pglock.keys import Key, make_key, name_of
+from django_pglock.locks.async_handle import AsyncHandle, AsyncSlotHandle
+from django_pglock.locks.handle import Handle, SlotHandle
+from django_pglock.locks.lockable import Lockable
+from django_pglock.locks.options import OnBusy, Options, Timeout, seconds_of
 
-F = TypeVar("F", bound=Callable[..., Any])
-Timeout = float | timedelta | None
-OnBusy = Literal["raise", "skip"] | Callable[..., Any]
+#: PostgreSQL keeps locks in shared memory that all sessions share; thousands of them in one call could fill it up,
+#: and then nobody can connect any more.
+MOST_KEYS = 1000
 
 
 def lock(
@@ -34,6 +26,7 @@ def lock(
     on_busy: OnBusy = "raise",
     reentrant: bool = True,
     stale_ok: bool = False,
+    max_hold: Timeout = None,
 ) -> Lock:
     """Hold a named advisory lock: ``with lock("ledger", account.pk): ...``, or decorate a function with it.
 
@@ -46,15 +39,18 @@ def lock(
     - ``using``: database alias; default from the setting ``USING``.
     - ``on_busy``: what a decorated call does when the lock is not to be had: ``"raise"``, ``"skip"`` (return None) or
       a callable that gets the exception and the call's arguments and whose result is returned.
-    - ``reentrant``: False refuses a lock that this thread holds already.
+    - ``reentrant``: False refuses a lock that this thread or coroutine holds already.
     - ``stale_ok``: take a transaction lock also at REPEATABLE READ and above, where the snapshot is older than it.
+    - ``max_hold``: seconds or a timedelta for which the holder may leave its database session idle. A holder that
+      stalls for longer has its session ended by PostgreSQL, and the lock with it.
+
+    ``async with`` and coroutine functions take the lock in a session of their own, which excludes other coroutines of
+    the same process; such a lock knows nothing of an ``atomic()`` block around it.
 
     Raises ``LockNotAvailable`` when busy, ``LockLost`` at the end if the lock was lost, ``LockScopeError`` where it
-    would not protect, ``LockKeyError`` for a bad name, ``ValueError`` for a bad timeout.
+    would not protect, ``LockKeyError`` for a bad name, ``ValueError`` for a bad time.
     """
-    options = Options(
-        timeout=seconds_of(timeout), shared=shared, scope=scope, using=using, reentrant=reentrant, stale_ok=stale_ok
-    )
+    options = _options(timeout, shared, scope, using, reentrant=reentrant, stale_ok=stale_ok, max_hold=max_hold)
     return Lock(parts, options, on_busy)
 
 
@@ -66,149 +62,128 @@ def try_lock(
     timeout: Timeout = 0,
     reentrant: bool = True,
     stale_ok: bool = False,
+    max_hold: Timeout = None,
 ) -> TryLock:
     """Like ``lock``, but the body decides: ``with try_lock("report") as held: if held: ...``.
 
     The default timeout is 0. Nothing is raised when the lock is busy; the handle is false then.
     """
-    options = Options(
-        timeout=seconds_of(timeout), shared=shared, scope=scope, using=using, reentrant=reentrant, stale_ok=stale_ok
-    )
+    options = _options(timeout, shared, scope, using, reentrant=reentrant, stale_ok=stale_ok, max_hold=max_hold)
     return TryLock(parts, options, "skip")
 
 
-class Lock:
+def lock_all(
+    *names: Any,
+    timeout: Timeout = None,
+    shared: bool = False,
+    scope: str | None = None,
+    using: str | None = None,
+    on_busy: OnBusy = "raise",
+    reentrant: bool = True,
+    stale_ok: bool = False,
+    max_hold: Timeout = None,
+) -> LockAll:
+    """Hold several locks, all or none: ``with lock_all("a", ("order", 5), account): ...``.
+
+    Each of ``names`` is what ``lock`` takes: a string, an int, a saved model instance, or a tuple of parts. They are
+    taken in one statement and in the order of their numbers, so that two callers never wait for each other. The
+    ``timeout`` is for all together. A decorator's strings are templates, each of them.
+
+    Raises as ``lock`` does, and ``LockKeyError`` for no names or more than a thousand: lock what they have in common.
+    """
+    options = _options(timeout, shared, scope, using, reentrant=reentrant, stale_ok=stale_ok, max_hold=max_hold)
+    return LockAll(names, options, on_busy)
+
+
+def semaphore(
+    *parts: Any,
+    limit: int,
+    timeout: Timeout = None,
+    scope: str | None = None,
+    using: str | None = None,
+    on_busy: OnBusy = "raise",
+) -> Semaphore:
+    """Let at most ``limit`` holders in at once: ``with semaphore("render", limit=3): ...``.
+
+    The other arguments are ``lock``'s. Everybody must name the same limit. A holder has one of the slots ``name#1`` to
+    ``name#limit``, each of which is a lock. Who waits blocks on one of them and looks at the others every tenth of a
+    second; waiters are not served in the order of their arrival.
+
+    Raises as ``lock`` does, and ``ValueError`` for a limit below one or above a thousand.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_KEYS:
+        raise ValueError(f"limit is {limit!r}; give a number of holders from 1 to {MOST_KEYS}.")
+    return Semaphore(parts, _options(timeout, False, scope, using), on_busy, limit)
+
+
+def _options(timeout: Timeout, shared: bool, scope: str | None, using: str | None, **more: Any) -> Options:
+    max_hold = seconds_of(more.pop("max_hold", None), name="max_hold")
+    if max_hold == 0:
+        raise ValueError("max_hold is 0; give seconds above zero, a timedelta, or None for no limit.")
+    return Options(timeout=seconds_of(timeout), shared=shared, scope=scope, using=using, max_hold=max_hold, **more)
+
+
+class Lock(Lockable[Handle, AsyncHandle]):
     """Options of a lock; made by ``lock()``."""
 
     def __init__(self, parts: tuple[Any, ...], options: Options, on_busy: OnBusy) -> None:
-        self._parts = parts
+        super().__init__(parts, on_busy)
         self._options = options
-        self._on_busy = on_busy
-        # Handles of with statements that are open, a stack for each thread.
-        self._open = threading.local()
-        if parts:
-            name_of(*parts)
 
-    def acquire(self) -> Handle:
-        """Take the lock and return its handle; the caller must ``release()`` it.
+    def _keys(self, parts: tuple[Any, ...]) -> list[Key]:
+        return [make_key(*parts)]
 
-        In request code use ``with``. Raises what ``lock`` says.
-        """
-        return Handle(make_key(*self._parts), self._options).acquire(may_begin=False)
+    def _handle(self, parts: tuple[Any, ...]) -> Handle:
+        return Handle(self._keys(parts), self._options)
 
-    def __enter__(self) -> Handle:
-        handle = Handle(make_key(*self._parts), self._options)
-        self._take(handle)
-        self._stack().append(handle)
-        return handle
-
-    def _take(self, handle: Handle) -> None:
-        handle.acquire(may_begin=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        handle = self._stack().pop()
-        if handle:
-            handle.release(error)
-
-    def _stack(self) -> list[Handle]:
-        stack: list[Handle] = self._open.__dict__.setdefault("handles", [])
-        return stack
-
-    def __call__(self, function: F) -> F:
-        """Decorate a function: each call holds the lock, through a handle of its own."""
-        refuse_what_outlives_its_call(function)
-        name_of = _naming(function, self._parts)
-
-        @functools.wraps(function)
-        def locked(*args: Any, **kwargs: Any) -> Any:
-            handle = Handle(make_key(*name_of(args, kwargs)), self._options)
-            try:
-                handle.acquire(may_begin=True)
-            except LockNotAvailable as busy:
-                return self._answer_busy(busy, args, kwargs)
-            with releasing(handle):
-                return function(*args, **kwargs)
-
-        return locked  # type: ignore[return-value]
-
-    def _answer_busy(self, busy: LockNotAvailable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._on_busy == "raise":
-            raise busy
-        return None if self._on_busy == "skip" else self._on_busy(busy, *args, **kwargs)
+    def _async_handle(self, parts: tuple[Any, ...]) -> AsyncHandle:
+        return AsyncHandle(self._keys(parts), self._options)
 
 
 class TryLock(Lock):
-    """Options of a lock that one may not get; made by ``try_lock()``."""
+    """Options of a lock that one may not get; made by ``try_lock()``. A handle that did not get it is false."""
 
-    def acquire(self) -> Handle:
-        """Take the lock if it is to be had and return its handle, which is false otherwise."""
-        handle = Handle(make_key(*self._parts), self._options)
+    def _take(self, handle: Handle, *, may_begin: bool) -> None:
         with suppress(LockNotAvailable):
-            handle.acquire(may_begin=False)
-        return handle
+            handle.acquire(may_begin=may_begin)
 
-    def _take(self, handle: Handle) -> None:
+    async def _atake(self, handle: AsyncHandle) -> None:
         with suppress(LockNotAvailable):
-            handle.acquire(may_begin=True)
+            await handle.acquire()
 
 
-class releasing:  # noqa: N801 - reads like contextlib.closing
-    """Release a handle at the end of a block, telling it what the block raised."""
+class LockAll(Lock):
+    """Options of several locks; made by ``lock_all()``."""
 
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
+    _each_part_is_a_name = True
 
-    def __enter__(self) -> Handle:
-        return self.handle
+    def _check(self, parts: tuple[Any, ...]) -> None:
+        if not 0 < len(parts) <= MOST_KEYS:
+            raise LockKeyError(f"lock_all was given {len(parts)} names; it takes 1 to {MOST_KEYS}.")
+        for name in parts:
+            name_of(*_parts_of(name))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.handle.release(error)
-
-
-def refuse_what_outlives_its_call(function: Callable[..., Any]) -> None:
-    """Raise ``ConfigurationError`` for functions whose work is not over when their call returns."""
-    for ask, what in (
-        (inspect.iscoroutinefunction, "an async function"),
-        (inspect.isasyncgenfunction, "an async generator"),
-        (inspect.isgeneratorfunction, "a generator"),
-    ):
-        if ask(function):
-            raise ConfigurationError(
-                f"{function.__qualname__} is {what}: its call returns before its work is done, so the lock would be "
-                "free while it runs. Take the lock inside it."
-            )
+    def _keys(self, parts: tuple[Any, ...]) -> list[Key]:
+        return [make_key(*_parts_of(name)) for name in parts]
 
 
-def _naming(
-    function: Callable[..., Any], parts: tuple[Any, ...]
-) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]:
-    """Return what makes the parts of the name from a call's arguments."""
-    if not parts:
-        own = (f"{function.__module__}.{function.__qualname__}",)
-        return lambda args, kwargs: own
-    if len(parts) > 1 or not isinstance(parts[0], str) or "{" not in parts[0]:
-        return lambda args, kwargs: parts
-    signature = inspect.signature(function)
-    template = KeyTemplate(parts[0], known=signature.parameters, where=f"@lock on {function.__qualname__}")
+class Semaphore(Lock):
+    """Options of a semaphore; made by ``semaphore()``."""
 
-    def render(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return (template.render(bound.arguments),)
+    def __init__(self, parts: tuple[Any, ...], options: Options, on_busy: OnBusy, limit: int) -> None:
+        super().__init__(parts, options, on_busy)
+        self._limit = limit
 
-    return render
+    def _keys(self, parts: tuple[Any, ...]) -> list[Key]:
+        name = name_of(*parts)
+        return [make_key(f"{name}#{number}") for number in range(1, self._limit + 1)]
+
+    def _handle(self, parts: tuple[Any, ...]) -> Handle:
+        return SlotHandle(self._keys(parts), self._options)
+
+    def _async_handle(self, parts: tuple[Any, ...]) -> AsyncHandle:
+        return AsyncSlotHandle(self._keys(parts), self._options)
 
 
-def seconds_of(timeout: Timeout) -> float | None:
-    """Return a timeout as seconds. Raises ``ValueError`` for what is none."""
-    if timeout is None:
-        return None
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    # The upper bound is PostgreSQL's: lock_timeout is an int of milliseconds.
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 2_147_483:
-        raise ValueError(f"timeout is {timeout!r}; give seconds (0 to 2,147,483), a timedelta, or None to wait.")
-    return float(seconds)
+def _parts_of(name: Any) -> tuple[Any, ...]:
+    return name if isinstance(name, tuple) else (name,)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar, cast
 
+from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError, LockLost, LockNotAvailable
-from django_pglock.keys import make_key
-from django_pglock.locks.api import Timeout, refuse_what_outlives_its_call, seconds_of
-from django_pglock.locks.handle import Handle, Options
+from django_pglock.keys import Key, make_key
+from django_pglock.locks.async_handle import AsyncHandle
+from django_pglock.locks.handle import Handle
+from django_pglock.locks.lockable import refuse_generators
+from django_pglock.locks.options import Options, Timeout, seconds_of
 from django_pglock.locks.template import KeyTemplate
 
 logger = logging.getLogger("django_pglock.locks")
 
 View = TypeVar("View", bound=Callable[..., Any])
+#: Seconds to wait for the event loop to give a streamed response's lock back.
+PATIENCE = 10.0
 #: What a busy lock may be answered with; others would tell the client something else.
 STATUSES = (409, 423, 429, 503)
 
@@ -35,8 +41,9 @@ def lock_view(
     shared: bool = False,
     scope: str | None = None,
     using: str | None = None,
+    max_hold: Timeout = None,
 ) -> Callable[[View], View]:
-    """Run a view, or a class-based view, under a lock; answer at once when somebody else is in there.
+    """Run a view, sync or async, function or class, under a lock; answer at once when somebody else is in there.
 
     - ``key``: a template over ``request`` and the view's parameters: ``"checkout:{request.user.pk}"``. A value that
       is None, such as the primary key of an anonymous user, raises ``LockKeyError``: put the login check outside.
@@ -44,7 +51,7 @@ def lock_view(
     - ``status``: 409 (default), 423, 429 or 503; ``retry_after``: seconds in the header of that answer.
     - ``methods``: lock only these, for example ``["POST"]``; default all.
     - ``on_busy``: a callable ``(exception, request, *args, **kwargs)`` that makes the answer instead.
-    - ``shared``, ``scope``, ``using`` as for ``lock``.
+    - ``shared``, ``scope``, ``using``, ``max_hold`` as for ``lock``.
 
     A streaming response keeps the lock until it is closed. Raises ``LockKeyError`` and ``ConfigurationError`` when the
     decorator is applied, if the template or the view cannot work.
@@ -52,7 +59,13 @@ def lock_view(
     if status not in STATUSES:
         raise ConfigurationError(f"lock_view cannot answer with {status!r}; use one of {STATUSES}.")
     guard = _Guard(
-        options=Options(timeout=seconds_of(timeout), shared=shared, scope=scope, using=using),
+        options=Options(
+            timeout=seconds_of(timeout),
+            shared=shared,
+            scope=scope,
+            using=using,
+            max_hold=seconds_of(max_hold, name="max_hold") or None,
+        ),
         methods=None if methods is None else frozenset(method.upper() for method in methods),
         answer=on_busy or functools.partial(busy_response, status=status, retry_after=retry_after),
     )
@@ -60,11 +73,10 @@ def lock_view(
     def decorate(view: View) -> View:
         where = f"lock_view on {getattr(view, '__qualname__', view)}"
         if not isinstance(view, type):
-            return cast(View, _wrap(view, key, guard, where, is_method=False))
-        if getattr(view, "view_is_async", False):
-            raise ConfigurationError(f"{where}: its handlers are async; take the lock inside them.")
+            return cast(View, _wrap(view, key, guard, where, is_async=iscoroutinefunction(view)))
         view_class: Any = view
-        view_class.dispatch = _wrap(view_class.dispatch, key, guard, where, is_method=True)
+        is_async = bool(getattr(view, "view_is_async", False))
+        view_class.dispatch = _wrap(view_class.dispatch, key, guard, where, is_async=is_async)
         return view
 
     return decorate
@@ -89,26 +101,51 @@ class _Guard:
         self.answer = answer
 
 
-def _wrap(view: Any, key: str, guard: _Guard, where: str, *, is_method: bool) -> Any:
-    refuse_what_outlives_its_call(view)
+def _wrap(view: Any, key: str, guard: _Guard, where: str, *, is_async: bool) -> Any:
+    refuse_generators(view)
     parameters = inspect.signature(view).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     template = KeyTemplate(key, known=None if takes_any else {*parameters, "request"}, where=where)
 
+    def key_for(request: Any, kwargs: dict[str, Any]) -> Key | None:
+        """Return the key for a request, or None if its method is let through."""
+        if guard.methods is not None and request.method not in guard.methods:
+            return None
+        return make_key(template.render({**kwargs, "request": request}))
+
     @functools.wraps(view)
     def locked(*args: Any, **kwargs: Any) -> Any:
-        request = args[1] if is_method or (not isinstance(args[0], HttpRequest) and len(args) > 1) else args[0]
-        if guard.methods is not None and request.method not in guard.methods:
+        request = _request_of(args)
+        key = key_for(request, kwargs)
+        if key is None:
             return view(*args, **kwargs)
-        name = template.render({**kwargs, "request": request})
-        handle = Handle(make_key(name), guard.options)
+        handle = Handle([key], guard.options)
         try:
             handle.acquire(may_begin=True)
         except LockNotAvailable as busy:
             return guard.answer(busy, request, **kwargs)
         return _respond(handle, functools.partial(view, *args, **kwargs), where)
 
-    return locked
+    @functools.wraps(view)
+    async def locked_async(*args: Any, **kwargs: Any) -> Any:
+        request = _request_of(args)
+        key = key_for(request, kwargs)
+        if key is None:
+            return await view(*args, **kwargs)
+        handle = AsyncHandle([key], guard.options)
+        try:
+            await handle.acquire()
+        except LockNotAvailable as busy:
+            answer = guard.answer(busy, request, **kwargs)
+            return await answer if inspect.isawaitable(answer) else answer
+        return await _respond_async(handle, functools.partial(view, *args, **kwargs))
+
+    return locked_async if is_async else locked
+
+
+def _request_of(args: tuple[Any, ...]) -> Any:
+    # A method has its object before it. By what it has and not by its class: other frameworks wrap Django's.
+    return next(argument for argument in args if hasattr(argument, "META"))
 
 
 def _respond(handle: Handle, call: Callable[[], Any], where: str) -> Any:
@@ -124,9 +161,29 @@ def _respond(handle: Handle, call: Callable[[], Any], where: str) -> Any:
         raise
     if streams:
         # Django calls these when it closes the response, in the same thread.
-        response._resource_closers.append(functools.partial(_release_after_stream, handle))
+        response._resource_closers.append(functools.partial(_release_after_stream, handle.release))
     else:
         handle.release()
+    return response
+
+
+async def _respond_async(handle: AsyncHandle, call: Callable[[], Any]) -> Any:
+    """The same for coroutines. Their lock has a session of its own, so that a stream keeps it in any scope."""
+    try:
+        response = await call()
+    except BaseException as error:
+        await handle.release(error)
+        raise
+    if getattr(response, "streaming", False):
+        loop = asyncio.get_running_loop()
+
+        def release() -> None:
+            # Django closes the response in a thread. The lock belongs to the loop.
+            asyncio.run_coroutine_threadsafe(handle.release(), loop).result(PATIENCE)
+
+        response._resource_closers.append(functools.partial(_release_after_stream, release))
+    else:
+        await handle.release()
     return response
 
 
@@ -137,9 +194,9 @@ def _refuse_stream(where: str) -> NoReturn:
     )
 
 
-def _release_after_stream(handle: Handle) -> None:
+def _release_after_stream(release: Callable[[], None]) -> None:
     # Django swallows what a closer raises, so this has to be said here.
     try:
-        handle.release()
+        release()
     except LockLost as lost:
         logger.error("%s", lost)  # noqa: TRY400 - the sentence says it all

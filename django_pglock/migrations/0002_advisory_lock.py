@@ -2,9 +2,9 @@
 
 from django.db import migrations, models
 
-# Keys are locks of one bigint (objsubid 1), put together as PostgreSQL took them apart, and right for negative ones. Names
-# come from the comment that every lock statement begins with. A waiter's statement is surely about its key. A holder's
-# last statement may be about another lock, so its name counts only if it hashes to this key.
+# Keys are locks of one bigint (objsubid 1), put together as PostgreSQL took them apart, and right for negative ones.
+# Names come from the comments that lock statements, and the statements of who holds locks, begin with; each says which
+# key it is about. A waiter's comment names its holder's lock as well.
 VIEW = r"""
 CREATE VIEW "django_pglock_advisorylock" AS
 WITH held AS (
@@ -12,8 +12,7 @@ WITH held AS (
            CASE l.mode WHEN 'ShareLock' THEN 'shared' ELSE 'exclusive' END AS mode,
            l.granted AS is_granted, l.pid, l.waitstart,
            a.application_name, a.state, a.usename::text AS username, a.client_addr::text AS client_address, a.query,
-           a.xact_start, a.query_start,
-           substring(a.query FROM '^/\* django_pglock:(.*?) \*/') AS comment
+           a.xact_start, a.query_start
     FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
     WHERE l.locktype = 'advisory' AND l.objsubid = 1
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -21,10 +20,7 @@ WITH held AS (
 SELECT pid || '-' || key || '-' || mode || CASE WHEN is_granted THEN '' ELSE '-waiting' END AS id,
        key,
        COALESCE(
-           max(comment) FILTER (WHERE NOT is_granted) OVER (PARTITION BY key),
-           max(comment) FILTER (
-               WHERE key = ('x' || encode(substr(sha256(convert_to(comment, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
-           ) OVER (PARTITION BY key),
+           max(substring(query FROM '/\* django_pglock:' || key || ' (.*?) \*/')) OVER (PARTITION BY key),
            (SELECT 'worker ' || w.name FROM "django_pglock_worker" AS w WHERE w.lock_key = held.key)
        ) AS name,
        mode, is_granted, pid,

@@ -11,8 +11,8 @@ from django_pglock.locks.inspection import AdvisoryLockManager
 class AdvisoryLock(models.Model):
     """One advisory lock that a session holds or waits for. Read-only; what is shown is true at the moment of asking.
 
-    ``name`` is known where it can be proved: from a waiter's statement, from the holder's last one if its name hashes
-    to the key, or from the worker whose session it is.
+    ``name`` comes from the comments that a holder's or a waiter's statement begins with, or from the worker whose
+    session it is; a lock that another program took has none.
     """
 
     id = models.TextField(primary_key=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock import LockNotAvailable, lock
 from django_pglock.db import dedicated_connection
 from django_pglock.keys import make_key
 from django_pglock.models import AdvisoryLock, Worker
 from tests.db.test_locks import Somebody, my_pid
+from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,12 +50,20 @@ def test_holder_and_waiter_are_named_and_joined(somebody, in_threads, eventually
     assert waiting.since is not None
 
 
-def test_a_name_that_does_not_hash_to_the_key_is_not_shown(somebody):
-    """A session that holds two locks has its last statement about one of them."""
-    with lock("first"), lock("second"):
+def test_holders_are_named_whatever_they_do_meanwhile():
+    """PostgreSQL knows numbers; the name stands before each statement of the holder, so anybody can see it."""
+    with lock("first 50%"), lock("second"):
+        Effect.objects.filter(name="%").count()
         names = dict(AdvisoryLock.objects.filter(pid=my_pid()).values_list("key", "name"))
-    assert set(names) == {make_key("first").number, make_key("second").number}
-    assert names[make_key("first").number] is None
+    assert names == {make_key("first 50%").number: "first 50%", make_key("second").number: "second"}
+    assert connection.execute_wrappers == []
+
+
+@override_settings(DJANGO_PGLOCK={"LOCK_COMMENTS": False})
+def test_names_can_be_kept_from_the_server():
+    with CaptureQueriesContext(connection) as queries, lock("secret"):
+        Effect.objects.count()
+    assert "secret" not in str(queries.captured_queries)
 
 
 def test_a_workers_lock_is_named_after_the_worker(worker):

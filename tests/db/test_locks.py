@@ -354,7 +354,7 @@ def test_waiters_show_the_name(somebody, in_threads, eventually):
             else:
                 eventually(
                     lambda: somebody.ask(
-                        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '/* django_pglock:visible */%%'"
+                        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '/* django_pglock:%% visible */%%'"
                         " AND wait_event = 'advisory'"
                     )
                 )
@@ -398,12 +398,13 @@ def test_what_a_busy_call_answers_can_be_chosen(somebody):
 
 
 def test_what_outlives_its_call_is_refused_at_decoration():
-    async def coroutine(): ...
+    async def async_generator():
+        yield
 
     def generator():
         yield
 
-    for function in (coroutine, generator):
+    for function in (async_generator, generator):
         with pytest.raises(ConfigurationError, match="before its work is done"):
             lock("a")(function)
     with pytest.raises(LockKeyError, match="no parameter"):

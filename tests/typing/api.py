@@ -9,7 +9,16 @@ from django.http import HttpRequest, HttpResponse
 from django.tasks import TaskContext
 from typing_extensions import assert_type
 
-from django_pglock import Exponential, LockNotAvailable, lock, lock_view, task, try_lock
+from django_pglock import (
+    Exponential,
+    LockNotAvailable,
+    lock,
+    lock_all,
+    lock_view,
+    semaphore,
+    task,
+    try_lock,
+)
 
 
 @task
@@ -45,7 +54,22 @@ def checkout(request: HttpRequest, cart: str) -> HttpResponse:
     return HttpResponse(cart)
 
 
+@lock("sync:{shop_id}", on_busy="skip")
+async def sync_async(shop_id: int) -> str:
+    async with lock("x") as handle, lock_all("a", ("b", 1)) as all_of_them:
+        assert_type(handle.waited, float)
+        assert_type(all_of_them.keys, tuple[int, ...])
+    return str(shop_id)
+
+
+async def use_async() -> None:
+    assert_type(await sync_async(1), str)
+    await (await lock("x", max_hold=30).aacquire()).release()
+
+
 def use() -> None:
+    with semaphore("render", limit=3) as slot:
+        assert_type(slot.name, str)
     with lock("report", 5, shared=True) as handle:
         assert_type(handle.waited, float)
     with try_lock("report") as held:

@@ -1,0 +1,136 @@
+"""What every held lock has in common, threads' and coroutines': its names, its times, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from django_pglock import signals
+from django_pglock.conf import get_settings
+from django_pglock.errors import LockLost, LockNotAvailable, LockScopeError
+from django_pglock.keys import Key
+from django_pglock.locks.options import Options, Request
+
+logger = logging.getLogger("django_pglock.locks")
+
+
+class Holding:
+    """A lock that is asked for, held, and given back. True while it counts as held.
+
+    ``waited`` is how many seconds it took to get it. ``token`` is None: only a lease has a fencing token.
+    """
+
+    token: int | None = None
+
+    def __init__(self, keys: Sequence[Key], options: Options) -> None:
+        self.request = Request.of(keys, options)
+        self.options = options
+        self.using = options.alias
+        self.scope = ""
+        self.waited = 0.0
+        self.is_held = False
+        self._since = 0.0
+        #: The session's idle limits as they were, if ``max_hold`` changed them.
+        self._before: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return self.is_held
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r} {self.scope or 'of no scope yet'} {'held' if self.is_held else 'not held'}>"
+
+    @property
+    def key(self) -> int:
+        """The number that PostgreSQL locks; of several, the first."""
+        return self.request.keys[0].number
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """All numbers, in the order in which they were taken."""
+        return tuple(key.number for key in self.request.keys)
+
+    @property
+    def name(self) -> str:
+        """The name as people read it; several are joined by commas."""
+        return ", ".join(key.name for key in self.request.keys)
+
+    @property
+    def held_for(self) -> float:
+        """Seconds since it was taken."""
+        return time.monotonic() - self._since
+
+    def _note_answer(self, row: Sequence[Any]) -> None:
+        """Keep what the server answered besides "granted"."""
+        if self.scope == "session" and self.request.max_hold is not None:
+            self._before = row[1:3]
+
+    # What is said of it
+
+    def _note_taken(self) -> None:
+        self.is_held = True
+        self._since = time.monotonic()
+        self._log("took", "waited", self.waited, get_settings().SLOW_WAIT)
+        signals.lock_acquired.send_robust(type(self), handle=self)
+
+    def _note_given_back(self) -> None:
+        held = self.held_for
+        self._log("gave back", "held", held, get_settings().SLOW_HOLD)
+        signals.lock_released.send_robust(type(self), handle=self, held=held)
+
+    def _log(self, verb: str, what: str, seconds: float, limit: float) -> None:
+        is_slow = seconds >= limit
+        level = logging.WARNING if is_slow else logging.DEBUG
+        if logger.isEnabledFor(level):
+            text = "%s lock %r after %.3f s" + (", which is longer than %g s." if is_slow else ".")
+            values = (verb.capitalize(), self.name, seconds, *([limit] if is_slow else []))
+            logger.log(level, text, *values, extra={"lock": self.name, "key": self.key, what: seconds})
+
+    def _note_busy(self) -> LockNotAvailable:
+        """Say that it was not to be had, and return the error that says so."""
+        timeout = self.options.timeout
+        waited = "" if not timeout else f" for {timeout:g} s"
+        error = LockNotAvailable(
+            f"Lock {self.name!r} is held by somebody else and was not to be had{waited}.",
+            name=self.name,
+            key=self.key,
+            timeout=timeout,
+            keys=self.keys,
+            using=self.using,
+        )
+        logger.info("%s", error, extra={"lock": self.name, "key": self.key, "waited": self.waited})
+        signals.lock_busy.send_robust(type(self), handle=self, waited=self.waited)
+        return error
+
+    def _note_lost(self, reason: str, error: BaseException | None) -> None:
+        """Say that it was lost: by ``LockLost``, or only in the log if ``error`` is what ended the body already."""
+        signals.lock_lost.send_robust(type(self), handle=self, held=self.held_for)
+        lost = self._lost(reason)
+        if error is None:
+            raise lost
+        logger.error("%s", lost)
+
+    def _lost(self, reason: str) -> LockLost:
+        return LockLost(
+            f"Lock {self.name!r} was lost before it was given back: {reason}. Others may have held it meanwhile.",
+            name=self.name,
+            key=self.key,
+        )
+
+    def _wrong_scope(self, reason: str) -> LockScopeError:
+        return LockScopeError(f"Lock {self.name!r} was not taken: {reason}.", name=self.name, key=self.key)
+
+
+class Slots:
+    """What makes one of several keys of a handle: the slot of a semaphore that was granted."""
+
+    request: Request
+
+    @property
+    def name(self) -> str:
+        """The semaphore's name; each slot's has a number behind it."""
+        return self.request.keys[0].name.rpartition("#")[0]
+
+    def _note_answer(self, row: Sequence[Any]) -> None:
+        self.request = self.request.only(row[0])

@@ -1,0 +1,78 @@
+"""What a lock is asked with: options that one lock object keeps, and the request that one acquire makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Literal
+
+from django_pglock.conf import get_settings
+from django_pglock.keys import Key
+
+Timeout = float | timedelta | None
+OnBusy = Literal["raise", "skip"] | Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a lock is asked for. ``timeout`` and ``max_hold`` are in seconds; ``scope`` None means the setting."""
+
+    timeout: float | None = None
+    shared: bool = False
+    scope: str | None = None
+    using: str | None = None
+    reentrant: bool = True
+    stale_ok: bool = False
+    max_hold: float | None = None
+
+    @property
+    def alias(self) -> str:
+        """The database alias: the one given, or the setting."""
+        return self.using or get_settings().USING
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one statement asks PostgreSQL for. ``keys`` are in the order of their numbers, each once.
+
+    Everybody who takes several locks takes them in this order, so that no two can wait for each other. The names could
+    not give it: two of them may have one number.
+    """
+
+    keys: tuple[Key, ...]
+    shared: bool
+    #: Milliseconds to wait; None waits without limit.
+    wait: int | None
+    #: Milliseconds that the holder may leave its session idle; None has no limit.
+    max_hold: int | None
+
+    @classmethod
+    def of(cls, keys: Sequence[Key], options: Options) -> Request:
+        """Return the request for these keys, put into order."""
+        return cls(in_order(keys), options.shared, _milliseconds(options.timeout), _milliseconds(options.max_hold))
+
+    def only(self, number: int) -> Request:
+        """Return the request for one of the keys."""
+        return replace(self, keys=tuple(key for key in self.keys if key.number == number))
+
+
+def in_order(keys: Sequence[Key]) -> tuple[Key, ...]:
+    """Return keys sorted by their numbers, each number once."""
+    return tuple(key for _, key in sorted({key.number: key for key in keys}.items())) if len(keys) > 1 else tuple(keys)
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    # PostgreSQL takes 0 for "no limit", so the shortest limit is one millisecond.
+    return None if seconds is None else max(1, round(seconds * 1000)) if seconds else 0
+
+
+def seconds_of(value: Timeout, *, name: str = "timeout") -> float | None:
+    """Return a time that an argument called ``name`` gave, in seconds. Raises ``ValueError`` for what is none."""
+    if value is None:
+        return None
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    # The upper bound is PostgreSQL's: its timeouts are ints of milliseconds.
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 2_147_483:
+        raise ValueError(f"{name} is {value!r}; give seconds (0 to 2,147,483), a timedelta, or None for no limit.")
+    return float(seconds)

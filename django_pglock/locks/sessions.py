@@ -1,0 +1,164 @@
+"""Database sessions for coroutines: a few connections of our own for each event loop, outside Django's.
+
+Django's connection belongs to a thread, and all coroutines of a loop share it; PostgreSQL would take them for one
+holder. So each coroutine that holds or awaits locks gets a session to itself, and goes on in the same one when it takes
+another lock. What is idle is kept for the next, and closed when the loop ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from django.db.utils import DatabaseErrorWrapper
+from psycopg import AsyncConnection
+
+from django_pglock.conf import get_settings
+from django_pglock.db import connection_for, has_ended
+from django_pglock.errors import LockError
+from django_pglock.locks.conversation import HANG_UP, Row
+
+logger = logging.getLogger("django_pglock.locks")
+#: Seconds after which somebody who waits for a session is told that there are too few.
+PATIENCE = 5.0
+
+
+class AsyncSession:
+    """A connection that one coroutine has to itself. ``depth`` counts the locks that it holds or awaits there."""
+
+    def __init__(self, raw: AsyncConnection[Any], alias: str) -> None:
+        self.raw = raw
+        self.alias = alias
+        self.depth = 0
+        #: The coroutine's sessions, this one among them while it has it.
+        self.owner: dict[str, AsyncSession] = {}
+        #: Numbers of the locks held here, as often as they are.
+        self.held: list[int] = []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the session is gone, as far as can be seen without asking the server."""
+        return has_ended(self.raw)
+
+    async def send(self, statement: str) -> Row | None:
+        """Send a statement and return the last row of its answer. Errors are Django's."""
+        if statement == HANG_UP:
+            self.end()
+            return None
+        with DatabaseErrorWrapper(connection_for(self.alias)):
+            cursor = await self.raw.execute(statement)
+            while cursor.nextset():
+                pass
+            return await cursor.fetchone() if cursor.description else None
+
+    def end(self) -> None:
+        """End the session at once, and every lock in it; waits for nothing."""
+        self.raw.pgconn.finish()
+
+
+class AsyncSessions:
+    """The sessions of one event loop on one database alias."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+        self._all: set[AsyncSession] = set()
+        self._idle: list[AsyncSession] = []
+        self._own: WeakKeyDictionary[asyncio.Task[Any], dict[str, AsyncSession]] = WeakKeyDictionary()
+        self._limit = get_settings().ASYNC_SESSIONS
+        self._free = asyncio.Semaphore(self._limit)
+        self._end = self._close_at_the_end()
+        self._is_watching = False
+
+    async def borrow(self, scope: str) -> AsyncSession:
+        """Return the session that this coroutine uses for locks of ``scope``, or one that is idle, or a new one.
+
+        Raises ``LockError`` when all are in use for longer than ``PATIENCE``.
+        """
+        own = self._own_sessions()
+        session = own.get(scope)
+        if session is None:
+            await self._wait_for_room()
+            try:
+                session = self._take_idle() or await self._open()
+            except BaseException:
+                self._free.release()
+                raise
+            own[scope], session.owner = session, own
+        session.depth += 1
+        return session
+
+    def give_back(self, session: AsyncSession) -> None:
+        """Say that one lock less is held or awaited there."""
+        session.depth -= 1
+        if session.depth == 0:
+            for scope in [scope for scope, owned in session.owner.items() if owned is session]:
+                del session.owner[scope]
+            self._free.release()
+            if session.has_ended:
+                self._forget(session)
+            else:
+                self._idle.append(session)
+
+    def _own_sessions(self) -> dict[str, AsyncSession]:
+        task = asyncio.current_task()
+        if task is None:
+            raise LockError("There is no coroutine here that could hold a lock.")
+        return self._own.setdefault(task, {})
+
+    async def _wait_for_room(self) -> None:
+        try:
+            await asyncio.wait_for(self._free.acquire(), PATIENCE)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise LockError(
+                f"All {self._limit} database sessions for locks of this event loop are in use. Hold locks for a "
+                "shorter time, or raise DJANGO_PGLOCK['ASYNC_SESSIONS']."
+            ) from None
+
+    def _take_idle(self) -> AsyncSession | None:
+        while self._idle:
+            session = self._idle.pop()
+            if not session.has_ended:
+                return session
+            self._forget(session)
+        return None
+
+    def _forget(self, session: AsyncSession) -> None:
+        session.end()
+        self._all.discard(session)
+
+    async def _open(self) -> AsyncSession:
+        connection = connection_for(self.alias)
+        with DatabaseErrorWrapper(connection):
+            parameters: dict[str, Any] = connection.get_connection_params()
+            parameters.pop("cursor_factory", None)
+            parameters.pop("pool", None)
+            raw = await AsyncConnection.connect(**parameters, autocommit=True)
+        session = AsyncSession(raw, self.alias)
+        self._all.add(session)
+        if not self._is_watching:
+            # From here on the loop knows that there is something to close when it ends.
+            self._is_watching = True
+            await self._end.__anext__()
+        return session
+
+    async def _close_at_the_end(self) -> AsyncGenerator[None, None]:
+        # asyncio closes the generators that are still open when a loop ends; there is no other hook.
+        try:
+            yield
+        finally:
+            while self._all:
+                self._all.pop().end()
+
+
+_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, AsyncSessions]] = WeakKeyDictionary()
+
+
+def sessions_for(alias: str) -> AsyncSessions:
+    """Return the sessions of the running event loop on a database alias."""
+    by_alias = _of_loops.setdefault(asyncio.get_running_loop(), {})
+    if alias not in by_alias:
+        by_alias[alias] = AsyncSessions(alias)
+    return by_alias[alias]
