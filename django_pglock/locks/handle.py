@@ -191,6 +191,9 @@ def _register(connection: DatabaseWrapper, handle: Handle) -> None:
     if not held and get_settings().LOCK_COMMENTS:
         connection.execute_wrappers.append(_name_what_is_held)
     held.append(handle)
+    if connection.settings_dict["OPTIONS"].get("pool"):
+        # Django's close() gives the session back to the pool, and a session lock would go with it to the next user.
+        connection.close = partial(_end_session, connection)  # type: ignore[method-assign]
 
 
 def _unregister(connection: DatabaseWrapper, handle: Handle) -> None:
@@ -198,8 +201,18 @@ def _unregister(connection: DatabaseWrapper, handle: Handle) -> None:
     with suppress(ValueError):
         held.remove(handle)
     if not held:
+        connection.__dict__.pop("close", None)
         with suppress(ValueError):
             connection.execute_wrappers.remove(_name_what_is_held)
+
+
+def _end_session(connection: DatabaseWrapper) -> None:
+    """Close a pooled connection in earnest; the pool will see that and open another."""
+    if connection.connection is not None:
+        connection.connection.close()
+    for handle in [*held_by(connection)]:
+        _unregister(connection, handle)
+    connection.close()
 
 
 def _name_what_is_held(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
