@@ -19,6 +19,8 @@ from django_pglock.errors import (
 )
 
 if TYPE_CHECKING:
+    from django_pglock.locks import Lease as Lease
+    from django_pglock.locks import leader as leader
     from django_pglock.locks import lock as lock
     from django_pglock.locks import lock_all as lock_all
     from django_pglock.locks import lock_view as lock_view
@@ -34,6 +36,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Constant",
     "Exponential",
+    "Lease",
     "Linear",
     "LockError",
     "LockKeyError",
@@ -41,6 +44,7 @@ __all__ = [
     "LockNotAvailable",
     "LockScopeError",
     "PGLockError",
+    "leader",
     "lock",
     "lock_all",
     "lock_view",
@@ -53,6 +57,8 @@ _ROOMS = {
     "Constant": "django_pglock.tasks",
     "Exponential": "django_pglock.tasks",
     "Linear": "django_pglock.tasks",
+    "Lease": "django_pglock.locks",
+    "leader": "django_pglock.locks",
     "lock": "django_pglock.locks",
     "lock_all": "django_pglock.locks",
     "lock_view": "django_pglock.locks",

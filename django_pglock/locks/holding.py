@@ -23,6 +23,8 @@ class Holding:
     """
 
     token: int | None = None
+    #: The model whose rows say who holds it.
+    _model = "AdvisoryLock"
 
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         self.request = Request.of(keys, options)
@@ -98,6 +100,7 @@ class Holding:
             timeout=timeout,
             keys=self.keys,
             using=self.using,
+            model=self._model,
         )
         logger.info("%s", error, extra={"lock": self.name, "key": self.key, "waited": self.waited})
         signals.lock_busy.send_robust(type(self), handle=self, waited=self.waited)

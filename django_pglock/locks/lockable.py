@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Held(Protocol):
     """A handle of a thread, as far as a lockable knows it."""
 
-    def __bool__(self) -> bool: ...
+    is_held: bool
 
     def acquire(self, *, may_begin: bool) -> Any: ...
 
@@ -37,7 +37,7 @@ class Held(Protocol):
 class AsyncHeld(Protocol):
     """A handle of a coroutine, as far as a lockable knows it."""
 
-    def __bool__(self) -> bool: ...
+    is_held: bool
 
     async def acquire(self) -> Any: ...
 
@@ -101,7 +101,7 @@ class Lockable(Generic[H, A]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         handle: H = self._pop(threading.get_ident())
-        if handle:
+        if handle.is_held:
             handle.release(error)
 
     async def __aenter__(self) -> A:
@@ -114,7 +114,7 @@ class Lockable(Generic[H, A]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         handle: A = self._pop(asyncio.current_task())
-        if handle:
+        if handle.is_held:
             await handle.release(error)
 
     def _push(self, who: Any, handle: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from django.db.utils import DatabaseErrorWrapper
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, Notify
 
 from django_pglock.conf import get_settings
 from django_pglock.db import connection_for, has_ended
@@ -43,16 +43,22 @@ class AsyncSession:
         """Whether the session is gone, as far as can be seen without asking the server."""
         return has_ended(self.raw)
 
-    async def send(self, statement: str) -> Row | None:
+    async def send(self, statement: str, params: dict[str, Any] | None = None) -> Row | None:
         """Send a statement and return the last row of its answer. Errors are Django's."""
         if statement == HANG_UP:
             self.end()
             return None
         with DatabaseErrorWrapper(connection_for(self.alias)):
-            cursor = await self.raw.execute(statement)
+            cursor = await self.raw.execute(statement, params)
             while cursor.nextset():
                 pass
             return await cursor.fetchone() if cursor.description else None
+
+    async def notifications(self) -> AsyncGenerator[Notify, None]:
+        """Yield what arrives on the channels that this session listens to."""
+        with DatabaseErrorWrapper(connection_for(self.alias)):
+            async for notification in self.raw.notifies():
+                yield notification
 
     def end(self) -> None:
         """End the session at once, and every lock in it; waits for nothing."""
@@ -62,12 +68,12 @@ class AsyncSession:
 class AsyncSessions:
     """The sessions of one event loop on one database alias."""
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, *, limit: int | None = None) -> None:
         self.alias = alias
         self._all: set[AsyncSession] = set()
         self._idle: list[AsyncSession] = []
         self._own: WeakKeyDictionary[asyncio.Task[Any], dict[str, AsyncSession]] = WeakKeyDictionary()
-        self._limit = get_settings().ASYNC_SESSIONS
+        self._limit = limit or get_settings().ASYNC_SESSIONS
         self._free = asyncio.Semaphore(self._limit)
         self._end = self._close_at_the_end()
         self._is_watching = False
@@ -101,6 +107,11 @@ class AsyncSessions:
                 self._forget(session)
             else:
                 self._idle.append(session)
+
+    def close_idle(self) -> None:
+        """End the sessions that nobody uses."""
+        while self._idle:
+            self._forget(self._idle.pop())
 
     def _own_sessions(self) -> dict[str, AsyncSession]:
         task = asyncio.current_task()

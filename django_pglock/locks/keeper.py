@@ -1,0 +1,161 @@
+"""The thread that keeps this process's leases alive: one event loop, with database sessions of its own.
+
+Nothing that the program does can keep it from renewing, short of holding the GIL, and one thread is enough for any
+number of leases. It starts with the first lease. While there is none it has no session open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+from django.db import Error as DatabaseFailure
+
+from django_pglock.locks.sessions import AsyncSessions
+
+T = TypeVar("T")
+#: Where it is said that a lease was given back; the payload is its key.
+CHANNEL = "django_pglock_lease"
+#: Seconds between two attempts to listen again after the session for that has ended.
+LISTEN_AGAIN = 1.0
+#: Most sessions at once. Renewals are short, so few are ever in use.
+SESSIONS = 20
+
+
+class Keeper:
+    """The loop and its thread. ``call`` and ``acall`` run coroutines there."""
+
+    def __init__(self) -> None:
+        # Not the platform's default: psycopg cannot work on Windows' proactor.
+        self.loop = asyncio.SelectorEventLoop()
+        self._sessions: dict[str, AsyncSessions] = {}
+        self._bells: dict[str, Bell] = {}
+        self._users = 0
+        threading.Thread(target=self.loop.run_forever, name="django_pglock leases", daemon=True).start()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the keeper's loop and wait for it in this thread; an interrupt cancels it."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def acall(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the keeper's loop and await it in this one; a cancel cancels it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    # The rest runs in the keeper's loop
+
+    def come(self) -> None:
+        """Note that somebody needs sessions from now on."""
+        self._users += 1
+
+    def go(self) -> None:
+        """Note that somebody needs them no more; the last one closes them."""
+        self._users -= 1
+        if self._users == 0:
+            for bell in self._bells.values():
+                bell.stop()
+            for sessions in self._sessions.values():
+                sessions.close_idle()
+
+    async def ask(self, alias: str, statement: str, params: dict[str, Any]) -> Any:
+        """Send a statement on a session of ``alias``; return its first row, or None."""
+        async with self.session(alias) as send:
+            return await send(statement, params)
+
+    @asynccontextmanager
+    async def session(self, alias: str) -> AsyncIterator[Any]:
+        """Lend a session's ``send``. If what is sent fails, the session ends."""
+        sessions = self._sessions.get(alias)
+        if sessions is None:
+            sessions = self._sessions[alias] = AsyncSessions(alias, limit=SESSIONS)
+        session = await sessions.borrow("session")
+        try:
+            yield session.send
+        except BaseException:
+            session.end()
+            raise
+        finally:
+            sessions.give_back(session)
+            if self._users == 0:
+                sessions.close_idle()
+
+    def bell(self, alias: str) -> Bell:
+        """Return what rings when a lease on ``alias`` is given back."""
+        if alias not in self._bells:
+            self._bells[alias] = Bell(self, alias)
+        return self._bells[alias]
+
+
+class Bell:
+    """Hears of leases that are given back. Deaf behind a pooler, where whoever waits has to look from time to time."""
+
+    def __init__(self, keeper: Keeper, alias: str) -> None:
+        self._keeper = keeper
+        self._alias = alias
+        self._waiting: dict[int, asyncio.Event] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self, key: int, seconds: float) -> None:
+        """Wait until the lease is given back, but no longer than so many seconds."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._listen())
+        rung = self._waiting.setdefault(key, asyncio.Event())
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(rung.wait(), seconds)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _listen(self) -> None:
+        while True:
+            with suppress(DatabaseFailure):
+                async with self._keeper.session(self._alias) as send:
+                    await send(f"LISTEN {CHANNEL}", None)
+                    # What was given back before we listened was not heard.
+                    self._ring_all()
+                    async for notification in send.__self__.notifications():
+                        self._ring(notification.payload)
+            await asyncio.sleep(LISTEN_AGAIN)
+
+    def _ring(self, payload: str) -> None:
+        with suppress(KeyError, ValueError):
+            self._waiting.pop(int(payload)).set()
+
+    def _ring_all(self) -> None:
+        while self._waiting:
+            self._waiting.popitem()[1].set()
+
+
+_keeper: Keeper | None = None
+_guard = threading.Lock()
+
+
+def keeper() -> Keeper:
+    """Return this process's keeper, and start it if there is none."""
+    global _keeper
+    with _guard:
+        if _keeper is None:
+            _keeper = Keeper()
+        return _keeper
+
+
+def _forget_after_fork() -> None:
+    # The thread stayed behind, and its sessions are the parent's.
+    global _keeper, _guard
+    _keeper, _guard = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
