@@ -40,6 +40,7 @@ class PrivatePostgres:
 
     ``durable`` turns fsync on, for tests about durability. ``settings`` are more of PostgreSQL's own settings.
     ``programs`` is the folder of the programs to use; else ``DJANGO_PGLOCK_PG_BIN`` names it, or the first found is.
+    ``standby_of`` is a running server of the same programs, which this one then follows as a hot standby.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class PrivatePostgres:
         durable: bool = False,
         settings: Mapping[str, str] | None = None,
         programs: str | os.PathLike[str] | None = None,
+        standby_of: PrivatePostgres | None = None,
     ) -> None:
         chosen = DURABLE if durable else QUICK
         self.settings = {**ALWAYS, **chosen, **(settings or {})}
         self._programs = Path(programs) if programs else None
+        self._primary = standby_of
         self._server: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._lock: int | None = None
@@ -147,12 +150,20 @@ class PrivatePostgres:
         return {"env": environment, "cwd": self.folder, **self._account}
 
     def _initialise(self) -> None:
-        command = [self._program("initdb"), "-D", self._data, "-U", "postgres", "-A", "trust", "-E", "UTF8"]
+        program, *options = self._how_to_copy(self._primary) if self._primary else self._how_to_make()
         made = subprocess.run(
-            [*command, "--locale=C", "--no-sync"], capture_output=True, text=True, check=False, **self._surroundings()
-        )
+            [self._program(program), *options, "-D", self._data, "-U", "postgres", "--no-sync"],
+            capture_output=True, text=True, check=False, **self._surroundings(),
+        )  # fmt: skip
         if made.returncode:
-            raise NoPostgres(f"initdb failed:\n{made.stdout}{made.stderr}")
+            raise NoPostgres(f"{program} failed:\n{made.stdout}{made.stderr}")
+
+    def _how_to_make(self) -> list[str]:
+        return ["initdb", "-A", "trust", "-E", "UTF8", "--locale=C"]
+
+    def _how_to_copy(self, primary: PrivatePostgres) -> list[str]:
+        # -R makes a standby of the copy. A checkpoint at once, for the primary's own may be minutes away.
+        return ["pg_basebackup", "-R", "-h", str(primary.folder), "--checkpoint=fast"]
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + 60

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db import connections, models
 
+from django_pglock.conf import get_settings
 from django_pglock.errors import LockKeyError
 from django_pglock.keys import make_key
 
@@ -56,4 +57,9 @@ class AdvisoryLockQuerySet(models.QuerySet[Any]):
 
 
 class AdvisoryLockManager(models.Manager.from_queryset(AdvisoryLockQuerySet)):  # type: ignore[misc]
-    """The manager of ``AdvisoryLock``."""
+    """The manager of ``AdvisoryLock``. It reads where locks are taken: a standby, where a router may send reads, has a
+    lock table of its own, in which all is free."""
+
+    def get_queryset(self) -> AdvisoryLockQuerySet:
+        """Return the locks of the database ``USING``, or of the one that ``using`` or ``db_manager`` has named."""
+        return super().get_queryset().using(self._db or get_settings().USING)  # type: ignore[no-any-return]

@@ -1,0 +1,107 @@
+"""A primary and a hot standby: locks belong to the primary, and only there do they exclude anybody."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+from django.db import connections, transaction
+
+from django_pglock import lock, try_lock
+from django_pglock.models import AdvisoryLock
+from example_project.postgres import PrivatePostgres
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.acceptance
+
+OWNER = """
+import time
+from example_project.postgres import PrivatePostgres
+primary = PrivatePostgres().start()
+standby = PrivatePostgres(standby_of=primary).start()
+print(primary.home, standby.home, flush=True)
+time.sleep(60)
+"""
+
+
+class ReadsFromStandby:
+    """What most projects with a standby have."""
+
+    def db_for_read(self, model, **hints):
+        return "standby"
+
+    def db_for_write(self, model, **hints):
+        return "primary"
+
+
+@pytest.fixture(scope="module")
+def servers():
+    with PrivatePostgres() as primary, PrivatePostgres(standby_of=primary) as standby:
+        yield {"primary": primary, "standby": standby}
+
+
+@pytest.fixture
+def two(servers, alias, settings):
+    """Both as databases of the project, with reads routed to the standby."""
+    for name, server in servers.items():
+        alias(name, HOST=str(server.folder), PORT="", NAME="postgres", USER="postgres", PASSWORD="")
+    settings.DATABASE_ROUTERS = [ReadsFromStandby()]
+    settings.DJANGO_PGLOCK = {"USING": "primary"}
+
+
+def locks_on(name):
+    with connections[name].cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+        return cursor.fetchone()[0]
+
+
+def connect(server):
+    return psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True)
+
+
+def test_the_standby_follows_the_primary(servers, eventually):
+    with connect(servers["primary"]) as primary, connect(servers["standby"]) as standby:
+        assert standby.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
+        primary.execute("CREATE TABLE followed AS SELECT 1 AS x")
+        eventually(lambda: standby.execute("SELECT to_regclass('followed')").fetchone()[0])
+
+
+def test_primary_and_standby_end_with_an_owner_that_is_killed(eventually):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    homes = [Path(home) for home in owner.stdout.readline().split()]
+    owner.stdout.close()
+    assert [home.exists() for home in homes] == [True, True]
+    owner.kill()
+    owner.wait()
+    eventually(lambda: not any(home.exists() for home in homes), why="the guards did not clean up")
+    running = subprocess.run(["ps", "-eww", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    assert not [home for home in homes if str(home) in running]
+
+
+def test_locks_are_taken_where_the_setting_says_and_never_where_reads_go(two):
+    with lock("a"):
+        assert (locks_on("primary"), locks_on("standby")) == (1, 0)
+    with transaction.atomic(using="primary"), lock("a", timeout=1):
+        assert (locks_on("primary"), locks_on("standby")) == (1, 0)
+    with lock("a", scope="transaction"):
+        assert (locks_on("primary"), locks_on("standby")) == (1, 0)
+
+
+def test_locks_are_shown_where_they_are_taken(two):
+    """The standby has a lock table of its own, and to read that one would show that all is free."""
+    assert AdvisoryLock.objects.for_name("a").db == "primary"
+    assert AdvisoryLock.objects.using("standby").for_name("a").db == "standby"
+
+
+@pytest.mark.parametrize("scope", ["session", "transaction"])
+def test_a_lock_on_the_standby_keeps_nobody_out(two, scope):
+    """PostgreSQL grants both. Only the system check stands between a wrong alias and two who think they are alone."""
+    with lock("a", scope=scope), try_lock("a", scope=scope, using="standby") as held:
+        assert held
