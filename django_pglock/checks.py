@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,6 +18,17 @@ from django_pglock.errors import ConfigurationError
 
 #: The oldest server that is supported, and the one that works but is not tested.
 OLDEST_SERVER = 15
+
+#: What ends a session, and with it every lock in it; the last one is known to PostgreSQL 17 and newer. lock_timeout is
+#: not asked for: each statement that waits for a lock brings its own.
+SESSION_LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
+
+#: One row for each limit that the server knows; what stands before the limit is the same in all.
+ASK_SERVER = """
+SELECT pg_backend_pid(), current_setting('server_version_num')::int / 10000, pg_is_in_recovery(),
+       quote_ident(current_user), name, setting::bigint, source
+FROM pg_settings WHERE name = ANY(%s) ORDER BY name
+"""
 
 
 @register("django_pglock")
@@ -85,31 +97,66 @@ def check_atomic_requests(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("django_pglock")
+def check_sessions_that_end(**kwargs: Any) -> list[CheckMessage]:
+    """W005: session locks are the rule, and Django ends the session after each request.
+
+    Only with the scope 'session', where acquire() may hold a lock for longer than a request: what a with statement, a
+    decorator or a view holds is given back before, whatever CONN_MAX_AGE is.
+    """
+    try:
+        wanted = get_settings()
+    except ConfigurationError:
+        return []
+    database = settings.DATABASES.get(wanted.USING, {})
+    has_pool = bool(database.get("OPTIONS", {}).get("pool"))
+    if wanted.SCOPE != "session" or has_pool or database.get("CONN_MAX_AGE", 0) != 0:
+        return []
+    return [
+        Caution(
+            f"Database {wanted.USING!r} has CONN_MAX_AGE = 0: Django closes the connection after each request and at "
+            "each close_old_connections(). A session lock that acquire() holds for longer is lost with it.",
+            hint=f"Set DATABASES[{wanted.USING!r}]['CONN_MAX_AGE'] = None, or DJANGO_PGLOCK['SCOPE'] = 'auto'.",
+            id="django_pglock.W005",
+        )
+    ]
+
+
 @register(Tags.database)
 def check_server(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E005, W003 and W001: the server's age, and a pooler in between. Silent when the server cannot be reached."""
+    """E005, W001, W003, W004, W006 and W007: what one question to each server tells. Silent if it cannot be asked."""
+    return _check_each(databases, _check_one)
+
+
+@register(Tags.database, deploy=True)
+def check_dead_clients(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """W008: the server does not notice that a client which waits for a lock has died.
+
+    Only with ``check --deploy``: it is so in every new project, and does no harm on a desk.
+    """
+    return _check_each(databases, _check_dead_clients)
+
+
+def _check_each(
+    databases: Sequence[str] | None, check: Callable[[str, str], Iterable[CheckMessage]]
+) -> list[CheckMessage]:
+    """Run a check for each of the aliases that locks or tasks use, with the setting that names it."""
     problems: list[CheckMessage] = []
-    for alias in sorted(set(databases or []) & set(_aliases())):
-        if connections[alias].vendor == "postgresql":
-            try:
-                problems += _check_one(alias)
-            except DatabaseError:
-                # Whoever cannot reach the server will hear of it from everything else.
-                continue
+    for alias, source in sorted(_aliases().items()):
+        if alias in (databases or []) and connections[alias].vendor == "postgresql":
+            # Whoever cannot reach the server will hear of it from everything else, and of wrong settings from E001.
+            with suppress(DatabaseError, ConfigurationError):
+                problems += check(alias, source)
     return problems
 
 
-def _check_one(alias: str) -> Iterable[CheckMessage]:
+def _check_one(alias: str, source: str) -> Iterable[CheckMessage]:
     connection: Any = connections[alias]
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid(), current_setting('server_version_num')::int / 10000")
-        pid, version = cursor.fetchone()
-    if version < OLDEST_SERVER - 1:
-        hint = f"Upgrade to PostgreSQL {OLDEST_SERVER} or newer."
-        yield Error(f"Database {alias!r} is PostgreSQL {version}.", hint=hint, id="django_pglock.E005")
-    elif version < OLDEST_SERVER:
-        hint = f"It works as far as we know; tested is PostgreSQL {OLDEST_SERVER} and newer."
-        yield Caution(f"Database {alias!r} is PostgreSQL {version}.", hint=hint, id="django_pglock.W003")
+        cursor.execute(ASK_SERVER, ([*SESSION_LIMITS, "statement_timeout"],))
+        rows = cursor.fetchall()
+    pid, version, is_standby, role = rows[0][:4]
+    yield from _check_age(alias, version)
     if _is_pooled(connection, pid) and get_settings().SCOPE != "transaction":
         yield Caution(
             f"Database {alias!r} is reached through a pooler: libpq's backend is not the server's. In transaction "
@@ -118,6 +165,65 @@ def _check_one(alias: str) -> Iterable[CheckMessage]:
             "that goes directly to the server.",
             id="django_pglock.W001",
         )
+    if is_standby:
+        yield Caution(
+            f"Database {alias!r} is a standby: locks taken there keep nobody out who takes them on the primary, and "
+            "no task can be written.",
+            hint=f"Name the primary's alias in {source}, or let DATABASES[{alias!r}] connect to no standby: "
+            "OPTIONS = {'target_session_attrs': 'read-write'}.",
+            id="django_pglock.W004",
+        )
+    for name, milliseconds, origin in (row[4:] for row in rows):
+        yield from _check_limit(alias, role, name, milliseconds, origin)
+
+
+def _check_age(alias: str, version: int) -> Iterable[CheckMessage]:
+    if version < OLDEST_SERVER - 1:
+        hint = f"Upgrade to PostgreSQL {OLDEST_SERVER} or newer."
+        yield Error(f"Database {alias!r} is PostgreSQL {version}.", hint=hint, id="django_pglock.E005")
+    elif version < OLDEST_SERVER:
+        hint = f"It works as far as we know; tested is PostgreSQL {OLDEST_SERVER} and newer."
+        yield Caution(f"Database {alias!r} is PostgreSQL {version}.", hint=hint, id="django_pglock.W003")
+
+
+def _check_limit(alias: str, role: str, name: str, milliseconds: int, origin: str) -> Iterable[CheckMessage]:
+    if milliseconds == 0:
+        return
+    found = f"Database {alias!r} has {name} = {milliseconds / 1000:g} s (from: {origin})"
+    hint = f"If work under a lock may take longer: {_how_to_set(alias, role, name, '0')}"
+    if name == "statement_timeout":
+        yield Caution(
+            f"{found}. It cuts waits for a lock short that have no timeout or are in a transaction, with "
+            "QueryCanceled instead of LockNotAvailable.",
+            hint=hint.replace("work under a lock", "waits for a lock"),
+            id="django_pglock.W007",
+        )
+    elif name != "idle_session_timeout" or get_settings().SCOPE != "transaction":
+        yield Caution(
+            f"{found}. It ends sessions whose locks are still needed, and others get these locks.",
+            hint=hint,
+            id="django_pglock.W006",
+        )
+
+
+def _check_dead_clients(alias: str, source: str) -> Iterable[CheckMessage]:
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT current_setting('client_connection_check_interval'), quote_ident(current_user)")
+        interval, role = cursor.fetchone()
+    if interval == "0":
+        yield Caution(
+            f"Database {alias!r} has no client_connection_check_interval: a client that is killed while it waits for "
+            "a lock stays in the queue, and others wait behind it.",
+            hint=_how_to_set(alias, role, "client_connection_check_interval", "2s"),
+            id="django_pglock.W008",
+        )
+
+
+def _how_to_set(alias: str, role: str, name: str, value: str) -> str:
+    return (
+        f"Add '-c {name}={value}' to DATABASES[{alias!r}]['OPTIONS']['options']; behind a pooler, type in psql: "
+        f"ALTER ROLE {role} SET {name} = '{value}';"
+    )
 
 
 def _is_pooled(connection: Any, pid: int) -> bool:

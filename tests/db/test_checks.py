@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from django.core.checks import run_checks
 from django.db import OperationalError, connection, connections
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
-from django_pglock import checks
+from django_pglock import checks, lock
 
 pytestmark = pytest.mark.django_db
 
@@ -21,6 +24,7 @@ def ids(**options):
 def test_a_project_in_order_hears_nothing():
     assert ids() == []
     assert ids(databases=["default"]) == []
+    assert ids(databases=["default"], include_deployment_checks=True) == [], "the example follows our own hints"
 
 
 @pytest.mark.parametrize(
@@ -97,8 +101,147 @@ def test_an_old_server_is_told(monkeypatch, oldest, expected):
 
 
 def test_a_server_that_cannot_be_reached_is_not_our_news(monkeypatch):
-    def refuse(alias):
+    def refuse():
         raise OperationalError
 
-    monkeypatch.setattr(checks, "_check_one", refuse)
+    monkeypatch.setattr(connection, "cursor", refuse)
+    assert ids(databases=["default"], include_deployment_checks=True) == []
+
+
+def test_a_wrong_setting_is_said_once_and_breaks_no_other_check(setting_of_database):
+    setting_of_database("idle_session_timeout", "1h")
+    with override_settings(DJANGO_PGLOCK={"SCOPE": "forever"}):
+        assert ids(databases=["default"], include_deployment_checks=True) == ["django_pglock.E001"]
+
+
+def test_one_question_is_enough():
+    with CaptureQueriesContext(connection) as asked:
+        checks.check_server(databases=["default"])
+    assert len(asked) == 1
+
+
+def test_a_standby_is_told_with_the_setting_that_names_it(monkeypatch):
+    """With real servers: tests/servers/test_standby.py."""
+    monkeypatch.setattr(checks, "ASK_SERVER", checks.ASK_SERVER.replace("pg_is_in_recovery()", "true"))
+    [problem] = checks.check_server(databases=["default"])
+    assert problem.id == "django_pglock.W004"
+    assert "DJANGO_PGLOCK['USING']" in problem.hint
+
+
+@pytest.fixture
+def default(settings):
+    """The settings of the database, which are as they were afterwards."""
+    before = settings.DATABASES["default"].copy()
+    yield settings.DATABASES["default"]
+    settings.DATABASES["default"].clear()
+    settings.DATABASES["default"].update(before)
+
+
+@pytest.mark.parametrize(
+    ("scope", "changes", "expected"),
+    [
+        ("session", {"CONN_MAX_AGE": 0}, ["django_pglock.W005"]),
+        ("session", {"CONN_MAX_AGE": 60}, []),
+        ("session", {"CONN_MAX_AGE": None}, []),
+        ("session", {"CONN_MAX_AGE": 0, "OPTIONS": {"pool": True}}, []),
+        ("auto", {"CONN_MAX_AGE": 0}, []),
+        ("transaction", {"CONN_MAX_AGE": 0}, []),
+    ],
+)
+def test_sessions_that_end_with_each_request_are_warned_of_where_session_locks_are_the_rule(
+    settings, default, scope, changes, expected
+):
+    settings.DJANGO_PGLOCK = {"SCOPE": scope}
+    default.update(changes)
+    assert [problem.id for problem in checks.check_sessions_that_end()] == expected
+
+
+@pytest.fixture
+def setting_of_database(transactional_db):
+    """Set one of PostgreSQL's settings for the tests' database, as its owner would."""
+    name = connection.ops.quote_name(connection.settings_dict["NAME"])
+
+    def change(setting, value):
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER DATABASE {name} SET {setting} = '{value}'")
+        connection.close()  # it holds for new sessions
+
+    yield change
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER DATABASE {name} RESET ALL")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "scope", "expected"),
+    [
+        ("idle_session_timeout", "auto", ["django_pglock.W006"]),
+        ("idle_session_timeout", "transaction", []),
+        ("idle_in_transaction_session_timeout", "transaction", ["django_pglock.W006"]),
+        ("statement_timeout", "transaction", ["django_pglock.W007"]),
+        ("lock_timeout", "auto", []),
+    ],
+)
+def test_a_limit_of_the_database_that_ends_waits_or_sessions_is_told(
+    settings, setting_of_database, limit, scope, expected
+):
+    settings.DJANGO_PGLOCK = {"SCOPE": scope}
+    setting_of_database(limit, "1h")
+    problems = checks.check_server(databases=["default"])
+    assert [problem.id for problem in problems] == expected
+    for problem in problems:
+        assert f"{limit} = 3600 s (from: database)" in problem.msg
+        assert f"-c {limit}=0" in problem.hint
+
+
+def test_the_limit_of_transactions_is_told_where_the_server_has_one(setting_of_database):
+    if connection.pg_version >= 170000:
+        setting_of_database("transaction_timeout", "1h")
+    told = [problem.msg for problem in checks.check_server(databases=["default"])]
+    assert ["transaction_timeout" in message for message in told] == [True] * (connection.pg_version >= 170000)
+
+
+@pytest.mark.parametrize("limit", ["idle_session_timeout", "statement_timeout"])
+def test_what_the_hint_says_to_type_helps(default, setting_of_database, limit):
+    """The options of a connection go before those of its database and its role."""
+    setting_of_database(limit, "1h")
+    [problem] = checks.check_server(databases=["default"])
+    option = problem.hint.split("'")[1]
+    default["OPTIONS"] = {**default["OPTIONS"], "options": f"{default['OPTIONS']['options']} {option}"}
+    connection.close()
+    assert checks.check_server(databases=["default"]) == []
+
+
+@pytest.mark.parametrize("scope", ["session", "transaction"])
+def test_a_lock_timeout_of_the_database_cuts_no_wait_for_a_lock(setting_of_database, in_threads, eventually, scope):
+    """So no check asks for it."""
+    setting_of_database("lock_timeout", "20ms")
+    is_held = threading.Event()
+
+    def somebody_has_waited():
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT FROM pg_locks WHERE NOT granted AND waitstart < clock_timestamp() - interval '50 ms'"
+            )
+            return cursor.rowcount
+
+    def hold_or_wait(number):
+        if number == 0:
+            with lock("a", scope="session"):
+                is_held.set()
+                eventually(somebody_has_waited, why="nobody waited for longer than lock_timeout")
+        else:
+            is_held.wait(10)
+            with lock("a", scope=scope) as handle:
+                return handle.waited
+
+    assert in_threads(hold_or_wait, 2)[1] > 0.02
+
+
+def test_a_server_that_waits_for_dead_clients_is_told_before_deployment(setting_of_database, default):
+    default["OPTIONS"] = {**default["OPTIONS"], "options": ""}
+    connection.close()
     assert ids(databases=["default"]) == []
+    assert ids(databases=["default"], include_deployment_checks=True) == ["django_pglock.W008"]
+    setting_of_database("client_connection_check_interval", "2s")
+    assert ids(databases=["default"], include_deployment_checks=True) == []

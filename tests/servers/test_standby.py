@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from django.core.checks import run_checks
 from django.db import connections, transaction
 
 from django_pglock import lock, try_lock
@@ -105,3 +106,10 @@ def test_a_lock_on_the_standby_keeps_nobody_out(two, scope):
     """PostgreSQL grants both. Only the system check stands between a wrong alias and two who think they are alone."""
     with lock("a", scope=scope), try_lock("a", scope=scope, using="standby") as held:
         assert held
+
+
+@pytest.mark.parametrize(("used", "expected"), [("standby", ["django_pglock.W004"]), ("primary", [])])
+def test_the_check_warns_of_a_standby_only(two, settings, used, expected):
+    settings.DJANGO_PGLOCK = {"USING": used}
+    problems = run_checks(databases=["primary", "standby"])
+    assert [problem.id for problem in problems if problem.id.startswith("django_pglock.")] == expected
