@@ -10,11 +10,18 @@ from django.db import connections
 
 
 @pytest.fixture
-def alias(django_db_setup: None, django_db_blocker: Any) -> Iterator[Callable[..., str]]:
-    """Give Django one more database for the length of a test: the tests' own, but for the settings that are given.
+def transactional_db(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """The tests' database, without Django's test case: that allows no database but those which were there before it.
 
-    Tests that use it write no rows. Django's test cases would let them use only what was there at their start.
+    By its name pytest-django knows that the database has to be made. It is not emptied: tests here write no rows.
     """
+    with django_db_blocker.unblock():
+        yield
+
+
+@pytest.fixture
+def alias(transactional_db: None) -> Iterator[Callable[..., str]]:
+    """Give Django one more database for the length of a test: the tests' own, but for the settings that are given."""
     added: list[str] = []
 
     def add(name: str, **settings: Any) -> str:
@@ -22,8 +29,7 @@ def alias(django_db_setup: None, django_db_blocker: Any) -> Iterator[Callable[..
         added.append(name)
         return name
 
-    with django_db_blocker.unblock():
-        yield add
+    yield add
     for name in added:
         connections[name].close()
         del connections[name]

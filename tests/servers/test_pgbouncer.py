@@ -1,0 +1,153 @@
+"""PgBouncer in transaction mode: which locks exclude there, which do not, and that the check says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection, connections, transaction
+
+from django_pglock import LockLost, LockNotAvailable, lock, try_lock
+from django_pglock.models import AdvisoryLock
+from django_pglock.testing import assert_no_locks
+from example_project.postgres import account
+
+# Debian keeps it where only root's PATH leads.
+PROGRAM = shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
+
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.skipif(PROGRAM is None, reason="no PgBouncer on this machine: apt-get install pgbouncer"),
+]
+
+# Each database is the tests' own, through a pool of that many sessions. PgBouncer before 1.20 refuses "options".
+CONFIGURATION = """
+[databases]
+one = {server} pool_size=1
+two = {server} pool_size=2
+
+[pgbouncer]
+listen_addr =
+listen_port = 6432
+unix_socket_dir = {folder}
+auth_type = any
+pool_mode = transaction
+ignore_startup_parameters = options, extra_float_digits
+logfile = {folder}/log
+"""
+
+# The end of the pipe is our end, whatever it was: then PgBouncer and its folder go, too.
+RUN = '"$1" -q "$2/ini" & read -r end; kill $!; wait; rm -rf "$2"'
+
+
+@pytest.fixture
+def pgbouncer(alias, eventually):
+    """Run PgBouncer on a Unix socket before the tests' database; return what is told to Django about it."""
+    folder = Path(tempfile.mkdtemp(prefix="pglock-pgbouncer-", dir="/tmp"))
+    connection.ensure_connection()
+    (folder / "ini").write_text(CONFIGURATION.format(server=way_to_server(), folder=folder))
+    process = subprocess.Popen(
+        ["sh", "-c", RUN, "sh", PROGRAM, folder],
+        stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", **account(folder, folder),
+    )  # fmt: skip
+    try:
+        eventually(lambda: answers(folder / ".s.PGSQL.6432"), why=f"PgBouncer does not answer in {folder}")
+        yield {"HOST": str(folder), "PORT": "6432"}
+    finally:
+        process.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
+        eventually(lambda: locks_held() == 0, why="sessions of PgBouncer are left with their locks")
+
+
+def way_to_server():
+    info = connection.connection.info
+    parts = {"host": info.host, "port": info.port, "dbname": info.dbname, "user": info.user, "password": info.password}
+    return " ".join("{}='{}'".format(name, str(value).replace("'", "''")) for name, value in parts.items() if value)
+
+
+def answers(path):
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+def locks_held():
+    return AdvisoryLock.objects.using("default").count()
+
+
+@pytest.mark.parametrize("timeout", [None, 30])
+def test_transaction_locks_exclude_and_leave_nothing_behind(pgbouncer, alias, in_threads, timeout):
+    """Two clients go for each of 200 keys at the same moment, over two sessions that are anybody's."""
+    alias("pooled", NAME="two", **pgbouncer)
+    together, visits, inside, meet = [], [], set(), threading.Barrier(2)
+
+    def visit(client, number):
+        with lock("key", number, scope="transaction", using="pooled", timeout=timeout):
+            together.extend(inside)
+            inside.add(client)
+            with connections["pooled"].cursor() as cursor:
+                cursor.execute("SELECT 1")  # long enough for the other one to come in
+            inside.discard(client)
+            visits.append(number)
+
+    def visit_all(client):
+        try:
+            for number in range(200):
+                meet.wait(30)
+                visit(client, number)
+        except BaseException:
+            meet.abort()  # or the other one would wait for us
+            raise
+
+    in_threads(visit_all, 2)
+    assert (together, len(visits)) == ([], 400)
+    assert_no_locks()
+
+
+def test_a_busy_transaction_lock_is_refused_and_leaves_nothing_behind(pgbouncer, alias):
+    for name in ("first", "second"):
+        alias(name, NAME="two", **pgbouncer)
+    for timeout in (0, 0.02):
+        busy = lock("a", scope="transaction", using="second", timeout=timeout)
+        with lock("a", scope="transaction", using="first"), pytest.raises(LockNotAvailable), busy:
+            pass
+    assert_no_locks()
+
+
+def test_two_clients_may_both_get_a_session_lock(pgbouncer, alias):
+    """The danger: both are given the same session, to which PostgreSQL grants its own lock again."""
+    for name in ("first", "second"):
+        alias(name, NAME="one", **pgbouncer)
+    with lock("a", scope="session", using="first"), try_lock("a", scope="session", using="second") as held:
+        assert held
+
+
+def test_a_session_lock_may_stay_behind_for_ever(pgbouncer, alias):
+    """The danger: it is freed in another session than it was taken in. At least it does not go unnoticed."""
+    for name in ("first", "second"):
+        alias(name, NAME="two", **pgbouncer)
+    handle = lock("a", scope="session", using="first").acquire()
+    with transaction.atomic(using="second"):
+        with connections["second"].cursor() as cursor:
+            cursor.execute("SELECT 1")  # in the only session that there is yet, the one with the lock
+        with pytest.raises(LockLost):
+            handle.release()
+    assert locks_held() == 1
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [("auto", ["django_pglock.W001"]), ("session", ["django_pglock.W001"]), ("transaction", [])],
+)
+def test_the_check_names_the_pooler_where_session_locks_may_be_taken(pgbouncer, alias, settings, scope, expected):
+    alias("pooled", NAME="two", **pgbouncer)
+    settings.DJANGO_PGLOCK = {"SCOPE": scope, "USING": "pooled"}
+    problems = [problem for problem in run_checks(databases=["pooled", "default"]) if "pglock.W" in problem.id]
+    assert [problem.id for problem in problems] == expected
+    assert all("'pooled' is reached through a pooler" in problem.msg for problem in problems)
