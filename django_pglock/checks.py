@@ -116,7 +116,8 @@ def check_sessions_that_end(**kwargs: Any) -> list[CheckMessage]:
         Caution(
             f"Database {wanted.USING!r} has CONN_MAX_AGE = 0: Django closes the connection after each request and at "
             "each close_old_connections(). A session lock that acquire() holds for longer is lost with it.",
-            hint=f"Set DATABASES[{wanted.USING!r}]['CONN_MAX_AGE'] = None, or DJANGO_PGLOCK['SCOPE'] = 'auto'.",
+            hint=f"Set DATABASES[{wanted.USING!r}]['CONN_MAX_AGE'] = None, or silence this one if every lock is taken "
+            "by a with statement, a decorator or lock_view.",
             id="django_pglock.W005",
         )
     ]
@@ -190,12 +191,13 @@ def _check_limit(alias: str, role: str, name: str, milliseconds: int, origin: st
     if milliseconds == 0:
         return
     found = f"Database {alias!r} has {name} = {milliseconds / 1000:g} s (from: {origin})"
-    hint = f"If work under a lock may take longer: {_how_to_set(alias, role, name, '0')}"
+    what = "waits for" if name == "statement_timeout" else "work under"
+    hint = f"If {what} a lock may take longer: {_how_to_set(alias, role, name, '0')}"
     if name == "statement_timeout":
         yield Caution(
             f"{found}. It cuts waits for a lock short that have no timeout or are in a transaction, with "
             "QueryCanceled instead of LockNotAvailable.",
-            hint=hint.replace("work under a lock", "waits for a lock"),
+            hint=hint,
             id="django_pglock.W007",
         )
     elif name != "idle_session_timeout" or get_settings().SCOPE != "transaction":
