@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from django_pglock.locks import leader as leader
     from django_pglock.locks import lock as lock
     from django_pglock.locks import lock_all as lock_all
+    from django_pglock.locks import lock_table as lock_table
+    from django_pglock.locks import lock_timeout as lock_timeout
     from django_pglock.locks import lock_view as lock_view
     from django_pglock.locks import semaphore as semaphore
     from django_pglock.locks import try_lock as try_lock
@@ -47,6 +49,8 @@ __all__ = [
     "leader",
     "lock",
     "lock_all",
+    "lock_table",
+    "lock_timeout",
     "lock_view",
     "semaphore",
     "task",
@@ -61,6 +65,8 @@ _ROOMS = {
     "leader": "django_pglock.locks",
     "lock": "django_pglock.locks",
     "lock_all": "django_pglock.locks",
+    "lock_table": "django_pglock.locks",
+    "lock_timeout": "django_pglock.locks",
     "lock_view": "django_pglock.locks",
     "semaphore": "django_pglock.locks",
     "try_lock": "django_pglock.locks",

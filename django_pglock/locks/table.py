@@ -1,0 +1,113 @@
+"""Locks that PostgreSQL has anyway: on whole tables, and a limit for how long to wait for any lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from django.db import Error as DatabaseFailure
+from django.db import models, router, transaction
+from psycopg.errors import LockNotAvailable as ServerTimeout
+
+from django_pglock.conf import get_settings
+from django_pglock.db import connection_for
+from django_pglock.errors import LockNotAvailable, LockScopeError
+from django_pglock.locks.options import Timeout, seconds_of
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+#: https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-TABLES
+MODES = (
+    *("ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE"),
+    *("SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"),
+)
+REMEMBER = """
+SELECT set_config('lock_timeout', %s, true), before
+FROM (SELECT current_setting('lock_timeout') AS before OFFSET 0) AS b
+"""
+
+
+def lock_table(
+    *tables: type[models.Model], mode: str = "ACCESS EXCLUSIVE", timeout: Timeout = None, using: str | None = None
+) -> None:
+    """Lock whole tables to the end of the transaction: ``lock_table(Order, mode="SHARE ROW EXCLUSIVE")``.
+
+    - ``tables``: models; their tables are locked in one statement, one after another.
+    - ``mode``: one of PostgreSQL's table lock modes; default the strongest. ``SHARE ROW EXCLUSIVE`` lets others read,
+      but neither write nor take this lock.
+    - ``timeout``: seconds or a timedelta; None (default) waits without limit, 0 does not wait.
+    - ``using``: database alias; default the one that the first model is written to.
+
+    Raises ``LockScopeError`` outside ``atomic()``, ``LockNotAvailable`` when a table is locked by somebody else for
+    longer than the timeout (the transaction stays usable), ``ValueError`` for a mode that does not exist.
+    """
+    if not tables:
+        raise ValueError("lock_table was given no model.")
+    mode = mode.upper().replace("_", " ")
+    if mode not in MODES:
+        raise ValueError(f"There is no lock mode {mode!r}; use one of {', '.join(MODES)}.")
+    connection = connection_for(using or router.db_for_write(tables[0]))
+    names = ", ".join(connection.ops.quote_name(table._meta.db_table) for table in tables)
+    if not connection.in_atomic_block:
+        raise LockScopeError(f"A lock on {names} outside atomic() would end at once.", name=names)
+    seconds = seconds_of(timeout)
+    statement = f"LOCK TABLE {names} IN {mode} MODE{' NOWAIT' if seconds == 0 else ''}"
+    if seconds is None:
+        _execute(connection, statement)
+    else:
+        _lock_within(connection, statement, names, seconds)
+
+
+def _lock_within(connection: DatabaseWrapper, statement: str, names: str, seconds: float) -> None:
+    try:
+        # Its savepoint saves the transaction, which a timeout would abort.
+        with lock_timeout(seconds or None, using=connection.alias):
+            _execute(connection, statement)
+    except DatabaseFailure as error:
+        if not isinstance(error.__cause__, ServerTimeout):
+            raise
+        waited = f" for {seconds:g} s" if seconds else ""
+        raise LockNotAvailable(
+            f"The lock on {names} was not to be had{waited}.", name=names, timeout=seconds, using=connection.alias
+        ) from error
+
+
+@contextmanager
+def lock_timeout(timeout: Timeout, *, using: str | None = None) -> Iterator[None]:
+    """Limit how long statements in this block wait for any lock: ``with lock_timeout(2): order.save()``.
+
+    - ``timeout``: seconds or a timedelta; None lifts the limit that is in force.
+    - ``using``: database alias; default from the setting ``USING``. Other databases are not touched.
+
+    The limit is the transaction's: outside ``atomic()`` the block becomes a transaction. At its end the limit is as it
+    was. A statement that waits for too long raises Django's ``OperationalError`` (SQLSTATE 55P03) and, as every error
+    does, aborts the transaction up to its last savepoint. Locks of this package have their own ``timeout``.
+
+    Raises ``ValueError`` for a bad time; 0 would mean "no limit" to PostgreSQL and is refused.
+    """
+    seconds = seconds_of(timeout)
+    if seconds == 0:
+        raise ValueError("timeout is 0; give seconds above zero, or None for no limit.")
+    alias = using or get_settings().USING
+    connection = connection_for(alias)
+    # A savepoint inside a transaction: an error that is caught outside the block puts the limit back, too.
+    with transaction.atomic(using=alias):
+        before = _set(connection, "0" if seconds is None else str(max(1, round(seconds * 1000))))
+        yield
+        # After an error the rollback to the savepoint, or of the transaction, puts it back.
+        if not connection.needs_rollback:
+            _set(connection, before)
+
+
+def _set(connection: DatabaseWrapper, value: str) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute(REMEMBER, (value,))
+        before: str = cursor.fetchone()[1]
+        return before
+
+
+def _execute(connection: DatabaseWrapper, statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)

@@ -1,0 +1,69 @@
+"""The pytest plugin, in a project of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TESTS = """
+import pytest
+from django_pglock import LockNotAvailable, lock
+
+def test_held(hold_lock, db):
+    hold_lock("order", 5)
+    with pytest.raises(LockNotAvailable), lock("order:5", timeout=0):
+        pass
+
+def test_nothing_left(db):
+    with lock("a"):
+        pass
+
+@pytest.mark.django_db
+def test_left_by_marker():
+    lock("left").acquire()
+
+@pytest.mark.django_db(transaction=True)
+def test_left_in_a_transaction_test(transactional_db):
+    lock("left").acquire()
+
+def test_without_database():
+    pass
+"""
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+@pytest.mark.django_db(transaction=True)
+def test_it_holds_locks_and_tells_of_locks_that_are_left(tmp_path, is_wanted):
+    (tmp_path / "test_project.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nDJANGO_SETTINGS_MODULE = example_project.settings\n"
+        + ("django_pglock_no_locks_left = true\n" if is_wanted else "")
+    )
+    server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "django_pglock.pytest_plugin", "-p", "no:randomly", "--create-db"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
+            "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}_plugin",
+            "PGLOCK_NO_BOOTSTRAP": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    outcome = ran.stdout.splitlines()[-1]
+    if is_wanted:
+        assert "5 passed, 2 errors" in outcome, ran.stdout + ran.stderr
+        assert ran.stdout.count("advisory locks are held or awaited") >= 2
+    else:
+        assert "5 passed" in outcome, ran.stdout + ran.stderr
+        assert "error" not in outcome
