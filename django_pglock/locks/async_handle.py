@@ -16,7 +16,7 @@ from django_pglock.conf import get_settings
 from django_pglock.errors import LockError, LockScopeError
 from django_pglock.keys import Key
 from django_pglock.locks.conversation import Conversation, Row, carry_async, free, take, take_any
-from django_pglock.locks.holding import Holding, Slots
+from django_pglock.locks.holding import Holding, Slots, first_line
 from django_pglock.locks.options import Options
 from django_pglock.locks.sessions import AsyncSession, AsyncSessions, sessions_for
 
@@ -136,7 +136,7 @@ class AsyncHandle(Holding):
                 await self._session.send("COMMIT")
         except DatabaseFailure as error:
             self._session.end()
-            return f"its session has ended ({str(error).strip().splitlines()[0]})"
+            return f"its session has ended ({first_line(error)})"
         return None
 
 

@@ -26,7 +26,7 @@ from django_pglock.errors import LockError, LockScopeError
 from django_pglock.keys import Key
 from django_pglock.locks import statements
 from django_pglock.locks.conversation import HANG_UP, Conversation, Row, carry, free, take, take_any
-from django_pglock.locks.holding import Holding, Slots
+from django_pglock.locks.holding import Holding, Slots, first_line
 from django_pglock.locks.options import Options
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Handle(Holding):
             row = carry(free(self.request, self._before), partial(_send, connection))
         except DatabaseFailure as error:
             connection.close()
-            return f"its session has ended ({str(error).strip().splitlines()[0]})"
+            return f"its session has ended ({first_line(error)})"
         return None if row and row[0] else "PostgreSQL says that this session did not hold it"
 
     def _leave_transaction(self, error: BaseException | None) -> None:

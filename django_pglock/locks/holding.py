@@ -137,3 +137,8 @@ class Slots:
 
     def _note_answer(self, row: Sequence[Any]) -> None:
         self.request = self.request.only(row[0])
+
+
+def first_line(error: BaseException) -> str:
+    """Return the line of an error's message that says what happened; PostgreSQL's have more below it."""
+    return next(iter(str(error).strip().splitlines()), "no answer")

@@ -24,7 +24,7 @@ from django.db import Error as DatabaseFailure
 
 from django_pglock.errors import LockError
 from django_pglock.keys import Key, make_key, sha256_key
-from django_pglock.locks.holding import Holding
+from django_pglock.locks.holding import Holding, first_line
 from django_pglock.locks.keeper import CHANNEL, Keeper, keeper
 from django_pglock.locks.lockable import Lockable
 from django_pglock.locks.options import OnBusy, Options, Timeout, seconds_of
@@ -241,7 +241,7 @@ class LeaseHandle(Holding):
         except (DatabaseFailure, LockError, OSError, asyncio.TimeoutError) as error:
             # Who leads steps down at the first doubt; others have the rest of their time to try again.
             if self._terms.steps_down:
-                self._lose(f"it could not be renewed ({str(error).strip() or 'no answer'})")
+                self._lose(f"it could not be renewed ({first_line(error)})")
             return
         if row is None:
             self._lose("the database says that it is somebody else's or was taken away")
@@ -280,12 +280,21 @@ class LeaseHandle(Holding):
             self._keeper.go()
 
     async def _give_back_patiently(self) -> bool:
-        for pause in GIVE_BACK_AGAIN:
+        """Ask again for some seconds: a server that restarts comes back."""
+        pauses = iter(GIVE_BACK_AGAIN)
+        while True:
             try:
                 return await self._ask(GIVE_BACK) is not None
-            except (DatabaseFailure, OSError):  # noqa: PERF203
+            except (DatabaseFailure, OSError) as error:  # noqa: PERF203
+                pause = next(pauses, None)
+                if pause is None:
+                    raise self._cannot_give_back(error) from error
                 await asyncio.sleep(pause)
-        return await self._ask(GIVE_BACK) is not None
+
+    def _cannot_give_back(self, error: Exception) -> LockError:
+        rest = "has to be freed by hand" if self._ttl is None else f"ends by itself within {self._ttl:g} s"
+        text = f"Lease {self.name!r} could not be given back ({first_line(error)}); it {rest}."
+        return LockError(text, name=self.name, key=self.key)
 
 
 class AsyncLeaseHandle(LeaseHandle):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -14,8 +15,9 @@ import pytest
 from django.core.checks import run_checks
 from django.db import connection, connections, transaction
 
-from django_pglock import LockLost, LockNotAvailable, lock, try_lock
+from django_pglock import Lease, LockLost, LockNotAvailable, leader, lock, semaphore, try_lock
 from django_pglock.models import AdvisoryLock
+from django_pglock.models import Lease as LeaseRow
 from django_pglock.testing import assert_no_locks
 from example_project.postgres import account
 
@@ -151,3 +153,41 @@ def test_the_check_names_the_pooler_where_session_locks_may_be_taken(pgbouncer, 
     problems = [problem for problem in run_checks(databases=["pooled", "default"]) if "pglock.W" in problem.id]
     assert [problem.id for problem in problems] == expected
     assert all("'pooled' is reached through a pooler" in problem.msg for problem in problems)
+
+
+def test_coroutines_exclude_each_other_with_a_transaction_each(pgbouncer, alias):
+    alias("pooled", NAME="two", **pgbouncer)
+    inside = []
+
+    async def visit():
+        async with lock("a", scope="transaction", using="pooled"), semaphore("s", limit=1, scope="transaction"):
+            inside.append(1)
+            assert len(inside) == 1
+            await asyncio.sleep(0.001)
+            inside.pop()
+
+    async def main():
+        # As many as there are sessions; a third would wait for one and not for the lock.
+        await asyncio.gather(*[visit() for _ in range(2)])
+
+    for _ in range(5):
+        asyncio.run(main())
+    assert_no_locks()
+
+
+def test_leases_need_no_session_and_work_here_as_anywhere(pgbouncer, alias, in_threads):
+    """No notification comes through, so who waits has to look."""
+    alias("pooled", NAME="one", **pgbouncer)
+    with Lease("a", ttl=0.6, using="pooled") as lease, pytest.raises(LockNotAvailable):
+        assert not lease.lost.wait(1)
+        with Lease("a", using="pooled"):
+            pass
+    tokens = []
+
+    def lead(_):
+        with leader("a", using="pooled") as leadership:
+            tokens.append(leadership.token)
+
+    in_threads(lead, 2)
+    assert sorted(tokens) == [2, 3]
+    LeaseRow.objects.all().delete()

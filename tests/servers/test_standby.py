@@ -12,8 +12,9 @@ import pytest
 from django.core.checks import run_checks
 from django.db import connections, transaction
 
-from django_pglock import lock, try_lock
+from django_pglock import Lease, LockError, LockLost, LockNotAvailable, lock, try_lock
 from django_pglock.models import AdvisoryLock
+from django_pglock.models import Lease as LeaseRow
 from example_project.postgres import PrivatePostgres
 from tests.conftest import ROOT
 
@@ -52,6 +53,19 @@ def two(servers, alias, settings):
         alias(name, HOST=str(server.folder), PORT="", NAME="postgres", USER="postgres", PASSWORD="")
     settings.DATABASE_ROUTERS = [ReadsFromStandby()]
     settings.DJANGO_PGLOCK = {"USING": "primary"}
+
+
+@pytest.fixture
+def add_database(alias):
+    """Add a server as a database of the project, with the table of leases."""
+
+    def add(name, server, *, with_table=True):
+        alias(name, HOST=str(server.folder), PORT="", NAME="postgres", USER="postgres", PASSWORD="")
+        if with_table:
+            with connections[name].schema_editor() as editor:
+                editor.create_model(LeaseRow)
+
+    return add
 
 
 def locks_on(name):
@@ -113,3 +127,38 @@ def test_the_check_warns_of_a_standby_only(two, settings, used, expected):
     settings.DJANGO_PGLOCK = {"USING": used}
     problems = run_checks(databases=["primary", "standby"])
     assert [problem.id for problem in problems if problem.id.startswith("django_pglock.")] == expected
+
+
+def test_a_restart_ends_advisory_locks_and_no_lease(add_database):
+    """Also an immediate one, which looks like a crash."""
+    with PrivatePostgres(durable=True) as server:
+        add_database("restarted", server)
+        with pytest.raises(LockLost), lock("a", using="restarted"), Lease("a", ttl=60, using="restarted") as lease:
+            server.restart("immediate")
+            lease.assert_held()
+            with pytest.raises(LockNotAvailable), Lease("a", using="restarted"):
+                pass
+            lease.extend()
+            assert lease.token == 1
+
+
+def test_a_failover_ends_advisory_locks_and_no_lease(add_database, eventually):
+    """The new primary knows nothing of the old one's locks, and everything of its leases."""
+    with PrivatePostgres() as primary, PrivatePostgres(standby_of=primary) as standby:
+        add_database("old", primary)
+        taken = Lease("a", ttl=60, using="old")
+        with pytest.raises(LockError, match=r"given back .* ends by itself"), lock("a", using="old"), taken as lease:
+            with connect(standby) as session:
+                eventually(lambda: session.execute("SELECT to_regclass('django_pglock_lease')").fetchone()[0])
+                eventually(lambda: session.execute("SELECT count(*) FROM django_pglock_lease").fetchone()[0])
+            primary.halt("immediate")
+            with connect(standby) as session:
+                session.execute("SELECT pg_promote()")
+            add_database("new", standby, with_table=False)
+            with pytest.raises(LockNotAvailable), Lease("a", using="new"):
+                pass
+            with try_lock("a", using="new") as held:
+                assert held
+            LeaseRow.objects.using("new").all().free()
+            with Lease("a", using="new") as next_one:
+                assert next_one.token == lease.token + 1

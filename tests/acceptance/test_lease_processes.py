@@ -1,0 +1,79 @@
+"""Leases between processes: one that is killed, and one that is stopped and goes on too late."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from django.db import connection
+
+from django_pglock import Lease, LockNotAvailable
+from django_pglock.models import Lease as Row
+from tests.conftest import ROOT
+from tests.sample.models import Effect
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
+
+HOLDER = """
+import sys, time
+import django
+django.setup()
+from django_pglock import Lease, LockLost
+from tests.sample.models import Effect
+
+def write(token):
+    return Effect.objects.filter(name="report", number__lte=token).update(number=token)
+
+try:
+    with Lease("report", ttl=1) as lease:
+        print("holds", lease.token, flush=True)
+        while not lease.lost.is_set():
+            time.sleep(0.01)
+        print("wrote" if write(lease.token) else "was refused", flush=True)
+except LockLost:
+    print("lost", flush=True)
+"""
+
+
+@pytest.fixture
+def holder():
+    server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        env={
+            **os.environ,
+            "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}",
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "holds 1\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_the_lease_of_a_process_that_was_killed_ends_by_itself(holder):
+    holder.kill()
+    with pytest.raises(LockNotAvailable), Lease("report", ttl=1):
+        pass
+    with Lease("report", ttl=1, timeout=10) as lease:
+        assert lease.token == 2
+        assert lease.waited < 3
+
+
+def test_a_process_that_was_stopped_notices_and_its_late_write_is_refused(holder):
+    Effect.objects.create(name="report", number=0)
+    holder.send_signal(signal.SIGSTOP)
+    with Lease("report", ttl=30, timeout=10) as lease:
+        assert Effect.objects.filter(name="report", number__lte=lease.token).update(number=lease.token) == 1
+        holder.send_signal(signal.SIGCONT)
+        assert [holder.stdout.readline(), holder.stdout.readline()] == ["was refused\n", "lost\n"]
+        lease.assert_held()
+        assert Row.objects.get().token == lease.token == 2
