@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import select
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import django.db.backends.utils
 from django.db import connections
+from django.db.backends.utils import CursorWrapper
 from django.utils.module_loading import import_string
+from psycopg import Error as PsycopgError
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.libpq import CAN_EXCHANGE, begin_for, exchange
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -88,3 +93,49 @@ def backend_pid(connection: DatabaseWrapper) -> int:
     """Return the server process id as libpq knows it, without asking the server."""
     connection.ensure_connection()
     return int(connection.connection.info.backend_pid)
+
+
+def send(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
+    """Send statements without parameters in one message; return the first row of their last answer, or None.
+
+    Errors are Django's. Django's cursor costs more time than PostgreSQL needs for a lock, so this goes below it; but
+    whoever watches statements by Django's means (a log, an execute wrapper, a patched cursor) sees these as well.
+    """
+    connection.close_if_health_check_failed()
+    if connection.connection is None:
+        connection.ensure_connection()
+    connection.validate_no_broken_transaction()
+    raw: Any = connection.connection
+    begin = begin_for(raw)
+    if begin is None or not CAN_EXCHANGE or _is_watched(connection):
+        return _send_by_cursor(connection, statements)
+    try:
+        return exchange(raw, begin + statements)
+    except PsycopgError:
+        with connection.wrap_database_errors:
+            raise
+
+
+def _send_by_cursor(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
+    with connection.cursor() as cursor:
+        cursor.execute(statements)
+        while cursor.nextset():
+            pass
+        row: Sequence[Any] | None = cursor.fetchone() if cursor.description else None
+        return row
+
+
+#: Execute wrappers of ours, which do nothing to the statements that are sent here.
+OWN_WRAPPERS: list[Any] = []
+
+
+def _is_watched(connection: DatabaseWrapper) -> bool:
+    return bool(
+        connection.queries_logged
+        or "cursor" in connection.__dict__
+        or CursorWrapper.execute.__globals__ is not _DJANGOS
+        or (connection.execute_wrappers and connection.execute_wrappers != OWN_WRAPPERS)
+    )
+
+
+_DJANGOS = vars(django.db.backends.utils)

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import date
 from enum import Enum
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.utils.module_loading import import_string
@@ -28,8 +29,7 @@ from django_pglock.errors import LockKeyError
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """A lock's name as people read it, and the number that PostgreSQL locks."""
 
     name: str
@@ -62,8 +62,23 @@ def make_key(*parts: Any) -> Key:
     One string is the name as it stands; one int is the number itself, for locks shared with other programs. Several
     parts, or one of another kind, are escaped and joined. Raises ``LockKeyError`` for what cannot name a lock.
     """
-    name = name_of(*parts)
-    return Key(str(name), name) if isinstance(name, int) else _hashed(name)
+    return key_of(name_of(*parts))
+
+
+def key_of(name: str | int) -> Key:
+    """Return the key of what ``name_of`` returned."""
+    if isinstance(name, int):
+        return Key(str(name), name)
+    settings = get_settings()
+    if settings.NAMESPACE:
+        name = f"{settings.NAMESPACE}:{name}"
+    return Key(name, _function(settings.KEY_FUNCTION)(name))
+
+
+@lru_cache(maxsize=8)
+def _function(path: str) -> Callable[[str], int]:
+    function: Callable[[str], int] = import_string(path)
+    return function
 
 
 def name_of(*parts: Any) -> str | int:
@@ -127,10 +142,3 @@ def _encodable(name: str) -> str:
     except UnicodeEncodeError as error:
         raise LockKeyError(f"{name!r} contains a lone surrogate, which is not a character.") from error
     return name
-
-
-def _hashed(name: str) -> Key:
-    settings = get_settings()
-    if settings.NAMESPACE:
-        name = f"{settings.NAMESPACE}:{name}"
-    return Key(name, import_string(settings.KEY_FUNCTION)(name))

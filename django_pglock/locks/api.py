@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from django_pglock.errors import LockKeyError, LockNotAvailable
-from django_pglock.keys import Key, make_key, name_of
+from django_pglock.keys import Key, key_of, make_key, name_of
 from django_pglock.locks.async_handle import AsyncHandle, AsyncSlotHandle
 from django_pglock.locks.handle import Handle, SlotHandle
 from django_pglock.locks.lockable import Lockable
@@ -131,7 +131,7 @@ class Lock(Lockable[Handle, AsyncHandle]):
         self._options = options
 
     def _keys(self, parts: tuple[Any, ...]) -> list[Key]:
-        return [make_key(*parts)]
+        return [key_of(self._name) if parts is self._parts and parts else make_key(*parts)]
 
     def _handle(self, parts: tuple[Any, ...]) -> Handle:
         return Handle(self._keys(parts), self._options)
@@ -157,11 +157,10 @@ class LockAll(Lock):
 
     _each_part_is_a_name = True
 
-    def _check(self, parts: tuple[Any, ...]) -> None:
+    def _check(self, parts: tuple[Any, ...]) -> str:
         if not 0 < len(parts) <= MOST_KEYS:
             raise LockKeyError(f"lock_all was given {len(parts)} names; it takes 1 to {MOST_KEYS}.")
-        for name in parts:
-            name_of(*_parts_of(name))
+        return ", ".join(str(name_of(*_parts_of(name))) for name in parts)
 
     def _keys(self, parts: tuple[Any, ...]) -> list[Key]:
         return [make_key(*_parts_of(name)) for name in parts]

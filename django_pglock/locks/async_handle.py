@@ -15,7 +15,8 @@ from django.db import Error as DatabaseFailure
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError, LockScopeError
 from django_pglock.keys import Key
-from django_pglock.locks.conversation import Conversation, Row, carry_async, free, take, take_any
+from django_pglock.locks import statements
+from django_pglock.locks.conversation import Conversation, Row, carry_async, take, take_any
 from django_pglock.locks.holding import Holding, Slots, first_line
 from django_pglock.locks.options import Options
 from django_pglock.locks.sessions import AsyncSession, AsyncSessions, sessions_for
@@ -130,7 +131,7 @@ class AsyncHandle(Holding):
         """Free the lock; return why that was not possible, or None."""
         try:
             if self.scope == "session":
-                row = await carry_async(free(self.request, self._before), self._session.send)
+                row = await self._session.send(statements.free_session(self.request, self._before))
                 return None if row and row[0] else "PostgreSQL says that this session did not hold it"
             if self._session.depth == 1:
                 await self._session.send("COMMIT")

@@ -7,10 +7,10 @@ remains. Threads carry it over Django's connection, coroutines over one of their
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from django.db import Error as DjangoFailure
@@ -37,61 +37,56 @@ def take(request: Request, scope: str, *, is_again: bool = False, in_test: bool 
     ``is_again``: the session has one of them already. ``in_test``: the session lock is taken inside the transaction
     that ``TestCase`` has opened.
     """
-    if scope == "session" and request.wait == 0:
-        return _clean(_try(statements.try_session(request)), request, is_again)
     if scope == "session":
-        wait = _wait_in_test(request) if in_test else _wait(statements.wait_session(request), request)
-        return _clean(wait, request, is_again)
+        return _try_session(request, is_again) if request.wait == 0 else _wait_for_session(request, is_again, in_test)
     if request.wait == 0 and len(request.keys) == 1:
-        return _try(statements.try_transaction(request))
+        return _try_transaction(request)
     return _wait_for_transaction(request)
 
 
-def _try(statement: str) -> Conversation:
-    row = yield statement
+def _try_session(request: Request, is_again: bool) -> Conversation:
+    try:
+        row = yield statements.try_session(request)
+    except BaseException:
+        yield from _clean_up(request, is_again)
+        raise
     return row if row and row[0] else None
 
 
-def _wait(statement: str, request: Request) -> Conversation:
+def _wait_for_session(request: Request, is_again: bool, in_test: bool) -> Conversation:
     try:
-        row = yield statement
-    except Failure as error:
-        if not _is_our_timeout(error, request):
-            raise
-        return None
-    return row or (True,)
-
-
-def _wait_in_test(request: Request) -> Conversation:
-    try:
-        row = yield statements.wait_session_inside(request)
+        row = yield statements.wait_session_inside(request) if in_test else statements.wait_session(request)
     except BaseException as error:
-        yield statements.BACK_TO_SAVEPOINT
-        yield statements.free_if_granted(request)
-        if not _is_our_timeout(error, request):
-            raise
-        return None
+        is_busy = _is_our_timeout(error, request)
+        if in_test:
+            yield statements.BACK_TO_SAVEPOINT
+        if in_test or not is_busy:
+            yield from _clean_up(request, is_again)
+        if is_busy:
+            return None
+        raise
     return row or (True,)
 
 
-def _clean(conversation: Conversation, request: Request, is_again: bool) -> Conversation:
-    """Hold a conversation about session locks; if it fails, see to it that none of them stays.
+def _clean_up(request: Request, is_again: bool) -> Conversation:
+    """See to it that no session lock stays after an error.
 
-    A statement that was cancelled, or whose answer was lost, may have taken its locks all the same.
+    A statement that was cancelled, or whose answer was lost, may have taken its locks all the same. How often a
+    session has a lock that it had before cannot be asked.
     """
+    if is_again:
+        yield HANG_UP
+        return None
     try:
-        row = yield from conversation
-    except BaseException:
-        if is_again:
-            # How often the session has the lock cannot be asked.
-            yield HANG_UP
-            raise
-        try:
-            yield statements.free_if_granted(request)
-        except BaseException:  # noqa: BLE001 - the first error is raised
-            yield HANG_UP
-        raise
-    return row
+        yield statements.free_if_granted(request)
+    except BaseException:  # noqa: BLE001 - the first error is raised
+        yield HANG_UP
+    return None
+
+
+def _try_transaction(request: Request) -> Conversation:
+    row = yield statements.try_transaction(request)
+    return row if row and row[0] else None
 
 
 def _wait_for_transaction(request: Request) -> Conversation:
@@ -122,18 +117,13 @@ def take_any(slots: Sequence[Key], request: Request, scope: str, *, in_test: boo
         row = yield statements.try_any(random.sample(slots, len(slots)), function)
         if row is not None:
             return row
-        left = SLICE if deadline is None else min(SLICE, int((deadline - time.monotonic()) * 1000))
+        left = SLICE if deadline is None else min(SLICE, math.ceil((deadline - time.monotonic()) * 1000))
         if left <= 0:
             return None
         slot = random.choice(slots)  # noqa: S311 - chance, not a secret
-        one = replace(request, keys=(slot,), wait=left)
+        one = request._replace(keys=(slot,), wait=left)
         if (yield from take(one, scope, in_test=in_test)) is not None:
             return (slot.number,)
-
-
-def free(request: Request, before: Sequence[str]) -> Conversation:
-    """Give session locks back; the first column of the row returned says whether all were held."""
-    return (yield statements.free_session(request, before))
 
 
 def carry(conversation: Conversation, send: Callable[[str], Row | None]) -> Row | None:

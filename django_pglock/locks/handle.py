@@ -21,11 +21,11 @@ from django.db import Error as DatabaseFailure
 from django.db import connections, transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.db import connection_for, has_hung_up, in_atomic
+from django_pglock.db import OWN_WRAPPERS, connection_for, has_hung_up, in_atomic, send
 from django_pglock.errors import LockError, LockScopeError
 from django_pglock.keys import Key
 from django_pglock.locks import statements
-from django_pglock.locks.conversation import HANG_UP, Conversation, Row, carry, free, take, take_any
+from django_pglock.locks.conversation import HANG_UP, Conversation, Row, carry, take, take_any
 from django_pglock.locks.holding import Holding, Slots, first_line
 from django_pglock.locks.options import Options
 
@@ -51,10 +51,12 @@ class Handle(Holding):
         not protect; every other database error passes through, and nothing is held then.
         """
         connection = connection_for(self.using)
-        connection.ensure_connection()
         self.scope = self._choose_scope(connection, may_begin=may_begin)
-        self._refuse_stale_snapshot(connection)
-        self._refuse_reentry(connection)
+        if self.scope == "transaction":
+            connection.ensure_connection()
+            self._refuse_stale_snapshot(connection)
+        if not self.options.reentrant:
+            self._refuse_reentry(connection)
         if self.scope == "transaction" and not in_atomic(connection):
             self._own_transaction = transaction.atomic(using=self.using)
             self._own_transaction.__enter__()
@@ -95,18 +97,19 @@ class Handle(Holding):
 
     def _refuse_stale_snapshot(self, connection: DatabaseWrapper) -> None:
         level = getattr(connection, "isolation_level", None)
-        if self.scope == "transaction" and not self.options.stale_ok and level is not None and level > 2:
+        if not self.options.stale_ok and level is not None and level > 2:
             raise self._wrong_scope(
                 "at REPEATABLE READ or SERIALIZABLE the snapshot is older than the lock, so you would read what was "
                 "there before the last holder committed. Take it outside atomic(), or pass stale_ok=True"
             )
 
     def _refuse_reentry(self, connection: DatabaseWrapper) -> None:
-        if not self.options.reentrant and self._is_held_already(connection):
+        if self._is_held_already(connection):
             raise LockError(f"Lock {self.name!r} is held by this thread already.", name=self.name, key=self.key)
 
     def _is_held_already(self, connection: DatabaseWrapper) -> bool:
-        return any(not set(held.keys).isdisjoint(self.keys) for held in held_by(connection))
+        held = held_by(connection)
+        return bool(held) and any(not set(each.keys).isdisjoint(self.keys) for each in held)
 
     def _ask(self, connection: DatabaseWrapper) -> bool:
         """Send the one statement; say whether the lock was granted."""
@@ -153,7 +156,7 @@ class Handle(Holding):
         if connection.connection is not self._session or self._session is None:
             return "its connection was closed meanwhile"
         try:
-            row = carry(free(self.request, self._before), partial(_send, connection))
+            row = send(connection, statements.free_session(self.request, self._before))
         except DatabaseFailure as error:
             connection.close()
             return f"its session has ended ({first_line(error)})"
@@ -226,14 +229,12 @@ def _name_what_is_held(execute: Callable[..., Any], sql: Any, params: Any, many:
     return execute(sql, params, many, context)
 
 
+OWN_WRAPPERS.append(_name_what_is_held)
+
+
 def _send(connection: DatabaseWrapper, statement: str) -> Row | None:
-    """Send a statement over Django's connection and return the last row of its answer."""
+    """Send a statement over Django's connection and return the last row of its answer, or obey ``HANG_UP``."""
     if statement == HANG_UP:
         connection.close()
         return None
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-        while cursor.nextset():
-            pass
-        row: Row | None = cursor.fetchone() if cursor.description else None
-        return row
+    return send(connection, statement)

@@ -56,12 +56,11 @@ class Lockable(Generic[H, A]):
         self._on_busy = on_busy
         # Handles of with statements that are open, by the thread or coroutine that opened them.
         self._open: dict[Any, list[Any]] = {}
-        self._check(parts)
+        self._name = self._check(parts)
 
-    def _check(self, parts: tuple[Any, ...]) -> None:
-        """Raise ``LockKeyError`` for parts that cannot name anything."""
-        if parts:
-            name_of(*parts)
+    def _check(self, parts: tuple[Any, ...]) -> str | int:
+        """Return the name that the parts make. Raises ``LockKeyError`` for parts that cannot name anything."""
+        return name_of(*parts) if parts else ""
 
     def _handle(self, parts: tuple[Any, ...]) -> H:
         raise NotImplementedError

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from django_pglock.conf import get_settings
 from django_pglock.keys import Key
@@ -14,8 +13,7 @@ Timeout = float | timedelta | None
 OnBusy = Literal["raise", "skip"] | Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(NamedTuple):
     """How a lock is asked for. ``timeout`` and ``max_hold`` are in seconds; ``scope`` None means the setting."""
 
     timeout: float | None = None
@@ -32,8 +30,7 @@ class Options:
         return self.using or get_settings().USING
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What one statement asks PostgreSQL for. ``keys`` are in the order of their numbers, each once.
 
     Everybody who takes several locks takes them in this order, so that no two can wait for each other. The names could
@@ -54,7 +51,7 @@ class Request:
 
     def only(self, number: int) -> Request:
         """Return the request for one of the keys."""
-        return replace(self, keys=tuple(key for key in self.keys if key.number == number))
+        return self._replace(keys=tuple(key for key in self.keys if key.number == number))
 
 
 def in_order(keys: Sequence[Key]) -> tuple[Key, ...]:

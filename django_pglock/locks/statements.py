@@ -94,12 +94,18 @@ def wait_session(request: Request) -> str:
     very moment (measured: one in eighty timeouts under contention), and those end with the message. Who has them gets
     the session locks without waiting.
     """
-    limits = f"set_config('lock_timeout', '{request.wait or 0}', true)"
+    limits = f"SET LOCAL lock_timeout = {request.wait or 0};"
     if request.wait is not None:
-        limits += ", set_config('statement_timeout', '0', true)"
-    one = len(request.keys) == 1
-    waiting = _over("pg_advisory_xact_lock", request) if one else _wait_for_all("pg_advisory_xact_lock", request)
-    return f"{comment(request.keys)}SELECT {limits};{waiting};{_keep(request)}"
+        limits += "SET LOCAL statement_timeout = 0;"
+    return f"{comment(request.keys)}{limits}{_wait_and_keep(request)}"
+
+
+def _wait_and_keep(request: Request) -> str:
+    if len(request.keys) == 1 and request.max_hold is None:
+        # A SELECT list is worked off from left to right.
+        functions = _call("pg_advisory_xact_lock", request), _call("pg_advisory_lock", request)
+        return f"SELECT {', '.join(f'{function}({request.keys[0].number})' for function in functions)}"
+    return f"{_wait_for_all('pg_advisory_xact_lock', request)};{_keep(request)}"
 
 
 def wait_session_inside(request: Request) -> str:
@@ -111,11 +117,11 @@ def wait_session_inside(request: Request) -> str:
 
 
 def _keep(request: Request) -> str:
+    taken = _over("pg_advisory_lock", request)
     if request.max_hold is None:
-        return _over("pg_advisory_lock", request)
+        return taken
     before = ", ".join(f"current_setting('{name}')" for name in IDLE_LIMITS)
     limit = ", ".join(f"set_config('{name}', '{request.max_hold}', false)" for name in IDLE_LIMITS)
-    taken = _over("pg_advisory_lock", request)
     return f"{taken};SELECT true, {before}, {limit}"
 
 

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import OperationalError, connection
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, RequestFactory, override_settings
@@ -213,6 +214,14 @@ def test_cancels_at_any_moment_leave_nothing():
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         await until(lambda: _is(arows, (0, 0)), "something was left")
+
+    asyncio.run(main())
+
+
+def test_a_lock_for_threads_in_a_coroutine_is_refused_as_django_refuses_it():
+    async def main():
+        with pytest.raises(SynchronousOnlyOperation), lock("a"):
+            pass
 
     asyncio.run(main())
 
