@@ -74,6 +74,11 @@ def lock_view(
         where = f"lock_view on {getattr(view, '__qualname__', view)}"
         if not isinstance(view, type):
             return cast(View, _wrap(view, key, guard, where, is_async=iscoroutinefunction(view)))
+        if hasattr(view, "initialize_request"):
+            raise ConfigurationError(
+                f"{where}: it authenticates the request inside dispatch(), too late for the key. Put "
+                "django_pglock.contrib.rest_framework.lock_view on its handler methods."
+            )
         view_class: Any = view
         is_async = bool(getattr(view, "view_is_async", False))
         view_class.dispatch = _wrap(view_class.dispatch, key, guard, where, is_async=is_async)
@@ -86,10 +91,14 @@ def busy_response(
     error: LockNotAvailable, request: HttpRequest, *args: Any, status: int, retry_after: int, **kwargs: Any
 ) -> HttpResponse:
     """Return the answer to a request that came second. The lock's name stays inside: it may hold a user's id."""
-    text = _("This is being done already. Please wait a moment before you try again.")
-    response = HttpResponse(text, status=status, content_type="text/plain; charset=utf-8")
+    response = HttpResponse(busy_text(), status=status, content_type="text/plain; charset=utf-8")
     response["Retry-After"] = str(retry_after)
     return response
+
+
+def busy_text() -> str:
+    """Return what a person whose request came second is told."""
+    return _("This is being done already. Please wait a moment before you try again.")
 
 
 class _Guard:

@@ -1,0 +1,1 @@
+"""Adapters to other packages. Nothing here is imported unless you do."""

@@ -1,0 +1,47 @@
+"""Locks in operations of django-ninja.
+
+``lock_view`` is the core's, below the operation's decorator; ``add_lock_handler(api)`` answers locks that are busy
+anywhere deeper. Both answer with 409, ``Retry-After`` and a problem of RFC 9457::
+
+    add_lock_handler(api)
+
+    @api.post("/orders/{order_id}/pay")
+    @lock_view("pay:{order_id}")
+    def pay(request, order_id: int): ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from django.http import HttpRequest, JsonResponse
+
+from django_pglock.contrib.problem import CONTENT_TYPE, problem
+from django_pglock.errors import LockNotAvailable
+from django_pglock.locks.views import View
+from django_pglock.locks.views import lock_view as lock_any_view
+
+
+def busy(error: LockNotAvailable, request: HttpRequest, *args: Any, **kwargs: Any) -> JsonResponse:
+    """Return the answer to a request that came second."""
+    return JsonResponse(problem(), status=409, content_type=CONTENT_TYPE, headers={"Retry-After": "1"})
+
+
+def lock_view(key: str, **options: Any) -> Callable[[View], View]:
+    """Run an operation under a lock. Arguments as for ``django_pglock.lock_view``."""
+    decorate = lock_any_view(key, **{"on_busy": busy, **options})
+
+    def decorate_operation(view: View) -> View:
+        locked: Any = decorate(view)
+        # The framework would look for the names of its annotations among ours.
+        locked.__signature__ = inspect.signature(view, eval_str=True)
+        return locked  # type: ignore[no-any-return]
+
+    return decorate_operation
+
+
+def add_lock_handler(api: Any) -> None:
+    """Have a ``NinjaAPI`` answer ``LockNotAvailable`` from any of its operations."""
+    api.add_exception_handler(LockNotAvailable, lambda request, error: busy(error, request))

@@ -1,0 +1,78 @@
+"""Locks in views of Django REST framework.
+
+``lock_view`` is the core's, for handler methods, actions and functions below ``@api_view``: there ``request.user`` is
+the one that the framework has authenticated, and a busy lock is one of its exceptions. ``exception_handler`` makes
+problems of RFC 9457 of locks that are busy anywhere deeper::
+
+    REST_FRAMEWORK = {"EXCEPTION_HANDLER": "django_pglock.contrib.rest_framework.exception_handler"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from rest_framework.exceptions import APIException
+from rest_framework.response import Response
+from rest_framework.views import exception_handler as default_handler
+from rest_framework.views import set_rollback
+
+from django_pglock.contrib.problem import CONTENT_TYPE, problem
+from django_pglock.errors import ConfigurationError, LockNotAvailable
+from django_pglock.locks.views import STATUSES, View, busy_text
+from django_pglock.locks.views import lock_view as lock_any_view
+
+
+class Busy(APIException):  # type: ignore[misc]
+    """Somebody else is doing this. ``wait`` is in seconds; the framework makes ``Retry-After`` of it."""
+
+    default_code = "busy"
+
+    def __init__(self, *, status: int = 409, wait: int = 1) -> None:
+        super().__init__(busy_text())
+        self.status_code = status
+        self.wait = wait
+
+
+def lock_view(key: str, *, status: int = 409, retry_after: int = 1, **options: Any) -> Callable[[View], View]:
+    """Run a handler method, an action or a function below ``@api_view`` under a lock.
+
+    Arguments as for ``django_pglock.lock_view``. A busy lock raises ``Busy``, which the framework answers with
+    ``status`` and ``Retry-After``. Raises ``ConfigurationError`` on a class: its ``dispatch`` begins before anybody is
+    authenticated.
+    """
+    if status not in STATUSES:
+        raise ConfigurationError(f"lock_view cannot answer with {status!r}; use one of {STATUSES}.")
+
+    def raise_busy(error: LockNotAvailable, *args: Any, **kwargs: Any) -> NoReturn:
+        raise Busy(status=status, wait=retry_after) from error
+
+    decorate = lock_any_view(key, on_busy=raise_busy, **options)
+
+    def decorate_handler(view: View) -> View:
+        if isinstance(view, type):
+            raise ConfigurationError(
+                f"lock_view on {view.__qualname__}: put it on its handler methods (post, create, an @action), where "
+                "the request is authenticated."
+            )
+        return decorate(view)
+
+    return decorate_handler
+
+
+def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
+    """Answer a busy lock with a problem, and everything else as the framework does."""
+    if isinstance(error, LockNotAvailable):
+        error = Busy()
+    if not isinstance(error, Busy):
+        answer: Response | None = default_handler(error, context)
+        return answer
+    set_rollback()
+    renderer = getattr(context.get("request"), "accepted_renderer", None)
+    return Response(
+        problem(error.status_code),
+        status=error.status_code,
+        headers={"Retry-After": str(error.wait)},
+        # Somebody who looks in a browser gets the framework's page.
+        content_type=CONTENT_TYPE if getattr(renderer, "format", "json") == "json" else None,
+    )
