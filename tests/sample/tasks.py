@@ -10,7 +10,7 @@ import time
 
 from django.db import connection
 
-from django_pglock import task
+from django_pglock import lock, task
 from tests.sample.models import Effect
 
 
@@ -143,3 +143,16 @@ def connection_pid():
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         return cursor.fetchone()[0]
+
+
+_inside: list[str] = []
+
+
+@task
+@lock("alone:{name}")
+def alone(name):
+    """Record how many others were inside."""
+    _inside.append(name)
+    time.sleep(0.01)
+    Effect.objects.create(name="alone", number=len(_inside) - 1)
+    _inside.remove(name)
