@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.db import models
+from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.locks.lease_queryset import LeaseManager
@@ -32,6 +33,11 @@ class Lease(models.Model):
         verbose_name_plural = _("leases")
         ordering = ["name"]
         default_permissions = ("view", "delete")
+        indexes = [
+            # The admin's list, and the few that are held among the many that were.
+            models.Index(fields=["-acquired_at"], name="django_pglock_lease_recent"),
+            models.Index(fields=["-acquired_at"], name="django_pglock_lease_held", condition=Q(released_at=None)),
+        ]
         permissions = [("free_lease", _("Can take a lease away from its holder"))]
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from django_pglock import Lease, LockLost
 from django_pglock.models import AdvisoryLock
 from django_pglock.testing import assert_locked, assert_no_locks, assert_not_locked, hold
 from tests.conftest import ROOT
@@ -137,3 +138,21 @@ def test_only_sessions_with_locks_are_terminated():
             locks("--terminate", str(pid))
     finally:
         somebody.connection.close()
+
+
+def test_leases_are_shown_and_taken_away():
+    def locks(*arguments):
+        call_command("locks", *arguments, stdout=(out := StringIO()))
+        return out.getvalue()
+
+    assert locks("--leases") == "No lease is held.\n"
+    with pytest.raises(LockLost), Lease("night\tly", ttl=60) as lease, Lease("mutex"):
+        table = locks("--leases")
+        assert "night?ly" in table
+        assert lease.owner in table
+        assert table.count("\n") == 3
+        [row] = json.loads(locks("--leases", "night\tly", "--json"))
+        assert (row["name"], row["token"]) == ("night\tly", 1)
+        assert "taken away" in locks("--free-lease", "night\tly")
+        with pytest.raises(CommandError, match="Nobody holds"):
+            locks("--free-lease", "night\tly")

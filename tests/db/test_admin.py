@@ -13,10 +13,11 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_pglock import lock
+from django_pglock import Lease, LockLost, lock
 from django_pglock.admin import pages
 from django_pglock.keys import make_key
 from django_pglock.models import Attempt, Task, Worker
+from django_pglock.models import Lease as LeaseRow
 from tests.db.test_locks import Somebody
 from tests.plans.test_task_plans import nodes
 
@@ -432,3 +433,45 @@ def test_locks_are_listed_by_name_and_ended_only_with_permission(client, eventua
             assert LogEntry.objects.filter(change_message__startswith="terminate").exists()
     finally:
         somebody.connection.close()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_leases_are_listed_and_taken_away_only_with_permission(client):
+    url = reverse("admin:django_pglock_lease_changelist")
+    with Lease("early", ttl=60, min_hold=30):
+        pass
+    with pytest.raises(LockLost), Lease("nightly", ttl=60) as held, Lease("mutex"):
+        row = LeaseRow.objects.get(name="nightly")
+        person(client, "view_lease")
+        page = client.get(url).content.decode()
+        for text in ("nightly", held.owner, "mutex", "never", "kept from others"):
+            assert text in page
+        assert [each.name for each in client.get(url, {"held": "1"}).context["cl"].result_list] == ["mutex", "nightly"]
+        assert [each.name for each in client.get(url, {"q": "night"}).context["cl"].result_list] == ["nightly"]
+        assert client.get(reverse("admin:django_pglock_lease_change", args=[row.pk])).status_code == 200
+        act(client, "free", row, url=url)
+        held.extend()
+        person(client, "view_lease", "free_lease", "delete_lease")
+        assert client.post(reverse("admin:django_pglock_lease_delete", args=[row.pk])).status_code == 403
+        assert said(act(client, "free", row, url=url)) == ["1 lease was taken away."]
+        assert said(act(client, "free", row, url=url)) == ["0 leases were taken away."]
+    assert LogEntry.objects.filter(change_message="free: 1 of nightly").count() == 1
+    page = client.get(url).content.decode()
+    assert "delete_selected" not in page
+    client.post(reverse("admin:django_pglock_lease_delete", args=[row.pk]), {"post": "yes"})
+    assert not LeaseRow.objects.filter(name="nightly").exists()
+
+
+@pytest.mark.django_db
+def test_the_list_of_leases_walks_an_index():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO django_pglock_lease (key, name, owner, holder, token, acquired_at, renewed_at, released_at)"
+            " SELECT n, 'lease ' || n, 'host', gen_random_uuid(), 1, now() - n * interval '1 s', now(),"
+            " CASE WHEN n % 1000 > 0 THEN now() END FROM generate_series(1, 20000) AS n"
+        )
+        cursor.execute("ANALYZE django_pglock_lease")
+    for rows in (LeaseRow.objects.all(), LeaseRow.objects.all().held()):
+        plan = rows.order_by("-acquired_at")[:100].explain()
+        assert "django_pglock_lease_" in plan
+        assert "Seq Scan" not in plan

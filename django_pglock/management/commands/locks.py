@@ -13,12 +13,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
-from django_pglock.models import AdvisoryLock
-
-FIELDS = (
-    *("key", "name", "mode", "is_granted", "pid", "waiters", "blocked_by", "since"),
-    *("application_name", "state", "username", "client_address", "query"),
-)
+from django_pglock.models import AdvisoryLock, Lease
 
 
 class Command(BaseCommand):
@@ -47,6 +42,12 @@ class Command(BaseCommand):
         parser.add_argument(
             "--terminate", type=int, metavar="PID", help=_("End this session, if it holds or waits for a lock here.")
         )
+        parser.add_argument(
+            "--leases", action="store_true", help=_("Show leases instead: rows with an owner and an end.")
+        )
+        parser.add_argument(
+            "--free-lease", metavar="NAME", help=_("Take this lease away from its holder, who notices it and stops.")
+        )
         parser.add_argument("--database", help=_("Database alias (default: the setting USING)."))
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -55,49 +56,140 @@ class Command(BaseCommand):
         if options["terminate"] is not None:
             self._terminate(rows, options["terminate"])
             return
+        leases = Lease.objects.using(rows.db)
+        if options["free_lease"] is not None:
+            self._free(leases, options["free_lease"])
+            return
+        if options["leases"]:
+            held = leases.held()
+            self._repeat(options, held.filter(name=options["search"]) if options["search"] else held, Leases)
+            return
         if options["search"]:
             rows = rows.search(options["search"])
         if options["blocked"]:
             rows = rows.filter(waiters__gt=0)
+        self._repeat(options, rows, Locks)
+
+    def _repeat(self, options: dict[str, Any], rows: Any, kind: type[Kind]) -> None:
+        """Show the rows, once or again and again."""
         show = self._show_json if options["json"] else self._show_table
         try:
             while True:
-                show(rows.all())
+                show(rows.all(), kind)
                 if options["watch"] is None:
                     break
                 time.sleep(options["watch"])
         except KeyboardInterrupt:
             return
 
+    def _free(self, leases: Any, name: str) -> None:
+        if not leases.filter(name=name).free():
+            raise CommandError(_("Nobody holds a lease of the name %r.") % name)
+        self.stdout.write(_("The lease was taken away. Its holder notices it at the next renewal."))
+
     def _terminate(self, rows: Any, pid: int) -> None:
         if not rows.terminate(pid):
             raise CommandError(_("Session %d neither holds nor awaits an advisory lock of this database.") % pid)
         self.stdout.write(_("Session %d was ended.") % pid)
 
-    def _show_json(self, rows: Iterable[AdvisoryLock]) -> None:
-        found = [{name: getattr(row, name) for name in FIELDS} for row in rows]
+    def _show_json(self, rows: Iterable[Any], kind: type[Kind]) -> None:
+        found = [{name: getattr(row, name) for name in kind.fields} for row in rows]
         self.stdout.write(json.dumps(found, cls=DjangoJSONEncoder, indent=2))
 
-    def _show_table(self, rows: Iterable[AdvisoryLock]) -> None:
-        lines = [line_of(row) for row in rows]
+    def _show_table(self, rows: Iterable[Any], kind: type[Kind]) -> None:
+        lines = [kind.line(row) for row in rows]
         if not lines:
-            self.stdout.write(_("No advisory lock is held or awaited."))
+            self.stdout.write(kind.nothing())
             return
-        head = (_("LOCK"), _("MODE"), _("SESSION"), _("WAITS FOR"), _("SINCE"), _("APPLICATION"))
+        head = kind.head()
         widths = [max(len(line[column]) for line in (head, *lines)) for column in range(len(head))]
         for line in (head, *lines):
             self.stdout.write("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
-def line_of(row: AdvisoryLock) -> tuple[str, ...]:
-    """Return what a table shows of a lock; waiters stand under their holder."""
-    name = "".join(each if each.isprintable() else "?" for each in str(row.name or row.key))
-    since = f"{(timezone.now() - row.since).total_seconds():.0f} s" if row.since else "-"
-    return (
-        name if row.is_granted else f"  ↳ {name}",
-        row.mode,
-        str(row.pid),
-        ", ".join(map(str, row.blocked_by)) or "-",
-        since,
-        row.application_name or "-",
+class Kind:
+    """What is shown of one kind of row: as JSON ``fields``, as a table ``head`` and ``line``."""
+
+    fields: tuple[str, ...]
+
+    @staticmethod
+    def head() -> tuple[str, ...]:
+        """Return the titles of the columns."""
+        raise NotImplementedError
+
+    @staticmethod
+    def line(row: Any) -> tuple[str, ...]:
+        """Return the columns of a row."""
+        raise NotImplementedError
+
+    @staticmethod
+    def nothing() -> str:
+        """Return the sentence that stands for an empty table."""
+        raise NotImplementedError
+
+
+class Locks(Kind):
+    """Advisory locks; waiters stand under their holder."""
+
+    fields = (
+        *("key", "name", "mode", "is_granted", "pid", "waiters", "blocked_by", "since"),
+        *("application_name", "state", "username", "client_address", "query"),
     )
+
+    @staticmethod
+    def head() -> tuple[str, ...]:
+        """Return the titles of the columns."""
+        return (_("LOCK"), _("MODE"), _("SESSION"), _("WAITS FOR"), _("SINCE"), _("APPLICATION"))
+
+    @staticmethod
+    def line(row: AdvisoryLock) -> tuple[str, ...]:
+        """Return the columns of a lock."""
+        name = printable(str(row.name or row.key))
+        return (
+            name if row.is_granted else f"  ↳ {name}",
+            row.mode,
+            str(row.pid),
+            ", ".join(map(str, row.blocked_by)) or "-",
+            ago(row.since),
+            row.application_name or "-",
+        )
+
+    @staticmethod
+    def nothing() -> str:
+        """Return the sentence that stands for an empty table."""
+        return _("No advisory lock is held or awaited.")
+
+
+class Leases(Kind):
+    """Leases that are held."""
+
+    fields = ("name", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires_at")
+
+    @staticmethod
+    def head() -> tuple[str, ...]:
+        """Return the titles of the columns."""
+        return (_("LEASE"), _("OWNER"), _("TOKEN"), _("HELD FOR"), _("RENEWED"), _("ENDS IN"))
+
+    @staticmethod
+    def line(row: Lease) -> tuple[str, ...]:
+        """Return the columns of a lease."""
+        ends = _("never") if row.expires_at is None else f"{(row.expires_at - timezone.now()).total_seconds():.0f} s"
+        return (
+            *(printable(row.name), printable(row.owner), str(row.token)),
+            *(ago(row.acquired_at), ago(row.renewed_at), ends),
+        )
+
+    @staticmethod
+    def nothing() -> str:
+        """Return the sentence that stands for an empty table."""
+        return _("No lease is held.")
+
+
+def printable(text: str) -> str:
+    """Return a text that cannot steer a terminal."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def ago(since: Any) -> str:
+    """Return how many seconds ago that was."""
+    return f"{(timezone.now() - since).total_seconds():.0f} s" if since else "-"
