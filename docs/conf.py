@@ -15,12 +15,13 @@ django.setup()
 project = "django_pglock"
 author = "The django_pglock founders"
 copyright = "2026, The django_pglock founders"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "printed_from_code"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "printed_from_code", "timeline"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "django_pglock"
 html_static_path = ["_static"]
 myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 nitpicky = False
