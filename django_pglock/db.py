@@ -44,7 +44,8 @@ def in_atomic(connection: DatabaseWrapper) -> bool:
     test behaves as in production.
     """
     if not connection.in_atomic_block:
-        return False
+        # With AUTOCOMMIT off, everything happens in transactions that the caller ends.
+        return not connection.settings_dict["AUTOCOMMIT"]
     blocks = getattr(connection, "atomic_blocks", [])
     return not (blocks and all(getattr(block, "_from_testcase", False) for block in blocks))
 

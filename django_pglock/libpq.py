@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 from typing import TYPE_CHECKING, Any
 
+from psycopg import Error as PsycopgError
 from psycopg import OperationalError
 from psycopg.errors import lookup
 from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: pg_type's numbers of the types that are more than text here.
 BOOL, BIGINT = 16, 20
+#: Seconds for the server to hear of a cancel.
+CANCEL_WITHIN = 5.0
 #: Milliseconds.
 LOOK_UP = 100
 CAN_EXCHANGE = hasattr(select, "poll")
@@ -51,8 +54,7 @@ def exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
         except OperationalError:
             raise
         except BaseException:
-            raw.cancel()
-            _last_answer(pgconn)
+            _cancel(raw)
             raise
     if result is None:
         raise OperationalError("the connection was closed before the answer came")
@@ -77,6 +79,15 @@ def _last_answer(pgconn: PGconn) -> PGresult | None:
         if result is None:
             return last
         last = result
+
+
+def _cancel(raw: Connection[Any]) -> None:
+    """Have the statement under way cancelled; if that cannot be done, end the session rather than wait for it."""
+    try:
+        raw.cancel_safe(timeout=CANCEL_WITHIN)
+        _last_answer(raw.pgconn)
+    except PsycopgError:
+        raw.close()
 
 
 def _error(result: PGresult) -> Exception:

@@ -6,8 +6,10 @@ They use a session of their own, so they work inside ``TestCase`` as well.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+from django.db import DatabaseError
 
 from django_pglock.conf import get_settings
 from django_pglock.db import connection_for, dedicated_connection
@@ -35,7 +37,12 @@ def hold(*parts: Any, shared: bool = False, using: str | None = None) -> Iterato
             cursor.execute(f"SELECT pg_try_advisory_lock{suffix}(%s)", (key.number,))
             if not cursor.fetchone()[0]:
                 raise AssertionError(f"Lock {key.name!r} is held by somebody else already.")
-        yield
+        try:
+            yield
+        finally:
+            # The end of the session frees it as well, but only a moment later; a session that was ended has done so.
+            with suppress(DatabaseError), connection.cursor() as cursor:
+                cursor.execute(f"SELECT pg_advisory_unlock{suffix}(%s)", (key.number,))
     finally:
         connection.close()
 

@@ -10,7 +10,7 @@ from django_pglock.keys import Key, key_of, make_key, name_of
 from django_pglock.locks.async_handle import AsyncHandle, AsyncSlotHandle
 from django_pglock.locks.handle import Handle, SlotHandle
 from django_pglock.locks.lockable import Lockable
-from django_pglock.locks.options import OnBusy, Options, Timeout, seconds_of
+from django_pglock.locks.options import OnBusy, Options, Timeout, max_hold_of, seconds_of
 
 #: PostgreSQL keeps locks in shared memory that all sessions share; thousands of them in one call could fill it up,
 #: and then nobody can connect any more.
@@ -117,9 +117,7 @@ def semaphore(
 
 
 def _options(timeout: Timeout, shared: bool, scope: str | None, using: str | None, **more: Any) -> Options:
-    max_hold = seconds_of(more.pop("max_hold", None), name="max_hold")
-    if max_hold == 0:
-        raise ValueError("max_hold is 0; give seconds above zero, a timedelta, or None for no limit.")
+    max_hold = max_hold_of(more.pop("max_hold", None))
     return Options(timeout=seconds_of(timeout), shared=shared, scope=scope, using=using, max_hold=max_hold, **more)
 
 

@@ -93,8 +93,7 @@ class AsyncHandle(Holding):
         return row
 
     def _conversation(self) -> Conversation:
-        is_again = not set(self.keys).isdisjoint(self._session.held)
-        return take(self.request, self.scope, is_again=is_again)
+        return take(self.request, self.scope, held=frozenset(self._session.held))
 
     # Holding it
 

@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from django.db import Error as DjangoFailure
@@ -31,50 +32,51 @@ HANG_UP = ""
 SLICE = 100
 
 
-def take(request: Request, scope: str, *, is_again: bool = False, in_test: bool = False) -> Conversation:
+def take(request: Request, scope: str, *, held: AbstractSet[int] = frozenset(), in_test: bool = False) -> Conversation:
     """Ask for locks of ``scope``; the row returned is None when they are busy.
 
-    ``is_again``: the session has one of them already. ``in_test``: the session lock is taken inside the transaction
+    ``held``: the numbers that the session has already. ``in_test``: the session lock is taken inside the transaction
     that ``TestCase`` has opened.
     """
     if scope == "session":
-        return _try_session(request, is_again) if request.wait == 0 else _wait_for_session(request, is_again, in_test)
+        return _try_session(request, held) if request.wait == 0 else _wait_for_session(request, held, in_test)
     if request.wait == 0 and len(request.keys) == 1:
         return _try_transaction(request)
     return _wait_for_transaction(request)
 
 
-def _try_session(request: Request, is_again: bool) -> Conversation:
+def _try_session(request: Request, held: AbstractSet[int]) -> Conversation:
     try:
         row = yield statements.try_session(request)
     except BaseException:
-        yield from _clean_up(request, is_again)
+        yield from _clean_up(request, held)
         raise
     return row if row and row[0] else None
 
 
-def _wait_for_session(request: Request, is_again: bool, in_test: bool) -> Conversation:
+def _wait_for_session(request: Request, held: AbstractSet[int], in_test: bool) -> Conversation:
     try:
         row = yield statements.wait_session_inside(request) if in_test else statements.wait_session(request)
     except BaseException as error:
         is_busy = _is_our_timeout(error, request)
         if in_test:
             yield statements.BACK_TO_SAVEPOINT
-        if in_test or not is_busy:
-            yield from _clean_up(request, is_again)
+            yield from _clean_up(request.without(held), frozenset())
+        elif not is_busy:
+            yield from _clean_up(request, held)
         if is_busy:
             return None
         raise
     return row or (True,)
 
 
-def _clean_up(request: Request, is_again: bool) -> Conversation:
+def _clean_up(request: Request, held: AbstractSet[int]) -> Conversation:
     """See to it that no session lock stays after an error.
 
     A statement that was cancelled, or whose answer was lost, may have taken its locks all the same. How often a
     session has a lock that it had before cannot be asked.
     """
-    if is_again:
+    if not held.isdisjoint(key.number for key in request.keys):
         yield HANG_UP
         return None
     try:

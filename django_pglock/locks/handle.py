@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -104,12 +105,8 @@ class Handle(Holding):
             )
 
     def _refuse_reentry(self, connection: DatabaseWrapper) -> None:
-        if self._is_held_already(connection):
+        if not _numbers_held_by(connection).isdisjoint(self.keys):
             raise LockError(f"Lock {self.name!r} is held by this thread already.", name=self.name, key=self.key)
-
-    def _is_held_already(self, connection: DatabaseWrapper) -> bool:
-        held = held_by(connection)
-        return bool(held) and any(not set(each.keys).isdisjoint(self.keys) for each in held)
 
     def _ask(self, connection: DatabaseWrapper) -> bool:
         """Send the one statement; say whether the lock was granted."""
@@ -120,7 +117,7 @@ class Handle(Holding):
 
     def _conversation(self, connection: DatabaseWrapper) -> Conversation:
         in_test = connection.in_atomic_block and self.scope == "session"
-        return take(self.request, self.scope, is_again=self._is_held_already(connection), in_test=in_test)
+        return take(self.request, self.scope, held=_numbers_held_by(connection), in_test=in_test)
 
     # Holding it
 
@@ -171,11 +168,8 @@ class Handle(Holding):
 class SlotHandle(Slots, Handle):
     """One of several slots of a semaphore. ``key`` is the slot's once it is held."""
 
-    def _is_held_already(self, connection: DatabaseWrapper) -> bool:
-        return False
-
     def _conversation(self, connection: DatabaseWrapper) -> Conversation:
-        mine = {number for held in held_by(connection) for number in held.keys}
+        mine = _numbers_held_by(connection)
         slots = [key for key in self.request.keys if key.number not in mine]
         if not slots:
             raise LockError(f"This thread holds all slots of {self.name!r} itself.", name=self.name, key=self.key)
@@ -187,6 +181,11 @@ def held_by(connection: DatabaseWrapper) -> list[Handle]:
     """Return the handles that this thread has taken on its connection and not given back, the oldest first."""
     held: list[Handle] = connection.__dict__.setdefault("_pglock_held", [])
     return held
+
+
+def _numbers_held_by(connection: DatabaseWrapper) -> AbstractSet[int]:
+    held = held_by(connection)
+    return {number for handle in held for number in handle.keys} if held else frozenset()
 
 
 def _register(connection: DatabaseWrapper, handle: Handle) -> None:
@@ -221,9 +220,10 @@ def _end_session(connection: DatabaseWrapper) -> None:
 def _name_what_is_held(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
     """Put the names of the locks that are held before each statement of the holder.
 
-    pg_stat_activity shows a session's last statement, and PostgreSQL knows nothing but numbers.
+    pg_stat_activity shows a session's last statement, and PostgreSQL knows nothing but numbers. A comment that is
+    there already stays the first one: it may be a hint for the planner.
     """
-    if isinstance(sql, str) and not sql.startswith("/* django_pglock:"):
+    if isinstance(sql, str) and not sql.lstrip().startswith("/*"):
         names = statements.comment([key for held in held_by(context["connection"]) for key in held.request.keys])
         sql = (names if params is None else names.replace("%", "%%")) + sql
     return execute(sql, params, many, context)

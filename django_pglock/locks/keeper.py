@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from django.db import Error as DatabaseFailure
 
-from django_pglock.locks.sessions import AsyncSessions
+from django_pglock.locks.sessions import AsyncSession, AsyncSessions
 
 T = TypeVar("T")
 #: Where it is said that a lease was given back; the payload is its key.
@@ -68,18 +68,18 @@ class Keeper:
 
     async def ask(self, alias: str, statement: str, params: dict[str, Any]) -> Any:
         """Send a statement on a session of ``alias``; return its first row, or None."""
-        async with self.session(alias) as send:
-            return await send(statement, params)
+        async with self.session(alias) as session:
+            return await session.send(statement, params)
 
     @asynccontextmanager
-    async def session(self, alias: str) -> AsyncIterator[Any]:
-        """Lend a session's ``send``. If what is sent fails, the session ends."""
+    async def session(self, alias: str) -> AsyncIterator[AsyncSession]:
+        """Lend a session. If what is done with it fails, it ends."""
         sessions = self._sessions.get(alias)
         if sessions is None:
             sessions = self._sessions[alias] = AsyncSessions(alias, limit=SESSIONS)
         session = await sessions.borrow("session")
         try:
-            yield session.send
+            yield session
         except BaseException:
             session.end()
             raise
@@ -113,7 +113,8 @@ class Bell:
             await asyncio.wait_for(rung.wait(), seconds)
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Listen no more: nobody waits."""
+        self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -121,11 +122,11 @@ class Bell:
     async def _listen(self) -> None:
         while True:
             with suppress(DatabaseFailure):
-                async with self._keeper.session(self._alias) as send:
-                    await send(f"LISTEN {CHANNEL}", None)
+                async with self._keeper.session(self._alias) as session:
+                    await session.send(f"LISTEN {CHANNEL}")
                     # What was given back before we listened was not heard.
                     self._ring_all()
-                    async for notification in send.__self__.notifications():
+                    async for notification in session.notifications():
                         self._ring(notification.payload)
             await asyncio.sleep(LISTEN_AGAIN)
 

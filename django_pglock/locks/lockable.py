@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
-from django_pglock.errors import ConfigurationError, LockNotAvailable
+from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
 from django_pglock.keys import name_of
 from django_pglock.locks.options import OnBusy
 from django_pglock.locks.template import KeyTemplate
@@ -173,13 +173,21 @@ class Lockable(Generic[H, A]):
         if not parts:
             own = (f"{function.__module__}.{function.__qualname__}",)
             return lambda args, kwargs: own
-        templates = [isinstance(part, str) and "{" in part for part in parts]
-        if not any(templates) or (len(parts) > 1 and not self._each_part_is_a_name):
+        if not any(_has_field(part) for part in parts):
             return lambda args, kwargs: parts
+        if (len(parts) > 1 and not self._each_part_is_a_name) or any(isinstance(part, tuple) for part in parts):
+            raise LockKeyError(
+                f"@lock on {function.__qualname__}: {parts!r} are several parts with a field in one of them. Write "
+                'them as one template: "order:{order_id}".'
+            )
         return _template_naming(function, parts)
 
     #: Whether several parts are several names, each of which may be a template.
     _each_part_is_a_name = False
+
+
+def _has_field(part: Any) -> bool:
+    return any(_has_field(each) for each in part) if isinstance(part, tuple) else isinstance(part, str) and "{" in part
 
 
 Naming = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]

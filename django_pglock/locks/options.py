@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
@@ -53,6 +54,10 @@ class Request(NamedTuple):
         """Return the request for one of the keys."""
         return self._replace(keys=tuple(key for key in self.keys if key.number == number))
 
+    def without(self, numbers: AbstractSet[int]) -> Request:
+        """Return the request without these keys."""
+        return self._replace(keys=tuple(key for key in self.keys if key.number not in numbers))
+
 
 def in_order(keys: Sequence[Key]) -> tuple[Key, ...]:
     """Return keys sorted by their numbers, each number once."""
@@ -73,3 +78,11 @@ def seconds_of(value: Timeout, *, name: str = "timeout") -> float | None:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 2_147_483:
         raise ValueError(f"{name} is {value!r}; give seconds (0 to 2,147,483), a timedelta, or None for no limit.")
     return float(seconds)
+
+
+def max_hold_of(value: Timeout) -> float | None:
+    """Return the argument ``max_hold`` in seconds. Raises ``ValueError`` for what is none, and for 0."""
+    seconds = seconds_of(value, name="max_hold")
+    if seconds == 0:
+        raise ValueError("max_hold is 0; give seconds above zero, a timedelta, or None for no limit.")
+    return seconds

@@ -162,6 +162,8 @@ class AsyncSessions:
         finally:
             while self._all:
                 self._all.pop().end()
+            # What waits is bound to its loop, which could not be collected while it is known here.
+            _of_loops.pop(asyncio.get_running_loop(), None)
 
 
 _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, AsyncSessions]] = WeakKeyDictionary()

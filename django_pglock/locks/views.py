@@ -18,7 +18,7 @@ from django_pglock.keys import Key, make_key
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.lockable import refuse_generators
-from django_pglock.locks.options import Options, Timeout, seconds_of
+from django_pglock.locks.options import Options, Timeout, max_hold_of, seconds_of
 from django_pglock.locks.template import KeyTemplate
 
 logger = logging.getLogger("django_pglock.locks")
@@ -64,7 +64,7 @@ def lock_view(
             shared=shared,
             scope=scope,
             using=using,
-            max_hold=seconds_of(max_hold, name="max_hold") or None,
+            max_hold=max_hold_of(max_hold),
         ),
         methods=None if methods is None else frozenset(method.upper() for method in methods),
         answer=on_busy or functools.partial(busy_response, status=status, retry_after=retry_after),

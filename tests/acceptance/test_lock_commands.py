@@ -137,7 +137,7 @@ def test_only_sessions_with_locks_are_terminated():
         with pytest.raises(CommandError, match="neither holds nor awaits"):
             locks("--terminate", str(pid))
     finally:
-        somebody.connection.close()
+        somebody.leaves()
 
 
 def test_leases_are_shown_and_taken_away():

@@ -245,6 +245,21 @@ def test_the_event_loop_goes_on_while_a_coroutine_waits(somebody):
     assert longest < 0.4
 
 
+def test_a_loop_that_has_ended_is_forgotten():
+    from django_pglock.locks.sessions import _of_loops
+
+    async def main():
+        await asyncio.gather(*[lock("a")(_nothing)() for _ in range(3)])
+
+    for _ in range(3):
+        asyncio.run(main())
+    assert len(_of_loops) == 0
+
+
+async def _nothing():
+    await asyncio.sleep(0.001)
+
+
 def test_a_session_that_was_ended_is_noticed(somebody):
     async def main():
         with pytest.raises(LockLost):

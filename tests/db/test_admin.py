@@ -432,7 +432,7 @@ def test_locks_are_listed_by_name_and_ended_only_with_permission(client, eventua
             eventually(lambda: not client.get(LOCKS, {"q": "somebodys lock"}).context["cl"].result_list)
             assert LogEntry.objects.filter(change_message__startswith="terminate").exists()
     finally:
-        somebody.connection.close()
+        somebody.leaves()
 
 
 @pytest.mark.django_db(transaction=True)

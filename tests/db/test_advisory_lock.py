@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def somebody():
     other = Somebody()
     yield other
-    other.connection.close()
+    other.leaves()
 
 
 @pytest.mark.parametrize("name", ["report", "order:5", "ünï %s 'quoted'", "negative key: b"])
@@ -57,6 +57,14 @@ def test_holders_are_named_whatever_they_do_meanwhile():
         names = dict(AdvisoryLock.objects.filter(pid=my_pid()).values_list("key", "name"))
     assert names == {make_key("first 50%").number: "first 50%", make_key("second").number: "second"}
     assert connection.execute_wrappers == []
+
+
+def test_a_hint_for_the_planner_stays_the_first_comment():
+    with CaptureQueriesContext(connection) as queries, lock("a"), connection.cursor() as cursor:
+        cursor.execute("/*+ SeqScan(x) */ SELECT 1")
+        cursor.execute("SELECT 2")
+    assert queries.captured_queries[1]["sql"].startswith("/*+ SeqScan")
+    assert queries.captured_queries[2]["sql"].startswith("/* django_pglock:")
 
 
 @override_settings(DJANGO_PGLOCK={"LOCK_COMMENTS": False})

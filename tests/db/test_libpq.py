@@ -120,7 +120,7 @@ def test_a_long_wait_leaves_the_other_threads_alone(somebody, in_threads):
             for _ in range(50):
                 time.sleep(0.002)
                 beats.append(threading.get_ident())
-            somebody.connection.close()
+            somebody.leaves()
         else:
             with lock("a", timeout=10):
                 return len(beats)

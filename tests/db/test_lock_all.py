@@ -87,14 +87,14 @@ def test_the_timeout_is_for_all_together(somebody, in_transaction):
     finally:
         connection.close()
         for other in others:
-            other.connection.close()
+            other.leaves()
 
 
 def _free_one_after_another(others, pause):
     def free():
         for other in others:
             time.sleep(pause)
-            other.connection.close()
+            other.leaves()
 
     threading.Thread(target=free, daemon=True).start()
 
@@ -112,9 +112,11 @@ class InsideTestCase(TestCase):
                 with self.assertRaises(LockNotAvailable), lock_all("a", "b", timeout=timeout):
                     pass
                 self.assertTrue(other.can_have("a"))
+            with lock("c"), self.assertRaises(LockNotAvailable), lock_all("a", "b", "c", timeout=0.01):
+                pass
             self.assertEqual(setting("lock_timeout"), "0")
         finally:
-            other.connection.close()
+            other.leaves()
 
 
 def test_an_error_in_the_middle_leaves_none(somebody):
@@ -133,6 +135,9 @@ def test_a_decorators_names_are_templates_each_of_them(somebody):
         return [somebody.can_have(name) for name in ("account:1", "account:2", "audit", "account:3")]
 
     assert transfer(1, target=2) == [False, False, False, True]
+    for wrong in (lock_all("a", ("order", "{source}")), lock("order", "{source}")):
+        with pytest.raises(LockKeyError, match="as one template"):
+            wrong(lambda source: None)
 
 
 def test_what_cannot_be_locked_together_is_refused():
@@ -214,7 +219,7 @@ def test_a_slot_that_becomes_free_is_noticed_by_who_waits_for_another(somebody, 
     def work(number):
         if number == 0:
             time.sleep(0.05)
-            other.connection.close()
+            other.leaves()
             return None
         with semaphore("s", limit=2, timeout=10) as slot:
             return slot.key

@@ -13,7 +13,7 @@ from psycopg import IsolationLevel
 
 from django_pglock import LockLost, LockScopeError, lock, lock_view
 from django_pglock.errors import ConfigurationError
-from tests.db.test_locks import Somebody, advisory_rows
+from tests.db.test_locks import Somebody, advisory_rows, setting
 from tests.db.test_locks import somebody as somebody  # a fixture
 from tests.sample.models import Effect
 
@@ -75,7 +75,7 @@ def test_why_it_is_refused(isolation, in_threads):
             other = Somebody()
             while not other.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
                 pass
-            other.connection.close()
+            other.leaves()
             Effect.objects.filter(name="counter").update(number=1)
 
     in_threads(work, 2)
@@ -100,10 +100,10 @@ def test_hooks_after_the_commit_run_under_a_session_lock_and_after_a_transaction
 
 
 @pytest.mark.parametrize("close", [lambda: connection.close(), lambda: (connection.close(), connection.connect())])
-def test_a_connection_that_is_closed_or_made_anew_in_the_body_is_noticed(somebody, close):
+def test_a_connection_that_is_closed_or_made_anew_in_the_body_is_noticed(somebody, close, eventually):
     with pytest.raises(LockLost, match="closed"), lock("a"):
         close()
-    assert somebody.can_have("a")
+    eventually(lambda: somebody.can_have("a"))
 
 
 # ATOMIC_REQUESTS
@@ -145,6 +145,24 @@ def test_requests_that_are_transactions(somebody):
         assert Effect.objects.get(name="outside").number == 0
     finally:
         connection.settings_dict["ATOMIC_REQUESTS"] = False
+
+
+def test_without_autocommit_everything_is_inside_a_transaction(somebody):
+    """Whoever sets AUTOCOMMIT to False ends the transactions by hand; a session lock would be freed before that."""
+    connection.settings_dict["AUTOCOMMIT"] = False
+    connection.close()
+    try:
+        with lock("a", timeout=1) as handle:
+            assert handle.scope == "transaction"
+            assert setting("lock_timeout") == "0"
+        assert not somebody.can_have("a")
+        connection.commit()
+        assert somebody.can_have("a")
+        with pytest.raises(LockScopeError), lock("a", scope="session"):
+            pass
+    finally:
+        connection.close()
+        connection.settings_dict["AUTOCOMMIT"] = True
 
 
 # What a decorator may be on

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def somebody():
     other = Somebody()
     yield other
-    other.connection.close()
+    other.leaves()
 
 
 def request_of(pk=1, method="post"):

@@ -61,3 +61,11 @@ def test_every_link_to_a_file_of_ours_leads_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_test_that_is_named_exists():
+    """A row of the table of corners without its test would be only a claim."""
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", "".join(page.read_text() for page in PAGES))
+    assert len(named) >= 50
+    for file, name in named:
+        assert re.search(rf"def {name}\(", (ROOT / file).read_text()), f"{file}::{name}"
