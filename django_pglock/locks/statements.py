@@ -92,20 +92,15 @@ def wait_session(request: Request) -> str:
 
     What is waited for are transaction locks: PostgreSQL may report a timeout although it granted the lock in that
     very moment (measured: one in eighty timeouts under contention), and those end with the message. Who has them gets
-    the session locks without waiting.
+    the session locks without waiting. In a statement of its own: before each one PostgreSQL looks whether a timeout is
+    still to be reported; within one it would take the session lock first and report the timeout then.
     """
     limits = f"SET LOCAL lock_timeout = {request.wait or 0};"
     if request.wait is not None:
         limits += "SET LOCAL statement_timeout = 0;"
-    return f"{comment(request.keys)}{limits}{_wait_and_keep(request)}"
-
-
-def _wait_and_keep(request: Request) -> str:
-    if len(request.keys) == 1 and request.max_hold is None:
-        # A SELECT list is worked off from left to right.
-        functions = _call("pg_advisory_xact_lock", request), _call("pg_advisory_lock", request)
-        return f"SELECT {', '.join(f'{function}({request.keys[0].number})' for function in functions)}"
-    return f"{_wait_for_all('pg_advisory_xact_lock', request)};{_keep(request)}"
+    one = len(request.keys) == 1
+    waiting = _over("pg_advisory_xact_lock", request) if one else _wait_for_all("pg_advisory_xact_lock", request)
+    return f"{comment(request.keys)}{limits}{waiting};{_keep(request)}"
 
 
 def wait_session_inside(request: Request) -> str:
