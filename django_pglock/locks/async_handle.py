@@ -51,7 +51,7 @@ class AsyncHandle(Holding):
         self.waited = time.monotonic() - began
         if not is_granted:
             raise self._note_busy()
-        self._session.held += self.keys
+        self._session.held += self.request.keys
         self._note_taken()
         return self
 
@@ -62,7 +62,7 @@ class AsyncHandle(Holding):
         return "transaction" if scope == "transaction" else "session"
 
     def _refuse_reentry(self) -> None:
-        if not self.options.reentrant and not set(self.keys).isdisjoint(self._session.held):
+        if not self.options.reentrant and not self._session.numbers.isdisjoint(self.keys):
             raise LockError(f"Lock {self.name!r} is held by this coroutine already.", name=self.name, key=self.key)
 
     async def _ask(self) -> bool:
@@ -93,7 +93,7 @@ class AsyncHandle(Holding):
         return row
 
     def _conversation(self) -> Conversation:
-        return take(self.request, self.scope, held=frozenset(self._session.held))
+        return take(self.request, self.scope, held=self._session.numbers)
 
     # Holding it
 
@@ -112,8 +112,8 @@ class AsyncHandle(Holding):
         if not self.is_held:
             raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
         self.is_held = False
-        for number in self.keys:
-            self._session.held.remove(number)
+        for key in self.request.keys:
+            self._session.held.remove(key)
         try:
             reason = await self._free()
         except BaseException:
@@ -144,7 +144,7 @@ class AsyncSlotHandle(Slots, AsyncHandle):
     """One of several slots of a semaphore. ``key`` is the slot's once it is held."""
 
     def _conversation(self) -> Conversation:
-        slots = [key for key in self.request.keys if key.number not in self._session.held]
+        slots = [key for key in self.request.keys if key.number not in self._session.numbers]
         if not slots:
             raise LockError(f"This coroutine holds all slots of {self.name!r} itself.", name=self.name, key=self.key)
         return take_any(slots, self.request, self.scope)

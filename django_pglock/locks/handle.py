@@ -153,7 +153,7 @@ class Handle(Holding):
         if connection.connection is not self._session or self._session is None:
             return "its connection was closed meanwhile"
         try:
-            row = send(connection, statements.free_session(self.request, self._before))
+            row = _send(connection, statements.free_session(self.request, self._before))
         except DatabaseFailure as error:
             connection.close()
             return f"its session has ended ({first_line(error)})"
@@ -224,9 +224,14 @@ def _name_what_is_held(execute: Callable[..., Any], sql: Any, params: Any, many:
     there already stays the first one: it may be a hint for the planner.
     """
     if isinstance(sql, str) and not sql.lstrip().startswith("/*"):
-        names = statements.comment([key for held in held_by(context["connection"]) for key in held.request.keys])
+        names = _names_held_by(context["connection"])
         sql = (names if params is None else names.replace("%", "%%")) + sql
     return execute(sql, params, many, context)
+
+
+def _names_held_by(connection: DatabaseWrapper) -> str:
+    held = held_by(connection)
+    return statements.comment([key for handle in held for key in handle.request.keys]) if held else ""
 
 
 OWN_WRAPPERS.append(_name_what_is_held)
@@ -237,4 +242,4 @@ def _send(connection: DatabaseWrapper, statement: str) -> Row | None:
     if statement == HANG_UP:
         connection.close()
         return None
-    return send(connection, statement)
+    return send(connection, _names_held_by(connection) + statement)

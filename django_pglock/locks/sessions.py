@@ -19,7 +19,9 @@ from psycopg import AsyncConnection, Notify
 from django_pglock.conf import get_settings
 from django_pglock.db import connection_for, has_ended
 from django_pglock.errors import LockError
+from django_pglock.keys import Key
 from django_pglock.locks.conversation import HANG_UP, Row
+from django_pglock.locks.statements import comment
 
 logger = logging.getLogger("django_pglock.locks")
 #: Seconds after which somebody who waits for a session is told that there are too few.
@@ -35,13 +37,18 @@ class AsyncSession:
         self.depth = 0
         #: The coroutine's sessions, this one among them while it has it.
         self.owner: dict[str, AsyncSession] = {}
-        #: Numbers of the locks held here, as often as they are.
-        self.held: list[int] = []
+        #: The locks held here, each as often as it is.
+        self.held: list[Key] = []
 
     @property
     def has_ended(self) -> bool:
         """Whether the session is gone, as far as can be seen without asking the server."""
         return has_ended(self.raw)
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The numbers of the locks held here."""
+        return frozenset(key.number for key in self.held)
 
     async def send(self, statement: str, params: dict[str, Any] | None = None) -> Row | None:
         """Send a statement and return the last row of its answer. Errors are Django's."""
@@ -49,7 +56,7 @@ class AsyncSession:
             self.end()
             return None
         with DatabaseErrorWrapper(connection_for(self.alias)):
-            cursor = await self.raw.execute(statement, params)
+            cursor = await self.raw.execute(comment(self.held) + statement, params)
             while cursor.nextset():
                 pass
             return await cursor.fetchone() if cursor.description else None

@@ -107,7 +107,8 @@ def test_busy(somebody, timeout, scope):
                 async with lock("a", timeout=timeout, scope=scope):
                     pass
             async with lock("inner", scope=scope, timeout=1):
-                pass
+                names = await asyncio.to_thread(_closing, lambda: {row.name for row in AdvisoryLock.objects.held()})
+                assert {"outer", "inner"} <= names
         assert (await arows()) == (1, 0)
 
     asyncio.run(main())

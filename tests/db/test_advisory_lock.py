@@ -50,11 +50,16 @@ def test_holder_and_waiter_are_named_and_joined(somebody, in_threads, eventually
     assert waiting.since is not None
 
 
-def test_holders_are_named_whatever_they_do_meanwhile():
+def test_holders_are_named_whatever_they_do_meanwhile(somebody):
     """PostgreSQL knows numbers; the name stands before each statement of the holder, so anybody can see it."""
     with lock("first 50%"), lock("second"):
         Effect.objects.filter(name="%").count()
         names = dict(AdvisoryLock.objects.filter(pid=my_pid()).values_list("key", "name"))
+        # Nor whatever it locks meanwhile; asked by somebody else, so that the last statement is the lock's.
+        with lock("third"):
+            seen = somebody.ask("SELECT count(*) FROM django_pglock_advisorylock WHERE name IN ('second', 'third')")
+        assert seen == 2
+        assert somebody.ask("SELECT count(*) FROM django_pglock_advisorylock WHERE name = 'second'") == 1
     assert names == {make_key("first 50%").number: "first 50%", make_key("second").number: "second"}
     assert connection.execute_wrappers == []
 
