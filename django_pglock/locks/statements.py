@@ -90,17 +90,17 @@ def wait_session(request: Request) -> str:
     role's statement_timeout, which would otherwise cut a longer wait short; a wait without limit leaves it in force,
     as the net that the operator has spread.
 
-    What is waited for are transaction locks: PostgreSQL may report a timeout although it granted the lock in that
-    very moment (measured: one in eighty timeouts under contention), and those end with the message. Who has them gets
-    the session locks without waiting. In a statement of its own: before each one PostgreSQL looks whether a timeout is
-    still to be reported; within one it would take the session lock first and report the timeout then.
+    With a limit, what is waited for are transaction locks: PostgreSQL may report a timeout although it granted the
+    lock in that very moment (measured: one in eighty timeouts under contention), and those end with the message. Who
+    has them gets the session locks without waiting. In a statement of its own: before each one PostgreSQL looks
+    whether a timeout is still to be reported; within one it would take the session lock first and report it then.
     """
-    limits = f"SET LOCAL lock_timeout = {request.wait or 0};"
-    if request.wait is not None:
-        limits += "SET LOCAL statement_timeout = 0;"
+    if request.wait is None:
+        return f"{comment(request.keys)}SET LOCAL lock_timeout = 0;{_keep(request)}"
+    limits = f"SET LOCAL lock_timeout = {request.wait};SET LOCAL statement_timeout = 0"
     one = len(request.keys) == 1
     waiting = _over("pg_advisory_xact_lock", request) if one else _wait_for_all("pg_advisory_xact_lock", request)
-    return f"{comment(request.keys)}{limits}{waiting};{_keep(request)}"
+    return f"{comment(request.keys)}{limits};{waiting};{_keep(request)}"
 
 
 def wait_session_inside(request: Request) -> str:
