@@ -28,14 +28,18 @@ if TYPE_CHECKING:
     from django_pglock.locks import lock_view as lock_view
     from django_pglock.locks import semaphore as semaphore
     from django_pglock.locks import try_lock as try_lock
+    from django_pglock.tasks import Cancel as Cancel
     from django_pglock.tasks import Constant as Constant
     from django_pglock.tasks import Exponential as Exponential
     from django_pglock.tasks import Linear as Linear
+    from django_pglock.tasks import Retry as Retry
+    from django_pglock.tasks import Snooze as Snooze
     from django_pglock.tasks import task as task
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Cancel",
     "Constant",
     "Exponential",
     "Lease",
@@ -46,6 +50,8 @@ __all__ = [
     "LockNotAvailable",
     "LockScopeError",
     "PGLockError",
+    "Retry",
+    "Snooze",
     "leader",
     "lock",
     "lock_all",
@@ -58,6 +64,9 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "Cancel": "django_pglock.tasks",
+    "Retry": "django_pglock.tasks",
+    "Snooze": "django_pglock.tasks",
     "Constant": "django_pglock.tasks",
     "Exponential": "django_pglock.tasks",
     "Linear": "django_pglock.tasks",

@@ -47,6 +47,24 @@ class Retried:
 
 
 @dataclass(frozen=True, slots=True)
+class Snoozed:
+    """The function asked to be run again after ``delay`` seconds. Nothing is counted."""
+
+    delay: float
+
+    status = TaskStatus.SCHEDULED
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The function said that its task is not wanted any more."""
+
+    failure: Failure
+
+    status = TaskStatus.CANCELLED
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupted:
     """The function was cut off from the database in its own transaction, so nothing of it remains: run it again.
 
@@ -65,4 +83,6 @@ class Released:
     status = TaskStatus.READY
 
 
-Outcome = Succeeded | Failed | Retried | Interrupted | Released
+Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | Released
+#: After these nothing more happens by itself.
+FINAL = (Succeeded, Failed, Cancelled)

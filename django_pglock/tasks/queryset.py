@@ -21,7 +21,7 @@ from django_pglock.conf import get_settings
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimQuerySet, ClaimStatement
-from django_pglock.tasks.outcome import Failed, Interrupted, Outcome, Retried, Succeeded
+from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
 from django_pglock.tasks.states import FINISHED, TaskStatus, sources_of
 
 if TYPE_CHECKING:
@@ -295,13 +295,15 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     match outcome:
         case Retried():
             record, retried, delay = "FAILED", 1, float(outcome.delay)
-            if delay <= 0:
-                # A retry that is due at once needs nobody to promote it.
-                status = TaskStatus.READY.value
+        case Snoozed():
+            delay = float(outcome.delay)
         case Interrupted():
             record, rescued = "LOST", 1
-        case Failed():
+        case Failed() | Cancelled():
             record = "FAILED"
+    if status == TaskStatus.SCHEDULED and delay <= 0:
+        # What is due at once needs nobody to promote it.
+        status = TaskStatus.READY.value
     failure = getattr(outcome, "failure", None)
     path, traceback = (failure.exception_path, failure.traceback) if failure else (None, None)
     return claim.id, claim.attempt, status, delay, retried, rescued, record, path, traceback

@@ -8,7 +8,7 @@ from typing import Any
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskError, TaskResultStatus, task_backends, task_finished
-from django_pglock.tasks.outcome import Failed, Interrupted, Released, Retried, Succeeded
+from django_pglock.tasks.outcome import Cancelled, Failed, Failure, Interrupted, Released, Retried, Snoozed, Succeeded
 from django_pglock.worker.hand import Ending
 
 logger = logging.getLogger("django_pglock.worker")
@@ -26,11 +26,7 @@ def announce(ending: Ending) -> None:
             _finish(ending, TaskResultStatus.SUCCESSFUL, value=from_json(result) if result != "null" else None)
         case Failed(failure):
             logger.error("%r failed: %s", ending.claim, failure.exception_path, extra=ending.claim.log_fields())
-            _finish(
-                ending,
-                TaskResultStatus.FAILED,
-                error=TaskError(exception_class_path=failure.exception_path, traceback=failure.traceback),
-            )
+            _finish(ending, TaskResultStatus.FAILED, error=_error_of(failure))
         case Retried(failure, delay):
             logger.warning(
                 "%r failed with %s and will be tried again in %.1f s",
@@ -39,6 +35,11 @@ def announce(ending: Ending) -> None:
                 delay,
                 extra=ending.claim.log_fields(),
             )
+        case Snoozed(delay):
+            logger.info("%r asked to be run again in %.1f s", ending.claim, delay, extra=ending.claim.log_fields())
+        case Cancelled(failure):
+            logger.info("%r cancelled its task", ending.claim, extra=ending.claim.log_fields())
+            _finish(ending, TaskResultStatus.FAILED, error=_error_of(failure))
         case Interrupted(failure):
             logger.warning(
                 "%r was cut off from the database and will run again", ending.claim, extra=ending.claim.log_fields()
@@ -54,6 +55,10 @@ def announce_lost(ending: Ending) -> None:
         ending.claim,
         extra=ending.claim.log_fields(),
     )
+
+
+def _error_of(failure: Failure) -> TaskError:
+    return TaskError(exception_class_path=failure.exception_path, traceback=failure.traceback)
 
 
 def _finish(ending: Ending, status: TaskResultStatus, *, value: Any = None, error: TaskError | None = None) -> None:

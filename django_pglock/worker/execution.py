@@ -23,9 +23,20 @@ from django_pglock.tasks.arguments import describe_exception, from_json, to_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskContext, TaskResult
 from django_pglock.tasks.definition import PostgresTask
-from django_pglock.tasks.outcome import Failed, Failure, Interrupted, Outcome, Released, Retried, Succeeded
+from django_pglock.tasks.flow import Cancel, Retry, Snooze
+from django_pglock.tasks.outcome import (
+    Cancelled,
+    Failed,
+    Failure,
+    Interrupted,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
 from django_pglock.tasks.results import as_called, error_of, make_result
-from django_pglock.tasks.retry import DEFAULT_BACKOFF, delay_after
+from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, delay_after
 from django_pglock.worker.hand import Ending
 
 logger = logging.getLogger("django_pglock.worker")
@@ -67,13 +78,20 @@ class Attempt:
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
+        if isinstance(error, Snooze):
+            return Snoozed(min(error.seconds, MAX_DELAY))
         claim = self.claim
         failure = Failure(*describe_exception(error))
-        if claim.retries >= claim.max_retries or not self.definition.can_retry(error):
+        if isinstance(error, Cancel):
+            return Cancelled(failure)
+        may_retry = isinstance(error, Retry) or self.definition.can_retry(error)
+        if claim.retries >= claim.max_retries or not may_retry:
             return Failed(failure)
         return Retried(failure, self._delay(error))
 
     def _delay(self, error: BaseException) -> float:
+        if isinstance(error, Retry) and error.seconds is not None:
+            return min(error.seconds, MAX_DELAY)
         wait = partial(delay_after, failures=self.claim.retries + 1, exception=error, result=lambda: self.result)
         try:
             return wait(self.definition.backoff)

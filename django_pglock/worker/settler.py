@@ -15,7 +15,7 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError, OperationalError
 
 from django_pglock.tasks.arguments import describe_exception
-from django_pglock.tasks.outcome import Failed, Failure, Succeeded
+from django_pglock.tasks.outcome import FINAL, Failed, Failure
 from django_pglock.worker.announcing import announce, announce_lost
 from django_pglock.worker.hand import Ending, Hand
 from django_pglock.worker.service import ConnectedService
@@ -91,7 +91,7 @@ class Settler(ConnectedService):
 
     def _tell(self, endings: list[Ending]) -> None:
         """Let others know of tasks that are to run again, now or later."""
-        again = [ending for ending in endings if not isinstance(ending.outcome, (Succeeded, Failed))]
+        again = [ending for ending in endings if not isinstance(ending.outcome, FINAL)]
         if again:
             self.rows.wake(ending.claim.queue for ending in again)
             self.hand.hungry.set()

@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import Failed, Failure, Interrupted, Released, Retried, Succeeded
+from django_pglock.tasks.outcome import Cancelled, Failed, Failure, Interrupted, Released, Retried, Snoozed, Succeeded
 from django_pglock.tasks.states import FINISHED, WAITING
 from tests.sample import tasks
 
@@ -29,6 +29,9 @@ OUTCOMES = st.sampled_from(
         Retried(FAILURE, 60),
         Interrupted(FAILURE),
         Released(),
+        Snoozed(0),
+        Snoozed(60),
+        Cancelled(FAILURE),
     ]
 )
 PATH = "tests.sample.tasks.nothing"
@@ -82,8 +85,8 @@ class TasksAndWorkers(RuleBasedStateMachine):
             assert (claim.id, claim.attempt) not in self.accepted, "one claim, one accepted outcome"
             self.accepted.add((claim.id, claim.attempt))
             del self.live[claim.id]
-            later = isinstance(outcome, Retried) and outcome.delay > 0
-            self.status[claim.id] = "READY" if isinstance(outcome, Retried) and not later else outcome.status.value
+            is_due = isinstance(outcome, (Retried, Snoozed)) and outcome.delay <= 0
+            self.status[claim.id] = "READY" if is_due else outcome.status.value
 
     @rule(claim=consumes(claims))
     def worker_dies_and_its_tasks_are_rescued(self, claim: Claim):

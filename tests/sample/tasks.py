@@ -10,7 +10,7 @@ import time
 
 from django.db import connection
 
-from django_pglock import lock, task
+from django_pglock import Cancel, Retry, Snooze, lock, task
 from tests.sample.models import Effect
 
 
@@ -156,3 +156,24 @@ def alone(name):
     time.sleep(0.01)
     Effect.objects.create(name="alone", number=len(_inside) - 1)
     _inside.remove(name)
+
+
+@task(max_attempts=3, no_retry_on=(Exception,))
+def say(word, times=1, after=0.0):
+    """Raise a word so many times, then succeed."""
+    said = Effect.objects.filter(name=f"say {word}").count()
+    Effect.objects.create(name=f"say {word}", number=said)
+    if said < times:
+        raise {"retry": Retry("not yet", after=after), "snooze": Snooze(after), "cancel": Cancel("withdrawn")}[word]
+    return said
+
+
+@task(atomic=True)
+def say_atomically(word):
+    Effect.objects.create(name="rolled back")
+    raise {"cancel": Cancel("withdrawn"), "snooze": Snooze(3600)}[word]
+
+
+@task
+async def say_in_coroutine():
+    raise Cancel("withdrawn")

@@ -1,0 +1,41 @@
+"""What a task function may raise to say how it goes on: ``Retry``, ``Snooze``, ``Cancel``.
+
+They are exceptions so that they can be raised from anywhere inside the function. An ``atomic`` function's effects are
+rolled back, as with every exception.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django_pglock.tasks.retry import seconds_of
+
+
+class FlowWord(Exception):
+    """The base of what a task function may raise to say how it goes on."""
+
+
+class Retry(FlowWord):
+    """Try this task again ``after`` seconds or a timedelta; None (default) lets its back-off decide.
+
+    Spends an attempt, whatever ``retry_on`` says; without one left the task fails. ``reason`` stands in its attempts.
+    """
+
+    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.seconds = None if after is None else seconds_of(after, option="after")
+
+
+class Snooze(FlowWord):
+    """Run this task again after so many seconds or a timedelta, as if it had not begun: no attempt is spent."""
+
+    def __init__(self, after: float | timedelta) -> None:
+        super().__init__(f"for {after}")
+        self.seconds = seconds_of(after, option="after")
+
+
+class Cancel(FlowWord):
+    """End this task as cancelled: it is not wanted any more. ``reason`` stands in its attempts."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
