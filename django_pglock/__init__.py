@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from django_pglock.tasks import Linear as Linear
     from django_pglock.tasks import Retry as Retry
     from django_pglock.tasks import Snooze as Snooze
+    from django_pglock.tasks import aenqueue_many as aenqueue_many
+    from django_pglock.tasks import enqueue_many as enqueue_many
     from django_pglock.tasks import task as task
 
 __version__ = "0.1.0"
@@ -52,6 +54,8 @@ __all__ = [
     "PGLockError",
     "Retry",
     "Snooze",
+    "aenqueue_many",
+    "enqueue_many",
     "leader",
     "lock",
     "lock_all",
@@ -67,6 +71,8 @@ _ROOMS = {
     "Cancel": "django_pglock.tasks",
     "Retry": "django_pglock.tasks",
     "Snooze": "django_pglock.tasks",
+    "aenqueue_many": "django_pglock.tasks",
+    "enqueue_many": "django_pglock.tasks",
     "Constant": "django_pglock.tasks",
     "Exponential": "django_pglock.tasks",
     "Linear": "django_pglock.tasks",

@@ -5,14 +5,18 @@ No model is imported here at module level: ``@task`` makes the backend while a `
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 from django.apps import apps
+from django.db import transaction
 
 from django_pglock.db import connection_for
 from django_pglock.tasks.arguments import to_json
+from django_pglock.tasks.bulk import arguments_of
 from django_pglock.tasks.compat import (
     BaseTaskBackend,
     InvalidTask,
@@ -28,6 +32,8 @@ from django_pglock.tasks.retry import MAX_DELAY
 #: The columns' widths; a longer name is refused before the database would.
 LONGEST_QUEUE = 128
 LONGEST_PATH = 512
+#: Calls that one statement of ``enqueue_many`` writes.
+BATCH = 5000
 
 
 class PostgresBackend(BaseTaskBackend):
@@ -68,15 +74,14 @@ class PostgresBackend(BaseTaskBackend):
 
         Raises ``TaskArgumentsError`` before anything is written when the arguments are not JSON, and ``InvalidTask``.
         """
-        if not isinstance(task, PostgresTask):
-            raise InvalidTask(f"{task.module_path} was made for another backend; decorate it with @task of this one.")
+        self._refuse_foreign(task)
         self.validate_task(task)
         where = f"of {task.module_path}"
         row = self._rows().enqueue(
             task,
             args=to_json(list(args), what=f"The positional arguments {where}"),
             kwargs=to_json(kwargs, what=f"The keyword arguments {where}"),
-            meta=to_json({"options": task.carried}, what="meta") if task.carried else "{}",
+            meta=_meta_of(task),
         )
         result = make_result(
             task,
@@ -89,6 +94,27 @@ class PostgresBackend(BaseTaskBackend):
         )
         task_enqueued.send(type(self), task_result=result)
         return result
+
+    def enqueue_many(self, task: Any, calls: Iterable[Any]) -> list[str]:
+        """Write many calls of ``task``, all or none, and return their ids; see ``django_pglock.enqueue_many``."""
+        self._refuse_foreign(task)
+        self.validate_task(task)
+        rows = self._rows()
+        meta = _meta_of(task)
+        where = f"of {task.module_path}"
+        ids: list[int] = []
+        calls = iter(calls)
+        with transaction.atomic(using=self.database):
+            while batch := [arguments_of(call) for call in islice(calls, BATCH)]:
+                # Checked before they are written, as those of a single call are.
+                args = [to_json(args, what=f"The positional arguments {where}") for args, _ in batch]
+                kwargs = [to_json(kwargs, what=f"The keyword arguments {where}") for _, kwargs in batch]
+                ids += rows.enqueue_many(task, args=args, kwargs=kwargs, meta=meta)
+        return [str(each) for each in ids]
+
+    def _refuse_foreign(self, task: Any) -> None:
+        if not isinstance(task, PostgresTask):
+            raise InvalidTask(f"{task.module_path} was made for another backend; decorate it with @task of this one.")
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Return the result object of a task by its id. Raises ``TaskResultDoesNotExist``."""
@@ -109,6 +135,10 @@ class PostgresBackend(BaseTaskBackend):
     def _rows(self) -> Any:
         connection_for(self.database)
         return apps.get_model("django_pglock", "Task").objects.using(self.database)
+
+
+def _meta_of(task: PostgresTask) -> str:
+    return to_json({"options": task.carried}, what="meta") if task.carried else "{}"
 
 
 def _is_id(text: Any) -> bool:

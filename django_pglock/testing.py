@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from django.db import DatabaseError
+from psycopg import Error as PsycopgError
 
 from django_pglock.conf import get_settings
 from django_pglock.db import connection_for, dedicated_connection
@@ -41,8 +41,9 @@ def hold(*parts: Any, shared: bool = False, using: str | None = None) -> Iterato
             yield
         finally:
             # The end of the session frees it as well, but only a moment later; a session that was ended has done so.
-            with suppress(DatabaseError), connection.cursor() as cursor:
-                cursor.execute(f"SELECT pg_advisory_unlock{suffix}(%s)", (key.number,))
+            # Below Django, because a fixture may come here when the test may ask the database nothing any more.
+            with suppress(PsycopgError):
+                connection.connection.execute(f"SELECT pg_advisory_unlock{suffix}(%s)", (key.number,))
     finally:
         connection.close()
 

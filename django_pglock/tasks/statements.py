@@ -16,6 +16,17 @@ FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS 
 RETURNING id, status, run_after, enqueued_at
 """
 
+# The same for many calls that differ in their arguments only. Ids are drawn in the order of the rows.
+ENQUEUE_MANY = """
+INSERT INTO {task} (status, run_after, queue, priority, task_path, args, kwargs, backend, max_retries, meta)
+SELECT CASE WHEN due > statement_timestamp() THEN 'SCHEDULED' ELSE 'READY' END, due,
+       %s, %s, %s, call.args::jsonb, call.kwargs::jsonb, %s, %s, %s::jsonb
+FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS moment,
+     unnest(%s::text[], %s::text[]) WITH ORDINALITY AS call (args, kwargs, number)
+ORDER BY call.number
+RETURNING id, status
+"""
+
 # Wakes sleeping workers, if there are any. Sent after the commit, because before it a worker could look, see nothing
 # and fall asleep between our look at its flag and our commit. Conditional, because each NOTIFY takes a lock that
 # serialises the commits of the whole server.

@@ -66,4 +66,4 @@ def test_it_holds_locks_and_tells_of_locks_that_are_left(tmp_path, is_wanted):
         assert ran.stdout.count("advisory locks are held or awaited") >= 2
     else:
         assert "5 passed" in outcome, ran.stdout + ran.stderr
-        assert "error" not in outcome
+        assert "error" not in outcome, ran.stdout + ran.stderr
