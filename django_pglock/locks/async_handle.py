@@ -36,6 +36,9 @@ class AsyncHandle(Holding):
 
     async def acquire(self) -> AsyncHandle:
         """Take the lock. Raises as ``lock`` says; also when cancelled, nothing is held or awaited afterwards."""
+        if self.is_disabled:
+            self._pretend()
+            return self
         self.scope = self._choose_scope()
         self._sessions = sessions_for(self.using)
         began = time.monotonic()
@@ -99,6 +102,8 @@ class AsyncHandle(Holding):
 
     def assert_held(self) -> None:
         """Raise ``LockLost`` if the lock was given back or its session is gone. Asks the server nothing."""
+        if self.is_held and self.scope == "disabled":
+            return
         if not self.is_held or self._session.has_ended:
             raise self._lost("its session is gone")
 
@@ -112,6 +117,11 @@ class AsyncHandle(Holding):
         if not self.is_held:
             raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
         self.is_held = False
+        if self.scope != "disabled":
+            await self._give_back(error)
+        self._note_given_back()
+
+    async def _give_back(self, error: BaseException | None) -> None:
         for key in self.request.keys:
             self._session.held.remove(key)
         try:
@@ -124,7 +134,6 @@ class AsyncHandle(Holding):
             self._sessions.give_back(self._session)
         if reason is not None:
             self._note_lost(reason, error)
-        self._note_given_back()
 
     async def _free(self) -> str | None:
         """Free the lock; return why that was not possible, or None."""

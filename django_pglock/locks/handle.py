@@ -51,6 +51,9 @@ class Handle(Holding):
         Raises ``LockNotAvailable`` when it is busy for longer than the timeout and ``LockScopeError`` where it would
         not protect; every other database error passes through, and nothing is held then.
         """
+        if self.is_disabled:
+            self._pretend()
+            return self
         connection = connection_for(self.using)
         self.scope = self._choose_scope(connection, may_begin=may_begin)
         if self.scope == "transaction":
@@ -124,6 +127,8 @@ class Handle(Holding):
     def assert_held(self) -> None:
         """Raise ``LockLost`` if the lock was given back or its session is gone. Asks the server nothing."""
         connection: Any = connections[self.using]
+        if self.is_held and self.scope == "disabled":
+            return
         if not self.is_held or connection.connection is not self._session or has_hung_up(connection):
             raise self._lost("its session is gone")
 
@@ -140,13 +145,17 @@ class Handle(Holding):
         if not self.is_held:
             raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
         self.is_held = False
+        if self.scope != "disabled":
+            self._give_back(error)
+        self._note_given_back()
+
+    def _give_back(self, error: BaseException | None) -> None:
         connection = connection_for(self.using)
         _unregister(connection, self)
         reason = self._free(connection) if self.scope == "session" else None
         if reason is not None:
             self._note_lost(reason, error)
         self._leave_transaction(error)
-        self._note_given_back()
 
     def _free(self, connection: DatabaseWrapper) -> str | None:
         """Free the session lock; return why that was not possible, or None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from django_pglock import signals
 from django_pglock.conf import get_settings
@@ -23,6 +23,8 @@ class Holding:
     """
 
     token: int | None = None
+    #: Set by ``django_pglock.testing.locks_disabled``: everybody gets every lock, and PostgreSQL is not asked.
+    is_disabled: ClassVar[bool] = False
     #: The model whose rows say who holds it.
     _model = "AdvisoryLock"
 
@@ -67,6 +69,10 @@ class Holding:
         """Keep what the server answered besides "granted"."""
         if self.scope == "session" and self.request.max_hold is not None:
             self._before = row[1:3]
+
+    def _pretend(self) -> None:
+        self.scope = "disabled"
+        self._note_taken()
 
     # What is said of it
 
