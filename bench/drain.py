@@ -56,7 +56,9 @@ def worker(threads: int) -> float:
     """Return the seconds that one worker takes, its start included."""
     from django_pglock.models import Task
     from django_pglock.worker import Worker
+    from django_pglock.worker.logs import silence_what_nobody_hears
 
+    silence_what_nobody_hears()  # as the command does
     began = time.perf_counter()
     running = Worker(threads=threads)
     running.start()

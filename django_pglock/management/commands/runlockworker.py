@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 
 from django_pglock.tasks.compat import task_backends
 from django_pglock.worker import Worker
+from django_pglock.worker.logs import silence_what_nobody_hears
 
 #: The exit code with which Django's reloader says that code changed.
 CHANGED = 3
@@ -90,6 +91,7 @@ def refuse_unknown(queues: list[str], database: str) -> None:
 
 def run_until_signal(build: dict[str, Any]) -> None:
     """Run one worker in the main thread; SIGTERM and SIGINT stop it."""
+    silence_what_nobody_hears()
     worker = Worker(**build)
     stop_at_signals(worker)
     worker.run()

@@ -1,0 +1,71 @@
+"""Log records of tasks: made when somebody hears them, and only then."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from django_pglock.worker import logs
+
+
+class Below:
+    """What Django's require_debug_true is in production."""
+
+    def filter(self, record):
+        return False
+
+
+@pytest.fixture
+def tree(monkeypatch):
+    """A logger like django.tasks, below one like django, that does not reach pytest's handlers."""
+    monkeypatch.setattr(logs, "NAMES", ("house.tasks",))
+    house, tasks = logging.getLogger("house"), logging.getLogger("house.tasks")
+    house.setLevel(logging.INFO)
+    house.propagate = False
+    yield house, tasks
+    for logger in (house, tasks):
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+
+
+def handler(level=logging.NOTSET, *filters):
+    made = logging.Handler(level)
+    made.emit = lambda record: None
+    for each in filters:
+        made.addFilter(each)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("handlers", "is_silenced"),
+    [
+        ([], True),
+        ([handler(logging.NOTSET, Below())], True),
+        ([handler(logging.ERROR)], True),
+        ([handler(logging.INFO)], False),
+        ([handler(logging.ERROR), handler()], False),
+    ],
+)
+def test_they_are_silenced_where_no_handler_takes_them(tree, handlers, is_silenced):
+    house, tasks = tree
+    house.handlers = handlers  # pytest has put its own there
+    assert logs.silence_what_nobody_hears() == (["house.tasks"] if is_silenced else [])
+    assert tasks.isEnabledFor(logging.INFO) == (not is_silenced)
+    assert tasks.isEnabledFor(logging.WARNING)
+
+
+def test_a_level_that_somebody_set_is_left_alone(tree):
+    _, tasks = tree
+    tasks.setLevel(logging.DEBUG)
+    assert logs.silence_what_nobody_hears() == []
+    assert tasks.level == logging.DEBUG
+
+
+def test_where_somebody_else_collects_records_all_is_left_alone(tree, monkeypatch):
+    monkeypatch.setattr(logging.Logger, "callHandlers", lambda self, record: None)
+    assert logs.silence_what_nobody_hears() == []
+
+
+def test_pytests_own_handler_hears():
+    assert logs.is_heard("django.tasks", logging.WARNING)
