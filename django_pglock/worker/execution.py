@@ -38,6 +38,7 @@ from django_pglock.tasks.outcome import (
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, delay_after
 from django_pglock.worker.hand import Ending
+from django_pglock.worker.logs import is_heard_of_tasks as is_heard
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -57,7 +58,17 @@ class Attempt:
         self.kwargs: dict[str, Any] = from_json(claim.kwargs)
         if not isinstance(self.args, list) or not isinstance(self.kwargs, dict):
             raise TypeError(f"Task {claim.id} has args or kwargs that are no list and no object.")
-        self.result = self._running_result()
+        #: Whether anybody wants to hear of its start and its success; of a failure, everybody does.
+        self.is_heard = is_heard()
+        # What was tried before has to be read now, while a failure to read it means only that nothing has begun.
+        self._result = self._running_result() if self.is_heard or not claim.is_first else None
+
+    @property
+    def result(self) -> TaskResult[..., Any]:
+        """The result object of django.tasks. To make one takes as long as a small task, so it is made when needed."""
+        if self._result is None:
+            self._result = self._running_result()
+        return self._result
 
     @property
     def is_atomic(self) -> bool:
@@ -69,6 +80,11 @@ class Attempt:
         if self.definition.takes_context:
             return self.definition.func(TaskContext(task_result=self.result), *self.args, **self.kwargs)
         return self.definition.func(*self.args, **self.kwargs)
+
+    def ending(self, outcome: Outcome | None, **more: Any) -> Ending:
+        """Return the ending of this attempt, with a result object if somebody will hear of it."""
+        result = None if isinstance(outcome, Succeeded) and not self.is_heard else self.result
+        return Ending(self.claim, outcome, result, **more)
 
     def success(self, value: Any) -> Outcome:
         """Return the outcome of a call that returned ``value``. Raises when the value is no JSON."""
@@ -143,7 +159,7 @@ def run(attempt: Attempt) -> Ending:
         outcome = attempt.success(attempt.call())
     except BaseException as error:  # noqa: BLE001 - see the top of the module
         outcome = attempt.failure(error)
-    return Ending(attempt.claim, outcome, attempt.result)
+    return attempt.ending(outcome)
 
 
 async def run_async(attempt: Attempt) -> Ending:
@@ -152,7 +168,7 @@ async def run_async(attempt: Attempt) -> Ending:
         outcome = attempt.success(await attempt.call())
     except BaseException as error:  # noqa: BLE001 - see the top of the module
         outcome = attempt.failure(error)
-    return Ending(attempt.claim, outcome, attempt.result)
+    return attempt.ending(outcome)
 
 
 def _run_atomic(attempt: Attempt) -> Ending:
@@ -173,13 +189,13 @@ def _run_atomic(attempt: Attempt) -> Ending:
             outcome = attempt.success(attempt.call())
             finished = _settle_here(claim, outcome, attempt.using)
     except ClaimLost:
-        return Ending(claim, None, attempt.result)
+        return attempt.ending(None)
     except BaseException as error:  # noqa: BLE001 - see the top of the module
         if isinstance(error, DatabaseFailure) and (session is None or session.closed):
             # Cut off. Whether the commit arrived is not known, but the guard of the next statement knows.
-            return Ending(claim, _cut_off(claim, error) if has_begun else Released(), attempt.result)
-        return Ending(claim, attempt.failure(error), attempt.result)
-    return Ending(claim, outcome, attempt.result, is_settled=True, finished_at=finished)
+            return attempt.ending(_cut_off(claim, error) if has_begun else Released())
+        return attempt.ending(attempt.failure(error))
+    return attempt.ending(outcome, is_settled=True, finished_at=finished)
 
 
 def _settle_here(claim: Claim, outcome: Outcome, using: str) -> Any:

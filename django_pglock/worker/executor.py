@@ -77,7 +77,8 @@ class Executor:
         attempt = prepare(claim, self.using)
         if isinstance(attempt, Ending):
             return attempt
-        task_started.send_robust(sender_of(claim), task_result=attempt.result)
+        if attempt.is_heard:
+            task_started.send_robust(sender_of(claim), task_result=attempt.result)
         if iscoroutinefunction(attempt.definition.func):
             self.loop.run(attempt)
             return None

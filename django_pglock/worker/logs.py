@@ -7,6 +7,12 @@ DEBUG is off, and making them took a third of a worker's time.
 from __future__ import annotations
 
 import logging
+from typing import Any
+from weakref import ReferenceType
+
+from django.dispatch import Signal
+
+from django_pglock.tasks.compat import BaseTaskBackend, task_finished, task_started
 
 #: The loggers of the two packages that ``django.tasks`` comes from.
 NAMES = ("django.tasks", "django_tasks")
@@ -37,3 +43,25 @@ def is_heard(name: str, level: int) -> bool:
             return True
         logger = logger.parent if logger.propagate else None
     return False
+
+
+def is_heard_of_tasks() -> bool:
+    """Say whether anybody would hear of a task that starts or succeeds: a receiver, or the log of django.tasks.
+
+    That log is itself a receiver of the signals.
+    """
+    return _LOGGER.isEnabledFor(logging.INFO) or any(map(_has_receivers, (task_started, task_finished)))
+
+
+#: "django.tasks" or "django_tasks": the package, its logger, and where its own receivers are.
+_PACKAGE = BaseTaskBackend.__module__.partition(".backends")[0]
+_LOGGER = logging.getLogger(_PACKAGE)
+
+
+def _has_receivers(signal: Signal) -> bool:
+    return any(_module_of(entry[1]) != f"{_PACKAGE}.signals" for entry in signal.receivers)
+
+
+def _module_of(receiver: Any) -> str | None:
+    function = receiver() if isinstance(receiver, ReferenceType) else receiver
+    return getattr(function, "__module__", None)
