@@ -76,4 +76,4 @@ def test_a_process_that_was_stopped_notices_and_its_late_write_is_refused(holder
         holder.send_signal(signal.SIGCONT)
         assert [holder.stdout.readline(), holder.stdout.readline()] == ["was refused\n", "lost\n"]
         lease.assert_held()
-        assert Row.objects.get().token == lease.token == 2
+        assert Row.objects.get(name="report").token == lease.token == 2

@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import Lease, LockError, LockKeyError, LockLost, LockNotAvailable, leader, signals
 from django_pglock.locks import keeper as keepers
 from django_pglock.models import Lease as Row
+from tests.db.test_locks import Somebody
 from tests.db.test_locks import somebody as somebody  # a fixture
 from tests.sample.models import Effect
 
@@ -70,7 +71,11 @@ class InsideTestCase(TestCase):
     def test_a_lease_works_there(self):
         with Lease("in a test case", ttl=5), self.assertRaises(LockNotAvailable), Lease("in a test case"):
             pass
-        Row.objects.filter(name="in a test case").delete()
+        # By somebody else: the row was not written in this test's transaction, so it would outlive it.
+        other = Somebody()
+        with other.connection.cursor() as cursor:
+            cursor.execute("DELETE FROM django_pglock_lease")
+        other.leaves()
 
 
 def test_a_decorated_function_and_a_busy_one():
