@@ -78,12 +78,13 @@ def test_the_timeout_is_for_all_together(somebody, in_transaction):
     try:
         with connection.cursor() as cursor:
             cursor.execute("SET lock_timeout = '7s'")
-        _free_one_after_another(others, 0.2)
+        freeing = _free_one_after_another(others, 0.2)
         outer = transaction.atomic() if in_transaction else lock("unrelated")
         with outer, pytest.raises(LockNotAvailable), lock_all(0, 1, 2, 3, timeout=0.3):
             pass
         assert time.monotonic() - began < 0.3 + 0.25
         assert setting("lock_timeout") == "7s"
+        freeing.join(10)
     finally:
         connection.close()
         for other in others:
@@ -96,7 +97,9 @@ def _free_one_after_another(others, pause):
             time.sleep(pause)
             other.leaves()
 
-    threading.Thread(target=free, daemon=True).start()
+    thread = threading.Thread(target=free, daemon=True)
+    thread.start()
+    return thread
 
 
 class InsideTestCase(TestCase):
