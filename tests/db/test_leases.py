@@ -191,7 +191,7 @@ def test_what_can_not_be_renewed_is_lost_when_its_time_is_over(somebody):
         with somebody.connection.cursor() as cursor:
             cursor.execute("BEGIN; SELECT 1 FROM django_pglock_lease FOR UPDATE")
         assert lease.lost.wait(5)
-        assert 0.4 < time.monotonic() - began < 1.5
+        assert 0.4 < time.monotonic() - began < 3
         with somebody.connection.cursor() as cursor:
             cursor.execute("ROLLBACK")
 
@@ -215,11 +215,11 @@ def test_a_session_that_was_ended_costs_no_lease(somebody):
 def test_a_leader_steps_down_at_the_first_doubt(somebody):
     """Long before the lease ends and another could be elected."""
     began = time.monotonic()
-    with pytest.raises(LockLost), leader("a", ttl=3) as leadership:
+    with pytest.raises(LockLost), leader("a", ttl=6) as leadership:
         with somebody.connection.cursor() as cursor:
             cursor.execute("BEGIN; SELECT 1 FROM django_pglock_lease FOR UPDATE")
         assert leadership.lost.wait(10)
-        assert time.monotonic() - began < 2.8
+        assert time.monotonic() - began < 5.8
         with somebody.connection.cursor() as cursor:
             cursor.execute("ROLLBACK")
 
@@ -267,7 +267,7 @@ def test_who_waits_is_woken_when_the_leader_resigns(in_threads):
     in_threads(lead, 2)
     (_, first), (when, second) = entered
     assert (first, second) == (1, 2)
-    assert when - resigned[0] < 0.3
+    assert when - resigned[0] < 0.4
 
 
 def test_many_candidates_lead_one_after_another(in_threads, eventually):
