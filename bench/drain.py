@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from example_project.postgres import PrivatePostgres
 
 FILL = """
-TRUNCATE django_pglock_task, django_pglock_attempt;
+TRUNCATE django_pglock_task, django_pglock_attempt, django_pglock_waiter;
 INSERT INTO django_pglock_task (queue, backend, task_path)
 SELECT 'default', 'default', 'tests.sample.tasks.nothing' FROM generate_series(1, %s)
 """

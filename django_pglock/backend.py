@@ -17,6 +17,7 @@ from django.db import transaction
 from django_pglock.db import connection_for
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
+from django_pglock.tasks.call_keys import keys_of
 from django_pglock.tasks.compat import (
     BaseTaskBackend,
     InvalidTask,
@@ -26,6 +27,7 @@ from django_pglock.tasks.compat import (
     task_enqueued,
 )
 from django_pglock.tasks.definition import PostgresTask
+from django_pglock.tasks.enqueueing import Call
 from django_pglock.tasks.results import make_result, result_of_row
 from django_pglock.tasks.retry import MAX_DELAY
 
@@ -76,13 +78,9 @@ class PostgresBackend(BaseTaskBackend):
         """
         self._refuse_foreign(task)
         self.validate_task(task)
-        where = f"of {task.module_path}"
-        row = self._rows().enqueue(
-            task,
-            args=to_json(list(args), what=f"The positional arguments {where}"),
-            kwargs=to_json(kwargs, what=f"The keyword arguments {where}"),
-            meta=_meta_of(task),
-        )
+        row = self._rows().enqueue(task, _call_of(task, args, kwargs), meta=_meta_of(task))
+        if not row.is_new:
+            return self.get_result(str(row.id))
         result = make_result(
             task,
             id=row.id,
@@ -101,16 +99,13 @@ class PostgresBackend(BaseTaskBackend):
         self.validate_task(task)
         rows = self._rows()
         meta = _meta_of(task)
-        where = f"of {task.module_path}"
-        ids: list[int] = []
+        ids: list[str] = []
         calls = iter(calls)
         with transaction.atomic(using=self.database):
-            while batch := [arguments_of(call) for call in islice(calls, BATCH)]:
-                # Checked before they are written, as those of a single call are.
-                args = [to_json(args, what=f"The positional arguments {where}") for args, _ in batch]
-                kwargs = [to_json(kwargs, what=f"The keyword arguments {where}") for _, kwargs in batch]
-                ids += rows.enqueue_many(task, args=args, kwargs=kwargs, meta=meta)
-        return [str(each) for each in ids]
+            # Checked before they are written, as those of a single call are.
+            while batch := [_call_of(task, *arguments_of(call)) for call in islice(calls, BATCH)]:
+                ids += [str(row.id) for row in rows.enqueue_many(task, batch, meta=meta)]
+        return ids
 
     def _refuse_foreign(self, task: Any) -> None:
         if not isinstance(task, PostgresTask):
@@ -137,8 +132,25 @@ class PostgresBackend(BaseTaskBackend):
         return apps.get_model("django_pglock", "Task").objects.using(self.database)
 
 
+def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:
+    where = f"of {task.module_path}"
+    return Call(
+        to_json(list(args), what=f"The positional arguments {where}"),
+        to_json(kwargs, what=f"The keyword arguments {where}"),
+        keys_of(task, args, kwargs),
+    )
+
+
 def _meta_of(task: PostgresTask) -> str:
-    return to_json({"options": task.carried}, what="meta") if task.carried else "{}"
+    """Return what travels with the row: the user's meta, and of our options those that have no column."""
+    meta = dict(task.meta)
+    if task.carried:
+        meta["options"] = task.carried
+    if task.rate:
+        meta["rate"] = [task.rate.interval, task.rate.size]
+    if task.after:
+        meta["after"] = task.after
+    return to_json(meta, what=f"The meta of {task.module_path}") if meta else "{}"
 
 
 def _is_id(text: Any) -> bool:

@@ -12,6 +12,10 @@
     └── TaskError
         ├── TaskArgumentsError  (also ValueError)     cannot be stored; raised before anything is written
         ├── TaskOptionError     (also TypeError)      an option that does not exist or cannot be
+        ├── DuplicateTask                             unique=, and there is such a task already
+        ├── TaskTimeout         (also TimeoutError)   the attempt took longer than its timeout
+        ├── TaskCancelled                             somebody asked the running task to stop
+        ├── DependencyFailed                          stands in the record of a task whose after= failed
         ├── ClaimLost                                 another worker has the task now
         └── WorkerLost                                stands in the record of an attempt that died with its worker
 
@@ -98,6 +102,26 @@ class TaskArgumentsError(TaskError, ValueError):
 
 class TaskOptionError(TaskError, TypeError):
     """A task option that does not exist, or a value it cannot have."""
+
+
+class DuplicateTask(TaskError):
+    """``unique=`` with ``on_conflict="raise"``, and there is such a task already: ``result_id``."""
+
+    def __init__(self, message: str, *, result_id: str) -> None:
+        super().__init__(message)
+        self.result_id = result_id
+
+
+class TaskTimeout(TaskError, TimeoutError):
+    """The attempt took longer than its ``timeout``. Raised inside the task function; retried as every exception is."""
+
+
+class TaskCancelled(TaskError):
+    """Somebody asked the running task to stop. Raised inside the task function, where it looks or waits for SQL."""
+
+
+class DependencyFailed(TaskError):
+    """A task that this one was to run ``after=`` did not succeed. Never raised: its path stands in the record."""
 
 
 class ClaimLost(TaskError):

@@ -17,9 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from asgiref.sync import iscoroutinefunction
 
 from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
+from django_pglock.key_template import KeyTemplate
 from django_pglock.keys import name_of
 from django_pglock.locks.options import OnBusy
-from django_pglock.locks.template import KeyTemplate
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models.indexes import BrinIndex
 from django_pglock.tasks.queryset import TaskManager
-from django_pglock.tasks.states import FINISHED, TaskStatus
+from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope
 
 
 class Task(models.Model):
@@ -28,11 +28,35 @@ class Task(models.Model):
     attempts = models.IntegerField(_("attempts"), db_default=0, help_text=_("Claims so far: the fencing token."))
     rescues = models.SmallIntegerField(_("rescues"), db_default=0, help_text=_("Times its worker died."))
     worker = models.UUIDField(_("worker"), null=True, editable=False)
+    lock_key = models.CharField(
+        _("lock key"), max_length=512, null=True, help_text=_("Tasks of one key do not run together.")
+    )
+    concurrency = models.SmallIntegerField(
+        _("concurrency"), null=True, help_text=_("How many tasks of the lock key may run at once.")
+    )
+    group_key = models.CharField(
+        _("group key"), max_length=512, null=True, help_text=_("Waiting tasks of one group run in one call.")
+    )
+    fair_key = models.CharField(
+        _("fair key"), max_length=512, null=True, help_text=_("Tasks of different keys take turns.")
+    )
+    unique_key = models.CharField(_("unique key"), max_length=512, null=True)
+    unique_scope = models.CharField(_("unique"), max_length=16, choices=UniqueScope.choices, null=True)
+    unique_until = models.DateTimeField(_("unique until"), null=True)
+    waits_for = models.IntegerField(
+        _("waits for"), db_default=0, help_text=_("Other tasks that have to finish before it.")
+    )
+    cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True)
     run_after = models.DateTimeField(_("run after"), null=True)
     enqueued_at = models.DateTimeField(_("enqueued at"), db_default=Now())
     started_at = models.DateTimeField(_("started at"), null=True)
     last_attempted_at = models.DateTimeField(_("last attempted at"), null=True)
     finished_at = models.DateTimeField(_("finished at"), null=True)
+    keep_result = models.IntegerField(
+        _("keep result"), null=True, help_text=_("Seconds to keep the row once it is finished.")
+    )
+    expires_at = models.DateTimeField(_("expires at"), null=True)
+    progress = models.JSONField(_("progress"), null=True)
     result = models.JSONField(_("result"), null=True)
     meta = models.JSONField(_("meta"), db_default=models.Value({}, models.JSONField()))
 
@@ -49,13 +73,45 @@ class Task(models.Model):
         ]
         # Few and partial: every change of status writes an entry into each index that the row is then in.
         indexes = [
-            models.Index(fields=["queue", "-priority", "id"], name="pglock_task_ready", condition=Q(status="READY")),
+            models.Index(
+                fields=["queue", "-priority", "id"],
+                name="pglock_task_ready",
+                condition=Q(status="READY", fair_key__isnull=True),
+            ),
+            models.Index(
+                fields=["queue", "fair_key", "-priority", "id"],
+                name="pglock_task_fair",
+                condition=Q(status="READY", fair_key__isnull=False),
+            ),
+            models.Index(
+                fields=["lock_key", "status", "id"],
+                name="pglock_task_lock",
+                condition=Q(lock_key__isnull=False, finished_at__isnull=True),
+            ),
+            models.Index(fields=["expires_at"], name="pglock_task_expires", condition=Q(expires_at__isnull=False)),
             models.Index(fields=["run_after", "id"], name="pglock_task_due", condition=Q(status="SCHEDULED")),
             models.Index(fields=["worker", "id"], name="pglock_task_running", condition=Q(status="RUNNING")),
             models.Index(fields=["status", "id"], name="pglock_task_attention", condition=~Q(status="SUCCESSFUL")),
             BrinIndex(fields=["finished_at"], name="pglock_task_finished"),
         ]
         constraints = [
+            # A waiting task is unique until it is claimed for the first time, and never enters the set again: neither a
+            # retry nor a rescue can meet a conflict.
+            models.UniqueConstraint(
+                fields=["unique_key"],
+                name="pglock_task_unique",
+                condition=Q(unique_scope=UniqueScope.WAITING, attempts=0, finished_at__isnull=True)
+                | Q(unique_scope=UniqueScope.UNFINISHED, finished_at__isnull=True)
+                | Q(unique_scope=UniqueScope.PERIOD),
+            ),
+            models.CheckConstraint(
+                name="pglock_task_unique_has_scope",
+                condition=Q(unique_key__isnull=True) | Q(unique_scope__in=UniqueScope.values),
+            ),
+            models.CheckConstraint(
+                name="pglock_task_blocked_has_reason",
+                condition=~Q(status=TaskStatus.BLOCKED) | Q(lock_key__isnull=False) | Q(waits_for__gt=0),
+            ),
             models.CheckConstraint(name="pglock_task_status", condition=Q(status__in=TaskStatus.values)),
             models.CheckConstraint(
                 name="pglock_task_finished_has_date",

@@ -18,6 +18,9 @@ class Worker(models.Model):
     pid = models.IntegerField(_("process id"))
     queues = models.JSONField(_("queues"), help_text=_("Empty: all queues."))
     threads = models.SmallIntegerField(_("threads"))
+    task_paths = models.JSONField(
+        _("task functions"), db_default=models.Value([], models.JSONField()), help_text=_("What this worker can run.")
+    )
     lock_key = models.BigIntegerField(
         _("lock key"), help_text=_("Advisory lock that its session holds while it lives.")
     )

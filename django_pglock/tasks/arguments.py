@@ -24,7 +24,7 @@ MAX_PATH = 512
 MAX_JSON = 100 * 1024 * 1024
 
 
-def to_json(value: Any, *, what: str) -> str:
+def to_json(value: Any, *, what: str, sort_keys: bool = False) -> str:
     """Return ``value`` as the text of a JSON document that PostgreSQL's jsonb accepts.
 
     ``what`` names the value in messages, for example ``"The keyword arguments of shop.tasks.send"``. Raises
@@ -32,7 +32,9 @@ def to_json(value: Any, *, what: str) -> str:
     documents nested too deeply or larger than 100 MB.
     """
     try:
-        text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(
+            _plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys
+        )
         size = len(text.encode())
     except RecursionError:
         raise TaskArgumentsError(f"{what} is nested too deeply for JSON, or contains itself.") from None

@@ -6,7 +6,7 @@ our typed ``task`` decorator on every version.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from inspect import iscoroutinefunction
@@ -14,14 +14,28 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, TypeVar, overload
 
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import registry
+from django_pglock.tasks.call_keys import check_templates
 from django_pglock.tasks.compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     DEFAULT_TASK_PRIORITY,
     DEFAULT_TASK_QUEUE_NAME,
     Task,
     TaskContext,
+    TaskResult,
 )
-from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption, check_backoff
+from django_pglock.tasks.options import (
+    Group,
+    GroupOption,
+    Rate,
+    RateOption,
+    Unique,
+    UniqueOption,
+    check_concurrency,
+    group_of,
+    rate_of,
+    unique_of,
+)
+from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption, check_backoff, seconds_of
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, Self
@@ -31,9 +45,11 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 #: Options of one call that travel in the row's ``meta``; the others have a column or belong to the function.
-CARRIED_OPTIONS = ("atomic",)
-#: Options that only the decorator takes: what they hold is code, and code does not travel in a row.
-DECORATOR_ONLY = ("backoff", "retry_on", "no_retry_on")
+CARRIED_OPTIONS = ("atomic", "timeout")
+#: Options that only the decorator takes: what they hold is code or concerns the function as a whole.
+DECORATOR_ONLY = ("backoff", "retry_on", "no_retry_on", "group", "cron", "every", "timezone")
+#: Options of one call only.
+CALL_ONLY = ("run_after", "after", "meta")
 #: PostgreSQL's smallint, less one for the first attempt.
 MOST_ATTEMPTS = 32_767
 
@@ -50,7 +66,18 @@ class PostgresTask(Task):  # type: ignore[type-arg]
     - ``retry_on``, ``no_retry_on``: exception types that are retried (default: every ``Exception``) or never are.
     - ``atomic``: run the function in a transaction together with its own completion, so that its database effects
       happen exactly once even when the worker is killed.
-    - ``run_after`` also takes a ``timedelta``, counted by the database's clock.
+    - ``timeout``: seconds or a timedelta that one attempt may take.
+    - ``lock``: a template such as ``"order:{order_id}"``; tasks of one key never run together, whatever their
+      functions, and begin in the order in which they were enqueued. ``concurrency``: how many of them may.
+    - ``unique``: True, a template or ``Unique``: no second task like one that waits.
+    - ``group``: a template or ``Group``: what waits under one key is passed to one call, as a list.
+    - ``fair``: a template; keys take turns, so that nobody's million tasks hold up another's ten.
+    - ``rate``: ``"10/s"`` or ``Rate``: so many starts in so much time.
+    - ``keep_result``: seconds or a timedelta after which the finished row may go.
+    - ``cron`` (with ``timezone``) or ``every``: enqueue it by the clock, each tick once.
+
+    Of one call, with ``using()``: ``run_after``, which also takes a ``timedelta``, counted by the database's clock;
+    ``after``, results or ids of tasks that have to succeed first; ``meta``, a dict that travels with the task.
     """
 
     # Declared again because Django 6.0 has no defaults for them.
@@ -64,6 +91,19 @@ class PostgresTask(Task):  # type: ignore[type-arg]
     retry_on: tuple[type[BaseException], ...] = (Exception,)
     no_retry_on: tuple[type[BaseException], ...] = ()
     atomic: bool = False
+    timeout: float | timedelta | None = None
+    lock: str | None = None
+    concurrency: int | None = None
+    unique: Unique | None = None
+    group: Group | None = None
+    fair: str | None = None
+    rate: Rate | None = None
+    keep_result: float | timedelta | None = None
+    cron: str | None = None
+    every: float | timedelta | None = None
+    timezone: str | None = None
+    after: tuple[int, ...] = ()
+    meta: dict[str, Any] = field(default_factory=dict, hash=False)
 
     #: What differs from the decorated definition and travels with the row; empty for the definition itself.
     carried: dict[str, Any] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
@@ -77,6 +117,16 @@ class PostgresTask(Task):  # type: ignore[type-arg]
             own = {name: getattr(self, name) for name in CARRIED_OPTIONS}
             carried = {name: value for name, value in own.items() if value != getattr(definition, name)}
             object.__setattr__(self, "carried", carried)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether calls of this task have keys, so that their arguments are looked at when they are enqueued."""
+        return any((self.lock, self.unique, self.group, self.fair, self.rate))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a call of this task is a row and nothing else."""
+        return not self.has_keys and not self.after and self.keep_result is None
 
     def _check_options(self) -> None:
         where = f"@task on {self.module_path}"
@@ -92,13 +142,33 @@ class PostgresTask(Task):  # type: ignore[type-arg]
             if not all(isinstance(each, type) and issubclass(each, BaseException) for each in types):
                 raise TaskOptionError(f"{where}: {name} takes exception types, not {types!r}.")
             object.__setattr__(self, name, types)
+        self._check_keys(where)
+        for name in ("timeout", "keep_result", "every"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, seconds_of(value, option=name))
+        if not isinstance(self.meta, dict):
+            raise TaskOptionError(f"{where}: meta is {self.meta!r}; give a dict.")
+        object.__setattr__(self, "after", tuple(map(_task_id, self.after)))
+
+    def _check_keys(self, where: str) -> None:
+        for name, make in (("unique", unique_of), ("group", group_of), ("rate", rate_of)):
+            object.__setattr__(self, name, make(getattr(self, name)))
+        if self.group is not None and (self.lock is not None or self.rate is not None or self.concurrency is not None):
+            raise TaskOptionError(f"{where}: group has a lock of its own; leave out lock, concurrency and rate.")
+        if self.rate is not None and self.rate.key is not None and self.lock is not None:
+            raise TaskOptionError(f"{where}: a task waits at one key; with lock, rate has no key of its own.")
+        if self.concurrency is not None:
+            if self.lock is None:
+                raise TaskOptionError(f"{where}: concurrency={self.concurrency!r} of what? Name the key with lock.")
+            check_concurrency(self.concurrency)
+        check_templates(self, where)
 
     def using(self, **changes: Any) -> Self:
         """Return a copy with other options for the calls made through it.
 
-        Takes Django's ``priority queue_name run_after backend`` and our ``max_attempts`` and ``atomic``. ``backoff``
-        and the exception types belong to the function, set where it is decorated. None leaves an option as it is.
-        Raises ``TaskOptionError`` for any other name.
+        Takes Django's ``priority queue_name run_after backend`` and all of ours but those that belong to the function:
+        ``backoff``, the exception types, ``group`` and the schedule. None leaves an option as it is. Raises
+        ``TaskOptionError`` for any other name.
         """
         for name in changes:
             if name in DECORATOR_ONLY:
@@ -112,8 +182,15 @@ class PostgresTask(Task):  # type: ignore[type-arg]
         return isinstance(error, self.retry_on) and not isinstance(error, self.no_retry_on)
 
 
-_OPTIONS = {each.name for each in fields(PostgresTask) if each.init} - {"func", "run_after"}
-_CHANGEABLE = sorted((_OPTIONS | {"run_after"}) - {"takes_context", *DECORATOR_ONLY})
+_OPTIONS = {each.name for each in fields(PostgresTask) if each.init} - {"func", *CALL_ONLY}
+_CHANGEABLE = sorted({*_OPTIONS, *CALL_ONLY} - {"takes_context", *DECORATOR_ONLY})
+
+
+def _task_id(value: Any) -> int:
+    text = str(getattr(value, "id", value))
+    if not (text.isascii() and text.isdigit()):
+        raise TaskOptionError(f"after takes results or their ids, not {value!r}.")
+    return int(text)
 
 
 if TYPE_CHECKING:
@@ -130,6 +207,15 @@ if TYPE_CHECKING:
             backend: str | None = None,
             max_attempts: int | None = None,
             atomic: bool | None = None,
+            timeout: float | timedelta | None = None,
+            lock: str | None = None,
+            concurrency: int | None = None,
+            unique: UniqueOption | None = None,
+            fair: str | None = None,
+            rate: RateOption | None = None,
+            keep_result: float | timedelta | None = None,
+            after: Iterable[TaskResult[..., Any] | str | int] | None = None,
+            meta: dict[str, Any] | None = None,
         ) -> TaskFunction[P, R]: ...
 
 
@@ -149,6 +235,17 @@ def task(
     retry_on: type[BaseException] | tuple[type[BaseException], ...] = ...,
     no_retry_on: type[BaseException] | tuple[type[BaseException], ...] = ...,
     atomic: bool = ...,
+    timeout: float | timedelta | None = ...,
+    lock: str | None = ...,
+    concurrency: int | None = ...,
+    unique: UniqueOption | None = ...,
+    group: GroupOption | None = ...,
+    fair: str | None = ...,
+    rate: RateOption | None = ...,
+    keep_result: float | timedelta | None = ...,
+    cron: str | None = ...,
+    every: float | timedelta | None = ...,
+    timezone: str | None = ...,
 ) -> Callable[[Callable[Concatenate[TaskContext[Any, Any], P], R]], TaskFunction[P, R]]: ...
 
 
@@ -164,6 +261,17 @@ def task(
     retry_on: type[BaseException] | tuple[type[BaseException], ...] = ...,
     no_retry_on: type[BaseException] | tuple[type[BaseException], ...] = ...,
     atomic: bool = ...,
+    timeout: float | timedelta | None = ...,
+    lock: str | None = ...,
+    concurrency: int | None = ...,
+    unique: UniqueOption | None = ...,
+    group: GroupOption | None = ...,
+    fair: str | None = ...,
+    rate: RateOption | None = ...,
+    keep_result: float | timedelta | None = ...,
+    cron: str | None = ...,
+    every: float | timedelta | None = ...,
+    timezone: str | None = ...,
 ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
 
 

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import connections, models, transaction
+from django.db import connections, models
 from django.db.models import Exists, F, OuterRef
 from django.db.models.functions import Coalesce, Now
 
 from django_pglock.conf import get_settings
-from django_pglock.tasks import statements, wakeup
+from django_pglock.tasks import statements
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.claiming import ClaimQuerySet, ClaimStatement
+from django_pglock.tasks.claiming import ClaimStatement
+from django_pglock.tasks.enqueueing import EnqueueQuerySet
 from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
 from django_pglock.tasks.states import FINISHED, TaskStatus, sources_of
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.definition import PostgresTask
+    pass
 
 #: What the claiming statement returns; the order is that of ``Claim``'s fields, less the worker.
 CLAIM_COLUMNS = [
@@ -51,16 +51,6 @@ LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
 
 
 @dataclass(frozen=True, slots=True)
-class Enqueued:
-    """What the server filled in when a task was enqueued."""
-
-    id: int
-    status: str
-    run_after: datetime | None
-    enqueued_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Rescued:
     """A claim that was taken back from a dead worker. ``status`` is READY, or FAILED after too many rescues."""
 
@@ -72,7 +62,7 @@ class Rescued:
     task_path: str
 
 
-class TaskQuerySet(ClaimQuerySet[Any]):
+class TaskQuerySet(EnqueueQuerySet):
     """Tasks, and what may happen to them."""
 
     # Sets of tasks
@@ -91,53 +81,6 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         alive = worker.objects.using(self.db).alive().filter(pk=OuterRef("worker"))
         return self.filter(~Exists(alive), status=TaskStatus.RUNNING)
 
-    # Enqueue
-
-    def enqueue(self, task: PostgresTask, *, args: str, kwargs: str, meta: str = "{}") -> Enqueued:
-        """Add one call of ``task`` in the caller's transaction; ``args``, ``kwargs`` and ``meta`` are JSON text.
-
-        Sleeping workers are woken once that transaction is committed.
-        """
-        due, delay = (None, task.run_after) if isinstance(task.run_after, timedelta) else (task.run_after, None)
-        values: tuple[Any, ...] = (
-            task.queue_name,
-            task.priority,
-            task.module_path,
-            args,
-            kwargs,
-            task.backend,
-            task.max_attempts - 1,
-            meta,
-            due,
-            delay,
-        )
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(self._sql(statements.ENQUEUE), values)
-            enqueued = Enqueued(*cursor.fetchone())
-        is_scheduled = enqueued.status == TaskStatus.SCHEDULED
-        self.wake([task.queue_name], wakeup.SCHEDULED_CHANNEL if is_scheduled else wakeup.READY_CHANNEL)
-        return enqueued
-
-    def enqueue_many(
-        self, task: PostgresTask, *, args: Sequence[str], kwargs: Sequence[str], meta: str = "{}"
-    ) -> list[int]:
-        """Add calls of ``task`` by one statement, in order; arguments are JSON texts. Returns their ids."""
-        due, delay = (None, task.run_after) if isinstance(task.run_after, timedelta) else (task.run_after, None)
-        same = (task.queue_name, task.priority, task.module_path, task.backend, task.max_attempts - 1, meta)
-        values: tuple[Any, ...] = (*same, due, delay, list(args), list(kwargs))
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(self._sql(statements.ENQUEUE_MANY), values)
-            rows = cursor.fetchall()
-        is_scheduled = bool(rows) and rows[0][1] == TaskStatus.SCHEDULED
-        self.wake([task.queue_name], wakeup.SCHEDULED_CHANNEL if is_scheduled else wakeup.READY_CHANNEL)
-        return [row[0] for row in rows]
-
-    def wake(self, queues: Iterable[str], channel: str = wakeup.READY_CHANNEL) -> None:
-        """Wake sleeping workers for these queues, once the current transaction is committed."""
-        for queue in set(queues):
-            notify = partial(wakeup.wake, self.db, channel, queue, self._sql(statements.WAKE))
-            transaction.on_commit(notify, using=self.db, robust=True)
-
     # Claim and settle: the worker's verbs
 
     def claim_statement(self, *, worker: UUID, queue: str, paths: Sequence[str]) -> ClaimStatement:
@@ -150,7 +93,7 @@ class TaskQuerySet(ClaimQuerySet[Any]):
             "started_at": started,
             "last_attempted_at": Now(),
         }
-        claimable = self.ready().filter(queue=queue, task_path__in=paths)
+        claimable = self.ready().filter(queue=queue, task_path__in=paths, fair_key__isnull=True)
         return ClaimStatement(claimable, changes, CLAIM_COLUMNS)
 
     @staticmethod
@@ -280,14 +223,6 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         with connections[self.db].cursor() as cursor:
             cursor.execute(self._sql(statements.READY_QUEUES))
             return [row[0] for row in cursor.fetchall()]
-
-    def _sql(self, statement: str) -> str:
-        quote = connections[self.db].ops.quote_name
-        return statement.format(
-            task=quote(self.model._meta.db_table),
-            attempt=quote(self.model._meta.get_field("failures").related_model._meta.db_table),
-            worker=quote(self.model._meta.apps.get_model("django_pglock", "Worker")._meta.db_table),
-        )
 
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]

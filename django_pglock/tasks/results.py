@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 #: django.tasks knows four states; ours that it does not know read as the nearest one.
 PUBLIC_STATUS = {
     TaskStatus.SCHEDULED: TaskResultStatus.READY,
+    TaskStatus.BLOCKED: TaskResultStatus.READY,
     TaskStatus.READY: TaskResultStatus.READY,
     TaskStatus.RUNNING: TaskResultStatus.RUNNING,
     TaskStatus.SUCCESSFUL: TaskResultStatus.SUCCESSFUL,

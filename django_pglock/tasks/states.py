@@ -14,9 +14,10 @@ from django.utils.translation import gettext_lazy as _
 
 
 class TaskStatus(TextChoices):
-    """Where a task is. SCHEDULED reads as READY through ``django.tasks``, CANCELLED as FAILED."""
+    """Where a task is. SCHEDULED and BLOCKED read as READY through ``django.tasks``, CANCELLED as FAILED."""
 
     SCHEDULED = "SCHEDULED", _("Scheduled")
+    BLOCKED = "BLOCKED", _("Blocked")
     READY = "READY", _("Ready")
     RUNNING = "RUNNING", _("Running")
     SUCCESSFUL = "SUCCESSFUL", _("Successful")
@@ -24,14 +25,30 @@ class TaskStatus(TextChoices):
     CANCELLED = "CANCELLED", _("Cancelled")
 
 
+class UniqueScope(TextChoices):
+    """For how long no second task may have the same unique key."""
+
+    WAITING = "WAITING", _("while waiting")
+    UNFINISHED = "UNFINISHED", _("while not finished")
+    PERIOD = "PERIOD", _("for a period")
+
+
 #: From each status, the statuses that may follow.
 MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
     {
-        # due, or run now | cancelled before it was due
-        TaskStatus.SCHEDULED: frozenset({TaskStatus.READY, TaskStatus.CANCELLED}),
-        # claimed | cancelled while waiting
-        TaskStatus.READY: frozenset({TaskStatus.RUNNING, TaskStatus.CANCELLED}),
-        # settled: done, given up, to be tried later | given back or rescued
+        # due, or run now | due, but its key is taken | due, and taken along by its group | cancelled before it was due
+        TaskStatus.SCHEDULED: frozenset(
+            {TaskStatus.READY, TaskStatus.BLOCKED, TaskStatus.RUNNING, TaskStatus.CANCELLED}
+        ),
+        # its key is free, what it waited for is done | that, but it is not due | taken along by its group | cancelled
+        TaskStatus.BLOCKED: frozenset(
+            {TaskStatus.READY, TaskStatus.SCHEDULED, TaskStatus.RUNNING, TaskStatus.CANCELLED}
+        ),
+        # claimed | cancelled while waiting | replaced by a call that is due later, or waits for another key
+        TaskStatus.READY: frozenset(
+            {TaskStatus.RUNNING, TaskStatus.CANCELLED, TaskStatus.SCHEDULED, TaskStatus.BLOCKED}
+        ),
+        # settled: done, given up, to be tried later | given back or rescued: at once, or when its key is free
         TaskStatus.RUNNING: frozenset(
             {
                 TaskStatus.SUCCESSFUL,
@@ -39,19 +56,20 @@ MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
                 TaskStatus.CANCELLED,
                 TaskStatus.SCHEDULED,
                 TaskStatus.READY,
+                TaskStatus.BLOCKED,
             }
         ),
         TaskStatus.SUCCESSFUL: frozenset(),
         # retried by hand
-        TaskStatus.FAILED: frozenset({TaskStatus.READY}),
-        TaskStatus.CANCELLED: frozenset({TaskStatus.READY}),
+        TaskStatus.FAILED: frozenset({TaskStatus.READY, TaskStatus.BLOCKED}),
+        TaskStatus.CANCELLED: frozenset({TaskStatus.READY, TaskStatus.BLOCKED}),
     }
 )
 
 #: Nothing more will happen by itself; these rows have a ``finished_at``.
 FINISHED = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED, TaskStatus.CANCELLED})
 #: Waiting to be claimed, now or later.
-WAITING = frozenset({TaskStatus.SCHEDULED, TaskStatus.READY})
+WAITING = frozenset({TaskStatus.SCHEDULED, TaskStatus.BLOCKED, TaskStatus.READY})
 
 
 def sources_of(target: TaskStatus) -> list[str]:

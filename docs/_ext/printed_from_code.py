@@ -10,7 +10,8 @@ from docutils.parsers.rst import Directive
 
 #: Where each status stands in the picture: column, row.
 PLACES = {
-    "SCHEDULED": (0, 1),
+    "SCHEDULED": (0, 0),
+    "BLOCKED": (0, 2),
     "READY": (1, 1),
     "RUNNING": (2, 1),
     "SUCCESSFUL": (3, 0),

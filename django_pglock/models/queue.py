@@ -1,0 +1,32 @@
+"""The queues that somebody has paused."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from django_pglock.tasks.queues import QueueManager
+
+
+class Queue(models.Model):
+    """One queue with a setting of its own. A queue needs no row to be used; one without is not paused."""
+
+    name = models.CharField(_("name"), max_length=128, primary_key=True)
+    paused_at = models.DateTimeField(_("paused at"), null=True, editable=False)
+    paused_by = models.CharField(_("paused by"), max_length=255, blank=True, default="")
+    reason = models.TextField(_("reason"), blank=True, default="")
+
+    objects = QueueManager()
+
+    class Meta:
+        verbose_name = _("queue")
+        verbose_name_plural = _("queues")
+        ordering = ["name"]
+        default_permissions = ("view", "delete")
+        permissions = [("pause_queue", _("Can pause and resume queues"))]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r}{' paused' if self.paused_at else ''}>"

@@ -1,0 +1,31 @@
+"""The token buckets of rate limits."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class RateLimit(models.Model):
+    """One bucket, as the generic cell rate algorithm keeps it: a single date (ITU-T I.371, "virtual scheduling").
+
+    ``arrives_at`` is the theoretical arrival time of the next token; ``opens_at`` is set while tasks wait for one.
+    """
+
+    key = models.CharField(_("key"), max_length=512, primary_key=True)
+    arrives_at = models.DateTimeField(_("arrives at"))
+    opens_at = models.DateTimeField(_("opens at"), null=True)
+
+    class Meta:
+        verbose_name = _("rate limit")
+        verbose_name_plural = _("rate limits")
+        default_permissions = ("view",)
+        indexes = [
+            models.Index(fields=["opens_at"], name="pglock_rate_opens", condition=models.Q(opens_at__isnull=False))
+        ]
+
+    def __str__(self) -> str:
+        return self.key
+
+    def __repr__(self) -> str:
+        return f"<RateLimit {self.key!r}>"

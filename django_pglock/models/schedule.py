@@ -1,0 +1,30 @@
+"""The schedules that workers keep, and when each is due."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class Schedule(models.Model):
+    """One task function that runs by the clock. The first worker that knows the function makes the row."""
+
+    task_path = models.CharField(_("task function"), max_length=512, primary_key=True)
+    expression = models.CharField(_("when"), max_length=255, help_text=_("As it is written in the code."))
+    timezone = models.CharField(_("time zone"), max_length=64)
+    is_enabled = models.BooleanField(_("enabled"), db_default=True)
+    next_at = models.DateTimeField(_("next"), help_text=_("The tick that is enqueued next."))
+    last_at = models.DateTimeField(_("last"), null=True, help_text=_("The tick that was enqueued last."))
+    last_task = models.BigIntegerField(_("last task"), null=True)
+
+    class Meta:
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
+        ordering = ["next_at"]
+        default_permissions = ("view", "change", "delete")
+
+    def __str__(self) -> str:
+        return self.task_path
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.task_path} {self.expression!r}>"

@@ -1,0 +1,34 @@
+"""Who waits for a task to finish."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from django_pglock.models.task import Task
+
+
+class Waiter(models.Model):
+    """Somebody waits until the task ``awaited`` is finished: another task, or, without one, a process that listens.
+
+    The row goes when the wait is over, so the table holds only what is open. ``awaited`` is no foreign key: a task that
+    is finished and pruned needs nobody's permission.
+    """
+
+    id = models.BigAutoField(_("id"), primary_key=True)
+    awaited = models.BigIntegerField(_("awaited"))
+    task = models.ForeignKey(
+        Task, on_delete=models.CASCADE, related_name="awaiting", verbose_name=_("task"), null=True, db_index=True
+    )
+
+    class Meta:
+        verbose_name = _("waiter")
+        verbose_name_plural = _("waiters")
+        default_permissions = ()
+        indexes = [models.Index(fields=["awaited", "task"], name="pglock_waiter_awaited")]
+
+    def __str__(self) -> str:
+        return f"{self.task_id or '?'} → {self.awaited}"
+
+    def __repr__(self) -> str:
+        return f"<Waiter of task {self.awaited}>"

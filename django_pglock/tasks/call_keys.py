@@ -1,0 +1,125 @@
+"""The keys of one call: what its lock, group, fair, rate and unique templates come to with these arguments."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django_pglock.errors import TaskArgumentsError
+from django_pglock.key_template import KeyTemplate
+from django_pglock.tasks.arguments import to_json
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.definition import PostgresTask
+
+#: Characters of a key; a longer one ends in its digest instead.
+LONGEST_KEY = 512
+
+
+class CallKeys(NamedTuple):
+    """What one call is known by; None where the task does not ask for it."""
+
+    lock: str | None = None
+    group: str | None = None
+    fair: str | None = None
+    unique: str | None = None
+
+
+NO_KEYS = CallKeys()
+
+
+def keys_of(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKeys:
+    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function would not take."""
+    if not task.has_keys:
+        return NO_KEYS
+    values = _bound(task, args, kwargs)
+
+    def render(template: str | None) -> str | None:
+        return None if template is None else _shortened(_template(template, task.func, is_grouped(task)).render(values))
+
+    group = render(task.group.key) if task.group else None
+    return CallKeys(
+        lock=f"group {task.module_path} {group}" if group is not None else _lock_key(task, render),
+        group=group,
+        fair=render(task.fair),
+        unique=_unique_key(task, values, render),
+    )
+
+
+def _lock_key(task: PostgresTask, render: Callable[[str | None], str | None]) -> str | None:
+    if task.lock is not None:
+        return render(task.lock)
+    if task.rate is None:
+        return None
+    # Marked by a space, which makes it no template's own: a rate is not to meet somebody's lock by accident.
+    return f"rate {render(task.rate.key) if task.rate.key is not None else task.module_path}"
+
+
+def _unique_key(
+    task: PostgresTask, values: Mapping[str, Any], render: Callable[[str | None], str | None]
+) -> str | None:
+    if task.unique is None:
+        return None
+    if task.unique.key is not None:
+        return _shortened(f"{task.module_path} {render(task.unique.key)}")
+    text = to_json([values], what=f"The arguments of {task.module_path}", sort_keys=True)
+    return _shortened(f"{task.module_path} {hashlib.sha256(text.encode()).hexdigest()}")
+
+
+def check_templates(task: PostgresTask, where: str) -> None:
+    """Raise ``LockKeyError`` for a template that names what is no parameter of the function."""
+    keyed = [each for each in (task.group, task.rate, task.unique) if each is not None]
+    for template in (task.lock, task.fair, *(each.key for each in keyed)):
+        if template is not None:
+            KeyTemplate(template, known=_known(task.func, is_grouped(task)), where=where)
+
+
+def is_grouped(task: PostgresTask) -> bool:
+    """Say whether the function takes a list of calls, so that its own parameters are not those of a call."""
+    return task.group is not None
+
+
+@lru_cache(maxsize=1024)
+def _template(text: str, function: Callable[..., Any], is_grouped: bool) -> KeyTemplate:
+    return KeyTemplate(text, known=_known(function, is_grouped), where=f"@task on {function.__qualname__}")
+
+
+@lru_cache(maxsize=1024)
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _known(function: Callable[..., Any], is_grouped: bool) -> Collection[str] | None:
+    parameters = _signature(function).parameters.values()
+    if is_grouped or any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    return [each.name for each in parameters]
+
+
+def _bound(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    if is_grouped(task):
+        if args:
+            raise TaskArgumentsError(f"{task.module_path} is grouped; enqueue it with keyword arguments only.")
+        return dict(kwargs)
+    try:
+        context = (None,) if task.takes_context else ()
+        bound = _signature(task.func).bind(*context, *args, **kwargs)
+    except TypeError as error:
+        raise TaskArgumentsError(f"{task.module_path} cannot be called like this: {error}.") from error
+    bound.apply_defaults()
+    values: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        is_rest = _signature(task.func).parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        values.update(value if is_rest else {name: value})
+    return values
+
+
+def _shortened(key: str) -> str:
+    # NUL cannot be stored, and 512 characters are all that the index takes.
+    key = key.replace("\x00", "\\x00")
+    if len(key) <= LONGEST_KEY - 100:
+        return key
+    return f"{key[: LONGEST_KEY - 200]}…{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"

@@ -1,0 +1,182 @@
+"""Enqueueing: one call, many calls, and calls of which there must not be a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.db import connections
+
+from django_pglock.errors import DuplicateTask
+from django_pglock.tasks import statements, wakeup
+from django_pglock.tasks.call_keys import NO_KEYS, CallKeys
+from django_pglock.tasks.gates import GateQuerySet
+from django_pglock.tasks.retry import seconds_of
+from django_pglock.tasks.states import TaskStatus, UniqueScope
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.definition import PostgresTask
+
+#: How often a unique call looks again when the task in its way is gone before it can be named.
+TRIES = 100
+
+
+class Call(NamedTuple):
+    """One call as it is written: JSON texts and keys."""
+
+    args: str
+    kwargs: str
+    keys: CallKeys = NO_KEYS
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """What the server filled in when a task was enqueued. ``is_new``: not there before, as a unique one may be."""
+
+    id: int
+    status: str
+    run_after: datetime | None
+    enqueued_at: datetime
+    unique_key: str | None = None
+    is_new: bool = True
+
+
+class EnqueueQuerySet(GateQuerySet):
+    """Tasks, and how they come into being."""
+
+    def enqueue(self, task: PostgresTask, call: Call, *, meta: str = "{}") -> Enqueued:
+        """Add one call of ``task`` in the caller's transaction.
+
+        Sleeping workers are woken, and a task with a key is admitted, once that transaction is committed. Raises
+        ``DuplicateTask``.
+        """
+        if not task.is_plain:
+            return self.enqueue_many(task, [call], meta=meta)[0]
+        values: tuple[Any, ...] = (
+            task.queue_name,
+            task.priority,
+            task.module_path,
+            call.args,
+            call.kwargs,
+            task.backend,
+            task.max_attempts - 1,
+            meta,
+            *_due(task),
+        )
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(self._sql(statements.ENQUEUE), values)
+            enqueued = Enqueued(*cursor.fetchone())
+        self._follow(task, [call], enqueued.status)
+        return enqueued
+
+    def enqueue_many(self, task: PostgresTask, calls: Sequence[Call], *, meta: str = "{}") -> list[Enqueued]:
+        """Add calls of ``task``, in order, by one statement unless there are unique ones in the way."""
+        write = self._insert if task.unique is None else self._enqueue_unique
+        new = write(task, calls, meta)
+        if new:
+            self._follow(task, calls, new[0].status)
+        return new
+
+    def _insert(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
+        unique, after = task.unique, list(task.after)
+        keys = (
+            _column((call.keys.lock for call in calls), any_=task.has_keys),
+            _column((call.keys.group for call in calls), any_=task.group is not None),
+            _column((call.keys.fair for call in calls), any_=task.fair is not None),
+            _column((call.keys.unique for call in calls), any_=unique is not None),
+        )
+        values: tuple[Any, ...] = (
+            *(task.queue_name, task.priority, task.module_path, task.backend, task.max_attempts - 1, meta),
+            task.concurrency,
+            unique and unique.scope.value,
+            unique and unique.seconds,
+            None if task.keep_result is None else int(seconds_of(task.keep_result, option="keep_result")),
+            *_due(task),
+            after,
+            [call.args for call in calls],
+            [call.kwargs for call in calls],
+            *keys,
+            after,
+        )
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(self._sql(statements.ENQUEUE_MANY), values)
+            return [Enqueued(*row) for row in cursor.fetchall()]
+
+    def _enqueue_unique(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
+        """Insert what is new and find what is there, again and again until each call has its task."""
+        assert task.unique is not None  # noqa: S101 - for the type checker
+        found: dict[str, Enqueued] = {}
+        left = list({call.keys.unique: call for call in calls}.values())
+        if task.unique.scope == UniqueScope.PERIOD:
+            self._run(statements.FREE_EXPIRED_UNIQUE, [call.keys.unique for call in left])
+        for _ in range(TRIES):
+            if task.unique.on_conflict == "replace":
+                found.update(_by_key(self._replace(task, left, meta)))
+                left = [call for call in left if call.keys.unique not in found]
+            found.update(_by_key(self._insert(task, left, meta) if left else []))
+            left = [call for call in left if call.keys.unique not in found]
+            if not left:
+                return [found[str(call.keys.unique)] for call in calls]
+            there = self._run(statements.FIND_UNIQUE, [call.keys.unique for call in left])
+            if there and task.unique.on_conflict == "raise":
+                raise DuplicateTask(
+                    f"Task {there[0][0]} of {task.module_path} has the same unique key.", result_id=str(there[0][0])
+                )
+            if task.unique.on_conflict == "skip":
+                found.update(_by_key(_existing(row) for row in there))
+                left = [call for call in left if call.keys.unique not in found]
+            if not left:
+                return [found[str(call.keys.unique)] for call in calls]
+        raise DuplicateTask(
+            f"A task of {task.module_path} with the same unique key came and went {TRIES} times.", result_id=""
+        )
+
+    def _replace(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
+        replaced: list[Enqueued] = []
+        with connections[self.db].cursor() as cursor:
+            for call in calls:
+                keys = call.keys
+                values: tuple[Any, ...] = (call.args, call.kwargs, task.priority, meta, *keys[:3])
+                values += (task.queue_name, keys.lock, *_due(task), keys.unique)
+                cursor.execute(self._sql(statements.REPLACE_UNIQUE), values)
+                replaced += [_existing(row) for row in cursor.fetchall()]
+        return replaced
+
+    def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(self._sql(statement), values)
+            return cursor.fetchall() if cursor.description else []
+
+    def _follow(self, task: PostgresTask, calls: Iterable[Call], status: str) -> None:
+        """Do after the commit what has to be done then: admit, wake, and see whether ``after`` is done already."""
+        if task.has_keys:
+            self.admit_on_commit({call.keys.lock for call in calls})
+        if task.after:
+            self.release_on_commit(task.after)
+        if status == TaskStatus.READY:
+            self.wake([task.queue_name], wakeup.READY_CHANNEL)
+        elif status == TaskStatus.SCHEDULED:
+            self.wake([task.queue_name], wakeup.SCHEDULED_CHANNEL)
+
+
+def _due(task: PostgresTask) -> tuple[datetime | None, timedelta | None]:
+    """Return the date and the delay of a call; one of them is None."""
+    due: Any = task.run_after
+    if due is None and task.group is not None and task.group.seconds:
+        due = timedelta(seconds=task.group.seconds)
+    return (None, due) if isinstance(due, timedelta) else (due, None)
+
+
+def _column(values: Iterable[str | None], *, any_: bool) -> list[str | None] | None:
+    # unnest() pads what is missing with NULL.
+    return list(values) if any_ else None
+
+
+def _existing(row: tuple[Any, ...]) -> Enqueued:
+    return replace(Enqueued(*row), is_new=False)
+
+
+def _by_key(rows: Iterable[Enqueued]) -> dict[str, Enqueued]:
+    return {str(row.unique_key): row for row in rows}

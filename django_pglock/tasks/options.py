@@ -1,0 +1,166 @@
+"""What a task may ask for besides being run: values, checked when the decorator is applied. Pure.
+
+Each of them names a *key*, by a template of the call's arguments such as ``"order:{order_id}"``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal, TypeVar
+
+from django_pglock.errors import TaskOptionError
+from django_pglock.tasks.retry import seconds_of
+from django_pglock.tasks.states import UniqueScope
+
+T = TypeVar("T")
+
+#: PostgreSQL's smallint.
+MOST_CONCURRENT = 32_767
+#: Rows that one call of a grouped function is given at most.
+MOST_IN_GROUP = 10_000
+PERIODS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """No second task of the same function and key, ``while_`` one waits or is unfinished, or for a ``period``.
+
+    - ``key``: a template; None (default) means the same arguments.
+    - ``while_``: ``"waiting"`` (default): until a worker claims it, so what happens later is seen by a run of its own;
+      or ``"unfinished"``: until it is finished, its retries included.
+    - ``period``: seconds or a timedelta, counted from the first enqueue, whatever has become of that task.
+    - ``on_conflict``: ``"skip"`` (default) returns the task that is there; ``"replace"`` gives the waiting one the new
+      arguments, priority and date; ``"raise"`` raises ``DuplicateTask``.
+    """
+
+    key: str | None = None
+    while_: Literal["waiting", "unfinished"] = "waiting"
+    period: float | timedelta | None = None
+    on_conflict: Literal["skip", "replace", "raise"] = "skip"
+
+    def __post_init__(self) -> None:
+        if self.while_ not in ("waiting", "unfinished"):
+            raise TaskOptionError(f"Unique: while_ is {self.while_!r}; it is 'waiting' or 'unfinished'.")
+        if self.on_conflict not in ("skip", "replace", "raise"):
+            raise TaskOptionError(f"Unique: on_conflict is {self.on_conflict!r}; it is 'skip', 'replace' or 'raise'.")
+        if self.period is not None and seconds_of(self.period, option="period") == 0:
+            raise TaskOptionError("Unique: a period of 0 seconds forbids nothing.")
+        if self.on_conflict == "replace" and self.scope != UniqueScope.WAITING:
+            raise TaskOptionError("Unique: only a waiting task can be replaced; one that runs has its arguments.")
+
+    @property
+    def scope(self) -> UniqueScope:
+        """For how long the key is taken."""
+        return UniqueScope.PERIOD if self.period is not None else UniqueScope(self.while_.upper())
+
+    @property
+    def seconds(self) -> float | None:
+        """The period in seconds, if there is one."""
+        return None if self.period is None else seconds_of(self.period, option="period")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All waiting tasks of one ``key`` run in one call: the function gets the list of their keyword arguments.
+
+    ``limit``: most in one call. ``gather``: seconds or a timedelta for which the first one waits for others.
+    """
+
+    key: str
+    limit: int = 1000
+    gather: float | timedelta = 0
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.limit, MOST_IN_GROUP):
+            raise TaskOptionError(f"Group: limit is {self.limit!r}; give a number from 1 to {MOST_IN_GROUP:,}.")
+        seconds_of(self.gather, option="gather")
+
+    @property
+    def seconds(self) -> float:
+        """The time to gather, in seconds."""
+        return seconds_of(self.gather, option="gather")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most ``count`` starts in ``per`` seconds (or a timedelta), spread by a token bucket in the database.
+
+    ``key`` is a template; None (default) is the function as a whole, or its ``lock`` if it has one. ``burst`` (default:
+    ``count``) may start at once after a pause. Short: ``rate="10/s"``, ``"100/m"``, ``"5/h"``.
+    """
+
+    count: int
+    per: float | timedelta = 1
+    key: str | None = None
+    burst: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("count", self.count), ("burst", self.count if self.burst is None else self.burst)):
+            if not _is_number(value, 1_000_000):
+                raise TaskOptionError(f"Rate: {name} is {value!r}; give a number from 1 to 1,000,000.")
+        if seconds_of(self.per, option="per") == 0:
+            raise TaskOptionError("Rate: per is no time.")
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one token to the next."""
+        return seconds_of(self.per, option="per") / self.count
+
+    @property
+    def size(self) -> int:
+        """Tokens that the bucket holds."""
+        return self.count if self.burst is None else self.burst
+
+    @classmethod
+    def parse(cls, text: str) -> Rate:
+        """Return the rate that ``"10/s"`` stands for. Raises ``TaskOptionError``."""
+        match = re.fullmatch(r"(\d{1,7})/(\d{0,5})([smhd])", text)
+        if not match:
+            raise TaskOptionError(f"rate is {text!r}; write it as '10/s', '100/m', '5/h' or '1/30s', or use Rate().")
+        return cls(int(match[1]), int(match[2] or 1) * PERIODS[match[3]])
+
+
+UniqueOption = bool | str | Unique
+GroupOption = str | Group
+RateOption = str | Rate
+
+
+def unique_of(value: UniqueOption | None) -> Unique | None:
+    """Return what ``unique=`` stands for: True is "the same arguments", a string is a template."""
+    if value is None or value is False:
+        return None
+    if value is True:
+        return Unique()
+    return Unique(value) if isinstance(value, str) else _instance(value, Unique, "unique")
+
+
+def group_of(value: GroupOption | None) -> Group | None:
+    """Return what ``group=`` stands for: a string is a template."""
+    if value is None:
+        return None
+    return Group(value) if isinstance(value, str) else _instance(value, Group, "group")
+
+
+def rate_of(value: RateOption | None) -> Rate | None:
+    """Return what ``rate=`` stands for."""
+    if value is None:
+        return None
+    return Rate.parse(value) if isinstance(value, str) else _instance(value, Rate, "rate")
+
+
+def check_concurrency(value: object) -> None:
+    """Raise ``TaskOptionError`` unless it is a number that a task's row can hold."""
+    if not _is_number(value, MOST_CONCURRENT):
+        raise TaskOptionError(f"concurrency is {value!r}; give a number from 1 to {MOST_CONCURRENT:,}.")
+
+
+def _instance(value: object, kind: type[T], option: str) -> T:
+    if not isinstance(value, kind):
+        raise TaskOptionError(f"{option} is {value!r}; give a template or a {kind.__name__}().")
+    return value
+
+
+def _is_number(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
