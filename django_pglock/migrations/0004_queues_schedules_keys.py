@@ -180,6 +180,11 @@ class Migration(migrations.Migration):
             model_name='task',
             constraint=models.CheckConstraint(condition=models.Q(('status__in', ['SCHEDULED', 'BLOCKED', 'READY', 'RUNNING', 'SUCCESSFUL', 'FAILED', 'CANCELLED'])), name='pglock_task_status'),
         ),
+        migrations.AlterField(
+            model_name='attempt',
+            name='worker',
+            field=models.UUIDField(help_text='Empty: the task never ran.', null=True, verbose_name='worker'),
+        ),
         migrations.AddIndex(
             model_name='ratelimit',
             index=models.Index(condition=models.Q(('opens_at__isnull', False)), fields=['opens_at'], name='pglock_rate_opens'),

@@ -22,7 +22,7 @@ class Attempt(models.Model):
         Task, on_delete=models.CASCADE, related_name="failures", verbose_name=_("task"), db_index=False
     )
     number = models.IntegerField(_("number"), help_text=_("The task's attempts when it was claimed."))
-    worker = models.UUIDField(_("worker"))
+    worker = models.UUIDField(_("worker"), null=True, help_text=_("Empty: the task never ran."))
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"))
     outcome = models.CharField(_("outcome"), max_length=16, choices=Outcome.choices)

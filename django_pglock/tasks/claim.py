@@ -33,6 +33,7 @@ class Claim:
     enqueued_at: datetime
     started_at: datetime
     last_attempted_at: datetime
+    lock_key: str | None = None
 
     @property
     def is_first(self) -> bool:

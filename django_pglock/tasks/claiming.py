@@ -7,6 +7,7 @@ The claimable set is said once, as a queryset; Django compiles it, and the resul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -173,20 +174,31 @@ class ClaimStatement:
     """A marking UPDATE compiled and bound once, executed with many limits.
 
     All its values are known when it is made, so psycopg writes them into the text once and the server always sees
-    literals: a partial index is used whatever the plan mode, and a claim costs no binding in Python.
+    literals: a partial index is used whatever the plan mode, and a claim costs no binding in Python. Numbers that are
+    not known yet are ``HOLES`` in the queryset, filled in at each execution.
     """
+
+    #: Numbers that stand for those that come later. The last is the limit's.
+    HOLES = (30_313, 918_273_646, _ANY_LIMIT)
 
     def __init__(self, queryset: ClaimQuerySet[Any], changes: dict[str, Any], returning: Sequence[str]) -> None:
         sql, params = queryset._marking_sql(_ANY_LIMIT, changes, returning, keep_order=False)
         self._using = queryset.db
         with connections[queryset.db].cursor() as cursor:
             text = ClientCursor(cursor.connection).mogrify(sql, params)
-        self._head, self._tail = text.split(str(_ANY_LIMIT))
+        self._pieces = re.split(rf"\b({'|'.join(map(str, self.HOLES))})\b", text)
 
-    def execute(self, limit: int) -> list[tuple[Any, ...]]:
+    def sql(self, limit: int, *numbers: int) -> str:
+        """Return the statement with its numbers filled in."""
+        values = dict(zip(map(str, self.HOLES), (*numbers, *self.HOLES[len(numbers) : -1], limit), strict=True))
+        pieces = self._pieces.copy()
+        pieces[1::2] = [str(int(values[piece])) for piece in pieces[1::2]]
+        return "".join(pieces)
+
+    def execute(self, limit: int, *numbers: int) -> list[tuple[Any, ...]]:
         """Claim up to ``limit`` rows on this thread's connection; return the columns asked for, in no order."""
         with connections[self._using].cursor() as cursor:
-            cursor.execute(f"{self._head}{int(limit)}{self._tail}")
+            cursor.execute(self.sql(limit, *numbers))
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
 
-from django_pglock.errors import DuplicateTask
+from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.call_keys import NO_KEYS, CallKeys
-from django_pglock.tasks.gates import GateQuerySet
 from django_pglock.tasks.retry import seconds_of
 from django_pglock.tasks.states import TaskStatus, UniqueScope
+from django_pglock.tasks.waiting import WaitQuerySet
 
 if TYPE_CHECKING:
     from django_pglock.tasks.definition import PostgresTask
@@ -43,7 +43,7 @@ class Enqueued:
     is_new: bool = True
 
 
-class EnqueueQuerySet(GateQuerySet):
+class EnqueueQuerySet(WaitQuerySet):
     """Tasks, and how they come into being."""
 
     def enqueue(self, task: PostgresTask, call: Call, *, meta: str = "{}") -> Enqueued:
@@ -73,6 +73,10 @@ class EnqueueQuerySet(GateQuerySet):
 
     def enqueue_many(self, task: PostgresTask, calls: Sequence[Call], *, meta: str = "{}") -> list[Enqueued]:
         """Add calls of ``task``, in order, by one statement unless there are unique ones in the way."""
+        if missing := self.missing(task.after):
+            raise TaskOptionError(
+                f"There is no task {', '.join(map(str, missing))} for {task.module_path} to run after."
+            )
         write = self._insert if task.unique is None else self._enqueue_unique
         new = write(task, calls, meta)
         if new:
@@ -144,17 +148,11 @@ class EnqueueQuerySet(GateQuerySet):
                 replaced += [_existing(row) for row in cursor.fetchall()]
         return replaced
 
-    def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(self._sql(statement), values)
-            return cursor.fetchall() if cursor.description else []
-
     def _follow(self, task: PostgresTask, calls: Iterable[Call], status: str) -> None:
         """Do after the commit what has to be done then: admit, wake, and see whether ``after`` is done already."""
         if task.has_keys:
             self.admit_on_commit({call.keys.lock for call in calls})
-        if task.after:
-            self.release_on_commit(task.after)
+        self.release_on_commit(task.after)
         if status == TaskStatus.READY:
             self.wake([task.queue_name], wakeup.READY_CHANNEL)
         elif status == TaskStatus.SCHEDULED:

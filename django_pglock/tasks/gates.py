@@ -1,4 +1,4 @@
-"""Keys at which tasks wait: how they get through, and how whoever waits for a task hears of its end.
+"""Keys at which tasks wait, and how they get through.
 
 A task with a key is BLOCKED until it is *admitted*: made READY, for any worker to claim. So the claims know nothing of
 keys, and a hundred thousand tasks that wait for one are in nobody's way.
@@ -24,7 +24,7 @@ KEYS_AT_ONCE = 1000
 
 
 class GateQuerySet(ClaimQuerySet[Any]):
-    """Tasks that wait for a key or for other tasks."""
+    """Tasks that wait for a key."""
 
     def admit(self, keys: Iterable[str | None]) -> int:
         """Make READY what these keys have room for, first come, first served. Returns how many tasks that were."""
@@ -36,22 +36,23 @@ class GateQuerySet(ClaimQuerySet[Any]):
         return len(queues)
 
     def _admit(self, keys: list[str]) -> list[str]:
-        with transaction.atomic(using=self.db), connections[self.db].cursor() as cursor:
-            cursor.execute(statements.LOCK_KEYS, (keys,))
-            cursor.execute(self._sql(statements.ADMIT), (keys,))
-            return [queue for (queue,) in cursor.fetchall()]
+        # Two statements, so that the second one's snapshot is younger than the lock.
+        with transaction.atomic(using=self.db):
+            self._run(statements.LOCK_KEYS, keys)
+            return [queue for (queue,) in self._run(statements.ADMIT, keys)]
 
     def admit_on_commit(self, keys: Collection[str | None]) -> None:
         """Admit once the current transaction is committed."""
         if any(key is not None for key in keys):
             transaction.on_commit(partial(self.admit, keys), using=self.db, robust=True)
 
-    def release(self, awaited: Iterable[int]) -> None:
-        """Tell those who wait for these tasks that they are finished, if they are."""
+    def open_rates(self, *, limit: int = KEYS_AT_ONCE) -> list[str]:
+        """Return the keys whose next token has come. Whoever asks has to admit to them."""
+        return [key for (key,) in self._run(statements.OPEN_RATES, limit)]
 
-    def release_on_commit(self, awaited: Collection[int]) -> None:
-        """Release once the current transaction is committed."""
-        transaction.on_commit(partial(self.release, awaited), using=self.db, robust=True)
+    def blocked_keys(self, after: str, *, limit: int = KEYS_AT_ONCE) -> list[str]:
+        """Return the next keys behind ``after`` at which somebody waits, in order."""
+        return [key for (key,) in self._run(statements.BLOCKED_KEYS, after, limit)]
 
     def wake(self, queues: Iterable[str], channel: str = wakeup.READY_CHANNEL) -> None:
         """Wake sleeping workers for these queues, once the current transaction is committed."""
@@ -59,11 +60,38 @@ class GateQuerySet(ClaimQuerySet[Any]):
             notify = partial(wakeup.wake, self.db, channel, queue, self._sql(statements.WAKE))
             transaction.on_commit(notify, using=self.db, robust=True)
 
+    def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(self._sql(statement), values or None)
+            return cursor.fetchall() if cursor.description else []
+
     def _sql(self, statement: str) -> str:
-        meta, quote = self.model._meta, connections[self.db].ops.quote_name
-        return statement.format(
-            task=quote(meta.db_table),
-            attempt=quote(meta.get_field("failures").related_model._meta.db_table),
-            waiter=quote(meta.get_field("awaiting").related_model._meta.db_table),
-            worker=quote(meta.apps.get_model("django_pglock", "Worker")._meta.db_table),
-        )
+        quote, get_model = connections[self.db].ops.quote_name, self.model._meta.apps.get_model
+        others = {name: quote(get_model("django_pglock", name.replace("_", ""))._meta.db_table) for name in OTHERS}
+        columns = ", ".join(f"task.{quote(column)}" for column in CLAIM_COLUMNS)
+        return statement.format(task=quote(self.model._meta.db_table), claim_columns=columns, **others)
+
+
+#: The tables besides the tasks' own that the statements name.
+OTHERS = ("attempt", "queue", "rate_limit", "waiter", "worker")
+
+#: What the claiming statement returns; the order is that of ``Claim``'s fields, less the worker.
+CLAIM_COLUMNS = [
+    "id",
+    "attempts",
+    "backend",
+    "queue",
+    "priority",
+    "task_path",
+    "args",
+    "kwargs",
+    "meta",
+    "retries",
+    "max_retries",
+    "rescues",
+    "run_after",
+    "enqueued_at",
+    "started_at",
+    "last_attempted_at",
+    "lock_key",
+]

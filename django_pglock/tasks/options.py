@@ -85,19 +85,20 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most ``count`` starts in ``per`` seconds (or a timedelta), spread by a token bucket in the database.
+    """At most ``count`` starts in ``per`` seconds (or a timedelta), by a token bucket in the database.
 
-    ``key`` is a template; None (default) is the function as a whole, or its ``lock`` if it has one. ``burst`` (default:
-    ``count``) may start at once after a pause. Short: ``rate="10/s"``, ``"100/m"``, ``"5/h"``.
+    ``key`` is a template; None (default) is the function as a whole, or its ``lock`` if it has one. ``burst`` may start
+    at once after a pause; with the default of 1 starts are evenly spread. In any stretch of time no more start than the
+    rate allows for it, and ``burst``. Short: ``rate="10/s"``, ``"100/m"``, ``"1/30s"``.
     """
 
     count: int
     per: float | timedelta = 1
     key: str | None = None
-    burst: int | None = None
+    burst: int = 1
 
     def __post_init__(self) -> None:
-        for name, value in (("count", self.count), ("burst", self.count if self.burst is None else self.burst)):
+        for name, value in (("count", self.count), ("burst", self.burst)):
             if not _is_number(value, 1_000_000):
                 raise TaskOptionError(f"Rate: {name} is {value!r}; give a number from 1 to 1,000,000.")
         if seconds_of(self.per, option="per") == 0:
@@ -107,11 +108,6 @@ class Rate:
     def interval(self) -> float:
         """Seconds from one token to the next."""
         return seconds_of(self.per, option="per") / self.count
-
-    @property
-    def size(self) -> int:
-        """Tokens that the bucket holds."""
-        return self.count if self.burst is None else self.burst
 
     @classmethod
     def parse(cls, text: str) -> Rate:

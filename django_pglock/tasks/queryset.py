@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import connections, models
-from django.db.models import Exists, F, OuterRef
+from django.db import models
+from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.functions import Coalesce, Now
 
 from django_pglock.conf import get_settings
@@ -21,32 +22,15 @@ from django_pglock.tasks import statements
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimStatement
 from django_pglock.tasks.enqueueing import EnqueueQuerySet
+from django_pglock.tasks.gates import CLAIM_COLUMNS
 from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
-from django_pglock.tasks.states import FINISHED, TaskStatus, sources_of
+from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope, sources_of
 
 if TYPE_CHECKING:
-    pass
+    from typing_extensions import Self
 
-#: What the claiming statement returns; the order is that of ``Claim``'s fields, less the worker.
-CLAIM_COLUMNS = [
-    "id",
-    "attempts",
-    "backend",
-    "queue",
-    "priority",
-    "task_path",
-    "args",
-    "kwargs",
-    "meta",
-    "retries",
-    "max_retries",
-    "rescues",
-    "run_after",
-    "enqueued_at",
-    "started_at",
-    "last_attempted_at",
-]
-
+#: Where a task waits when it is due: for a worker, or first for its key.
+WAITS = Case(When(lock_key__isnull=True, then=Value(TaskStatus.READY.value)), default=Value(TaskStatus.BLOCKED.value))
 LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
 
 
@@ -60,6 +44,7 @@ class Rescued:
     status: str
     queue: str
     task_path: str
+    lock_key: str | None
 
 
 class TaskQuerySet(EnqueueQuerySet):
@@ -83,18 +68,46 @@ class TaskQuerySet(EnqueueQuerySet):
 
     # Claim and settle: the worker's verbs
 
-    def claim_statement(self, *, worker: UUID, queue: str, paths: Sequence[str]) -> ClaimStatement:
-        """Return the statement that claims tasks of one queue for a worker, among the functions it knows."""
-        started = Coalesce("started_at", Now())
+    def claim_statement(
+        self, *, worker: UUID, queue: str, paths: Sequence[str], behind: bool = False
+    ) -> ClaimStatement:
+        """Return the statement that claims tasks of one queue for a worker, among the functions it knows.
+
+        With ``behind``, only those of one priority that were enqueued after a task: two numbers to fill in.
+        """
+        claimable = self.ready().filter(queue=queue, task_path__in=paths, fair_key__isnull=True)
+        if behind:
+            priority, id_, _ = ClaimStatement.HOLES
+            claimable = claimable.filter(priority=priority, id__gt=id_)
+        paused = self.model._meta.apps.get_model("django_pglock", "Queue").objects.paused().filter(name=queue)
         changes = {
             "status": TaskStatus.RUNNING,
             "attempts": F("attempts") + 1,
             "worker": worker,
-            "started_at": started,
+            "started_at": Coalesce("started_at", Now()),
             "last_attempted_at": Now(),
         }
-        claimable = self.ready().filter(queue=queue, task_path__in=paths, fair_key__isnull=True)
-        return ClaimStatement(claimable, changes, CLAIM_COLUMNS)
+        return ClaimStatement(claimable.filter(~Exists(paused)), changes, CLAIM_COLUMNS)
+
+    def claim_fair(
+        self, *, worker: UUID, queue: str, paths: Sequence[str], after: str, limit: int
+    ) -> tuple[list[Claim], str]:
+        """Claim tasks whose keys take turns, beginning behind the key ``after``.
+
+        Returns the claims, in the order in which they run, and the last key that got its turn.
+        """
+        scan = (queue, after, queue, queue, limit, queue, list(paths), limit, limit)
+        rows = sorted(self._run(statements.CLAIM_FAIR, *scan, worker), key=itemgetter(-1))
+        claims = [Claim(id_, attempt, worker, *rest) for id_, attempt, *rest, _, _ in rows]
+        return claims, max((row[-2] for row in rows), default="")
+
+    def claim_group(self, leader: Claim, *, limit: int, gather: float) -> list[Claim]:
+        """Claim what waits in the group of a claimed task, for the same worker: ``limit`` at most.
+
+        ``gather`` is the time in seconds for which tasks of the group are held back.
+        """
+        rows = self._run(statements.TAKE_ALONG, leader.lock_key, leader.task_path, gather, limit, leader.worker)
+        return sorted((Claim(id_, attempt, leader.worker, *rest) for id_, attempt, *rest in rows), key=attrgetter("id"))
 
     @staticmethod
     def claims_of(rows: Iterable[tuple[Any, ...]], worker: UUID) -> list[Claim]:
@@ -112,15 +125,12 @@ class TaskQuerySet(EnqueueQuerySet):
         successes = [(claim, outcome) for claim, outcome in outcomes if isinstance(outcome, Succeeded)]
         others = [(claim, outcome) for claim, outcome in outcomes if not isinstance(outcome, Succeeded)]
         accepted: dict[int, datetime | None] = {}
-        with connections[self.db].cursor() as cursor:
-            if successes:
-                rows = ((claim.id, claim.attempt, outcome.result) for claim, outcome in sorted(successes, key=_by_id))
-                cursor.execute(self._sql(statements.SETTLE_SUCCESSES), _transposed(rows))
-                accepted.update(cursor.fetchall())
-            if others:
-                rows = (_columns(claim, outcome) for claim, outcome in sorted(others, key=_by_id))
-                cursor.execute(self._sql(statements.SETTLE_OTHERS), (*_transposed(rows), worker))
-                accepted.update(cursor.fetchall())
+        if successes:
+            rows = ((claim.id, claim.attempt, outcome.result) for claim, outcome in sorted(successes, key=_by_id))
+            accepted.update(self._run(statements.SETTLE_SUCCESSES, *_transposed(rows)))
+        if others:
+            rows = (_columns(claim, outcome) for claim, outcome in sorted(others, key=_by_id))
+            accepted.update(self._run(statements.SETTLE_OTHERS, *_transposed(rows), worker))
         return accepted
 
     def release_unknown(self, worker: UUID, in_hand: Iterable[int], *, older_than: float) -> int:
@@ -128,24 +138,23 @@ class TaskQuerySet(EnqueueQuerySet):
 
         Returns how many tasks that were.
         """
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(self._sql(statements.RELEASE_UNKNOWN), (worker, list(in_hand), older_than))
-            return len(cursor.fetchall())
+        released = self._run(statements.RELEASE_UNKNOWN, worker, list(in_hand), older_than)
+        self.admit(key for (key,) in released)
+        return len(released)
 
     # Upkeep
 
     def promote(self, *, limit: int = 1000) -> int:
         """Move scheduled tasks that are due to READY, ``limit`` at most. Returns how many."""
-        promoted = self.due()._mark(limit, {"status": TaskStatus.READY}, "queue")
-        self.wake(queue for (queue,) in promoted)
+        promoted = self.due()._mark(limit, {"status": WAITS}, "queue", "lock_key")
+        self.wake(queue for queue, key in promoted if key is None)
+        self.admit_on_commit({key for _, key in promoted})
         return len(promoted)
 
     def next_due_in(self) -> float | None:
         """Return the seconds until the next scheduled task is due, zero or less when it is, None when there is none."""
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(self._sql(statements.NEXT_DUE))
-            row = cursor.fetchone()
-        return row[0] if row else None
+        [(seconds,)] = self._run(statements.NEXT_DUE)
+        return seconds  # type: ignore[no-any-return]
 
     def rescue(self, *, limit: int = 1000) -> list[Rescued]:
         """Take claims back from workers that are dead, ``limit`` at most, and return them.
@@ -156,44 +165,43 @@ class TaskQuerySet(EnqueueQuerySet):
         settings = get_settings()
         most = settings.MAX_RESCUES
         text = "Its worker died, or gave no sign of life for too long, while it held this attempt."
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(
-                self._sql(statements.RESCUE),
-                (
-                    # Two beats must be missing; the little more is for one that is on its way.
-                    2.2 * settings.HEARTBEAT_INTERVAL,
-                    settings.HEARTBEAT_LIMIT,
-                    limit,
-                    most,
-                    most,
-                    most,
-                    LOST_WITH_WORKER,
-                    text,
-                ),
-            )
-            rescued = [Rescued(*row) for row in cursor.fetchall()]
-        self.wake(each.queue for each in rescued)
+        # Two beats must be missing; the little more is for one that is on its way.
+        beats = 2.2 * settings.HEARTBEAT_INTERVAL
+        values = (beats, settings.HEARTBEAT_LIMIT, limit, most, most, most, LOST_WITH_WORKER, text)
+        rescued = [Rescued(*row) for row in self._run(statements.RESCUE, *values)]
+        self.wake(each.queue for each in rescued if each.status == TaskStatus.READY)
+        self.admit_on_commit({each.lock_key for each in rescued})
+        self.release_on_commit([each.id for each in rescued if each.status == TaskStatus.FAILED])
         return rescued
 
     # What a person may ask for
 
     def retry(self) -> int:
-        """Make failed and cancelled tasks of this queryset READY again, with all their retries. Returns how many."""
+        """Make failed and cancelled tasks of this queryset READY again, with all their retries. Returns how many.
+
+        A unique one is left alone beside another that is there already; of several with one key, the last is taken.
+        """
         changes = {
-            "status": TaskStatus.READY,
+            "status": WAITS,
+            "waits_for": 0,
             "retries": 0,
             "rescues": 0,
             "run_after": None,
             "worker": None,
             "finished_at": None,
         }
-        return self._move(TaskStatus.READY, changes, among=FINISHED)
+        return self._without_duplicates()._move(TaskStatus.READY, changes, among=FINISHED)
+
+    def _without_duplicates(self) -> Self:
+        others = self.model._base_manager.using(self.db).filter(unique_key=OuterRef("unique_key"))
+        there = others.filter(finished_at__isnull=True).exclude(unique_scope=UniqueScope.WAITING, attempts__gt=0)
+        last = self.filter(unique_key__isnull=False, status__in=FINISHED)
+        last = last.order_by("unique_key", "-pk").distinct("unique_key")
+        return self.filter(Q(unique_key__isnull=True) | (~Exists(there) & Q(pk__in=last.values("pk"))))
 
     def run_now(self) -> int:
         """Make scheduled tasks of this queryset READY, before their time. Returns how many."""
-        return self._move(
-            TaskStatus.READY, {"status": TaskStatus.READY, "run_after": None}, among={TaskStatus.SCHEDULED}
-        )
+        return self._move(TaskStatus.READY, {"status": WAITS, "run_after": None}, among={TaskStatus.SCHEDULED})
 
     def cancel(self) -> int:
         """Cancel what has not finished in this queryset. Returns how many.
@@ -209,20 +217,20 @@ class TaskQuerySet(EnqueueQuerySet):
         Tasks of a living worker are left alone. A worker that comes back later finds its claim lost.
         """
         stuck = self.stuck()
-        return stuck._move(TaskStatus.READY, {"status": TaskStatus.READY, "worker": None}, among={TaskStatus.RUNNING})
+        return stuck._move(TaskStatus.READY, {"status": WAITS, "worker": None}, among={TaskStatus.RUNNING})
 
     def _move(self, target: TaskStatus, changes: dict[str, Any], *, among: Iterable[str] = TaskStatus.values) -> int:
         allowed = sorted(set(sources_of(target)) & set(among))
         movable = self.filter(status__in=allowed).order_by("id")
-        moved = movable._mark(_ALL, changes, "queue", "status")
-        self.wake(queue for queue, status in moved if status == TaskStatus.READY)
+        moved = movable._mark(_ALL, changes, "id", "queue", "status", "lock_key")
+        self.wake(queue for _, queue, status, _ in moved if status == TaskStatus.READY)
+        self.admit_on_commit({key for *_, key in moved})
+        self.release_on_commit([id_ for id_, _, status, _ in moved if status in FINISHED])
         return len(moved)
 
     def ready_queues(self) -> list[str]:
         """Return the names of the queues that have something ready, one index probe each."""
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(self._sql(statements.READY_QUEUES))
-            return [row[0] for row in cursor.fetchall()]
+        return [queue for (queue,) in self._run(statements.READY_QUEUES)]
 
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]

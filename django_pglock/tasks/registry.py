@@ -29,3 +29,8 @@ def find(path: str) -> PostgresTask | None:
 def known_paths() -> list[str]:
     """Return the dotted paths of all registered task functions, in order."""
     return sorted(_definitions)
+
+
+def has_fair() -> bool:
+    """Say whether a function with ``fair=`` is registered."""
+    return any(task.fair is not None for task in _definitions.values())

@@ -70,8 +70,8 @@ def result_of_row(row: Any) -> TaskResult[..., Any] | None:
     definition = registry.find(row.task_path)
     if definition is None:
         return None
-    failures = list(row.failures.order_by("number")) if row.attempts else []
-    workers = [str(failure.worker) for failure in failures]
+    failures = list(row.failures.order_by("number")) if row.attempts or row.status == TaskStatus.CANCELLED else []
+    workers = [str(failure.worker) for failure in failures if failure.worker is not None]
     if row.worker is not None and (not failures or failures[-1].number != row.attempts):
         workers.append(str(row.worker))
     return make_result(

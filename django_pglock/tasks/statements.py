@@ -1,6 +1,6 @@
 """The statements about tasks that the ORM cannot say, one constant each, with the reason above it.
 
-``{task}``, ``{attempt}``, ``{waiter}`` and ``{worker}`` are replaced by quoted table names; every value is a parameter.
+``{task}``, ``{attempt}`` and so on are replaced by quoted table names; every value is a parameter.
 Statuses are literals, so that also a generic plan can use the partial indexes. Times are the server's:
 ``statement_timestamp()`` where one moment holds for all rows, never ``now()``, which in a long transaction is long ago.
 """
@@ -80,31 +80,151 @@ FROM (SELECT DISTINCT unnest(%s::text[]) COLLATE "C" AS key ORDER BY key) AS key
 
 # Lets the first that wait at these keys through, as many as have room. What has been admitted and has not finished
 # takes up room; so does, at a key that lets one through, what will be tried again: the others wait for it, because
-# order is what they asked for.
+# order is what they asked for. At a rated key each one through takes a token from its bucket; those that nobody has
+# begun yet count against the burst, so that a busy worker cannot save them up.
 ADMIT = """
-WITH gate AS MATERIALIZED (
-    SELECT head.lock_key, COALESCE(head.concurrency, CASE WHEN head.meta ? 'rate' THEN 32767 ELSE 1 END) - (
-               SELECT count(*) FROM {task} AS busy
-               WHERE busy.lock_key = head.lock_key AND busy.finished_at IS NULL
-                 AND (busy.status IN ('READY', 'RUNNING')
-                      OR busy.status = 'SCHEDULED' AND busy.started_at IS NOT NULL
-                         AND COALESCE(busy.concurrency, 1) = 1 AND busy.group_key IS NULL AND NOT busy.meta ? 'rate')
-           ) AS room
+WITH head AS MATERIALIZED (
+    SELECT first.*, (first.meta -> 'rate' ->> 0)::float8 AS interval, (first.meta -> 'rate' ->> 1)::int AS burst
     FROM (SELECT DISTINCT unnest(%s::text[]) AS key) AS keys
     CROSS JOIN LATERAL (
-        SELECT task.lock_key, task.concurrency, task.meta FROM {task} AS task
+        SELECT task.lock_key AS key, task.concurrency, task.group_key, task.meta FROM {task} AS task
         WHERE task.lock_key = keys.key AND task.status = 'BLOCKED' AND task.waits_for = 0 AND task.finished_at IS NULL
-        ORDER BY task.id LIMIT 1) AS head
+        ORDER BY task.id LIMIT 1) AS first
+), gate AS MATERIALIZED (
+    SELECT head.key, head.interval, head.burst, busy.ready,
+           COALESCE(head.concurrency, CASE WHEN head.burst IS NULL THEN 1 ELSE 32767 END) - busy.admitted
+               - CASE WHEN COALESCE(head.concurrency, 1) = 1 AND head.group_key IS NULL AND head.burst IS NULL
+                      THEN busy.to_be_retried ELSE 0 END AS room,
+           GREATEST(bucket.arrives_at, clock_timestamp()) AS arrives_at
+    FROM head LEFT JOIN {rate_limit} AS bucket ON bucket.key = head.key
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE task.status = 'READY')::int AS ready,
+               count(*) FILTER (WHERE task.status IN ('READY', 'RUNNING'))::int AS admitted,
+               count(*) FILTER (WHERE task.status = 'SCHEDULED' AND task.started_at IS NOT NULL)::int AS to_be_retried
+        FROM {task} AS task
+        WHERE task.lock_key = head.key AND task.status IN ('READY', 'RUNNING', 'SCHEDULED')
+          AND task.finished_at IS NULL) AS busy
+), allowed AS MATERIALIZED (
+    SELECT gate.*, GREATEST(0, CASE
+               WHEN burst IS NULL THEN room
+               ELSE LEAST(room, burst - ready, floor(
+                   burst - EXTRACT(EPOCH FROM arrives_at - clock_timestamp()) / interval + 0.000001)::int)
+               END) AS count
+    FROM gate
 ), admitted AS MATERIALIZED (
-    SELECT next.id FROM gate CROSS JOIN LATERAL (
+    SELECT next.id, allowed.key FROM allowed CROSS JOIN LATERAL (
         SELECT task.id FROM {task} AS task
-        WHERE task.lock_key = gate.lock_key AND task.status = 'BLOCKED' AND task.waits_for = 0
+        WHERE task.lock_key = allowed.key AND task.status = 'BLOCKED' AND task.waits_for = 0
           AND task.finished_at IS NULL
-        ORDER BY task.id LIMIT GREATEST(0, gate.room)) AS next
+        ORDER BY task.id LIMIT allowed.count) AS next
+), bucket AS (
+    INSERT INTO {rate_limit} AS bucket (key, arrives_at, opens_at)
+    SELECT allowed.key, moment.arrives_at,
+           CASE WHEN gate_has_more.more THEN GREATEST(
+               moment.arrives_at - make_interval(secs => (burst - 1) * interval),
+               clock_timestamp() + make_interval(secs => LEAST(interval, 0.05))) END
+    FROM allowed
+    CROSS JOIN LATERAL (SELECT count(*) AS taken FROM admitted WHERE admitted.key = allowed.key) AS through
+    CROSS JOIN LATERAL (
+        SELECT allowed.arrives_at + make_interval(secs => through.taken * interval) AS arrives_at) AS moment
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (SELECT FROM {task} AS task
+            WHERE task.lock_key = allowed.key AND task.status = 'BLOCKED' AND task.waits_for = 0
+              AND task.finished_at IS NULL ORDER BY task.id OFFSET through.taken) AS more) AS gate_has_more
+    WHERE burst IS NOT NULL
+    ON CONFLICT (key) DO UPDATE SET arrives_at = EXCLUDED.arrives_at, opens_at = EXCLUDED.opens_at
 )
 UPDATE {task} AS task SET status = 'READY'
 FROM admitted WHERE task.id = admitted.id AND task.status = 'BLOCKED'
 RETURNING task.queue
+"""
+
+# Keys whose bucket has a token for somebody who waits. One whose waiters have gone meanwhile needs no alarm any more.
+OPEN_RATES = """
+UPDATE {rate_limit} SET opens_at = NULL
+WHERE key IN (SELECT key FROM {rate_limit} WHERE opens_at <= clock_timestamp() ORDER BY opens_at LIMIT %s
+              FOR UPDATE SKIP LOCKED)
+RETURNING key
+"""
+
+# The next keys at which somebody waits, from one key on: what a crash left to be admitted. One index probe a key.
+BLOCKED_KEYS = """
+WITH RECURSIVE found AS (
+    (SELECT lock_key, 1 AS number FROM {task}
+     WHERE lock_key > %s AND status = 'BLOCKED' AND finished_at IS NULL ORDER BY lock_key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.lock_key FROM {task} AS task
+            WHERE task.lock_key > found.lock_key AND task.status = 'BLOCKED' AND task.finished_at IS NULL
+            ORDER BY task.lock_key LIMIT 1), number + 1
+    FROM found WHERE found.lock_key IS NOT NULL AND number < %s
+)
+SELECT lock_key FROM found WHERE lock_key IS NOT NULL
+"""
+
+# Takes the others of a group along with the one that was claimed: those that wait for its key, and those that still
+# gather. They have the same key, so nobody else can be doing it.
+TAKE_ALONG = """
+WITH others AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE task.lock_key = %s AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
+      AND (task.status = 'BLOCKED'
+           OR task.status = 'SCHEDULED' AND task.started_at IS NULL
+              AND task.run_after <= clock_timestamp() + make_interval(secs => %s))
+    ORDER BY task.id LIMIT %s FOR UPDATE OF task SKIP LOCKED
+)
+UPDATE {task} AS task
+SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
+    started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
+FROM others WHERE task.id = others.id
+RETURNING {claim_columns}
+"""
+
+# Tells those who wait for tasks that are finished or gone. Other tasks are let through when nothing is left that they
+# wait for, or cancelled when what they waited for did not succeed; processes that listen are notified. A waiter counts
+# down in its row, so that two that finish at once cannot miss each other; locked in order, they cannot deadlock. Begins
+# with the waiters, who are few, so that it costs next to nothing when there are none.
+RELEASE = """
+WITH gone AS MATERIALIZED (
+    DELETE FROM {waiter} AS waiter USING (
+        SELECT waiter.id, task.status FROM {waiter} AS waiter LEFT JOIN {task} AS task ON task.id = waiter.awaited
+        WHERE waiter.awaited = ANY (%s::bigint[]) AND (task.id IS NULL OR task.finished_at IS NOT NULL)) AS done
+    WHERE waiter.id = done.id
+    RETURNING waiter.awaited, waiter.task_id, done.status IS DISTINCT FROM 'SUCCESSFUL' AS has_failed
+), child AS MATERIALIZED (
+    SELECT task_id AS id, count(*)::int AS done, bool_or(has_failed) AS has_failed,
+           min(awaited) FILTER (WHERE has_failed) AS failed
+    FROM gone WHERE task_id IS NOT NULL GROUP BY task_id
+), locked AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task JOIN child ON child.id = task.id ORDER BY task.id FOR UPDATE OF task
+), moved AS (
+    UPDATE {task} AS task
+    SET waits_for = GREATEST(0, task.waits_for - child.done),
+        status = CASE WHEN child.has_failed THEN 'CANCELLED'
+                      WHEN task.waits_for > child.done THEN 'BLOCKED'
+                      WHEN task.run_after > clock_timestamp() THEN 'SCHEDULED'
+                      WHEN task.lock_key IS NOT NULL THEN 'BLOCKED'
+                      ELSE 'READY' END,
+        finished_at = CASE WHEN child.has_failed THEN clock_timestamp() END
+    FROM child JOIN locked ON locked.id = child.id
+    WHERE task.id = child.id AND task.status = 'BLOCKED' AND task.waits_for > 0
+    RETURNING task.id, task.status, task.queue, task.lock_key, task.attempts, task.waits_for, child.failed
+), recorded AS (
+    INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
+    SELECT id, attempts, NULL, clock_timestamp(), clock_timestamp(), 'FAILED', %s, format(%s, failed)
+    FROM moved WHERE status = 'CANCELLED'
+    ON CONFLICT DO NOTHING
+), told AS MATERIALIZED (
+    SELECT count(pg_notify(%s, awaited::text)) FROM (SELECT DISTINCT awaited FROM gone WHERE task_id IS NULL) AS heard
+)
+SELECT moved.id, moved.status, moved.queue, moved.lock_key, moved.waits_for FROM told LEFT JOIN moved ON true
+"""
+
+# Waiters, some at a time, whose tasks are finished or gone: what a crash left untold.
+STRAY_WAITERS = """
+SELECT waiter.id, CASE WHEN task.id IS NULL OR task.finished_at IS NOT NULL THEN waiter.awaited END
+FROM (SELECT id, awaited FROM {waiter} WHERE id > %s ORDER BY id LIMIT %s) AS waiter
+LEFT JOIN {task} AS task ON task.id = waiter.awaited
+ORDER BY waiter.id
 """
 
 # Wakes sleeping workers, if there are any. Sent after the commit, because before it a worker could look, see nothing
@@ -123,7 +243,8 @@ RETURNING task.id, task.finished_at
 """
 
 # All other endings, with the failed attempt written by the same statement: neither can exist without the other.
-# A claim given back unused takes back its start, which it set itself when it was the first.
+# A claim given back unused takes back its start, which it set itself when it was the first. What has a key and is to
+# run again waits for it again.
 SETTLE_OTHERS = """
 WITH outcome AS MATERIALIZED (
     SELECT * FROM unnest(
@@ -131,14 +252,16 @@ WITH outcome AS MATERIALIZED (
         AS outcome (id, attempt, status, delay, retried, rescued, record, exception_path, traceback)
 ), settled AS (
     UPDATE {task} AS task
-    SET status = outcome.status,
+    SET status = CASE WHEN outcome.status = 'READY' AND task.lock_key IS NOT NULL THEN 'BLOCKED'
+                      ELSE outcome.status END,
         retries = task.retries + outcome.retried,
         rescues = task.rescues + outcome.rescued,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
         finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') THEN clock_timestamp() END,
         worker = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') THEN task.worker END,
-        started_at = CASE WHEN outcome.record IS NULL AND task.started_at = task.last_attempted_at
+        started_at = CASE WHEN outcome.record IS NULL AND outcome.status = 'READY'
+                               AND task.started_at = task.last_attempted_at
                           THEN NULL ELSE task.started_at END
     FROM outcome
     WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
@@ -176,29 +299,64 @@ WITH alive AS MATERIALIZED (
     ORDER BY task.id FOR UPDATE OF task SKIP LOCKED
 ), rescued AS (
     UPDATE {task} AS task
-    SET status = CASE WHEN task.rescues >= %s THEN 'FAILED' ELSE 'READY' END,
+    SET status = CASE WHEN task.rescues >= %s THEN 'FAILED'
+                      WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END,
         rescues = task.rescues + 1,
         finished_at = CASE WHEN task.rescues >= %s THEN clock_timestamp() END,
         worker = CASE WHEN task.rescues >= %s THEN task.worker END
     FROM mine
     WHERE task.id = mine.id
-    RETURNING task.id, task.attempts, mine.worker, task.last_attempted_at, task.status, task.queue, task.task_path
+    RETURNING task.id, task.attempts, mine.worker, task.last_attempted_at, task.status, task.queue, task.task_path,
+              task.lock_key
 ), recorded AS (
     INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
     SELECT id, attempts, worker, last_attempted_at, clock_timestamp(), 'LOST', %s, %s FROM rescued
 )
-SELECT id, attempts, worker, status, queue, task_path FROM rescued
+SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued
+"""
+
+# Claims from tasks that take turns: one of each key behind the last one served, then a second, and so on, as many as
+# are asked for. Walks from key to key by index probes, so neither the number of keys nor of their tasks matters.
+CLAIM_FAIR = """
+WITH RECURSIVE keys AS (
+    (SELECT fair_key, 1 AS number FROM {task}
+     WHERE status = 'READY' AND fair_key IS NOT NULL AND queue = %s AND fair_key > %s
+       AND NOT EXISTS (SELECT FROM {queue} WHERE name = %s AND paused_at IS NOT NULL)
+     ORDER BY fair_key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.fair_key FROM {task} AS task
+            WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
+              AND task.fair_key > keys.fair_key ORDER BY task.fair_key LIMIT 1), number + 1
+    FROM keys WHERE fair_key IS NOT NULL AND number < %s
+), turn AS MATERIALIZED (
+    SELECT next.id, row_number() OVER (ORDER BY next.rank, keys.fair_key) AS place
+    FROM keys CROSS JOIN LATERAL (
+        SELECT locked.id, row_number() OVER () AS rank FROM (
+            SELECT task.id FROM {task} AS task
+            WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
+              AND task.fair_key = keys.fair_key AND task.task_path = ANY (%s::text[])
+            ORDER BY task.priority DESC, task.id
+            LIMIT ceil(%s::numeric / (SELECT count(fair_key) FROM keys)) FOR UPDATE OF task SKIP LOCKED) AS locked
+    ) AS next
+    WHERE keys.fair_key IS NOT NULL
+    ORDER BY next.rank, keys.fair_key LIMIT %s
+)
+UPDATE {task} AS task
+SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
+    started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
+FROM turn WHERE task.id = turn.id
+RETURNING {claim_columns}, task.fair_key, turn.place
 """
 
 # Gives back what this worker owns in the table but not in its hands: claims whose answer was lost on the way. The
 # heartbeat would keep them alive for ever.
 RELEASE_UNKNOWN = """
 UPDATE {task} AS task
-SET status = 'READY', worker = NULL,
+SET status = CASE WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END, worker = NULL,
     started_at = CASE WHEN started_at = last_attempted_at THEN NULL ELSE started_at END
 WHERE task.status = 'RUNNING' AND task.worker = %s AND task.id <> ALL (%s::bigint[])
   AND task.last_attempted_at < clock_timestamp() - make_interval(secs => %s)
-RETURNING task.id
+RETURNING task.lock_key
 """
 
 # The distinct queues that have something ready, two index probes each: a DISTINCT would read every ready row.
@@ -220,8 +378,10 @@ WITH RECURSIVE found AS (
 SELECT queue FROM found WHERE queue IS NOT NULL
 """
 
-# Seconds until the next scheduled task is due: zero or less when it is, NULL when there is none.
+# Seconds until the next task is due, or the next token of a rate: zero or less when it is, NULL when there is none.
 NEXT_DUE = """
-SELECT EXTRACT(EPOCH FROM run_after - clock_timestamp())::float8
-FROM {task} WHERE status = 'SCHEDULED' ORDER BY run_after LIMIT 1
+SELECT EXTRACT(EPOCH FROM LEAST(
+    (SELECT run_after FROM {task} WHERE status = 'SCHEDULED' ORDER BY run_after LIMIT 1),
+    (SELECT opens_at FROM {rate_limit} WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT 1)
+) - clock_timestamp())::float8
 """

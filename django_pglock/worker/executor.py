@@ -9,14 +9,17 @@ import time
 from inspect import iscoroutinefunction
 from typing import Any
 
+from django.db import Error as DatabaseFailure
 from django.db import connections
 
 from django_pglock.db import has_hung_up
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_started
-from django_pglock.tasks.outcome import Succeeded
+from django_pglock.tasks.options import Group
+from django_pglock.tasks.outcome import Released, Succeeded
 from django_pglock.worker.announcing import sender_of
 from django_pglock.worker.execution import Attempt, prepare, run, run_async
+from django_pglock.worker.grouping import with_others
 from django_pglock.worker.hand import Ending, Hand
 
 logger = logging.getLogger("django_pglock.worker")
@@ -77,12 +80,23 @@ class Executor:
         attempt = prepare(claim, self.using)
         if isinstance(attempt, Ending):
             return attempt
+        if attempt.definition.group is not None:
+            attempt = self._with_others(attempt, attempt.definition.group)
+            if isinstance(attempt, Ending):
+                return attempt
         if attempt.is_heard:
             task_started.send_robust(sender_of(claim), task_result=attempt.result)
         if iscoroutinefunction(attempt.definition.func):
             self.loop.run(attempt)
             return None
         return run(attempt)
+
+    def _with_others(self, attempt: Attempt, group: Group) -> Attempt | Ending:
+        try:
+            return with_others(attempt, group, self.hand)
+        except DatabaseFailure:
+            logger.warning("The group of %r cannot be read; it is given back.", attempt.claim, exc_info=True)
+            return Ending(attempt.claim, Released())
 
 
 class AsyncLoop:

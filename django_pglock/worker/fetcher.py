@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.apps import apps
 
@@ -13,11 +13,11 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.wakeup import NEGATIVE_TTL
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
+from django_pglock.worker.queue_claims import QueueClaims
 from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.claiming import ClaimStatement
     from django_pglock.tasks.queryset import TaskQuerySet
 
 #: Seconds without any progress after which claims that no thread has begun are given back.
@@ -38,7 +38,7 @@ class Fetcher(ConnectedService):
         self.identity = identity
         self.queues = queues
         self.listens = listens
-        self._statements: dict[str, ClaimStatement] = {}
+        self._queues_claims: dict[str, QueueClaims] = {}
         self._known: list[str] = []
         self._first = 0
         self._sleeping_since: float | None = None
@@ -87,12 +87,12 @@ class Fetcher(ConnectedService):
     # Claim
 
     def _claim(self, room: int) -> list[Claim]:
-        rows: list[tuple[Any, ...]] = []
+        claims: list[Claim] = []
         for queue in self._in_turn():
-            rows += self._statement(queue).execute(room - len(rows))
-            if len(rows) >= room:
+            claims += self._claims_of(queue).claim(room - len(claims))
+            if len(claims) >= room:
                 break
-        return self.rows.claims_of(rows, self.identity.id)
+        return claims
 
     def _in_turn(self) -> list[str]:
         """Return the queues to look into, each time starting with another, so that none starves."""
@@ -104,13 +104,15 @@ class Fetcher(ConnectedService):
         split = self._first % len(wanted) if wanted else 0
         return wanted[split:] + wanted[:split]
 
-    def _statement(self, queue: str) -> ClaimStatement:
+    def _claims_of(self, queue: str) -> QueueClaims:
         known = registry.known_paths()
         if known != self._known:
-            self._known, self._statements = known, {}
-        if queue not in self._statements:
-            self._statements[queue] = self.rows.claim_statement(worker=self.identity.id, queue=queue, paths=known)
-        return self._statements[queue]
+            self._known, self._queues_claims = known, {}
+        if queue not in self._queues_claims:
+            self._queues_claims[queue] = QueueClaims(
+                self.rows, worker=self.identity.id, queue=queue, paths=known, is_fair=registry.has_fair()
+            )
+        return self._queues_claims[queue]
 
     # Sleep
 

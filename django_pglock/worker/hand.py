@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -42,6 +42,8 @@ class Ending:
     result: TaskResult[..., object] | None = None
     is_settled: bool = False
     finished_at: datetime | None = None
+    #: The endings of the other claims that were run by the same call.
+    companions: list[Ending] = field(default_factory=list)
 
 
 class Hand:
@@ -80,16 +82,22 @@ class Hand:
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Add claims, in the order in which they are to run."""
-        for claim in claims:
-            self.claims[claim.id, claim.attempt] = claim
+        self.hold(claims)
         for claim in claims:
             self.inbox.put(claim)
+
+    def hold(self, claims: Sequence[Claim]) -> None:
+        """Add claims that are run already."""
+        for claim in claims:
+            self.claims[claim.id, claim.attempt] = claim
 
     def ended(self, ending: Ending, cost: float) -> None:
         """Pass an ending on to the settler; ``cost`` is how many seconds the attempt kept a thread."""
         self.done += 1  # only whether it changes is looked at
         self._note_cost(cost)
         self.outbox.put(ending)
+        for companion in ending.companions:
+            self.outbox.put(companion)
         if self.inbox.qsize() * 2 <= self._ahead and not self.hungry.is_set():
             self.hungry.set()
 

@@ -45,6 +45,7 @@ class Settler(ConnectedService):
         self.worker = worker
         self.scheduled = scheduled
         self._batch: list[Ending] = []
+        self._followers: list[Ending] = []
 
     def wake(self) -> None:
         self.hand.outbox.put(None)
@@ -57,14 +58,18 @@ class Settler(ConnectedService):
         return not self.hand.claims
 
     def turn(self) -> None:
-        if not self._batch:
+        if not self._batch and not self._followers:
             self._batch = self._gather()
             self.hand.settling = len(self._batch)
         if self._batch:
             self._write(self._batch)
+            self._followers += self._batch
             self.hand.let_go(self._batch)
             self._batch = []
             self.hand.settling = 0
+        if self._followers:
+            self._let_through(self._followers)
+            self._followers = []
 
     def _gather(self) -> list[Ending]:
         outbox = self.hand.outbox
@@ -88,6 +93,14 @@ class Settler(ConnectedService):
             else:
                 announce_lost(ending)
         self._tell([ending for ending in open_ if ending.claim.id in accepted])
+
+    def _let_through(self, endings: list[Ending]) -> None:
+        """Let those through that waited for the keys of these tasks, or for their end. After the commit: gates.py."""
+        keys = {ending.claim.lock_key for ending in endings}
+        admitted = self.rows.admit(keys) if keys != {None} else 0
+        released = self.rows.release(ending.claim.id for ending in endings if isinstance(ending.outcome, FINAL))
+        if admitted or released:
+            self.hand.hungry.set()
 
     def _tell(self, endings: list[Ending]) -> None:
         """Let others know of tasks that are to run again, now or later."""

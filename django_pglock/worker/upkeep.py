@@ -17,6 +17,8 @@ from django.apps import apps
 from django.db import connections, transaction
 
 from django_pglock.conf import get_settings
+from django_pglock.tasks.gates import KEYS_AT_ONCE
+from django_pglock.tasks.waiting import WAITERS_AT_ONCE
 from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class Upkeep(ConnectedService):
         self.promoted = promoted
         self._news = threading.Event()
         self._rescued_at = 0.0
+        # Where the last look for what was left waiting ended.
+        self._key, self._waiter = "", 0
 
     def wake(self) -> None:
         """Look again now: a task may have been scheduled for sooner than the alarm is set."""
@@ -61,12 +65,32 @@ class Upkeep(ConnectedService):
             if not self._is_my_turn():
                 return None
             promoted = self.rows.promote()
+            keys, awaited = self.rows.open_rates(), []
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
+                self._rescued_at = time.monotonic()
                 self._rescue()
+                keys += self._stray_keys()
+                awaited = self._stray_waiters()
+            due_in = self.rows.next_due_in()
+        # Outside of the round's transaction: whoever lets tasks through holds the locks of their keys to its end.
+        if keys or awaited:
+            promoted += self.rows.admit(keys) + self.rows.release(awaited)
             due_in = self.rows.next_due_in()
         if promoted:
             self.promoted()
         return due_in
+
+    # What a crash has left waiting, some of it at a time.
+
+    def _stray_keys(self) -> list[str]:
+        keys = self.rows.blocked_keys(self._key)
+        self._key = keys[-1] if len(keys) == KEYS_AT_ONCE else ""
+        return keys
+
+    def _stray_waiters(self) -> list[int]:
+        waiters = self.rows.stray_waiters(self._waiter)
+        self._waiter = waiters[-1][0] if len(waiters) == WAITERS_AT_ONCE else 0
+        return [awaited for _, awaited in waiters if awaited is not None]
 
     def _is_my_turn(self) -> bool:
         with connections[self.using].cursor() as cursor:
@@ -74,7 +98,6 @@ class Upkeep(ConnectedService):
             return bool(cursor.fetchone()[0])
 
     def _rescue(self) -> None:
-        self._rescued_at = time.monotonic()
         for task in self.rows.rescue():
             logger.warning(
                 "Task %d (%s) was taken back from worker %s, which is dead; it is %s now.",

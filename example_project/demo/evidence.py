@@ -84,7 +84,10 @@ def expect(kind: str, numbers: range) -> None:
 
 
 #: The tables that the demo fills, and whose rows its claims are about.
-TABLES = "django_pglock_task, django_pglock_attempt, django_pglock_waiter, shop_effect, shop_receipt, shop_order, shop_creditentry, shop_product"
+TABLES = (
+    "django_pglock_task, django_pglock_attempt, django_pglock_waiter, "
+    "shop_effect, shop_receipt, shop_order, shop_creditentry, shop_product"
+)
 
 
 def is_empty() -> bool:

@@ -61,7 +61,7 @@ def test_a_claim_walks_the_ready_index_in_order(history):
     statement = Task.objects.all().claim_statement(
         worker=uuid4(), queue="q1", paths=["tests.sample.tasks.nothing", "tests.sample.tasks.echo"]
     )
-    plan = plan_of(f"{statement._head}10{statement._tail}")
+    plan = plan_of(statement.sql(10))
     assert ("Index Scan", "pglock_task_ready") in reads(plan)
     assert not [node for node in nodes(plan) if node["Node Type"] in ("Seq Scan", "Sort")]
 

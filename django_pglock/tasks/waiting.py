@@ -1,0 +1,62 @@
+"""Waiting for tasks to finish: other tasks (``after=``), and processes (``result.wait()``).
+
+Both leave a row in the table of waiters, commit it, and then look whether the task is finished. Whoever finishes a task
+commits that, and then looks for waiters. So one of the two always sees the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import partial
+
+from django.db import transaction
+
+from django_pglock.tasks import statements, wakeup
+from django_pglock.tasks.gates import GateQuerySet
+from django_pglock.tasks.states import TaskStatus
+
+#: Processes that wait for a result listen here; the payload is the task's id.
+DONE_CHANNEL = "django_pglock_done"
+DEPENDENCY_FAILED = "django_pglock.errors.DependencyFailed"
+#: Waiters that upkeep looks at in one round.
+WAITERS_AT_ONCE = 5000
+
+
+class WaitQuerySet(GateQuerySet):
+    """Tasks that others wait for."""
+
+    def release(self, awaited: Iterable[int]) -> int:
+        """Tell those who wait for these tasks, where they are finished. Returns how many tasks that moved.
+
+        A waiting task whose last predecessor is done is let through; one of which a predecessor did not succeed is
+        cancelled, and so are those that wait for it.
+        """
+        moved, ids = 0, sorted(set(awaited))
+        while ids:
+            rows = self._release(ids)
+            moved += len(rows)
+            ids = sorted(id_ for id_, status, *_ in rows if status == TaskStatus.CANCELLED)
+        return moved
+
+    def _release(self, ids: list[int]) -> list[tuple[int, str, str, str | None, int]]:
+        text = "Task %s, which this one was to run after, did not succeed or is gone."
+        rows = self._run(statements.RELEASE, ids, DEPENDENCY_FAILED, text, DONE_CHANNEL)
+        moved = [row for row in rows if row[0] is not None]
+        self.wake(queue for _, status, queue, *_ in moved if status == TaskStatus.READY)
+        self.wake((queue for _, status, queue, *_ in moved if status == TaskStatus.SCHEDULED), wakeup.SCHEDULED_CHANNEL)
+        self.admit(key for _, _, _, key, waits_for in moved if waits_for == 0)
+        return moved
+
+    def release_on_commit(self, awaited: Collection[int]) -> None:
+        """Release once the current transaction is committed."""
+        if awaited:
+            transaction.on_commit(partial(self.release, awaited), using=self.db, robust=True)
+
+    def stray_waiters(self, after: int, *, limit: int = WAITERS_AT_ONCE) -> list[tuple[int, int | None]]:
+        """Return the next waiters behind the id ``after``: their ids, and what each has waited for in vain."""
+        return self._run(statements.STRAY_WAITERS, after, limit)
+
+    def missing(self, ids: Collection[int]) -> list[int]:
+        """Return those of the ids that no task has."""
+        known = set(self.filter(pk__in=ids).values_list("pk", flat=True))
+        return [each for each in ids if each not in known]

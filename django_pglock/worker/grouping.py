@@ -1,0 +1,60 @@
+"""Calls of one group, run by one call of the function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import apps
+
+from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.options import Group
+from django_pglock.tasks.outcome import Cancelled, Failed, Outcome, Released, Retried
+from django_pglock.worker.execution import Attempt, prepare
+from django_pglock.worker.hand import Ending, Hand
+
+
+class GroupAttempt(Attempt):
+    """One attempt for several claims. The function gets the list of their keyword arguments.
+
+    What it returns is the result of each; when it raises, each fails by the retries that it has left.
+    """
+
+    def __init__(self, claim: Claim, using: str, others: list[Attempt]) -> None:
+        super().__init__(claim, using)
+        self.others = others
+        self.args = [[self.kwargs, *(other.kwargs for other in others)]]
+        self.kwargs = {}
+        self._error: BaseException | None = None
+
+    def failure(self, error: BaseException) -> Outcome:
+        self._error = error
+        return super().failure(error)
+
+    def outcomes(self, outcome: Outcome) -> list[tuple[Claim, Outcome]]:
+        return [(self.claim, outcome), *((other.claim, self._outcome_of(other, outcome)) for other in self.others)]
+
+    def ending(self, outcome: Outcome | None, *, finished: dict[int, Any] | None = None) -> Ending:
+        ending = super().ending(outcome, finished=finished)
+        # When one claim was lost, nothing of the common transaction remains: the others run again.
+        shared = Released() if outcome is None else outcome
+        ending.companions = [other.ending(self._outcome_of(other, shared), finished=finished) for other in self.others]
+        return ending
+
+    def _outcome_of(self, other: Attempt, outcome: Outcome) -> Outcome:
+        is_error = self._error is not None and isinstance(outcome, Failed | Retried | Cancelled)
+        return other.failure(self._error) if is_error and self._error is not None else outcome
+
+
+def with_others(leader: Attempt, group: Group, hand: Hand) -> Attempt:
+    """Claim what waits in the group of ``leader`` and return the attempt that stands for all of it."""
+    rows = apps.get_model("django_pglock", "Task").objects.using(leader.using)
+    claims = rows.claim_group(leader.claim, limit=group.limit - 1, gather=group.seconds) if group.limit > 1 else []
+    hand.hold(claims)
+    others: list[Attempt] = []
+    for claim in claims:
+        attempt = prepare(claim, leader.using)
+        if isinstance(attempt, Ending):
+            hand.ended(attempt, 0.0)
+        else:
+            others.append(attempt)
+    return GroupAttempt(leader.claim, leader.using, others)

@@ -1,0 +1,138 @@
+"""Tasks that run after others."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+from django.db.models.functions import Now
+
+from django_pglock import enqueue_many
+from django_pglock.errors import TaskOptionError
+from django_pglock.models import Task, Waiter
+from django_pglock.tasks.compat import TaskResultStatus
+from django_pglock.tasks.outcome import Cancelled, Failed, Failure, Retried, Succeeded
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FAILURE = Failure("builtins.ValueError", "Traceback …")
+
+
+def statuses():
+    return list(Task.objects.order_by("id").values_list("status", flat=True))
+
+
+def settle(claim, outcome):
+    Task.objects.all().settle([(claim, outcome)], claim.worker)
+    Task.objects.all().release([claim.id])
+
+
+def test_it_waits_for_all_and_runs_when_the_last_has_succeeded(claim):
+    first, second = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
+    tasks.nothing.using(after=[first, second.id, int(second.id)]).enqueue()
+    assert statuses() == ["READY", "READY", "BLOCKED"]
+    one, two = claim(2)
+    settle(one, Succeeded())
+    assert statuses() == ["SUCCESSFUL", "RUNNING", "BLOCKED"]
+    settle(two, Succeeded())
+    assert statuses() == ["SUCCESSFUL", "SUCCESSFUL", "READY"]
+    assert not Waiter.objects.exists()
+
+
+def test_a_retry_is_no_end(claim):
+    tasks.nothing.using(after=[tasks.echo.enqueue(1)]).enqueue()
+    settle(claim()[0], Retried(FAILURE, 60))
+    assert statuses() == ["SCHEDULED", "BLOCKED"]
+
+
+@pytest.mark.parametrize("outcome", [Failed(FAILURE), Cancelled(FAILURE)])
+def test_what_comes_after_a_failure_is_cancelled_to_the_last(claim, outcome):
+    first = tasks.echo.enqueue(1)
+    second = tasks.nothing.using(after=[first]).enqueue()
+    third = tasks.nothing.using(after=[second]).enqueue()
+    other = tasks.echo.enqueue(2)
+    tasks.nothing.using(after=[third, other]).enqueue()
+    settle(claim()[0], outcome)
+    assert statuses()[1:] == ["CANCELLED", "CANCELLED", "READY", "CANCELLED"]
+    third.refresh()
+    assert third.status == TaskResultStatus.FAILED
+    assert [error.exception_class_path for error in third.errors] == ["django_pglock.errors.DependencyFailed"]
+    assert f"Task {second.id}" in third.errors[0].traceback
+
+
+@pytest.mark.parametrize("verb", ["cancel", "delete"])
+def test_what_a_person_takes_away_takes_what_comes_after_it(verb):
+    first = tasks.echo.enqueue(1)
+    tasks.nothing.using(after=[first]).enqueue()
+    getattr(Task.objects.filter(pk=first.id), verb)()
+    rows = Task.objects.all()
+    rows.release([each for _, each in rows.stray_waiters(0) if each is not None])
+    assert statuses()[-1] == "CANCELLED"
+
+
+def test_one_that_is_finished_already_is_not_waited_for(claim):
+    first = tasks.echo.enqueue(1)
+    settle(claim()[0], Succeeded())
+    tasks.nothing.using(after=[first]).enqueue()
+    assert statuses() == ["SUCCESSFUL", "READY"]
+
+
+def test_a_key_and_a_date_are_waited_for_as_well(claim):
+    first = tasks.echo.enqueue(1)
+    keyed.step.using(after=[first], run_after=timedelta(hours=1)).enqueue(1)
+    keyed.step.using(after=[first]).enqueue(1)
+    keyed.step.using(after=[first]).enqueue(1)
+    settle(claim()[0], Succeeded())
+    assert statuses()[1:] == ["SCHEDULED", "READY", "BLOCKED"]
+    Task.objects.filter(status="SCHEDULED").update(run_after=Now())
+    Task.objects.all().promote()
+    assert statuses()[1:] == ["BLOCKED", "READY", "BLOCKED"]
+
+
+def test_one_that_does_not_exist_is_refused():
+    with pytest.raises(TaskOptionError, match="999999999"):
+        tasks.nothing.using(after=["999999999"]).enqueue()
+    with pytest.raises(TaskOptionError, match="results or their ids"):
+        tasks.nothing.using(after=["yesterday"])
+
+
+def test_many_after_one_and_one_after_many(worker, eventually):
+    worker()
+    with transaction.atomic():
+        first = tasks.echo.enqueue(0)
+        ids = enqueue_many(tasks.echo.using(after=[first]), range(200))
+        last = tasks.echo.using(after=ids).enqueue(1)
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 202)
+    rows = {row.pk: row for row in Task.objects.all()}
+    assert all(rows[int(id_)].started_at >= rows[int(first.id)].finished_at for id_ in ids)
+    assert rows[int(last.id)].started_at >= max(rows[int(id_)].finished_at for id_ in ids)
+
+
+def test_whatever_finishes_at_once_the_last_one_lets_it_through(in_threads, claim):
+    """Two that finish at the same moment must not each leave it to the other."""
+    for _ in range(10):
+        results = [tasks.echo.enqueue(number) for number in range(8)]
+        child = tasks.nothing.using(after=results).enqueue()
+        claims = claim(8)
+        in_threads(lambda number, claims=claims: settle(claims[number], Succeeded()), 8)
+        assert Task.objects.get(pk=child.id).status == "READY"
+        Task.objects.all().delete()
+
+
+def test_an_enqueue_and_an_end_at_once_cannot_miss_each_other(in_threads, claim):
+    for _ in range(20):
+        first = tasks.echo.enqueue(1)
+        [mine] = claim()
+
+        def work(number, first=first, mine=mine):
+            if number:
+                settle(mine, Succeeded())
+            else:
+                tasks.nothing.using(after=[first]).enqueue()
+
+        in_threads(work, 2)
+        assert statuses() == ["SUCCESSFUL", "READY"]
+        Task.objects.all().delete()

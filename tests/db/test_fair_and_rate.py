@@ -1,0 +1,163 @@
+"""Turns for everybody, and so many starts in so much time."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+
+from django_pglock import enqueue_many
+from django_pglock.errors import TaskOptionError
+from django_pglock.models import Queue, RateLimit, Task
+from django_pglock.tasks.options import Rate
+from django_pglock.worker.queue_claims import QueueClaims
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PATHS = ["tests.sample.keyed_tasks.serve", "tests.sample.tasks.nothing"]
+
+
+def claims_of(queue="default", *, is_fair=True):
+    return QueueClaims(Task.objects.all(), worker=uuid4(), queue=queue, paths=PATHS, is_fair=is_fair)
+
+
+def tenants(claims):
+    rows = dict(Task.objects.values_list("pk", "fair_key"))
+    return [rows[claim.id] for claim in claims]
+
+
+def test_ten_of_one_come_through_beside_a_thousand_of_another():
+    enqueue_many(keyed.serve, [{"tenant": "large"}] * 1000)
+    enqueue_many(keyed.serve, [{"tenant": "small"}] * 10)
+    got = tenants(claims_of().claim(20))
+    assert got.count("small") == 10
+    assert [len(list(run)) for _, run in groupby(got)] == [1] * 20, "in turns"
+
+
+def test_one_at_a_time_each_has_its_turn():
+    """The claims of a worker with a single thread and long tasks, one by one."""
+    for tenant in "abc":
+        enqueue_many(keyed.serve, [{"tenant": tenant}] * 50)
+    claims = claims_of()
+    got = [tenant for _ in range(30) for tenant in tenants(claims.claim(1))]
+    assert got == ["a", "b", "c"] * 10
+
+
+def test_within_a_key_priority_and_order_hold():
+    ids = [int(keyed.serve.using(priority=priority).enqueue("a").id) for priority in (0, 5, 5)]
+    assert [claim.id for claim in claims_of().claim(5)] == [ids[1], ids[2], ids[0]]
+
+
+def test_other_tasks_of_the_queue_are_claimed_as_often():
+    enqueue_many(keyed.serve, [{"tenant": "a"}] * 100)
+    enqueue_many(tasks.nothing, [{}] * 100)
+    claims = claims_of()
+    got = [tenant for _ in range(10) for tenant in tenants(claims.claim(1))]
+    assert (got.count("a"), got.count(None)) == (5, 5)
+
+
+def test_a_worker_without_such_functions_still_finds_them_when_there_is_nothing_else():
+    enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
+    assert len(claims_of(is_fair=False).claim(10)) == 3
+
+
+def test_all_of_them_run(worker, eventually):
+    worker()
+    for tenant in "abcdefg":
+        enqueue_many(keyed.serve, [{"tenant": tenant}] * 30)
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 210)
+
+
+def test_two_workers_share_the_turns_without_claiming_twice(in_threads):
+    for tenant in "abcde":
+        enqueue_many(keyed.serve, [{"tenant": tenant}] * 100)
+
+    def drain(number):
+        claims, got = claims_of(), []
+        while more := claims.claim(7):
+            got += [claim.id for claim in more]
+        return got
+
+    got = [id_ for some in in_threads(drain, 4) for id_ in some]
+    assert len(got) == len(set(got)) == 500
+
+
+def test_a_paused_queue_is_not_claimed_from_and_costs_one_probe():
+    enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
+    enqueue_many(tasks.nothing, [{}] * 3)
+    Queue.objects.pause("default", by="me", reason="the bank is closed")
+    assert claims_of().claim(10) == []
+    assert not Queue.objects.pause("default")
+    assert Queue.objects.resume("default")
+    assert len(claims_of().claim(10)) == 6
+
+
+def test_pausing_and_resuming_are_felt_at_once(worker, eventually):
+    import time
+
+    worker()
+    Queue.objects.pause("default")
+    result = tasks.echo.enqueue(1)
+    time.sleep(0.3)
+    assert Task.objects.get(pk=result.id).status == "READY"
+    began = time.monotonic()
+    Queue.objects.resume("default")
+    eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
+    assert time.monotonic() - began < 2.0
+
+
+def test_starts_are_spread_by_the_rate(worker, eventually):
+    worker(threads=4)
+    for number in range(20):
+        keyed.drip.enqueue(number)
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 20)
+    starts = sorted(Task.objects.values_list("started_at", flat=True))
+    for first, start in enumerate(starts):
+        for last in range(first, 20):
+            seconds = (starts[last] - start).total_seconds()
+            # The server's clock at the claim may be a little later than the token's; 30 ms are a busy machine's.
+            assert last - first + 1 <= (seconds + 0.03) * 20 + 1 + 1, "more than the rate and its burst"
+
+
+def test_a_burst_and_then_nothing_until_the_next_token():
+    for _ in range(4):
+        keyed.trickle.enqueue(1)
+    keyed.trickle.enqueue(2)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [
+        *("READY", "READY", "BLOCKED", "BLOCKED", "READY")
+    ]
+    limit = RateLimit.objects.get(key="rate tenant:1")
+    assert limit.opens_at is not None
+    assert RateLimit.objects.get(key="rate tenant:2").opens_at is None
+
+
+def test_what_nobody_has_begun_counts_against_the_burst():
+    """Tokens cannot be saved up while the workers are busy or away, to be spent all at once."""
+    for _ in range(5):
+        keyed.trickle.enqueue(1)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_pglock_ratelimit SET arrives_at = now() - interval '1 day', opens_at = now()")
+    Task.objects.all().admit(Task.objects.all().open_rates())
+    assert Task.objects.filter(status="READY").count() == 2
+    Task.objects.filter(status="READY").claim_update(2, status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
+    Task.objects.all().admit(["rate tenant:1"])
+    assert Task.objects.filter(status="READY").count() == 2
+
+
+def test_sixteen_enqueuers_take_no_token_twice(in_threads):
+    in_threads(lambda number: keyed.trickle.enqueue(1), 16)
+    assert Task.objects.filter(status="READY").count() == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"), [("10/s", 0.1), ("100/m", 0.6), ("5/h", 720), ("1/30s", 30), ("2/d", 43200)]
+)
+def test_rates_are_read_as_they_are_written(text, interval):
+    assert Rate.parse(text).interval == pytest.approx(interval)
+    for nonsense in ("", "10", "s", "10/x", "-1/s", "10/0s"):
+        with pytest.raises(TaskOptionError):
+            Rate.parse(nonsense)

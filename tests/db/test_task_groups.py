@@ -1,0 +1,66 @@
+"""Groups: what waits under one key is passed to one call."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.models import Attempt, Task
+from django_pglock.tasks.compat import TaskResultStatus
+from tests.sample import keyed_tasks as keyed
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def done(count):
+    return Task.objects.filter(status="SUCCESSFUL").count() == count
+
+
+def test_all_that_wait_are_run_by_one_call(worker, eventually):
+    results = [keyed.digest.enqueue(user=1, text=number) for number in range(50)]
+    results += [keyed.digest.enqueue(user=2, text="other")]
+    worker(threads=4)
+    eventually(lambda: done(51))
+    assert list(Effect.objects.order_by("-number").values_list("number", flat=True)) == [50, 1]
+    assert Effect.objects.get(number=50).name.startswith("0,1,2,3,4,5,"), "in the order in which they came"
+    results[7].refresh()
+    assert results[7].status == TaskResultStatus.SUCCESSFUL
+    assert results[7].return_value == 50
+
+
+def test_no_more_than_the_limit_and_only_after_the_time_to_gather(worker, eventually):
+    worker(threads=4)
+    for number in range(7):
+        keyed.gather.enqueue(user=1, text=number)
+    eventually(lambda: done(7))
+    assert sorted(Effect.objects.values_list("number", flat=True)) == [1, 3, 3]
+    task = Task.objects.earliest("id")
+    assert (task.started_at - task.enqueued_at).total_seconds() >= 0.19
+
+
+def test_two_workers_never_run_one_group_at_the_same_time(worker, eventually):
+    for number in range(10):
+        keyed.gather.enqueue(user=1, text=number)
+    worker()
+    worker()
+    eventually(lambda: done(10))
+    assert set(Effect.objects.values_list("name", flat=True)) == {"beside 0"}
+
+
+def test_a_failure_is_everybodys_and_each_is_tried_again(worker, eventually):
+    results = [keyed.fail_together.enqueue(user=1) for _ in range(3)]
+    keyed.fail_together.using(max_attempts=1).enqueue(user=1)
+    worker()
+    eventually(lambda: Task.objects.filter(status="FAILED").count() == 4)
+    assert not Effect.objects.filter(name="rolled back").exists()
+    results[0].refresh()
+    assert [error.exception_class_path for error in results[0].errors] == ["builtins.ValueError"] * 2
+    assert Attempt.objects.count() == 7
+
+
+def test_a_group_that_is_cancelled_meanwhile_does_not_disturb_the_rest(worker, eventually):
+    results = [keyed.digest.enqueue(user=1, text=number) for number in range(5)]
+    Task.objects.filter(pk=results[2].id).cancel()
+    worker()
+    eventually(lambda: done(4))
+    assert Effect.objects.get().name == "0,1,3,4"

@@ -1,0 +1,132 @@
+"""No second task like one that is there: while it waits, while it is unfinished, for a period."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+from django.db.models.functions import Now
+
+from django_pglock import enqueue_many
+from django_pglock.errors import DuplicateTask, TaskOptionError
+from django_pglock.models import Task
+from django_pglock.tasks.options import Unique
+from django_pglock.tasks.outcome import Failed, Failure, Retried, Succeeded
+from tests.sample import keyed_tasks as keyed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FAILURE = Failure("builtins.ValueError", "Traceback …")
+
+
+def settle(claim, outcome):
+    return Task.objects.all().settle([(claim, outcome)], claim.worker)
+
+
+def test_while_one_waits_the_same_call_gets_that_one():
+    first = keyed.refresh.enqueue(1)
+    assert keyed.refresh.enqueue(number=1).id == first.id, "the same arguments, however they are passed"
+    assert keyed.refresh.enqueue(2).id != first.id
+    assert Task.objects.count() == 2
+
+
+def test_once_it_is_claimed_another_may_wait(claim):
+    """What happened after the first began is seen by a run of its own: no news is lost."""
+    first = keyed.refresh.enqueue(1)
+    [running] = claim()
+    second = keyed.refresh.enqueue(1)
+    assert second.id != first.id
+    settle(running, Retried(FAILURE, 0))
+    assert Task.objects.filter(status="READY").count() == 2, "its retry meets no conflict"
+
+
+def test_while_one_is_unfinished(claim):
+    first = keyed.rebuild.enqueue(1)
+    [running] = claim()
+    assert keyed.rebuild.enqueue(1).id == first.id
+    settle(running, Succeeded())
+    assert keyed.rebuild.enqueue(1).id != first.id
+
+
+def test_for_a_period_whatever_became_of_it(claim):
+    first = keyed.remind.enqueue(1)
+    settle(claim()[0], Succeeded())
+    with pytest.raises(DuplicateTask, match=first.id) as refused:
+        keyed.remind.enqueue(1)
+    assert refused.value.result_id == first.id
+    Task.objects.update(unique_until=Now())
+    assert keyed.remind.enqueue(1).id != first.id
+
+
+def test_replace_gives_the_waiting_one_the_new_call(claim):
+    first = keyed.save.enqueue(1, text="old")
+    second = keyed.save.using(priority=7, run_after=timedelta(hours=1)).enqueue(1, text="new")
+    row = Task.objects.get()
+    assert str(row.pk) == first.id == second.id
+    assert (row.kwargs["text"], row.priority, row.status) == ("new", 7, "SCHEDULED")
+    assert second.kwargs == {"text": "new"}
+    keyed.save.enqueue(1, text="now")
+    assert Task.objects.get().status == "READY"
+    claim()
+    keyed.save.enqueue(1, text="later")
+    assert [row.kwargs["text"] for row in Task.objects.order_by("id")] == ["now", "later"]
+
+
+def test_what_was_rolled_back_is_in_nobodys_way():
+    with transaction.atomic():
+        keyed.refresh.enqueue(1)
+        transaction.set_rollback(True)
+    assert keyed.refresh.enqueue(1).id
+    assert Task.objects.count() == 1
+
+
+@pytest.mark.parametrize("task", [keyed.refresh, keyed.rebuild, keyed.save], ids=["waiting", "unfinished", "replace"])
+def test_sixteen_at_once_make_one(in_threads, task):
+    ids = in_threads(lambda number: [task.enqueue(1).id for _ in range(5)], 16)
+    assert len({each for some in ids for each in some}) == 1
+    assert Task.objects.count() == 1
+
+
+def test_sixteen_at_once_and_one_is_allowed(in_threads):
+    def enqueue(number):
+        try:
+            return keyed.remind.enqueue(1).id
+        except DuplicateTask as error:
+            return f"refused {error.result_id}"
+
+    answers = in_threads(enqueue, 16)
+    [id_] = [each for each in answers if not each.startswith("refused")]
+    assert set(answers) == {id_, f"refused {id_}"}
+
+
+def test_sixteen_enqueuers_beside_a_worker_that_claims(in_threads, worker, eventually):
+    """Whenever an enqueue says that its task is there, some run begins after that: counted by the last claim."""
+    worker(threads=2)
+    in_threads(lambda number: [keyed.refresh.enqueue(1) for _ in range(20)], 16)
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists())
+    assert 1 <= Task.objects.count() <= 320
+
+
+def test_many_at_once_have_their_ids_in_order():
+    existing = keyed.refresh.enqueue(3)
+    ids = enqueue_many(keyed.refresh, [{"number": number % 5} for number in range(20)])
+    assert ids[3] == ids[8] == existing.id
+    assert len(set(ids)) == 5 == Task.objects.count()
+
+
+def test_of_failed_ones_only_the_last_is_tried_again_and_none_beside_a_living_one(claim):
+    """R14: a retry that meets the index must neither fail the batch nor make a second one."""
+    for _ in range(2):
+        keyed.rebuild.enqueue(1)
+        settle(claim()[0], Failed(FAILURE))
+    assert Task.objects.all().retry() == 1
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["FAILED", "READY"]
+    assert Task.objects.all().retry() == 0
+
+
+def test_only_what_waits_can_be_replaced():
+    with pytest.raises(TaskOptionError, match="waiting"):
+        Unique(while_="unfinished", on_conflict="replace")
+    with pytest.raises(TaskOptionError, match="0 seconds"):
+        Unique(period=0)
