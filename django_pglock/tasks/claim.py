@@ -7,13 +7,15 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from django.utils.dateparse import parse_datetime
+
 
 @dataclass(slots=True, eq=False)
 class Claim:
     """One claimed attempt: the task's row as the claiming statement returned it.
 
     ``id`` and ``attempt`` together are the fence: every later write asks whether the row still carries both.
-    ``args``, ``kwargs`` and ``meta`` are JSON text; most of the time only the executor's thread needs them decoded.
+    ``args``, ``kwargs`` and ``meta`` are JSON text, and the dates are PostgreSQL's; who needs a value decodes it.
     """
 
     id: int
@@ -29,11 +31,16 @@ class Claim:
     retries: int
     max_retries: int
     rescues: int
-    run_after: datetime | None
-    enqueued_at: datetime
-    started_at: datetime
-    last_attempted_at: datetime
+    run_after: str | None
+    enqueued_at: str
+    started_at: str
+    last_attempted_at: str
     lock_key: str | None = None
+
+    def date(self, name: str) -> datetime | None:
+        """Return one of the dates as a value."""
+        text: str | None = getattr(self, name)
+        return None if text is None else parse_datetime(text)
 
     @property
     def is_first(self) -> bool:

@@ -106,7 +106,7 @@ class ClaimQuerySet(models.QuerySet[Row]):
         fields = self.model._meta.concrete_fields
         columns = [str(field.column) for field in fields]
         try:
-            sql, params = self._marking_sql(_checked(limit), changes, columns, keep_order=True)
+            sql, params = self._marking_sql(_checked(limit), changes, self._columns(columns), keep_order=True)
         except EmptyResultSet:
             return []
         compiler = self.query.get_compiler(self.db)
@@ -120,7 +120,7 @@ class ClaimQuerySet(models.QuerySet[Row]):
     def _mark(self, limit: int, changes: dict[str, Any], *returning: str) -> list[tuple[Any, ...]]:
         """Mark rows as ``claim_update`` does, but return plain tuples of the columns ``returning``, in no order."""
         try:
-            sql, params = self._marking_sql(limit, changes, returning, keep_order=False)
+            sql, params = self._marking_sql(limit, changes, self._columns(returning), keep_order=False)
         except EmptyResultSet:
             # Django knows without asking that nothing can match, as in none() or pk__in=[].
             return []
@@ -129,8 +129,11 @@ class ClaimQuerySet(models.QuerySet[Row]):
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 
+    def _columns(self, names: Sequence[str]) -> str:
+        return ", ".join(map(connections[self.db].ops.quote_name, names))
+
     def _marking_sql(
-        self, limit: int, changes: dict[str, Any], returning: Sequence[str], *, keep_order: bool
+        self, limit: int, changes: dict[str, Any], returning: str, *, keep_order: bool
     ) -> tuple[str, tuple[Any, ...]]:
         quote = connections[self.db].ops.quote_name
         key = quote(str(self.model._meta.pk.column))
@@ -138,7 +141,6 @@ class ClaimQuerySet(models.QuerySet[Row]):
         with transaction.atomic(using=self.db):
             selection, selected = self._selection(limit).query.get_compiler(self.db).as_sql()
         update, updated = self._update_of_claimed(changes).get_compiler(self.db).as_sql()
-        columns = ", ".join(map(quote, returning))
         # MATERIALIZED: the planner could otherwise run the selection again for each row it joins, and so lock and
         # update more rows than the limit.
         sql = f"WITH claimed (claimed_key) AS MATERIALIZED ({selection})"
@@ -146,11 +148,11 @@ class ClaimQuerySet(models.QuerySet[Row]):
             # RETURNING promises no order; the numbers remember the one in which the rows were claimed.
             sql += (
                 ", numbered AS (SELECT claimed_key, row_number() OVER () AS claim_order FROM claimed)"
-                f", updated AS ({update} RETURNING {columns})"
+                f", updated AS ({update} RETURNING {returning})"
                 f" SELECT updated.* FROM updated JOIN numbered ON claimed_key = {key} ORDER BY claim_order"
             )
         else:
-            sql += f" {update} RETURNING {columns}"
+            sql += f" {update} RETURNING {returning}"
         return sql, (*selected, *updated)
 
     def _selection(self, limit: int) -> models.QuerySet[Row, Any]:
@@ -181,7 +183,8 @@ class ClaimStatement:
     #: Numbers that stand for those that come later. The last is the limit's.
     HOLES = (30_313, 918_273_646, _ANY_LIMIT)
 
-    def __init__(self, queryset: ClaimQuerySet[Any], changes: dict[str, Any], returning: Sequence[str]) -> None:
+    def __init__(self, queryset: ClaimQuerySet[Any], changes: dict[str, Any], returning: str) -> None:
+        """Compile it. ``returning`` is SQL."""
         sql, params = queryset._marking_sql(_ANY_LIMIT, changes, returning, keep_order=False)
         self._using = queryset.db
         with connections[queryset.db].cursor() as cursor:

@@ -10,7 +10,7 @@ two sees what the other has committed. What a crash leaves undone between the tw
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -68,15 +68,15 @@ class GateQuerySet(ClaimQuerySet[Any]):
     def _sql(self, statement: str) -> str:
         quote, get_model = connections[self.db].ops.quote_name, self.model._meta.apps.get_model
         others = {name: quote(get_model("django_pglock", name.replace("_", ""))._meta.db_table) for name in OTHERS}
-        columns = ", ".join(f"task.{quote(column)}" for column in CLAIM_COLUMNS)
+        columns = claim_columns(quote, "task.")
         return statement.format(task=quote(self.model._meta.db_table), claim_columns=columns, **others)
 
 
 #: The tables besides the tasks' own that the statements name.
 OTHERS = ("attempt", "queue", "rate_limit", "waiter", "worker")
 
-#: What the claiming statement returns; the order is that of ``Claim``'s fields, less the worker.
-CLAIM_COLUMNS = [
+#: What a claiming statement returns; the order is that of ``Claim``'s fields, less the worker.
+CLAIM_COLUMNS = (
     "id",
     "attempts",
     "backend",
@@ -94,4 +94,11 @@ CLAIM_COLUMNS = [
     "started_at",
     "last_attempted_at",
     "lock_key",
-]
+)
+#: Those that are returned as text: to make a date of each takes longer than to claim the task, and few are looked at.
+DATES = ("run_after", "enqueued_at", "started_at", "last_attempted_at")
+
+
+def claim_columns(quote: Callable[[str], str], prefix: str = "") -> str:
+    """Return the columns of a claim as SQL."""
+    return ", ".join(f"{prefix}{quote(each)}{'::text' if each in DATES else ''}" for each in CLAIM_COLUMNS)

@@ -13,7 +13,7 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import models
+from django.db import connections, models
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.functions import Coalesce, Now
 
@@ -22,7 +22,7 @@ from django_pglock.tasks import statements
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimStatement
 from django_pglock.tasks.enqueueing import EnqueueQuerySet
-from django_pglock.tasks.gates import CLAIM_COLUMNS
+from django_pglock.tasks.gates import claim_columns
 from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope, sources_of
 
@@ -87,7 +87,8 @@ class TaskQuerySet(EnqueueQuerySet):
             "started_at": Coalesce("started_at", Now()),
             "last_attempted_at": Now(),
         }
-        return ClaimStatement(claimable.filter(~Exists(paused)), changes, CLAIM_COLUMNS)
+        returning = claim_columns(connections[self.db].ops.quote_name)
+        return ClaimStatement(claimable.filter(~Exists(paused)), changes, returning)
 
     def claim_fair(
         self, *, worker: UUID, queue: str, paths: Sequence[str], after: str, limit: int

@@ -90,7 +90,7 @@ def test_the_other_statements_use_their_partial_indexes(history):
 
 
 def test_promotion_walks_the_due_index(history):
-    sql, params = Task.objects.all().due()._marking_sql(1000, {"status": "READY"}, ["queue"], keep_order=False)
+    sql, params = Task.objects.all().due()._marking_sql(1000, {"status": "READY"}, '"queue"', keep_order=False)
     assert "pglock_task_due" in {index for _, index in reads(plan_of(sql, params))}
 
 
