@@ -102,3 +102,8 @@ DATES = ("run_after", "enqueued_at", "started_at", "last_attempted_at")
 def claim_columns(quote: Callable[[str], str], prefix: str = "") -> str:
     """Return the columns of a claim as SQL."""
     return ", ".join(f"{prefix}{quote(each)}{'::text' if each in DATES else ''}" for each in CLAIM_COLUMNS)
+
+
+def array_of_numbers(numbers: Iterable[int]) -> str:
+    """Return numbers as PostgreSQL writes an array: for long ones, many times faster than to bind a list."""
+    return "{" + ",".join(map(str, numbers)) + "}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -22,7 +21,7 @@ from django_pglock.tasks import statements
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimStatement
 from django_pglock.tasks.enqueueing import EnqueueQuerySet
-from django_pglock.tasks.gates import claim_columns
+from django_pglock.tasks.gates import array_of_numbers, claim_columns
 from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope, sources_of
 
@@ -117,21 +116,20 @@ class TaskQuerySet(EnqueueQuerySet):
         claims.sort(key=lambda claim: (-claim.priority, claim.id))
         return claims
 
-    def settle(self, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) -> dict[int, datetime | None]:
+    def settle(self, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) -> dict[int, str | None]:
         """Write a batch of outcomes, guarded by their claims.
 
-        Returns the ids that were accepted, with the date of those that are finished. A claim that is missing in the
-        answer was lost: somebody else has the task now, and its outcome had no effect.
+        Returns the ids that were accepted, with the date, as text, of those that are finished. A claim that is missing
+        in the answer was lost: somebody else has the task now, and its outcome had no effect.
         """
-        successes = [(claim, outcome) for claim, outcome in outcomes if isinstance(outcome, Succeeded)]
-        others = [(claim, outcome) for claim, outcome in outcomes if not isinstance(outcome, Succeeded)]
-        accepted: dict[int, datetime | None] = {}
+        outcomes = sorted(outcomes, key=_by_id)
+        successes = [pair for pair in outcomes if isinstance(pair[1], Succeeded)]
+        others = [_columns(claim, outcome) for claim, outcome in outcomes if not isinstance(outcome, Succeeded)]
+        accepted: dict[int, str | None] = {}
         if successes:
-            rows = ((claim.id, claim.attempt, outcome.result) for claim, outcome in sorted(successes, key=_by_id))
-            accepted.update(self._run(statements.SETTLE_SUCCESSES, *_transposed(rows)))
+            accepted.update(self._run(statements.SETTLE_SUCCESSES, *_success_columns(successes)))
         if others:
-            rows = (_columns(claim, outcome) for claim, outcome in sorted(others, key=_by_id))
-            accepted.update(self._run(statements.SETTLE_OTHERS, *_transposed(rows), worker))
+            accepted.update(self._run(statements.SETTLE_OTHERS, *map(list, zip(*others, strict=True)), worker))
         return accepted
 
     def release_unknown(self, worker: UUID, in_hand: Iterable[int], *, older_than: float) -> int:
@@ -267,5 +265,11 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     return claim.id, claim.attempt, status, delay, retried, rescued, record, path, traceback
 
 
-def _transposed(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]
+def _success_columns(pairs: Sequence[tuple[Claim, Outcome]]) -> tuple[str, str, list[str] | None]:
+    """Return ids, attempts and results of successes as arrays; the numbers as text, which is made in no time."""
+    results = [getattr(outcome, "result", "null") for _, outcome in pairs]
+    return (
+        array_of_numbers(claim.id for claim, _ in pairs),
+        array_of_numbers(claim.attempt for claim, _ in pairs),
+        results if any(result != "null" for result in results) else None,
+    )

@@ -239,7 +239,7 @@ UPDATE {task} AS task
 SET status = 'SUCCESSFUL', finished_at = clock_timestamp(), result = NULLIF(outcome.result, 'null')
 FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS outcome (id, attempt, result)
 WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
-RETURNING task.id, task.finished_at
+RETURNING task.id, task.finished_at::text
 """
 
 # All other endings, with the failed attempt written by the same statement: neither can exist without the other.
@@ -273,7 +273,7 @@ WITH outcome AS MATERIALIZED (
     FROM settled JOIN outcome ON outcome.id = settled.id
     WHERE outcome.record IS NOT NULL
 )
-SELECT id, finished_at FROM settled
+SELECT id, finished_at::text FROM settled
 """
 
 # Takes claims back from workers that are dead: no row, or no sign of life for the hard limit, or two missing beats and

@@ -12,7 +12,7 @@ from functools import partial
 from django.db import transaction
 
 from django_pglock.tasks import statements, wakeup
-from django_pglock.tasks.gates import GateQuerySet
+from django_pglock.tasks.gates import GateQuerySet, array_of_numbers
 from django_pglock.tasks.states import TaskStatus
 
 #: Processes that wait for a result listen here; the payload is the task's id.
@@ -40,7 +40,7 @@ class WaitQuerySet(GateQuerySet):
 
     def _release(self, ids: list[int]) -> list[tuple[int, str, str, str | None, int]]:
         text = "Task %s, which this one was to run after, did not succeed or is gone."
-        rows = self._run(statements.RELEASE, ids, DEPENDENCY_FAILED, text, DONE_CHANNEL)
+        rows = self._run(statements.RELEASE, array_of_numbers(ids), DEPENDENCY_FAILED, text, DONE_CHANNEL)
         moved = [row for row in rows if row[0] is not None]
         self.wake(queue for _, status, queue, *_ in moved if status == TaskStatus.READY)
         self.wake((queue for _, status, queue, *_ in moved if status == TaskStatus.SCHEDULED), wakeup.SCHEDULED_CHANNEL)

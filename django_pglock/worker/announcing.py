@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from django.utils.dateparse import parse_datetime
+
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskError, TaskResultStatus, task_backends, task_finished
@@ -66,7 +68,7 @@ def _finish(ending: Ending, status: TaskResultStatus, *, value: Any = None, erro
     if result is None:
         return
     object.__setattr__(result, "status", status)
-    object.__setattr__(result, "finished_at", ending.finished_at)
+    object.__setattr__(result, "finished_at", ending.finished_at and parse_datetime(ending.finished_at))
     object.__setattr__(result, "_return_value", value)
     if error is not None:
         result.errors.append(error)

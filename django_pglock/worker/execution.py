@@ -54,8 +54,8 @@ class Attempt:
         self.using = using
         self.definition: PostgresTask = definition
         self.options: dict[str, Any] = {} if claim.meta == "{}" else from_json(claim.meta).get("options", {})
-        self.args: list[Any] = from_json(claim.args)
-        self.kwargs: dict[str, Any] = from_json(claim.kwargs)
+        self.args: list[Any] = [] if claim.args == "[]" else from_json(claim.args)
+        self.kwargs: dict[str, Any] = {} if claim.kwargs == "{}" else from_json(claim.kwargs)
         if not isinstance(self.args, list) or not isinstance(self.kwargs, dict):
             raise TypeError(f"Task {claim.id} has args or kwargs that are no list and no object.")
         #: Whether anybody wants to hear of its start and its success; of a failure, everybody does.

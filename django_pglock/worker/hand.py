@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -41,7 +40,7 @@ class Ending:
     outcome: Outcome | None
     result: TaskResult[..., object] | None = None
     is_settled: bool = False
-    finished_at: datetime | None = None
+    finished_at: str | None = None
     #: The endings of the other claims that were run by the same call.
     companions: list[Ending] = field(default_factory=list)
 
