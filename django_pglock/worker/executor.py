@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from functools import lru_cache
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -23,6 +24,7 @@ from django_pglock.worker.grouping import with_others
 from django_pglock.worker.hand import Ending, Hand
 
 logger = logging.getLogger("django_pglock.worker")
+is_async = lru_cache(maxsize=None)(iscoroutinefunction)
 
 #: Seconds between two looks at a thread's connections while its tasks succeed. A look costs as much as a small task.
 BETWEEN_LOOKS = 0.1
@@ -86,7 +88,7 @@ class Executor:
                 return attempt
         if attempt.is_heard:
             task_started.send_robust(sender_of(claim), task_result=attempt.result)
-        if iscoroutinefunction(attempt.definition.func):
+        if is_async(attempt.definition.func):
             self.loop.run(attempt)
             return None
         return run(attempt)

@@ -7,7 +7,7 @@ DEBUG is off, and making them took a third of a worker's time.
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
+import time
 from typing import Any
 from weakref import ReferenceType
 
@@ -46,25 +46,35 @@ def is_heard(name: str, level: int) -> bool:
     return False
 
 
-def is_heard_of_tasks() -> bool:
-    """Say whether anybody would hear of a task that starts or succeeds: a receiver, or the log of django.tasks.
+#: Seconds between two looks at who listens; a look for each task would take a tenth of the worker's time.
+BETWEEN_LOOKS = 0.01
+
+
+class Ear:
+    """Whether anybody would hear of a task that starts or succeeds: a receiver, or the log of django.tasks.
 
     That log is itself a receiver of the signals.
     """
-    return _LOGGER.isEnabledFor(logging.INFO) or _have_receivers(
-        tuple([entry[0] for entry in task_started.receivers]), tuple([entry[0] for entry in task_finished.receivers])
-    )
+
+    def __init__(self) -> None:
+        self._looked_at = -BETWEEN_LOOKS
+        self._found = True
+
+    def hears(self) -> bool:
+        """Say it, as of a moment ago."""
+        now = time.monotonic()
+        if now - self._looked_at >= BETWEEN_LOOKS:
+            self._looked_at = now
+            self._found = self._look()
+        return self._found
+
+    def _look(self) -> bool:
+        return _LOGGER.isEnabledFor(logging.INFO) or any(map(_has_receivers, (task_started, task_finished)))
 
 
 #: "django.tasks" or "django_tasks": the package, its logger, and where its own receivers are.
 _PACKAGE = BaseTaskBackend.__module__.partition(".backends")[0]
 _LOGGER = logging.getLogger(_PACKAGE)
-
-
-@lru_cache(maxsize=16)
-def _have_receivers(*keys: Any) -> bool:
-    """Look at the receivers once for each set of them; asked for each task, a look takes a tenth of its time."""
-    return any(map(_has_receivers, (task_started, task_finished)))
 
 
 def _has_receivers(signal: Signal) -> bool:
@@ -74,3 +84,7 @@ def _has_receivers(signal: Signal) -> bool:
 def _module_of(receiver: Any) -> str | None:
     function = receiver() if isinstance(receiver, ReferenceType) else receiver
     return getattr(function, "__module__", None)
+
+
+#: One for the process: signals and logs are the process's, too.
+is_heard_of_tasks = Ear().hears

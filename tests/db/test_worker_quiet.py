@@ -70,8 +70,8 @@ def test_the_log_is_heard_if_it_is_enabled():
     before = logs._LOGGER.level
     try:
         logs._LOGGER.setLevel(logging.INFO)
-        assert logs.is_heard_of_tasks()
+        assert logs.Ear().hears()
         logs._LOGGER.setLevel(logging.WARNING)
-        assert not logs.is_heard_of_tasks()
+        assert not logs.Ear().hears()
     finally:
         logs._LOGGER.setLevel(before)
