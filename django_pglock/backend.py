@@ -94,6 +94,12 @@ class PostgresBackend(BaseTaskBackend):
         task_enqueued.send(type(self), task_result=result)
         return result
 
+    def check_call(self, task: Any, args: Any, kwargs: Any) -> None:
+        """Raise what ``enqueue()`` would raise for this call, and write nothing."""
+        self._refuse_foreign(task)
+        self.validate_task(task)
+        _call_of(task, args, kwargs)
+
     def enqueue_many(self, task: Any, calls: Iterable[Any]) -> list[str]:
         """Write many calls of ``task``, all or none, and return their ids; see ``django_pglock.enqueue_many``."""
         self._refuse_foreign(task)

@@ -11,7 +11,7 @@ import django
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.checks import Warning as Caution
-from django.db import DatabaseError, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
@@ -230,6 +230,21 @@ def _how_to_set(alias: str, role: str, name: str, value: str) -> str:
 
 def _is_pooled(connection: Any, pid: int) -> bool:
     return bool(connection.connection.info.backend_pid != pid)
+
+
+@register("django_pglock")
+def check_task_database(**kwargs: Any) -> list[CheckMessage]:
+    """W009: tasks in another database than the default one are not a part of the data's transaction."""
+    return [
+        Caution(
+            f"{source} keeps tasks in {alias!r}: a task that is enqueued in a transaction of another database is there "
+            "before that commits, and stays when it is rolled back.",
+            hint="Call enqueue_on_commit() instead of enqueue() where the data is in another database.",
+            id="django_pglock.W009",
+        )
+        for alias, source in sorted(_aliases().items())
+        if source.startswith("TASKS") and alias != DEFAULT_DB_ALIAS
+    ]
 
 
 def _aliases() -> dict[str, str]:

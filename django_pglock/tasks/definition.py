@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, TypeVar, overload
+
+from django.db import connections, transaction
 
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import registry
@@ -177,6 +180,22 @@ class PostgresTask(Task):  # type: ignore[type-arg]
                 raise TaskOptionError(f"using() has no option {name!r}; it takes {', '.join(_CHANGEABLE)}.")
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
+    def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Enqueue this call once the transactions that are open now, in all databases, are committed.
+
+        For tasks that live in another database than the data they are about; in the same one ``enqueue()`` is a part of
+        the transaction anyway. Without a transaction it enqueues at once. Arguments are checked at once. The name is
+        that of Django's open proposal. Raises what ``enqueue()`` raises, except ``DuplicateTask``.
+        """
+        check_call = getattr(self.get_backend(), "check_call", None)
+        if check_call is not None:
+            check_call(self, args, kwargs)
+        call: Callable[[], Any] = partial(self.enqueue, *args, **kwargs)
+        for connection in connections.all(initialized_only=True):
+            if connection.in_atomic_block:
+                call = partial(transaction.on_commit, call, using=connection.alias)
+        call()
+
     def can_retry(self, error: BaseException) -> bool:
         """Say whether this exception is one to try again after."""
         return isinstance(error, self.retry_on) and not isinstance(error, self.no_retry_on)
@@ -217,6 +236,8 @@ if TYPE_CHECKING:
             after: Iterable[TaskResult[..., Any] | str | int] | None = None,
             meta: dict[str, Any] | None = None,
         ) -> TaskFunction[P, R]: ...
+
+        def enqueue_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
 
 
 @overload

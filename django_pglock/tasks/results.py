@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import sync_to_async
+from django.db import DEFAULT_DB_ALIAS, connections
+
 from django_pglock.tasks import registry
-from django_pglock.tasks.compat import InvalidTask, Task, TaskError, TaskResult, TaskResultStatus
+from django_pglock.tasks.await_result import await_end
+from django_pglock.tasks.compat import (
+    InvalidTask,
+    Task,
+    TaskError,
+    TaskResult,
+    TaskResultStatus,
+    task_backends,
+)
 from django_pglock.tasks.states import TaskStatus
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from django_pglock.tasks.definition import PostgresTask
 
 #: django.tasks knows four states; ours that it does not know read as the nearest one.
@@ -24,6 +38,44 @@ PUBLIC_STATUS = {
     TaskStatus.FAILED: TaskResultStatus.FAILED,
     TaskStatus.CANCELLED: TaskResultStatus.FAILED,
 }
+
+
+class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
+    """A ``TaskResult`` that can be waited for."""
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until the task is finished, for ``timeout`` seconds at most (None: as long as it takes).
+
+        Returns this result, refreshed: ``result.wait(10).return_value``. Raises ``TimeoutError``, and ``TaskError``
+        inside ``atomic()``. Does not poll; takes one database session for as long as it waits.
+        """
+        return self._wait(timeout, is_wanted=lambda: True)
+
+    async def await_(self, timeout: float | None = None) -> Self:
+        """Do as ``wait()`` without blocking the event loop."""
+        is_wanted = True
+        try:
+            wait = sync_to_async(self._wait, thread_sensitive=False)
+            return await wait(timeout, is_wanted=lambda: is_wanted)
+        finally:
+            is_wanted = False
+
+    def _wait(self, timeout: float | None, *, is_wanted: Callable[[], bool]) -> Self:
+        using = getattr(task_backends[self.backend], "database", DEFAULT_DB_ALIAS)
+        try:
+            is_finished = await_end(self.id, using, timeout, is_wanted=is_wanted)
+        finally:
+            _close_in_thread()
+        if not is_finished:
+            raise TimeoutError(f"Task {self.id} has not finished within {timeout} s.")
+        self.refresh()
+        return self
+
+
+def _close_in_thread() -> None:
+    # A thread of asyncio's pool belongs to nobody who would close its connections.
+    if threading.current_thread().name.startswith("asyncio"):
+        connections.close_all()
 
 
 def make_result(
@@ -41,9 +93,9 @@ def make_result(
     errors: Iterable[TaskError] = (),
     worker_ids: Iterable[str] = (),
     return_value: Any = None,
-) -> TaskResult[..., Any]:
+) -> PostgresTaskResult:
     """Return a ``TaskResult`` for one call of ``task``; ``status`` is a value of our ``TaskStatus``."""
-    result: TaskResult[..., Any] = TaskResult(
+    result = PostgresTaskResult(
         task=task,
         id=str(id),
         status=PUBLIC_STATUS[TaskStatus(status)],
