@@ -12,11 +12,15 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import connections, models
+from django.db import DataError, connections, models
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.functions import Coalesce, Now
+from psycopg import ClientCursor
+from psycopg.errors import DivisionByZero
 
 from django_pglock.conf import get_settings
+from django_pglock.db import connection_for, send
+from django_pglock.errors import ClaimLost
 from django_pglock.tasks import statements
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimStatement
@@ -131,6 +135,24 @@ class TaskQuerySet(EnqueueQuerySet):
         if others:
             accepted.update(self._run(statements.SETTLE_OTHERS, *map(list, zip(*others, strict=True)), worker))
         return accepted
+
+    def settle_and_commit(self, successes: Sequence[tuple[Claim, Succeeded]]) -> None:
+        """Write successes as the last thing in the current transaction, and commit it, in one message.
+
+        ``atomic()`` has nothing left to commit then, and goes on to what is to happen ``on_commit``. Raises
+        ``ClaimLost`` when one claim is lost; nothing is committed then.
+        """
+        connection = connection_for(self.db)
+        connection.ensure_connection()
+        bind = ClientCursor(connection.connection).mogrify
+        statement = self._sql(statements.SETTLE_OWN_SUCCESS)
+        bound = [bind(statement, (outcome.result, claim.id, claim.attempt)) for claim, outcome in successes]
+        try:
+            send(connection, ";".join([*bound, "COMMIT"]))
+        except DataError as error:
+            if getattr(error.__cause__, "sqlstate", None) != DivisionByZero.sqlstate:
+                raise
+            raise ClaimLost("The task is no longer claimed by this attempt.") from error
 
     def release_unknown(self, worker: UUID, in_hand: Iterable[int], *, older_than: float) -> int:
         """Give back what ``worker`` owns in the table but does not know of, if claimed over ``older_than`` seconds ago.

@@ -242,6 +242,17 @@ WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status =
 RETURNING task.id, task.finished_at::text
 """
 
+# The success of one task in its function's own transaction. Fails when the claim is lost (division by zero), so that
+# the COMMIT that follows in the same message does not happen.
+SETTLE_OWN_SUCCESS = """
+WITH settled AS (
+    UPDATE {task} AS task
+    SET status = 'SUCCESSFUL', finished_at = clock_timestamp(), result = NULLIF(%s::jsonb, 'null')
+    WHERE task.id = %s AND task.attempts = %s AND task.status = 'RUNNING'
+    RETURNING task.id)
+SELECT 1 / count(*) FROM settled
+"""
+
 # All other endings, with the failed attempt written by the same statement: neither can exist without the other.
 # A claim given back unused takes back its start, which it set itself when it was the first. What has a key and is to
 # run again waits for it again.

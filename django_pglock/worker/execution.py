@@ -85,15 +85,10 @@ class Attempt:
         """Return what comes of each claim that this attempt stands for."""
         return [(self.claim, outcome)]
 
-    def ending(self, outcome: Outcome | None, *, finished: dict[int, Any] | None = None) -> Ending:
-        """Return the ending of this attempt, with a result object if somebody will hear of it.
-
-        ``finished``: the dates by which it has settled itself.
-        """
+    def ending(self, outcome: Outcome | None, *, is_settled: bool = False) -> Ending:
+        """Return the ending of this attempt, with a result object if somebody will hear of it."""
         result = None if isinstance(outcome, Succeeded) and not self.is_heard else self.result
-        if finished is None:
-            return Ending(self.claim, outcome, result)
-        return Ending(self.claim, outcome, result, is_settled=True, finished_at=finished[self.claim.id])
+        return Ending(self.claim, outcome, result, is_settled=is_settled)
 
     def success(self, value: Any) -> Outcome:
         """Return the outcome of a call that returned ``value``. Raises when the value is no JSON."""
@@ -196,7 +191,7 @@ def _run_atomic(attempt: Attempt) -> Ending:
         with transaction.atomic(using=attempt.using, durable=True):
             has_begun = True
             outcome = attempt.success(attempt.call())
-            finished = _settle_here(attempt.outcomes(outcome), attempt.using)
+            _rows(attempt.using).settle_and_commit(attempt.outcomes(outcome))
     except ClaimLost:
         return attempt.ending(None)
     except BaseException as error:  # noqa: BLE001 - see the top of the module
@@ -204,16 +199,11 @@ def _run_atomic(attempt: Attempt) -> Ending:
             # Cut off. Whether the commit arrived is not known, but the guard of the next statement knows.
             return attempt.ending(_cut_off(claim, error) if has_begun else Released())
         return attempt.ending(attempt.failure(error))
-    return attempt.ending(outcome, finished=finished)
+    return attempt.ending(outcome, is_settled=True)
 
 
-def _settle_here(outcomes: list[tuple[Claim, Outcome]], using: str) -> dict[int, Any]:
-    rows = apps.get_model("django_pglock", "Task").objects.using(using)
-    accepted: dict[int, Any] = rows.settle(outcomes, outcomes[0][0].worker)
-    for claim, _ in outcomes:
-        if claim.id not in accepted:
-            raise ClaimLost(f"Task {claim.id} is no longer claimed by attempt {claim.attempt}.")
-    return accepted
+def _rows(using: str) -> Any:
+    return apps.get_model("django_pglock", "Task").objects.using(using)
 
 
 def _cut_off(claim: Claim, error: BaseException) -> Outcome:

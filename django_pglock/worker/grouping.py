@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.apps import apps
 
 from django_pglock.tasks.claim import Claim
@@ -33,11 +31,13 @@ class GroupAttempt(Attempt):
     def outcomes(self, outcome: Outcome) -> list[tuple[Claim, Outcome]]:
         return [(self.claim, outcome), *((other.claim, self._outcome_of(other, outcome)) for other in self.others)]
 
-    def ending(self, outcome: Outcome | None, *, finished: dict[int, Any] | None = None) -> Ending:
-        ending = super().ending(outcome, finished=finished)
+    def ending(self, outcome: Outcome | None, *, is_settled: bool = False) -> Ending:
+        ending = super().ending(outcome, is_settled=is_settled)
         # When one claim was lost, nothing of the common transaction remains: the others run again.
         shared = Released() if outcome is None else outcome
-        ending.companions = [other.ending(self._outcome_of(other, shared), finished=finished) for other in self.others]
+        ending.companions = [
+            other.ending(self._outcome_of(other, shared), is_settled=is_settled) for other in self.others
+        ]
         return ending
 
     def _outcome_of(self, other: Attempt, outcome: Outcome) -> Outcome:

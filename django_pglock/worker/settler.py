@@ -27,6 +27,8 @@ logger = logging.getLogger("django_pglock.worker")
 
 #: Outcomes in one statement at most.
 LARGEST_BATCH = 1000
+#: Seconds for which endings gather that are written already: enough to be spared a statement for each.
+LINGER = 0.005
 
 
 class Settler(ConnectedService):
@@ -72,18 +74,25 @@ class Settler(ConnectedService):
             self._followers = []
 
     def _gather(self) -> list[Ending]:
-        outbox = self.hand.outbox
-        batch = [outbox.get()]
+        batch = [self.hand.outbox.get()]
+        self._gather_more(batch)
+        if all(ending is not None and ending.is_settled and ending.claim.lock_key is None for ending in batch):
+            # Nothing of this has to be written, and nobody's turn depends on it.
+            self.stopping.wait(LINGER)
+            self._gather_more(batch)
+        return [ending for ending in batch if ending is not None]
+
+    def _gather_more(self, batch: list[Ending | None]) -> None:
         try:
             while len(batch) < LARGEST_BATCH:
-                batch.append(outbox.get_nowait())
+                batch.append(self.hand.outbox.get_nowait())
         except Empty:
             pass
-        return [ending for ending in batch if ending is not None]
 
     def _write(self, batch: list[Ending]) -> None:
         open_ = [ending for ending in batch if ending.outcome is not None and not ending.is_settled]
         accepted = self._settle(open_) if open_ else {}
+        self._look_up_dates([ending for ending in batch if ending.is_settled and ending.result is not None])
         for ending in batch:
             if ending.is_settled:
                 announce(ending)
@@ -93,6 +102,15 @@ class Settler(ConnectedService):
             else:
                 announce_lost(ending)
         self._tell([ending for ending in open_ if ending.claim.id in accepted])
+
+    def _look_up_dates(self, endings: list[Ending]) -> None:
+        """Find out when tasks finished that were settled by their own transactions, for those who hear of them."""
+        if endings:
+            ids = [ending.claim.id for ending in endings]
+            dates = dict(self.rows.filter(pk__in=ids).values_list("pk", "finished_at"))
+            for ending in endings:
+                date = dates.get(ending.claim.id)
+                ending.finished_at = date and date.isoformat()
 
     def _let_through(self, endings: list[Ending]) -> None:
         """Let those through that waited for the keys of these tasks, or for their end. After the commit: gates.py."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from uuid import uuid4
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.db.utils import IntegrityError
 from django.test.utils import CaptureQueriesContext
 
+from django_pglock.errors import ClaimLost
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks.outcome import Failed, Failure, Interrupted, Released, Retried, Succeeded
 from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.sample import tasks
+from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db
 
@@ -153,3 +155,54 @@ def test_no_verb_makes_a_move_that_the_table_does_not_know(source, verb):
 def test_the_database_refuses_rows_that_cannot_be(broken):
     with pytest.raises(IntegrityError):
         Task.objects.create(**{**ROW, **broken})
+
+
+@pytest.mark.django_db(transaction=True)
+class TestInTheTasksOwnTransaction:
+    def test_settling_and_the_commit_are_one_message(self, claim):
+        tasks.nothing.enqueue()
+        [mine] = claim()
+        with transaction.atomic(durable=True), CaptureQueriesContext(connection) as queries:
+            Task.objects.all().settle_and_commit([(mine, Succeeded('{"a": 1}'))])
+            told = [query["sql"] for query in queries if query["sql"] not in ("BEGIN", "COMMIT")]
+        assert len(told) == 1
+        assert told[0].endswith(";COMMIT")
+        assert Task.objects.get().result == {"a": 1}
+
+    def test_a_lost_claim_takes_the_effects_with_it(self, claim):
+        tasks.nothing.enqueue()
+        [zombie] = claim()
+        settle(zombie, Interrupted(FAILURE))
+        with pytest.raises(ClaimLost), transaction.atomic(durable=True):
+            Effect.objects.create(name="zombie")
+            Task.objects.all().settle_and_commit([(zombie, Succeeded())])
+        assert not Effect.objects.exists()
+        assert Task.objects.get().status == "READY"
+
+    def test_one_lost_claim_of_a_group_takes_all(self, claim):
+        for _ in range(2):
+            tasks.nothing.enqueue()
+        first, second = claim(2)
+        settle(second, Released())
+        with pytest.raises(ClaimLost), transaction.atomic(durable=True):
+            Task.objects.all().settle_and_commit([(first, Succeeded()), (second, Succeeded())])
+        assert set(Task.objects.values_list("status", flat=True)) == {"RUNNING", "READY"}
+
+    def test_what_is_to_happen_on_commit_happens(self, claim):
+        tasks.nothing.enqueue()
+        [mine] = claim()
+        heard = []
+        with transaction.atomic(durable=True):
+            transaction.on_commit(lambda: heard.append(1))
+            Task.objects.all().settle_and_commit([(mine, Succeeded())])
+        assert heard == [1]
+        assert connection.get_autocommit()
+
+    def test_a_transaction_that_is_to_be_rolled_back_is_not_committed(self, claim):
+        tasks.nothing.enqueue()
+        [mine] = claim()
+        with pytest.raises(transaction.TransactionManagementError), transaction.atomic(durable=True):
+            Effect.objects.create(name="x")
+            transaction.set_rollback(True)
+            Task.objects.all().settle_and_commit([(mine, Succeeded())])
+        assert not Effect.objects.exists()
