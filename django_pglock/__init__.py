@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from django_pglock.errors import (
+    DuplicateTask,
     LockError,
     LockKeyError,
     LockLost,
@@ -31,9 +32,12 @@ if TYPE_CHECKING:
     from django_pglock.tasks import Cancel as Cancel
     from django_pglock.tasks import Constant as Constant
     from django_pglock.tasks import Exponential as Exponential
+    from django_pglock.tasks import Group as Group
     from django_pglock.tasks import Linear as Linear
+    from django_pglock.tasks import Rate as Rate
     from django_pglock.tasks import Retry as Retry
     from django_pglock.tasks import Snooze as Snooze
+    from django_pglock.tasks import Unique as Unique
     from django_pglock.tasks import aenqueue_many as aenqueue_many
     from django_pglock.tasks import enqueue_many as enqueue_many
     from django_pglock.tasks import task as task
@@ -43,7 +47,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Cancel",
     "Constant",
+    "DuplicateTask",
     "Exponential",
+    "Group",
     "Lease",
     "Linear",
     "LockError",
@@ -52,8 +58,10 @@ __all__ = [
     "LockNotAvailable",
     "LockScopeError",
     "PGLockError",
+    "Rate",
     "Retry",
     "Snooze",
+    "Unique",
     "aenqueue_many",
     "enqueue_many",
     "leader",
@@ -76,6 +84,9 @@ _ROOMS = {
     "Constant": "django_pglock.tasks",
     "Exponential": "django_pglock.tasks",
     "Linear": "django_pglock.tasks",
+    "Unique": "django_pglock.tasks",
+    "Rate": "django_pglock.tasks",
+    "Group": "django_pglock.tasks",
     "Lease": "django_pglock.locks",
     "leader": "django_pglock.locks",
     "lock": "django_pglock.locks",

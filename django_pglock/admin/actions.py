@@ -84,7 +84,7 @@ VERBS = {
             "cancel",
             gettext_lazy("Cancel tasks"),
             gettext_lazy("Cancel"),
-            frozenset({"SCHEDULED", "READY", "RUNNING"}),
+            frozenset({"SCHEDULED", "BLOCKED", "READY", "RUNNING"}),
             ngettext_lazy("%(count)d task was cancelled.", "%(count)d tasks were cancelled.", "count"),
             lambda rows: rows.cancel(),
         ),

@@ -3,16 +3,20 @@
 from django_pglock.tasks.bulk import aenqueue_many, enqueue_many
 from django_pglock.tasks.definition import PostgresTask, task
 from django_pglock.tasks.flow import Cancel, Retry, Snooze
+from django_pglock.tasks.options import Group, Rate, Unique
 from django_pglock.tasks.retry import Constant, Exponential, Linear
 
 __all__ = [
     "Cancel",
     "Constant",
     "Exponential",
+    "Group",
     "Linear",
     "PostgresTask",
+    "Rate",
     "Retry",
     "Snooze",
+    "Unique",
     "aenqueue_many",
     "enqueue_many",
     "task",
