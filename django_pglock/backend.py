@@ -15,6 +15,7 @@ from typing import Any
 from django.apps import apps
 from django.db import transaction
 
+from django_pglock.conf import get_settings
 from django_pglock.db import connection_for
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
@@ -140,10 +141,10 @@ class PostgresBackend(BaseTaskBackend):
 
 
 def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:
-    where = f"of {task.module_path}"
+    where, most = f"of {task.module_path}", get_settings().ARGUMENTS_LIMIT
     return Call(
-        to_json(list(args), what=f"The positional arguments {where}"),
-        to_json(kwargs, what=f"The keyword arguments {where}"),
+        to_json(list(args), what=f"The positional arguments {where}", most=most),
+        to_json(kwargs, what=f"The keyword arguments {where}", most=most),
         keys_of(task, args, kwargs),
     )
 

@@ -66,6 +66,10 @@ class Settings:
         default=5.0,
         metadata={"help": "Seconds between two looks for work when no notification comes. The net under LISTEN."},
     )
+    ARGUMENTS_LIMIT: int = field(
+        default=1024 * 1024,
+        metadata={"help": "Most bytes of the positional, and of the keyword arguments of a task, as JSON."},
+    )
     MAX_RESCUES: int = field(
         default=3,
         metadata={"help": "How often a task may take its worker down before it ends as FAILED."},
@@ -85,6 +89,10 @@ class Settings:
             )
         if not isinstance(self.ASYNC_SESSIONS, int) or self.ASYNC_SESSIONS < 1:
             raise ConfigurationError(f"DJANGO_PGLOCK['ASYNC_SESSIONS'] is {self.ASYNC_SESSIONS!r}; use 1 or more.")
+        if not isinstance(self.ARGUMENTS_LIMIT, int) or not 1 <= self.ARGUMENTS_LIMIT <= 100 * 1024 * 1024:
+            raise ConfigurationError(
+                f"DJANGO_PGLOCK['ARGUMENTS_LIMIT'] is {self.ARGUMENTS_LIMIT!r}; use bytes, from 1 to 100 MiB."
+            )
         if not isinstance(self.MAX_RESCUES, int) or self.MAX_RESCUES < 0:
             raise ConfigurationError(f"DJANGO_PGLOCK['MAX_RESCUES'] is {self.MAX_RESCUES!r}; use 0 or a larger number.")
 

@@ -20,16 +20,16 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 MAX_TEXT = 60_000
 #: Width of the column for the dotted path of an exception.
 MAX_PATH = 512
-#: PostgreSQL stores a jsonb document of at most 255 MiB in elements; nobody should come near.
-MAX_JSON = 100 * 1024 * 1024
+#: Bytes of a result. PostgreSQL stores a jsonb document of at most 255 MiB; nobody should come near.
+MAX_RESULT = 100 * 1024 * 1024
 
 
-def to_json(value: Any, *, what: str, sort_keys: bool = False) -> str:
+def to_json(value: Any, *, what: str, most: int = MAX_RESULT, sort_keys: bool = False) -> str:
     """Return ``value`` as the text of a JSON document that PostgreSQL's jsonb accepts.
 
     ``what`` names the value in messages, for example ``"The keyword arguments of shop.tasks.send"``. Raises
     ``TaskArgumentsError`` for types that JSON does not have, NaN and infinity, NUL characters, lone surrogates,
-    documents nested too deeply or larger than 100 MB.
+    documents nested too deeply or of more than ``most`` bytes.
     """
     try:
         text = json.dumps(
@@ -44,8 +44,10 @@ def to_json(value: Any, *, what: str, sort_keys: bool = False) -> str:
         raise TaskArgumentsError(f"{what} is no JSON: {error}.") from error
     if _NUL.search(text):
         raise TaskArgumentsError(f"{what} contains a NUL character, which PostgreSQL cannot store.")
-    if size > MAX_JSON:
-        raise TaskArgumentsError(f"{what} is {size:,} bytes long; store it elsewhere and pass a reference.")
+    if size > most:
+        raise TaskArgumentsError(
+            f"{what} is {size:,} bytes long, more than {most:,}; store it elsewhere and pass a reference."
+        )
     return text
 
 

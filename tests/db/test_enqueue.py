@@ -135,3 +135,33 @@ def test_aenqueue_writes_the_same_row():
 
     result = async_to_sync(_enqueue)()
     assert Task.objects.filter(pk=result.id, status="READY").exists()
+
+
+def deep(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (object(), "contains a object"),
+        ("a\x00b", "NUL"),
+        ("x" * 10_000_000, "10,000,004 bytes long, more than 1,048,576"),
+        (deep(100_000), "nested too deeply"),
+        (Effect(), "has not been saved"),
+    ],
+    ids=["no JSON", "NUL", "10 MB", "too deep", "unsaved"],
+)
+@pytest.mark.parametrize("how", ["enqueue", "enqueue_many", "enqueue_on_commit"])
+def test_what_cannot_be_passed_is_refused_before_anything_is_written(value, words, how):
+    from django_pglock import enqueue_many
+
+    with pytest.raises(TaskArgumentsError, match=f"of tests.sample.tasks.echo.*{words}"):
+        if how == "enqueue_many":
+            enqueue_many(tasks.echo, [1, (value,)])
+        else:
+            getattr(tasks.echo, how)(value)
+    assert not Task.objects.exists()
