@@ -14,6 +14,7 @@ from django_pglock.tasks.wakeup import NEGATIVE_TTL
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.queue_claims import QueueClaims
+from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Fetcher(ConnectedService):
 
     name = "fetcher"
 
-    def __init__(self, hand: Hand, rows: TaskQuerySet, identity: Identity, queues: list[str], *, listens: bool) -> None:
+    def __init__(self, hand: Hand, rows: TaskQuerySet, identity: Identity, queues: Queues, *, listens: bool) -> None:
         super().__init__(rows.db)
         self.hand = hand
         self.rows = rows
@@ -40,7 +41,6 @@ class Fetcher(ConnectedService):
         self.listens = listens
         self._queues_claims: dict[str, QueueClaims] = {}
         self._known: list[str] = []
-        self._first = 0
         self._sleeping_since: float | None = None
         self._busy_since: float | None = None
         self._done = -1
@@ -95,14 +95,9 @@ class Fetcher(ConnectedService):
         return claims
 
     def _in_turn(self) -> list[str]:
-        """Return the queues to look into, each time starting with another, so that none starves."""
-        if len(self.queues) == 1:
-            return self.queues
-        ready = self.rows.ready_queues()
-        wanted = [queue for queue in ready if not self.queues or queue in self.queues]
-        self._first += 1
-        split = self._first % len(wanted) if wanted else 0
-        return wanted[split:] + wanted[:split]
+        """Return the queues to look into. Where there is only one, nobody need ask which are ready."""
+        only = self.queues.only
+        return self.queues.in_turn(self.rows.ready_queues()) if only is None else [only]
 
     def _claims_of(self, queue: str) -> QueueClaims:
         known = registry.known_paths()

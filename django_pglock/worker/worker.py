@@ -15,6 +15,7 @@ from django_pglock.worker.hand import Hand
 from django_pglock.worker.heartbeat import Heartbeat
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.listener import Listener
+from django_pglock.worker.queues import Queues
 from django_pglock.worker.settler import Settler
 from django_pglock.worker.upkeep import Upkeep
 
@@ -27,8 +28,9 @@ LAST_WRITES = 10.0
 class Worker:
     """Runs tasks of some queues of one database until it is told to stop.
 
-    ``using`` is the database alias, ``queues`` the names of the queues (none: all), ``threads`` how many sync tasks run
-    at once, ``grace`` the seconds that running tasks get to finish after a stop.
+    ``using`` is the database alias; ``queues``, ``exclude`` and ``order`` say which queues it serves, and in which
+    order, as ``runlockworker`` takes them (none: all); ``threads`` is how many sync tasks run at once, ``grace`` the
+    seconds that running tasks get to finish after a stop. Raises ``ConfigurationError`` for queues nobody can mean.
 
     ``start()`` returns at once; ``stop()`` may be called from a signal handler; ``shutdown()`` blocks until the end.
     """
@@ -38,12 +40,14 @@ class Worker:
         *,
         using: str = "default",
         queues: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        order: str = "weighted",
         threads: int = 4,
         grace: float = 30.0,
         listens: bool = True,
     ) -> None:
         self.identity = Identity()
-        self.queues = list(queues)
+        self.queues = Queues(queues, exclude=exclude, order=order)
         self.grace = grace
         self.hand = Hand(threads)
         self._asked_to_stop = threading.Event()
@@ -51,7 +55,7 @@ class Worker:
         self._ended = threading.Lock()
         self._has_ended = False
         rows: Any = apps.get_model("django_pglock", "Task").objects.using(using)
-        self.heartbeat = Heartbeat(self.hand, rows, self.identity, self.queues)
+        self.heartbeat = Heartbeat(self.hand, rows, self.identity, self.queues.asked)
         self.upkeep = Upkeep(rows, promoted=self.hand.hungry.set)
         self.settler = Settler(self.hand, rows, self.identity.id, scheduled=self.upkeep.wake)
         self.executor = Executor(self.hand, using)
@@ -77,7 +81,7 @@ class Worker:
         if self.listener is not None:
             self.listener.start()
         self.fetcher.start()
-        logger.info("Worker %s is ready: %s.", self.identity.name, ", ".join(self.queues) or "all queues")
+        logger.info("Worker %s is ready: %s.", self.identity.name, ", ".join(self.queues.asked) or "all queues")
 
     def run(self) -> None:
         """Start, wait until somebody asks to stop, and shut down."""
@@ -139,7 +143,7 @@ class Worker:
         self.hand.abandon(running)
 
     def _heard_of(self, queue: str) -> None:
-        if not self.queues or queue in self.queues:
+        if self.queues.serves(queue):
             self.hand.hungry.set()
 
     def _missed_news(self) -> None:

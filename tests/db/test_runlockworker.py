@@ -13,6 +13,13 @@ OURS = "django_pglock.backend.PostgresBackend"
     ("arguments", "text"),
     [
         (["mial"], "QUEUES has no 'mial'; it has default, mail"),
+        (["mali*"], "QUEUES has no 'mali[*]'; it has default, mail"),
+        (["--exclude", "mial"], "QUEUES has no 'mial'; it has default, mail"),
+        (["--exclude", "mail", "--exclude", "d*"], "All of QUEUES is excluded: default, mail"),
+        (["mail", "--exclude", "mail"], "No queue is left to serve"),
+        (["mail=0"], "weight of queue 'mail' is '0'; use a whole number from 1 to 1000"),
+        (["mail=2", "--order", "strict"], "'mail' is served in strict order"),
+        (["--order", "random"], "invalid choice: 'random'"),
         (["--database", "nowhere"], "DATABASES has no 'nowhere'; it has default"),
         (["--threads", "0"], "1 to 1000"),
         (["--grace", "soon"], "'soon' are no seconds"),
@@ -48,5 +55,17 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
 
     monkeypatch.setattr("django_pglock.management.commands.runlockworker.Worker", Recorder)
     monkeypatch.setattr("django_pglock.management.commands.runlockworker.stop_at_signals", lambda worker: None)
-    call_command("runlockworker", "anything", "--threads", "3", "--grace", "1.5", "--no-listen", "--no-reload")
-    assert built == [{"queues": ["anything"], "threads": 3, "grace": 1.5, "listens": False, "using": "default"}]
+    queues = ["any=3", "thing*", "--exclude", "thing-1", "--exclude=x", "--order", "weighted"]
+    call_command("runlockworker", *queues, "--threads", "3", "--grace", "1.5", "--no-listen", "--no-reload")
+    [options] = built
+    assert (options.pop("queues"), options.pop("exclude")) == (["any=3", "thing*"], ["thing-1", "x"])
+    assert options == {"order": "weighted", "threads": 3, "grace": 1.5, "listens": False, "using": "default"}
+
+
+@override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": ["default", "mail-a", "mail-b"]}})
+@pytest.mark.parametrize("arguments", [["mail*=2"], ["*"], ["--exclude", "mail*"], ["mail-a", "mail-b", "default"]])
+def test_prefixes_are_known_by_the_queues_that_they_match(arguments, monkeypatch):
+    built = []
+    monkeypatch.setattr("django_pglock.management.commands.runlockworker.run_until_signal", built.append)
+    call_command("runlockworker", *arguments, "--no-reload")
+    assert len(built) == 1

@@ -16,9 +16,11 @@ from django.db import connections
 from django.utils import autoreload
 from django.utils.translation import gettext as _
 
+from django_pglock.errors import ConfigurationError
 from django_pglock.tasks.compat import task_backends
 from django_pglock.worker import Worker
 from django_pglock.worker.logs import silence_what_nobody_hears
+from django_pglock.worker.queues import ORDERS, Queues
 
 #: The exit code with which Django's reloader says that code changed.
 CHANGED = 3
@@ -36,7 +38,28 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Say what can be asked for."""
-        parser.add_argument("queues", nargs="*", metavar="QUEUE", help=_("Queues to serve (default: all)."))
+        parser.add_argument(
+            "queues",
+            nargs="*",
+            metavar="QUEUE",
+            help=_("Queues to serve (default: all), by name or by how names begin: NAME, PREFIX*, NAME=WEIGHT."),
+        )
+        parser.add_argument(
+            "--exclude",
+            action="append",
+            default=[],
+            metavar="QUEUE",
+            help=_("A queue, or PREFIX*, to leave to others."),
+        )
+        parser.add_argument(
+            "--order",
+            choices=ORDERS,
+            default="weighted",
+            help=_(
+                "weighted (default): queues come first in proportion to their weights; "
+                "strict: always in the order in which they are given."
+            ),
+        )
         parser.add_argument("--threads", type=_positive, default=4, help=_("Sync tasks at once (default: 4)."))
         parser.add_argument(
             "--grace",
@@ -62,16 +85,20 @@ class Command(BaseCommand):
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:
         """Build the worker and run it."""
         show_log(verbosity)
-        build = {name: options[name] for name in ("queues", "threads", "grace", "listens")}
+        build = {name: options[name] for name in ("queues", "exclude", "order", "threads", "grace", "listens")}
         build["using"] = options["database"]
-        refuse_unknown(options["queues"], options["database"])
+        try:
+            queues = Queues(options["queues"], exclude=options["exclude"], order=options["order"])
+        except ConfigurationError as error:
+            raise CommandError(str(error)) from None
+        refuse_unknown(queues, options["database"])
         if settings.DEBUG if reload is None else reload:
             run_reloading(build)
         else:
             run_until_signal(build)
 
 
-def refuse_unknown(queues: list[str], database: str) -> None:
+def refuse_unknown(queues: Queues, database: str) -> None:
     """Raise ``CommandError`` for a database or a queue that nobody could mean: such a worker would idle for ever."""
     if database not in connections.settings:
         known = ", ".join(sorted(connections.settings))
@@ -83,10 +110,14 @@ def refuse_unknown(queues: list[str], database: str) -> None:
     # An empty QUEUES means that every name is one.
     if all(backend.queues for backend in backends):
         configured = {queue for backend in backends for queue in backend.queues}
-        for queue in queues:
-            if queue not in configured:
-                known = ", ".join(sorted(configured))
-                raise CommandError(_("QUEUES has no %(name)r; it has %(known)s.") % {"name": queue, "known": known})
+        known = ", ".join(sorted(configured))
+        for pattern in queues.patterns + queues.excluded:
+            if not any(map(pattern.covers, configured)):
+                raise CommandError(
+                    _("QUEUES has no %(name)r; it has %(known)s.") % {"name": pattern.text, "known": known}
+                )
+        if not any(map(queues.serves, configured)):
+            raise CommandError(_("All of QUEUES is excluded: %(known)s.") % {"known": known})
 
 
 def run_until_signal(build: dict[str, Any]) -> None:

@@ -1,0 +1,122 @@
+"""Which queues a worker serves, and in which order it looks into them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django_pglock.errors import ConfigurationError
+
+ORDERS = ("weighted", "strict")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The name of a queue or, with ``*`` at its end, how names begin; and the weight of each such queue."""
+
+    text: str
+    weight: int = 1
+
+    @classmethod
+    def parse(cls, asked: str) -> Pattern:
+        """Read ``NAME`` or ``NAME=WEIGHT``. Raises ``ConfigurationError``."""
+        text, _, weight = asked.rpartition("=") if "=" in asked else (asked, "", "1")
+        if not text.strip():
+            raise ConfigurationError(f"The name of a queue is empty: {asked!r}.")
+        if "*" in text[:-1]:
+            raise ConfigurationError(f"A * stands at the end of a queue's name, or nowhere: {text!r}.")
+        if not re.fullmatch("[1-9][0-9]{0,2}|1000", weight):
+            raise ConfigurationError(f"The weight of queue {text!r} is {weight!r}; use a whole number from 1 to 1000.")
+        return cls(text, int(weight))
+
+    @property
+    def is_prefix(self) -> bool:
+        """Whether it stands for all names that begin so."""
+        return self.text.endswith("*")
+
+    def covers(self, text: str) -> bool:
+        """Say whether it stands for this name, or for all that this other pattern's text stands for."""
+        return text.startswith(self.text[:-1]) if self.is_prefix else text == self.text
+
+
+class Queues:
+    """The queues that a worker serves.
+
+    ``names``: of queues, or with ``*`` at the end how their names begin; none: all queues. ``NAME=WEIGHT`` gives them a
+    weight from 1 to 1000. Where several match a queue, its own name decides, then the longest prefix. ``exclude``:
+    names or prefixes of queues to leave alone. ``order``: ``"weighted"`` (over many looks queues come first in
+    proportion to their weights, so none starves) or ``"strict"`` (always as given, those of a prefix by name).
+
+    Raises ``ConfigurationError`` for what cannot be meant.
+    """
+
+    def __init__(self, names: Sequence[str] = (), *, exclude: Sequence[str] = (), order: str = "weighted") -> None:
+        if order not in ORDERS:
+            raise ConfigurationError(f"The order of queues is {order!r}; it is one of {', '.join(ORDERS)}.")
+        self.order = order
+        self.excluded = _parse_all(exclude, why_no_weights="is excluded")
+        wanted = _parse_all(names, why_no_weights="is served in strict order" if order == "strict" else "")
+        self.patterns = [each for each in wanted or [Pattern("*")] if not self._is_excluded(each.text)]
+        if not self.patterns:
+            raise ConfigurationError("No queue is left to serve: all that are asked for are excluded, too.")
+        #: As the command line has it, for people.
+        self.asked = [*names, *(f"--exclude {each}" for each in exclude)]
+        self.asked += ["--order strict"] if order == "strict" else []
+        self._places = {each: place for place, each in enumerate(self.patterns)}
+        self._nearest_first = sorted(self.patterns, key=lambda each: (each.is_prefix, -len(each.text)))
+        self._credit: dict[str, int] = {}
+
+    @property
+    def only(self) -> str | None:
+        """The one queue that is served, where that is known without a look at which there are."""
+        [first, *others] = self.patterns
+        return None if others or first.is_prefix else first.text
+
+    def serves(self, name: str) -> bool:
+        """Say whether the queue is one of them."""
+        return self._pattern_of(name) is not None
+
+    def in_turn(self, ready: Sequence[str]) -> list[str]:
+        """Return those of the ``ready`` queues that are served, in the order in which to look this time."""
+        found = {name: pattern for name in sorted(ready) if (pattern := self._pattern_of(name))}
+        names = sorted(found, key=lambda name: self._places[found[name]])
+        return names if self.order == "strict" else self._by_weight({name: found[name].weight for name in names})
+
+    def _by_weight(self, weights: dict[str, int]) -> list[str]:
+        """Take turns by smooth weighted round-robin, as nginx does: each gains its weight, the first pays for all.
+
+        What a queue has gained or owes from when others were ready counts for two rounds at most; among the same queues
+        it never comes to so much.
+        """
+        total = sum(weights.values())
+        most = 2 * total
+        credit = {name: max(-most, min(most, self._credit.get(name, 0))) + weight for name, weight in weights.items()}
+        turn = sorted(credit, key=credit.__getitem__, reverse=True)
+        if turn:
+            credit[turn[0]] -= total
+        self._credit = credit
+        return turn
+
+    def _pattern_of(self, name: str) -> Pattern | None:
+        if self._is_excluded(name):
+            return None
+        return next((each for each in self._nearest_first if each.covers(name)), None)
+
+    def _is_excluded(self, text: str) -> bool:
+        return any(each.covers(text) for each in self.excluded)
+
+
+def _parse_all(names: Sequence[str], *, why_no_weights: str) -> list[Pattern]:
+    """Read names, each of which may come once; without weights, if there is a reason."""
+    if isinstance(names, str):
+        raise ConfigurationError(f"Queues are given as a list of names; {names!r} is one text.")
+    patterns: list[Pattern] = []
+    for asked in names:
+        pattern = Pattern.parse(asked)
+        if why_no_weights and "=" in asked:
+            raise ConfigurationError(f"Queue {pattern.text!r} {why_no_weights}, so it can have no weight.")
+        if pattern.text in [each.text for each in patterns]:
+            raise ConfigurationError(f"Queue {pattern.text!r} is given twice.")
+        patterns.append(pattern)
+    return patterns
