@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db import router
+from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
@@ -17,10 +18,10 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import VERBS, admin_action, perform
 from django_pglock.admin.pages import ReadOnlyAdmin, elapsed
-from django_pglock.models import Attempt, Task
+from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import task_backends
-from django_pglock.tasks.states import FINISHED
+from django_pglock.tasks.states import FINISHED, TaskStatus
 
 if TYPE_CHECKING:
     AnyInline = admin.TabularInline[Attempt, Task]
@@ -207,7 +208,8 @@ class TaskAdmin(ReadOnlyAdmin):
             for verb in VERBS.values()
             if task is not None and task.status in verb.statuses and self._may(request, verb.permission)
         ]
-        return super().change_view(request, object_id, form_url, {**(extra_context or {}), "pglock_verbs": verbs})
+        context = {"pglock_verbs": verbs, "pglock_warning": task and _why_nobody_runs(task)}
+        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
 
     # What may be asked
 
@@ -263,6 +265,19 @@ class TaskAdmin(ReadOnlyAdmin):
     @staticmethod
     def _may(request: HttpRequest, verb: str) -> bool:
         return request.user.has_perm(f"django_pglock.{verb}_task")
+
+
+def _why_nobody_runs(task: Task) -> str:
+    """Return what is to be said of a waiting task that no worker can run; of all others, nothing."""
+    if task.status != TaskStatus.READY:
+        return ""
+    alive = Worker.objects.all().alive()
+    known = list(alive.annotate(knows=Q(task_paths__contains=[task.task_path])).values_list("knows", flat=True))
+    if not known:
+        return gettext("No worker knows this task: none is running.")
+    if not any(known):
+        return gettext("No worker knows this task. Is its module imported, or its deploy still to come?")
+    return ""
 
 
 def _shown(value: Any) -> str:

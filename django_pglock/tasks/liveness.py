@@ -19,11 +19,15 @@ from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
 
-# Registers at the first beat, and again when the row was removed while the worker was out of reach.
+# Registers at the first beat, and again when the row was removed while the worker was out of reach. The functions are
+# many and seldom news: they are sent when they are, and the answer says how many of them the row has.
 BEAT = """
-INSERT INTO {worker} (id, name, hostname, pid, queues, threads, lock_key, is_stopping)
-VALUES (%s, %s, %s, %s, %s::jsonb, %s, %s, %s)
-ON CONFLICT (id) DO UPDATE SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping
+INSERT INTO {worker} AS worker (id, name, hostname, pid, queues, threads, lock_key, is_stopping, task_paths)
+VALUES (%s, %s, %s, %s, %s::jsonb, %s, %s, %s, COALESCE(%s::jsonb, '[]'))
+ON CONFLICT (id) DO UPDATE
+SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping,
+    task_paths = COALESCE(%s::jsonb, worker.task_paths)
+RETURNING jsonb_array_length(worker.task_paths)
 """
 
 
@@ -43,6 +47,10 @@ class WorkerQuerySet(models.QuerySet[Any]):
     def silent(self) -> WorkerQuerySet:
         """Workers without a sign of life for longer than the hard limit."""
         return self.filter(heartbeat_at__lte=_ago(get_settings().HEARTBEAT_LIMIT))
+
+    def is_eldest(self, worker: UUID) -> bool:
+        """Say whether this worker runs for longest of those alive: for what one of them should say."""
+        return bool(self.alive().order_by("started_at", "pk").values_list("pk", flat=True).first() == worker)
 
     def depart(self, worker: UUID) -> None:
         """Remove the row of a worker that stopped in order."""
@@ -68,12 +76,20 @@ class WorkerQuerySet(models.QuerySet[Any]):
         queues: list[str],
         threads: int,
         is_stopping: bool,
-    ) -> None:
-        """Say that a worker lives; the first beat registers it."""
+        task_paths: list[str] | None = None,
+    ) -> int:
+        """Say that a worker lives; the first beat registers it.
+
+        ``task_paths`` are the functions that it knows, where that is news. Returns how many its row has.
+        """
         connection = connections[self.db]
-        values = (worker, name, hostname, pid, json.dumps(queues), threads, lock_key_of(worker), is_stopping)
+        paths = None if task_paths is None else json.dumps(task_paths)
+        me = (worker, name, hostname, pid, json.dumps(queues), threads, lock_key_of(worker), is_stopping)
         with connection.cursor() as cursor:
-            cursor.execute(BEAT.format(worker=connection.ops.quote_name(self.model._meta.db_table)), values)
+            cursor.execute(
+                BEAT.format(worker=connection.ops.quote_name(self.model._meta.db_table)), (*me, paths, paths)
+            )
+            return int(cursor.fetchone()[0])
 
 
 def _ago(seconds: float) -> Any:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from django.db import DataError, connections, models
@@ -48,6 +49,15 @@ class Rescued:
     queue: str
     task_path: str
     lock_key: str | None
+
+
+class UnknownTasks(NamedTuple):
+    """Ready tasks of one function and queue that no living worker can run: how many were seen, and since when."""
+
+    task_path: str
+    queue: str
+    waiting: int
+    oldest: datetime
 
 
 class TaskQuerySet(EnqueueQuerySet):
@@ -248,6 +258,15 @@ class TaskQuerySet(EnqueueQuerySet):
         self.admit_on_commit({key for *_, key in moved})
         self.release_on_commit([id_ for id_, _, status, _ in moved if status in FINISHED])
         return len(moved)
+
+    def unknown(self, *, limit: int = 1000) -> list[UnknownTasks]:
+        """Return which ready tasks no living worker knows, the longest waiting first.
+
+        Looks at the first ``limit`` tasks of each queue, by index. Whether a worker that knows one also serves its
+        queue is not asked.
+        """
+        alive = get_settings().HEARTBEAT_LIMIT
+        return [UnknownTasks(*row) for row in self._run(statements.UNKNOWN, alive, limit, limit)]
 
     def ready_queues(self) -> list[str]:
         """Return the names of the queues that have something ready, one index probe each."""

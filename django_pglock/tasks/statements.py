@@ -371,7 +371,7 @@ RETURNING task.lock_key
 """
 
 # The distinct queues that have something ready, two index probes each: a DISTINCT would read every ready row.
-READY_QUEUES = """
+_READY_QUEUES = """
 WITH RECURSIVE found AS (
     SELECT min(queue) AS queue FROM (
         (SELECT queue FROM {task} WHERE status = 'READY' AND fair_key IS NULL ORDER BY queue LIMIT 1)
@@ -386,7 +386,29 @@ WITH RECURSIVE found AS (
          WHERE status = 'READY' AND fair_key IS NOT NULL AND queue > found.queue ORDER BY queue LIMIT 1)) AS next)
     FROM found WHERE found.queue IS NOT NULL
 )
-SELECT queue FROM found WHERE queue IS NOT NULL
+"""
+READY_QUEUES = f"{_READY_QUEUES}SELECT queue FROM found WHERE queue IS NOT NULL"
+
+# What is ready and known to no living worker, among the first of each queue. What nobody claims comes to be among the
+# first by itself, so nothing need be read beyond them. The limits are subqueries: a planner that sees a number above
+# what it takes for an average queue would read and sort all of the one queue that is not average.
+UNKNOWN = f"""
+{_READY_QUEUES.rstrip()}, known AS MATERIALIZED (
+    SELECT jsonb_array_elements_text(worker.task_paths) AS path FROM {{worker}} AS worker
+    WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+)
+SELECT first.task_path, found.queue, count(*), min(first.enqueued_at) AS oldest
+FROM found CROSS JOIN LATERAL (
+    (SELECT task.task_path, task.enqueued_at FROM {{task}} AS task
+     WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = found.queue
+     ORDER BY task.priority DESC, task.id LIMIT (SELECT %s::bigint))
+    UNION ALL
+    (SELECT task.task_path, task.enqueued_at FROM {{task}} AS task
+     WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = found.queue
+     ORDER BY task.fair_key, task.priority DESC, task.id LIMIT (SELECT %s::bigint))) AS first
+WHERE first.task_path NOT IN (SELECT path FROM known)
+GROUP BY first.task_path, found.queue
+ORDER BY oldest, first.task_path
 """
 
 # Seconds until the next task is due, or the next token of a rate: zero or less when it is, NULL when there is none.

@@ -11,6 +11,7 @@ from django.db import Error as DatabaseFailure
 from django.db import connections
 
 from django_pglock.conf import get_settings
+from django_pglock.tasks import registry
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.service import ConnectedService, logger
@@ -37,6 +38,8 @@ class Heartbeat(ConnectedService):
         self.is_draining = False
         self.first_beat = threading.Event()
         self._compared_at = time.monotonic()
+        # How many functions our row says that we know. Functions are only ever added, so the number tells of news.
+        self._told = -1
 
     def connected(self) -> None:
         with connections[self.using].cursor() as cursor:
@@ -49,9 +52,9 @@ class Heartbeat(ConnectedService):
         self.stopping.wait(get_settings().HEARTBEAT_INTERVAL)
 
     def beat(self) -> None:
-        """Say that this worker lives."""
-        me = self.identity
-        self._workers().beat(
+        """Say that this worker lives, and which functions it knows if the others do not know that yet."""
+        me, known = self.identity, registry.known_paths()
+        self._told = self._workers().beat(
             me.id,
             name=me.name,
             hostname=me.hostname,
@@ -59,6 +62,7 @@ class Heartbeat(ConnectedService):
             queues=self.queues,
             threads=self.hand.threads,
             is_stopping=self.is_draining,
+            task_paths=None if len(known) == self._told else known,
         )
 
     def close(self) -> None:

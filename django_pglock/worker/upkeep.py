@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from django.apps import apps
 from django.db import connections, transaction
@@ -20,6 +21,7 @@ from django_pglock.conf import get_settings
 from django_pglock.tasks.gates import KEYS_AT_ONCE
 from django_pglock.tasks.waiting import WAITERS_AT_ONCE
 from django_pglock.worker.service import ConnectedService, logger
+from django_pglock.worker.unknown import UnknownReport
 
 if TYPE_CHECKING:
     from django_pglock.tasks.queryset import TaskQuerySet
@@ -40,11 +42,12 @@ class Upkeep(ConnectedService):
 
     name = "upkeep"
 
-    def __init__(self, rows: TaskQuerySet, promoted: Callable[[], None]) -> None:
+    def __init__(self, rows: TaskQuerySet, worker: UUID, promoted: Callable[[], None]) -> None:
         super().__init__(rows.db)
         self.rows = rows
         self.promoted = promoted
         self._news = threading.Event()
+        self.unknown = UnknownReport(rows, worker)
         self._rescued_at = 0.0
         # Where the last look for what was left waiting ended.
         self._key, self._waiter = "", 0
@@ -78,6 +81,7 @@ class Upkeep(ConnectedService):
             due_in = self.rows.next_due_in()
         if promoted:
             self.promoted()
+        self.unknown.look()
         return due_in
 
     # What a crash has left waiting, some of it at a time.

@@ -56,7 +56,7 @@ class Worker:
         self._has_ended = False
         rows: Any = apps.get_model("django_pglock", "Task").objects.using(using)
         self.heartbeat = Heartbeat(self.hand, rows, self.identity, self.queues.asked)
-        self.upkeep = Upkeep(rows, promoted=self.hand.hungry.set)
+        self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.hungry.set)
         self.settler = Settler(self.hand, rows, self.identity.id, scheduled=self.upkeep.wake)
         self.executor = Executor(self.hand, using)
         self.fetcher = Fetcher(self.hand, rows, self.identity, self.queues, listens=listens)

@@ -269,6 +269,28 @@ def test_neither_buttons_nor_actions_are_shown_to_who_may_only_look(client):
     assert client.post(page, {"status": "READY"}).status_code == 403
 
 
+@pytest.mark.parametrize(
+    ("paths", "status", "text"),
+    [
+        (None, "READY", "No worker knows this task: none is running."),
+        ([[], ["shop.other"]], "READY", "No worker knows this task. Is its module imported"),
+        ([["shop.other"], ["shop.other", "tests.sample.tasks.nothing"]], "READY", None),
+        (None, "SUCCESSFUL", None),
+    ],
+)
+def test_a_waiting_task_that_no_worker_knows_says_so(client, paths, status, text):
+    for known in paths or ():
+        Worker.objects.all().beat(
+            uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=known
+        )
+    person(client, "view_task")
+    with CaptureQueriesContext(connection) as queries:
+        page = client.get(reverse("admin:django_pglock_task_change", args=[make(status).pk])).content.decode()
+    assert ("No worker knows" in page) is (text is not None)
+    assert (text or "") in page
+    assert len([each for each in queries if "task_paths" in each["sql"]]) == (status == "READY")
+
+
 def test_who_may_not_look_may_not_press(client):
     person(client, "retry_task")
     row = make("FAILED")

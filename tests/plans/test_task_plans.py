@@ -80,6 +80,7 @@ def test_the_other_statements_use_their_partial_indexes(history):
     expected = {
         "NEXT_DUE": ((), {"pglock_task_due"}),
         "READY_QUEUES": ((), {"pglock_task_ready", "pglock_task_fair"}),
+        "UNKNOWN": ((30.0, 1000, 1000), {"pglock_task_ready", "pglock_task_fair"}),
         "RELEASE_UNKNOWN": ((worker, [1], 0.0), {"pglock_task_running"}),
     }
     with connection.cursor() as cursor:
@@ -87,6 +88,20 @@ def test_the_other_statements_use_their_partial_indexes(history):
     for name, (params, index) in expected.items():
         used = reads(plan_of(rows._sql(getattr(statements, name)), params or None))
         assert {each for _, each in used} == index, name
+
+
+def test_no_more_than_the_first_of_each_queue_is_read_for_the_unknown(history):
+    """A million that wait behind them cost nothing: no node yields more than the limit of each queue."""
+    sql = Task.objects.all()._sql(statements.UNKNOWN)
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", (30.0, 10, 10))
+        answer = cursor.fetchone()[0]
+    plan = answer if isinstance(answer, list) else json.loads(answer)
+    table = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_task"]
+    assert max(node["Actual Rows"] for node in table) <= 10
+    assert {queue: waiting for _, queue, waiting, _ in Task.objects.all().unknown(limit=10)} == dict.fromkeys(
+        ("q0", "q1", "q2", "q3", "q4"), 10
+    )
 
 
 def test_promotion_walks_the_due_index(history):
