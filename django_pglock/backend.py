@@ -6,7 +6,7 @@ No model is imported here at module level: ``@task`` makes the backend while a `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
@@ -14,6 +14,7 @@ from typing import Any
 
 from django.apps import apps
 from django.db import transaction
+from django.utils.dateparse import parse_datetime
 
 from django_pglock.conf import get_settings
 from django_pglock.db import connection_for
@@ -38,6 +39,8 @@ LONGEST_QUEUE = 128
 LONGEST_PATH = 512
 #: Calls that one statement of ``enqueue_many`` writes.
 BATCH = 5000
+#: Characters of arguments after which a statement of ``enqueue_many`` is full.
+LARGEST_BATCH = 8_000_000
 
 
 class PostgresBackend(BaseTaskBackend):
@@ -90,7 +93,7 @@ class PostgresBackend(BaseTaskBackend):
             args=list(args),
             kwargs=kwargs,
             backend=self.alias,
-            enqueued_at=row.enqueued_at,
+            enqueued_at=parse_datetime(row.enqueued_at),
         )
         task_enqueued.send(type(self), task_result=result)
         return result
@@ -111,7 +114,7 @@ class PostgresBackend(BaseTaskBackend):
         calls = iter(calls)
         with transaction.atomic(using=self.database):
             # Checked before they are written, as those of a single call are.
-            while batch := [_call_of(task, *arguments_of(call)) for call in islice(calls, BATCH)]:
+            while batch := list(_batch_of(task, calls)):
                 ids += [str(row.id) for row in rows.enqueue_many(task, batch, meta=meta)]
         return ids
 
@@ -138,6 +141,17 @@ class PostgresBackend(BaseTaskBackend):
     def _rows(self) -> Any:
         connection_for(self.database)
         return apps.get_model("django_pglock", "Task").objects.using(self.database)
+
+
+def _batch_of(task: PostgresTask, calls: Iterator[Any]) -> Iterator[Call]:
+    """Yield calls until there are enough for one statement."""
+    size = 0
+    for call in islice(calls, BATCH):
+        prepared = _call_of(task, *arguments_of(call))
+        yield prepared
+        size += len(prepared.args) + len(prepared.kwargs)
+        if size > LARGEST_BATCH:
+            return
 
 
 def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:

@@ -31,18 +31,18 @@ def to_json(value: Any, *, what: str, most: int = MAX_RESULT, sort_keys: bool = 
     ``TaskArgumentsError`` for types that JSON does not have, NaN and infinity, NUL characters, lone surrogates,
     documents nested too deeply or of more than ``most`` bytes.
     """
+    if type(value) in (list, dict) and not value:
+        return "[]" if type(value) is list else "{}"
     try:
-        text = json.dumps(
-            _plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys
-        )
-        size = len(text.encode())
+        text = (_SORTED if sort_keys else _ENCODER).encode(_plain(value))
+        size = len(text) if text.isascii() else len(text.encode())
     except RecursionError:
         raise TaskArgumentsError(f"{what} is nested too deeply for JSON, or contains itself.") from None
     except UnicodeEncodeError as error:
         raise TaskArgumentsError(f"{what} contains a lone surrogate, which is not a character.") from error
     except ValueError as error:
         raise TaskArgumentsError(f"{what} is no JSON: {error}.") from error
-    if _NUL.search(text):
+    if "\\u0000" in text and _NUL.search(text):
         raise TaskArgumentsError(f"{what} contains a NUL character, which PostgreSQL cannot store.")
     if size > most:
         raise TaskArgumentsError(
@@ -51,8 +51,20 @@ def to_json(value: Any, *, what: str, most: int = MAX_RESULT, sort_keys: bool = 
     return text
 
 
+#: Made once: to make an encoder takes longer than to write a small document.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_SORTED = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+#: Of these exact types there is nothing to look into.
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+
+
 def _plain(value: Any) -> Any:
     """Return ``value`` with only dict, list and scalars in it, by the rules of django.tasks' ``normalize_json``."""
+    kind = type(value)
+    if kind is list:
+        return [each if type(each) in _SCALARS else _plain(each) for each in value]
+    if kind is dict:
+        return {_plain_key(key): each if type(each) in _SCALARS else _plain(each) for key, each in value.items()}
     match value:
         case str() | bool() | int() | float() | None:
             return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,14 +30,15 @@ class Call(NamedTuple):
     keys: CallKeys = NO_KEYS
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """What the server filled in when a task was enqueued. ``is_new``: not there before, as a unique one may be."""
+class Enqueued(NamedTuple):
+    """What the server filled in when a task was enqueued; the date is text.
+
+    ``is_new`` says that it was not there before, as a unique one may have been.
+    """
 
     id: int
     status: str
-    run_after: datetime | None
-    enqueued_at: datetime
+    enqueued_at: str
     unique_key: str | None = None
     is_new: bool = True
 
@@ -99,8 +99,8 @@ class EnqueueQuerySet(WaitQuerySet):
             None if task.keep_result is None else int(seconds_of(task.keep_result, option="keep_result")),
             *_due(task),
             after,
-            [call.args for call in calls],
-            [call.kwargs for call in calls],
+            f"[{','.join([call.args for call in calls])}]",
+            f"[{','.join([call.kwargs for call in calls])}]",
             *keys,
             after,
         )
@@ -173,7 +173,7 @@ def _column(values: Iterable[str | None], *, any_: bool) -> list[str | None] | N
 
 
 def _existing(row: tuple[Any, ...]) -> Enqueued:
-    return replace(Enqueued(*row), is_new=False)
+    return Enqueued(*row)._replace(is_new=False)
 
 
 def _by_key(rows: Iterable[Enqueued]) -> dict[str, Enqueued]:

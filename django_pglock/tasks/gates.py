@@ -11,10 +11,10 @@ two sees what the other has committed. What a crash leaves undone between the tw
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections, models, transaction
 
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.claiming import ClaimQuerySet
@@ -66,10 +66,8 @@ class GateQuerySet(ClaimQuerySet[Any]):
             return cursor.fetchall() if cursor.description else []
 
     def _sql(self, statement: str) -> str:
-        quote, get_model = connections[self.db].ops.quote_name, self.model._meta.apps.get_model
-        others = {name: quote(get_model("django_pglock", name.replace("_", ""))._meta.db_table) for name in OTHERS}
-        columns = claim_columns(quote, "task.")
-        return statement.format(task=quote(self.model._meta.db_table), claim_columns=columns, **others)
+        model: Any = self.model
+        return _formatted(model, statement)
 
 
 #: The tables besides the tasks' own that the statements name.
@@ -107,3 +105,15 @@ def claim_columns(quote: Callable[[str], str], prefix: str = "") -> str:
 def array_of_numbers(numbers: Iterable[int]) -> str:
     """Return numbers as PostgreSQL writes an array: for long ones, many times faster than to bind a list."""
     return "{" + ",".join(map(str, numbers)) + "}"
+
+
+@lru_cache(maxsize=256)
+def _formatted(model: type[models.Model], statement: str) -> str:
+    """Return a statement with the names of its tables; how PostgreSQL quotes them is the same on every connection."""
+    get_model = model._meta.apps.get_model
+    others = {name: QUOTED % get_model("django_pglock", name.replace("_", ""))._meta.db_table for name in OTHERS}
+    columns = claim_columns(QUOTED.__mod__, "task.")
+    return statement.format(task=QUOTED % model._meta.db_table, claim_columns=columns, **others)
+
+
+QUOTED = '"%s"'

@@ -13,7 +13,7 @@ INSERT INTO {task} (status, run_after, queue, priority, task_path, args, kwargs,
 SELECT CASE WHEN due > statement_timestamp() THEN 'SCHEDULED' ELSE 'READY' END, due,
        %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb
 FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS moment
-RETURNING id, status, run_after, enqueued_at
+RETURNING id, status, enqueued_at::text
 """
 
 # The same for many calls, which may differ in their arguments and keys. Ids are drawn in the order of the rows. A task
@@ -27,20 +27,21 @@ WITH new AS (
                 WHEN moment.due > statement_timestamp() THEN 'SCHEDULED'
                 WHEN call.lock_key IS NOT NULL THEN 'BLOCKED'
                 ELSE 'READY' END,
-           moment.due, %s, %s, %s, call.args::jsonb, call.kwargs::jsonb, %s, %s, %s::jsonb,
+           moment.due, %s, %s, %s, call.args, call.kwargs, %s, %s, %s::jsonb,
            call.lock_key, %s, call.group_key, call.fair_key, call.unique_key, %s,
            statement_timestamp() + make_interval(secs => %s), moment.waits_for, %s
     FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due,
                  cardinality(%s::bigint[]) AS waits_for) AS moment,
-         unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]) WITH ORDINALITY
+         ROWS FROM (jsonb_array_elements(%s::jsonb), jsonb_array_elements(%s::jsonb),
+                    unnest(%s::text[]), unnest(%s::text[]), unnest(%s::text[]), unnest(%s::text[])) WITH ORDINALITY
              AS call (args, kwargs, lock_key, group_key, fair_key, unique_key, number)
     ORDER BY call.number
     ON CONFLICT DO NOTHING
-    RETURNING id, status, run_after, enqueued_at, unique_key
+    RETURNING id, status, enqueued_at, unique_key
 ), waiters AS (
     INSERT INTO {waiter} (task_id, awaited) SELECT new.id, awaited FROM new, unnest(%s::bigint[]) AS awaited
 )
-SELECT id, status, run_after, enqueued_at, unique_key FROM new ORDER BY id
+SELECT id, status, enqueued_at::text, unique_key FROM new ORDER BY id
 """
 
 # A key that was taken for a period which is over is free again.
@@ -51,7 +52,7 @@ WHERE unique_key = ANY (%s::text[]) AND unique_scope = 'PERIOD' AND unique_until
 
 # Who has these unique keys.
 FIND_UNIQUE = """
-SELECT id, status, run_after, enqueued_at, unique_key FROM {task}
+SELECT id, status, enqueued_at::text, unique_key FROM {task}
 WHERE unique_key = ANY (%s::text[])
   AND (unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
        OR unique_scope = 'UNFINISHED' AND finished_at IS NULL OR unique_scope = 'PERIOD')
@@ -68,7 +69,7 @@ SET args = %s::jsonb, kwargs = %s::jsonb, priority = %s, run_after = moment.due,
                   ELSE 'READY' END
 FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS moment
 WHERE task.unique_key = %s AND task.unique_scope = 'WAITING' AND task.attempts = 0 AND task.finished_at IS NULL
-RETURNING task.id, task.status, task.run_after, task.enqueued_at, task.unique_key
+RETURNING task.id, task.status, task.enqueued_at::text, task.unique_key
 """
 
 # Admission, the first of two statements of one transaction: whoever admits to a key is alone with it. A transaction of
