@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
+from psycopg import ClientCursor
 
+from django_pglock.db import connection_for, send
 from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.call_keys import NO_KEYS, CallKeys
@@ -63,11 +65,15 @@ class EnqueueQuerySet(WaitQuerySet):
             task.backend,
             task.max_attempts - 1,
             meta,
-            *_due(task),
         )
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(self._sql(statements.ENQUEUE), values)
-            enqueued = Enqueued(*cursor.fetchone())
+        due = _due(task)
+        statement = statements.ENQUEUE if due == (None, None) else statements.ENQUEUE_LATER
+        if due != (None, None):
+            values += due
+        connection = connection_for(self.db)
+        connection.ensure_connection()
+        bound = ClientCursor(connection.connection).mogrify(self._sql(statement), values)
+        enqueued = Enqueued(*(send(connection, bound) or ()))
         self._follow(task, [call], enqueued.status)
         return enqueued
 

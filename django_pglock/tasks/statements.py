@@ -7,8 +7,15 @@ Statuses are literals, so that also a generic plan can use the partial indexes. 
 
 from __future__ import annotations
 
-# Decides by the server's clock whether the task is due, and returns what the server filled in.
+# One call that is due at once.
 ENQUEUE = """
+INSERT INTO {task} (status, queue, priority, task_path, args, kwargs, backend, max_retries, meta)
+VALUES ('READY', %s, %s, %s, %s, %s, %s, %s, %s)
+RETURNING id, status, enqueued_at::text
+"""
+
+# One call for later. Decides by the server's clock whether it is due.
+ENQUEUE_LATER = """
 INSERT INTO {task} (status, run_after, queue, priority, task_path, args, kwargs, backend, max_retries, meta)
 SELECT CASE WHEN due > statement_timestamp() THEN 'SCHEDULED' ELSE 'READY' END, due,
        %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb
