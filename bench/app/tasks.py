@@ -1,0 +1,38 @@
+"""The functions that are run. All contestants run the first two; the others ask for what only django_pglock has."""
+
+import time
+
+from django.apps import apps
+from django.tasks import task
+
+from bench.contestants import base
+
+
+@task
+def nothing():
+    """Do nothing."""
+
+
+@task
+def stamp(sent):
+    """Note how long ago ``sent`` is."""
+    base.stamp(sent)
+
+
+@task
+def sleep(seconds):
+    """Wait, as a task does that waits for somebody else."""
+    time.sleep(seconds)
+
+
+if apps.is_installed("django_pglock"):
+    from django_pglock import task as our_task
+
+    @our_task(atomic=True)
+    def nothing_atomically():
+        """Do nothing, in a transaction."""
+
+    @our_task(lock="bench")
+    def sleep_alone(seconds):
+        """Wait, while no other task of the same lock key runs."""
+        time.sleep(seconds)

@@ -1,0 +1,165 @@
+"""Where the contestants meet: one durable PostgreSQL, a fresh database for each run, worker processes, and the clock.
+
+**The clock** runs from the first look at which some tasks are finished to the last at which some are left, and the
+rate is what was finished in between. So neither the start of a worker counts, nor when it is noticed that all are done:
+a look takes longer the more there is, and to wait for the end would cost the fastest most. The same rule holds for all,
+and all are looked at from outside, through what they leave in the database (Celery: in Redis).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from bench.contestants.base import Contestant, Failed, last_words, run
+from example_project.postgres import PrivatePostgres
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Seconds after which a worker that has not done what it should has failed.
+PATIENCE = 600.0
+
+
+class Arena:
+    """A server, and what is done on it. As a context manager it starts and stops."""
+
+    def __init__(self) -> None:
+        self._server = PrivatePostgres(durable=True)
+        self._folder = tempfile.TemporaryDirectory(prefix="bench-")
+        self._templates: set[str] = set()
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._stack = ExitStack()
+        self.stamps = Path(self._folder.name) / "stamps"
+
+    def __enter__(self) -> Arena:
+        self._stack.enter_context(self._folder)
+        self._stack.enter_context(self._server)
+        self._admin = self._stack.enter_context(self.connect("postgres"))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def connect(self, database: str) -> psycopg.Connection:
+        """Return a connection to a database; each statement is a transaction of its own."""
+        folder = str(self._server.folder)
+        # Watching must not read the table again and again: an index leads past what is finished.
+        return psycopg.connect(
+            host=folder, user="postgres", dbname=database, autocommit=True, options="-c enable_seqscan=off"
+        )
+
+    def value(self, statement: str, *values: Any) -> Any:
+        """Return the one value of a statement on the server, asked from no contestant's database."""
+        return self._admin.execute(statement, values).fetchone()[0]
+
+    def fresh(self, contestant: Contestant) -> psycopg.Connection:
+        """Give a contestant an empty database, and return a connection to it."""
+        key = contestant.key
+        if key not in self._templates:
+            self._admin.execute(f"CREATE DATABASE {key}_empty")
+            self.call(contestant, "setup", database=f"{key}_empty")
+            self._templates.add(key)
+        self._admin.execute(f"DROP DATABASE IF EXISTS {key} WITH (FORCE)")
+        self._admin.execute(f"CREATE DATABASE {key} TEMPLATE {key}_empty")
+        self.stamps.write_text("")
+        contestant.refresh()
+        return self.connect(key)
+
+    def filled(self, contestant: Contestant, count: int, *what: str) -> psycopg.Connection:
+        """Return a connection to an empty database with ``count`` tasks that wait."""
+        database = self.fresh(contestant)
+        self.call(contestant, "many", str(count), *what)
+        if (left := contestant.left(database, *what[:1] or ("nothing",))) != count:
+            raise Failed(f"{left:,} tasks are waiting after {count:,} were enqueued")
+        self.settle(database)
+        return database
+
+    def settle(self, database: psycopg.Connection) -> None:
+        """Let the work that filling leaves behind be done before the clock starts."""
+        database.execute("VACUUM ANALYZE")
+        database.execute("CHECKPOINT")
+
+    def call(self, contestant: Contestant, *words: str, database: str = "") -> str:
+        """Run a verb of a contestant's program and return what it prints."""
+        return run(
+            [*contestant.command, *words],
+            timeout=3600,
+            cwd=ROOT,
+            env=self._environment(contestant, database or contestant.key),
+        )
+
+    @contextmanager
+    def worker(self, contestant: Contestant, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a worker process for a while, with whatever processes it starts."""
+        log = Path(self._folder.name) / f"log-{len(self._running)}"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                contestant.worker(*options),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                cwd=ROOT,
+                env=self._environment(contestant, contestant.key),
+                start_new_session=True,
+            )
+        self._running.append(process)
+        try:
+            yield process
+        except Failed as error:
+            raise Failed(f"{error}; its last words: {last_words(log.read_text()) or 'none'}") from None
+        finally:
+            self._running.remove(process)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def rate(self, contestant: Contestant, database: Any, total: int, function: str = "nothing") -> float:
+        """Return the finished tasks a second, of ``total`` that wait, by the rule above."""
+        looks: list[tuple[float, int]] = []
+
+        def look() -> bool:
+            # The moment before: a statement sees what was committed when it began.
+            now = time.perf_counter()
+            left = contestant.left(database, function)
+            if 0 < left < total:
+                looks.append((now, left))
+            return left == 0
+
+        self.until(look)
+        (began, waiting), (ended, left) = (looks[0], looks[-1]) if looks else ((0.0, 0), (0.0, 0))
+        if waiting - left < total / 2:
+            raise Failed(f"only {waiting - left:,} of {total:,} tasks were seen to finish; give it more --tasks")
+        return (waiting - left) / (ended - began)
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        """Wait until something is true and return it. Asking takes up to a twentieth of the time.
+
+        Raises ``Failed`` when a worker ends meanwhile, or when it takes too long.
+        """
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            asked = time.perf_counter()
+            if answer := condition():
+                return answer
+            if any(process.poll() for process in self._running):
+                raise Failed("the worker ended")
+            time.sleep(max(0.005, 20 * (time.perf_counter() - asked)))
+        raise Failed(f"it was not done after {PATIENCE:.0f} s")
+
+    def _environment(self, contestant: Contestant, database: str) -> dict[str, str]:
+        server = {"PGHOST": str(self._server.folder), "PGUSER": "postgres", "PGDATABASE": database}
+        ours = {"PYTHONPATH": str(ROOT), "BENCH_STAMPS": str(self.stamps)}
+        return {**os.environ, **server, **ours, **contestant.environment}
+
+
+def resident(process: subprocess.Popen[bytes]) -> float:
+    """Return the resident memory of a process, in megabytes."""
+    return int(run(["ps", "-o", "rss=", "-p", str(process.pid)])) / 1024

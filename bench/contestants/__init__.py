@@ -1,0 +1,22 @@
+"""Who takes part. The order is that of the tables."""
+
+from bench.contestants.base import Contestant
+from bench.contestants.celery_redis import CeleryRedis
+from bench.contestants.django_ox import DjangoOx
+from bench.contestants.django_tasks_db import DjangoTasksDb
+from bench.contestants.graphile import Graphile
+from bench.contestants.ours import Ours
+from bench.contestants.pgqueuer import PgQueuer
+from bench.contestants.procrastinate import Procrastinate
+from bench.contestants.raw import Raw
+
+ALL: tuple[type[Contestant], ...] = (
+    Ours,
+    Raw,
+    Graphile,
+    PgQueuer,
+    CeleryRedis,
+    Procrastinate,
+    DjangoOx,
+    DjangoTasksDb,
+)

@@ -1,0 +1,67 @@
+// The verbs of base.py for graphile-worker.
+const fs = require("fs");
+const { Pool } = require("pg");
+const { Logger, makeWorkerUtils, run } = require("graphile-worker");
+
+const WARM_UP = 5;
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const now = () => Date.now() / 1000;
+const logger = new Logger(() => () => {});
+
+const taskList = {
+  nothing: () => {},
+  stamp: ({ sent }) => fs.appendFileSync(process.env.BENCH_STAMPS, `${now() - sent}\n`),
+};
+
+async function timed(call) {
+  const began = performance.now();
+  await call();
+  console.log((performance.now() - began) / 1000);
+}
+
+async function repeat(times, call) {
+  for (let i = 0; i < times; i++) await call();
+}
+
+async function work() {
+  const pgPool = new Pool({ max: 25 });
+  const worker = {
+    concurrentJobs: 24,
+    maxPoolSize: 25,
+    localQueue: { size: 500 },
+    completeJobBatchDelay: 0,
+    failJobBatchDelay: 0,
+    pgPool,
+    logger,
+  };
+  const runner = await run({ preset: { worker }, pgPool, taskList });
+  await runner.promise;
+}
+
+async function produce(verb, count) {
+  const pgPool = new Pool();
+  const utils = await makeWorkerUtils({ pgPool, logger });
+  const one = () => utils.addJob("nothing", {});
+  const stamp = async () => {
+    await sleep(20 + 180 * Math.random());
+    await utils.addJob("stamp", { sent: now() });
+  };
+  const verbs = {
+    setup: () => utils.migrate(),
+    many: () => timed(() => utils.addJobs(Array.from({ length: count }, () => ({ identifier: "nothing", payload: {} })))),
+    singles: async () => {
+      await repeat(WARM_UP, one);
+      await timed(() => repeat(count, one));
+    },
+    stamps: () => repeat(WARM_UP + count, stamp),
+  };
+  await verbs[verb]();
+  await utils.release();
+  await pgPool.end();
+}
+
+const [verb, count] = process.argv.slice(2);
+(verb === "worker" ? work() : produce(verb, Number(count))).catch((error) => {
+  console.error(error.message);
+  process.exit(1);
+});

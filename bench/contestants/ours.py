@@ -1,0 +1,31 @@
+"""django_pglock, as it is in this checkout."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from bench.contestants import django_project
+from bench.contestants.base import main
+
+
+class Ours(django_project.DjangoContestant):
+    name = "django_pglock"
+    worker_name = "runlockworker"
+    # The first condition is that of the index. What is blocked is not among what is measured.
+    unfinished = """SELECT FROM django_pglock_task
+        WHERE status <> 'SUCCESSFUL' AND status IN ('READY', 'RUNNING', 'FAILED') AND task_path LIKE '%%.' || %s"""
+
+    def version(self) -> str:
+        return f"Django {version('django')}, psycopg {version('psycopg')}"
+
+
+def many(count: int, function: str, *arguments: Any) -> None:
+    from django_pglock.tasks import enqueue_many
+
+    enqueue_many(django_project.function(function), (arguments for _ in range(count)))
+
+
+if __name__ == "__main__":
+    django_project.begin()
+    main(setup=django_project.setup, one=django_project.one, many=many)

@@ -1,0 +1,43 @@
+"""procrastinate, with its default worker."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from bench.contestants.base import Contestant, main, nothing, stamp
+
+
+class Procrastinate(Contestant):
+    name = "procrastinate"
+    packages = ("procrastinate", "psycopg[binary]")
+    slowness = 30
+    unfinished = "SELECT FROM procrastinate_jobs WHERE status IN ('todo', 'doing') AND task_name LIKE %s"
+
+
+class Producer:
+    """The app and its functions."""
+
+    def __init__(self) -> None:
+        import procrastinate
+
+        self.app = procrastinate.App(connector=procrastinate.PsycopgConnector())
+        self.tasks = {each.__name__: self.app.task(name=each.__name__)(each) for each in (nothing, stamp)}
+
+    def setup(self) -> None:
+        self.app.schema_manager.apply_schema()
+
+    def one(self, function: str, *arguments: Any) -> None:
+        self.tasks[function].defer(**dict(zip(("sent",), arguments, strict=False)))
+
+    def many(self, count: int, function: str) -> None:
+        self.tasks[function].batch_defer(*[{}] * count)
+
+
+if __name__ == "__main__":
+    producer = Producer()
+    if sys.argv[1] == "worker":
+        producer.app.run_worker()
+    else:
+        with producer.app.open():
+            main(setup=producer.setup, one=producer.one, many=producer.many)
