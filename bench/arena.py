@@ -76,14 +76,14 @@ class Arena:
     def filled(self, contestant: Contestant, count: int, *what: str) -> psycopg.Connection:
         """Return a connection to an empty database with ``count`` tasks that wait."""
         database = self.fresh(contestant)
-        self.call(contestant, "many", str(count), *what)
+        self.fill(contestant, database, count, *what)
         if (left := contestant.left(database, *what[:1] or ("nothing",))) != count:
             raise Failed(f"{left:,} tasks are waiting after {count:,} were enqueued")
-        self.settle(database)
         return database
 
-    def settle(self, database: psycopg.Connection) -> None:
-        """Let the work that filling leaves behind be done before the clock starts."""
+    def fill(self, contestant: Contestant, database: psycopg.Connection, count: int, *what: str) -> None:
+        """Add tasks, and let the work that this leaves behind be done before the clock starts."""
+        self.call(contestant, "many", str(count), *what)
         database.execute("VACUUM ANALYZE")
         database.execute("CHECKPOINT")
 
