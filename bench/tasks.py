@@ -15,6 +15,7 @@ import argparse
 import os
 import platform
 import random
+import signal
 import statistics
 import sys
 import time
@@ -401,6 +402,8 @@ def parse(arguments: Iterable[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     options = parse()
+    # So that servers and workers go, too, when somebody ends us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     options.cache = options.cache.resolve()
     measure = MEASUREMENTS[options.measurement][0]
     with ExitStack() as stack, Arena() as arena:
