@@ -39,6 +39,8 @@ class Fetcher(ConnectedService):
         self.identity = identity
         self.queues = queues
         self.listens = listens
+        # Queues of which a notification told while the worker slept.
+        self._told: set[str] = set()
         self._queues_claims: dict[str, QueueClaims] = {}
         self._known: list[str] = []
         self._sleeping_since: float | None = None
@@ -48,6 +50,12 @@ class Fetcher(ConnectedService):
 
     def wake(self) -> None:
         self.hand.hungry.set()
+
+    def hear(self, queue: str) -> None:
+        """Take note that something is ready in ``queue``, and look there at once."""
+        if self.queues.serves(queue):
+            self._told.add(queue)
+            self.hand.hungry.set()
 
     def connected(self) -> None:
         # The answer to the last claim may have been lost with the session before. What is ours in the table and not
@@ -95,9 +103,12 @@ class Fetcher(ConnectedService):
         return claims
 
     def _in_turn(self) -> list[str]:
-        """Return the queues to look into. Where there is only one, nobody need ask which are ready."""
-        only = self.queues.only
-        return self.queues.in_turn(self.rows.ready_queues()) if only is None else [only]
+        """Return the queues to look into. Where there is only one, or one was told of, nobody need ask for them."""
+        told, self._told = self._told, set()
+        if self.queues.only is not None:
+            return [self.queues.only]
+        is_asleep = self._sleeping_since is not None and self._busy_since is None
+        return self.queues.in_turn(sorted(told) if told and is_asleep else self.rows.ready_queues())
 
     def _claims_of(self, queue: str) -> QueueClaims:
         known = registry.known_paths()

@@ -34,7 +34,7 @@ SELECT pg_try_advisory_xact_lock(%s), set_config('idle_in_transaction_session_ti
 """
 #: Seconds between two rounds, as a share of the heartbeat interval. Together with two missing beats a killed worker's
 #: tasks run elsewhere within ten seconds at default settings.
-ROUND = 0.8
+ROUND = 0.9
 
 
 class Upkeep(ConnectedService):

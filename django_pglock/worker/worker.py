@@ -61,7 +61,7 @@ class Worker:
         self.executor = Executor(self.hand, using)
         self.fetcher = Fetcher(self.hand, rows, self.identity, self.queues, listens=listens)
         self.listener = (
-            Listener(using, ready=self._heard_of, scheduled=self.upkeep.wake, missed=self._missed_news)
+            Listener(using, ready=self.fetcher.hear, scheduled=self.upkeep.wake, missed=self._missed_news)
             if listens
             else None
         )
@@ -141,10 +141,6 @@ class Worker:
         running = list(self.hand.claims.values())
         logger.warning("The grace is over; giving back %s.", ", ".join(map(repr, running)))
         self.hand.abandon(running)
-
-    def _heard_of(self, queue: str) -> None:
-        if self.queues.serves(queue):
-            self.hand.hungry.set()
 
     def _missed_news(self) -> None:
         self.hand.hungry.set()
