@@ -83,13 +83,13 @@ class EnqueueQuerySet(WaitQuerySet):
             raise TaskOptionError(
                 f"There is no task {', '.join(map(str, missing))} for {task.module_path} to run after."
             )
-        write = self._insert if task.unique is None else self._enqueue_unique
+        write = self._insert_calls if task.unique is None else self._enqueue_unique
         new = write(task, calls, meta)
         if new:
             self._follow(task, calls, new[0].status)
         return new
 
-    def _insert(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
+    def _insert_calls(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
         unique, after = task.unique, list(task.after)
         keys = (
             _column((call.keys.lock for call in calls), any_=task.has_keys),
@@ -125,7 +125,7 @@ class EnqueueQuerySet(WaitQuerySet):
             if task.unique.on_conflict == "replace":
                 found.update(_by_key(self._replace(task, left, meta)))
                 left = [call for call in left if call.keys.unique not in found]
-            found.update(_by_key(self._insert(task, left, meta) if left else []))
+            found.update(_by_key(self._insert_calls(task, left, meta) if left else []))
             left = [call for call in left if call.keys.unique not in found]
             if not left:
                 return [found[str(call.keys.unique)] for call in calls]
