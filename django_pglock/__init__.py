@@ -17,6 +17,8 @@ from django_pglock.errors import (
     LockNotAvailable,
     LockScopeError,
     PGLockError,
+    TaskCancelled,
+    TaskTimeout,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from django_pglock.tasks import Rate as Rate
     from django_pglock.tasks import Retry as Retry
     from django_pglock.tasks import Snooze as Snooze
+    from django_pglock.tasks import TaskContext as TaskContext
     from django_pglock.tasks import Unique as Unique
     from django_pglock.tasks import aenqueue_many as aenqueue_many
     from django_pglock.tasks import enqueue_many as enqueue_many
@@ -61,6 +64,9 @@ __all__ = [
     "Rate",
     "Retry",
     "Snooze",
+    "TaskCancelled",
+    "TaskContext",
+    "TaskTimeout",
     "Unique",
     "aenqueue_many",
     "enqueue_many",
@@ -79,6 +85,7 @@ _ROOMS = {
     "Cancel": "django_pglock.tasks",
     "Retry": "django_pglock.tasks",
     "Snooze": "django_pglock.tasks",
+    "TaskContext": "django_pglock.tasks",
     "aenqueue_many": "django_pglock.tasks",
     "enqueue_many": "django_pglock.tasks",
     "Constant": "django_pglock.tasks",

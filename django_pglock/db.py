@@ -12,9 +12,10 @@ from django.db import connections
 from django.db.backends.utils import CursorWrapper
 from django.utils.module_loading import import_string
 from psycopg import Error as PsycopgError
+from psycopg.pq import TransactionStatus
 
 from django_pglock.errors import ConfigurationError
-from django_pglock.libpq import CAN_EXCHANGE, begin_for, exchange
+from django_pglock.libpq import CAN_EXCHANGE, CANCEL_WITHIN, begin_for, exchange
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -94,6 +95,19 @@ def backend_pid(connection: DatabaseWrapper) -> int:
     """Return the server process id as libpq knows it, without asking the server."""
     connection.ensure_connection()
     return int(connection.connection.info.backend_pid)
+
+
+def cancel_statement(connection: DatabaseWrapper) -> bool:
+    """Have the statement cancelled that another thread runs on this connection, and say whether there was one.
+
+    Once this has returned, the request cannot meet a later statement. Raises psycopg's errors when the server does not
+    answer; then it could.
+    """
+    raw: Any = connection.connection
+    if raw is None or raw.pgconn.transaction_status != TransactionStatus.ACTIVE:
+        return False
+    raw.cancel_safe(timeout=CANCEL_WITHIN)
+    return True
 
 
 def send(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:

@@ -115,9 +115,15 @@ class DuplicateTask(TaskError):
 class TaskTimeout(TaskError, TimeoutError):
     """The attempt took longer than its ``timeout``. Raised inside the task function; retried as every exception is."""
 
+    def __init__(self, message: str = "The attempt took longer than its timeout.") -> None:
+        super().__init__(message)
+
 
 class TaskCancelled(TaskError):
-    """Somebody asked the running task to stop. Raised inside the task function, where it looks or waits for SQL."""
+    """Somebody asked the running task to stop. Raised inside the task function by ``context.check()``."""
+
+    def __init__(self, message: str = "Somebody asked this task to end.") -> None:
+        super().__init__(message)
 
 
 class DependencyFailed(TaskError):

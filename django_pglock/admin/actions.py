@@ -85,7 +85,11 @@ VERBS = {
             gettext_lazy("Cancel tasks"),
             gettext_lazy("Cancel"),
             frozenset({"SCHEDULED", "BLOCKED", "READY", "RUNNING"}),
-            ngettext_lazy("%(count)d task was cancelled.", "%(count)d tasks were cancelled.", "count"),
+            ngettext_lazy(
+                "%(count)d task was cancelled, or asked to end if it runs.",
+                "%(count)d tasks were cancelled, or asked to end if they run.",
+                "count",
+            ),
             lambda rows: rows.cancel(),
         ),
     )

@@ -123,11 +123,16 @@ class TaskAdmin(ReadOnlyAdmin):
     change_form_template = "admin/django_pglock/task/change_form.html"
     fieldsets = [
         (None, {"fields": ["task_path", "status_mark", "queue", "priority", "backend"]}),
-        (_("Call"), {"fields": ["shown_args", "shown_kwargs", "shown_result", "shown_meta"]}),
+        (_("Call"), {"fields": ["shown_args", "shown_kwargs", "shown_progress", "shown_result", "shown_meta"]}),
         (_("Attempts"), {"fields": ["attempts", "retries", "max_retries", "rescues", "worker"]}),
         (
             _("Times"),
-            {"fields": ["enqueued_at", "run_after", "started_at", "last_attempted_at", "finished_at"]},
+            {
+                "fields": [
+                    *("enqueued_at", "run_after", "started_at"),
+                    *("last_attempted_at", "cancel_requested_at", "finished_at"),
+                ]
+            },
         ),
     ]
 
@@ -159,9 +164,13 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("status"))
     def status_mark(self, task: Task) -> str:
-        """Return the status in its colour."""
+        """Return the status in its colour, and whether somebody has asked for the end."""
+        is_asked = task.status == "RUNNING" and task.cancel_requested_at is not None
         return format_html(
-            '<span class="pglock-status pglock-{}">{}</span>', task.status.lower(), task.get_status_display()
+            '<span class="pglock-status pglock-{}">{}</span>{}',
+            task.status.lower(),
+            task.get_status_display(),
+            f" ({gettext('cancel requested')})" if is_asked else "",
         )
 
     @admin.display(description=_("waits or took"))
@@ -185,6 +194,11 @@ class TaskAdmin(ReadOnlyAdmin):
     def shown_kwargs(self, task: Task) -> str:
         """Return the keyword arguments."""
         return _shown(task.kwargs)
+
+    @admin.display(description=_("progress"))
+    def shown_progress(self, task: Task) -> str:
+        """Return how far it is, as it has told."""
+        return _shown(task.progress)
 
     @admin.display(description=_("result"))
     def shown_result(self, task: Task) -> str:

@@ -1,6 +1,7 @@
 """The tasks room: what a task is, when it runs, and every statement that changes one."""
 
 from django_pglock.tasks.bulk import aenqueue_many, enqueue_many
+from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.definition import PostgresTask, task
 from django_pglock.tasks.flow import Cancel, Retry, Snooze
 from django_pglock.tasks.options import Group, Rate, Unique
@@ -16,6 +17,7 @@ __all__ = [
     "Rate",
     "Retry",
     "Snooze",
+    "TaskContext",
     "Unique",
     "aenqueue_many",
     "enqueue_many",

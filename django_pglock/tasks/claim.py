@@ -36,6 +36,11 @@ class Claim:
     started_at: str
     last_attempted_at: str
     lock_key: str | None = None
+    #: Somebody has asked for its end.
+    is_cancelled: bool = False
+    #: What the function has told last of its progress, and what of that the table knows: JSON texts.
+    progress: str | None = None
+    noted_progress: str | None = None
 
     def date(self, name: str) -> datetime | None:
         """Return one of the dates as a value."""
@@ -44,8 +49,8 @@ class Claim:
 
     @property
     def is_first(self) -> bool:
-        """No attempt before this one left a trace, so nobody needs to look for one."""
-        return self.retries == 0 and self.rescues == 0
+        """No attempt was before this one, so nobody needs to look for what came of it."""
+        return self.attempt == 1
 
     def __repr__(self) -> str:
         return f"<Claim of task {self.id} ({self.task_path}) attempt {self.attempt}>"

@@ -23,9 +23,9 @@ from django_pglock.tasks.compat import (
     DEFAULT_TASK_PRIORITY,
     DEFAULT_TASK_QUEUE_NAME,
     Task,
-    TaskContext,
     TaskResult,
 )
+from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.options import (
     Group,
     GroupOption,
@@ -267,7 +267,7 @@ def task(
     cron: str | None = ...,
     every: float | timedelta | None = ...,
     timezone: str | None = ...,
-) -> Callable[[Callable[Concatenate[TaskContext[Any, Any], P], R]], TaskFunction[P, R]]: ...
+) -> Callable[[Callable[Concatenate[TaskContext, P], R]], TaskFunction[P, R]]: ...
 
 
 @overload

@@ -57,7 +57,7 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The function said that its task is not wanted any more."""
+    """The task is not wanted any more: its function said so, or somebody asked for its end."""
 
     failure: Failure
 
@@ -84,5 +84,9 @@ class Released:
 
 
 Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | Released
+#: What was given back or would have been tried again, if nobody had asked for its end meanwhile.
+NOT_AGAIN = Cancelled(
+    Failure("django_pglock.errors.TaskCancelled", "Somebody asked this task to end, so it does not run again.")
+)
 #: After these nothing more happens by itself.
 FINAL = (Succeeded, Failed, Cancelled)

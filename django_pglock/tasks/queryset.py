@@ -6,14 +6,16 @@ reads a status, thinks, and writes it back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from django.db import DataError, connections, models
+from django.db import DataError, connections, models, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.functions import Coalesce, Now
 from psycopg import ClientCursor
@@ -22,7 +24,7 @@ from psycopg.errors import DivisionByZero
 from django_pglock.conf import get_settings
 from django_pglock.db import connection_for, send
 from django_pglock.errors import ClaimLost
-from django_pglock.tasks import statements
+from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimStatement
 from django_pglock.tasks.enqueueing import EnqueueQuerySet
@@ -40,7 +42,10 @@ LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
 
 @dataclass(frozen=True, slots=True)
 class Rescued:
-    """A claim that was taken back from a dead worker. ``status`` is READY, or FAILED after too many rescues."""
+    """A claim that was taken back from a dead worker.
+
+    ``status`` is READY or BLOCKED, FAILED after too many rescues, or CANCELLED if somebody had asked for that.
+    """
 
     id: int
     attempt: int
@@ -170,8 +175,29 @@ class TaskQuerySet(EnqueueQuerySet):
         Returns how many tasks that were.
         """
         released = self._run(statements.RELEASE_UNKNOWN, worker, list(in_hand), older_than)
-        self.admit(key for (key,) in released)
+        self.admit(key for *_, key in released)
+        self.release(id_ for id_, status, _ in released if status == TaskStatus.CANCELLED)
         return len(released)
+
+    def cancel_requests(self, worker: UUID) -> list[tuple[int, int]]:
+        """Return the claims of ``worker``, as ids and attempts, whose tasks somebody has asked to end."""
+        return self._run(statements.CANCEL_REQUESTS, worker)
+
+    def note_progress(self, claims: Sequence[Claim], *, is_last: bool = False) -> None:
+        """Write what these running tasks have told of their progress. A claim that was lost is left out.
+
+        So is a row that is locked, unless it ``is_last``: what the tasks tell before their end is written by the way.
+        """
+        if not claims:
+            return
+        claims = sorted(claims, key=attrgetter("id"))
+        # Read once: the functions may be telling more at this moment.
+        told = [claim.progress for claim in claims]
+        statement = statements.NOTE_LAST_PROGRESS if is_last else statements.NOTE_PROGRESS
+        noted = self._run(statement, [claim.id for claim in claims], [claim.attempt for claim in claims], told)
+        for claim, progress in zip(claims, told, strict=True):
+            if (claim.id,) in noted:
+                claim.noted_progress = progress
 
     # Upkeep
 
@@ -191,18 +217,18 @@ class TaskQuerySet(EnqueueQuerySet):
         """Take claims back from workers that are dead, ``limit`` at most, and return them.
 
         A rescued task is READY again and has not spent a retry. One that took its worker down more often than
-        ``MAX_RESCUES`` ends FAILED.
+        ``MAX_RESCUES`` ends FAILED, one that was asked to end CANCELLED.
         """
         settings = get_settings()
         most = settings.MAX_RESCUES
         text = "Its worker died, or gave no sign of life for too long, while it held this attempt."
         # Two beats must be missing; the little more is for one that is on its way.
         beats = 2.2 * settings.HEARTBEAT_INTERVAL
-        values = (beats, settings.HEARTBEAT_LIMIT, limit, most, most, most, LOST_WITH_WORKER, text)
+        values = (beats, settings.HEARTBEAT_LIMIT, limit, most, LOST_WITH_WORKER, text)
         rescued = [Rescued(*row) for row in self._run(statements.RESCUE, *values)]
         self.wake(each.queue for each in rescued if each.status == TaskStatus.READY)
         self.admit_on_commit({each.lock_key for each in rescued})
-        self.release_on_commit([each.id for each in rescued if each.status == TaskStatus.FAILED])
+        self.release_on_commit([each.id for each in rescued if each.status in FINISHED])
         return rescued
 
     # What a person may ask for
@@ -220,8 +246,10 @@ class TaskQuerySet(EnqueueQuerySet):
             "run_after": None,
             "worker": None,
             "finished_at": None,
+            "cancel_requested_at": None,
+            "progress": None,
         }
-        return self._without_duplicates()._move(TaskStatus.READY, changes, among=FINISHED)
+        return len(self._without_duplicates()._move(TaskStatus.READY, changes, among=FINISHED))
 
     def _without_duplicates(self) -> Self:
         others = self.model._base_manager.using(self.db).filter(unique_key=OuterRef("unique_key"))
@@ -232,32 +260,60 @@ class TaskQuerySet(EnqueueQuerySet):
 
     def run_now(self) -> int:
         """Make scheduled tasks of this queryset READY, before their time. Returns how many."""
-        return self._move(TaskStatus.READY, {"status": WAITS, "run_after": None}, among={TaskStatus.SCHEDULED})
+        return len(self._move(TaskStatus.READY, {"status": WAITS, "run_after": None}, among={TaskStatus.SCHEDULED}))
 
     def cancel(self) -> int:
-        """Cancel what has not finished in this queryset. Returns how many.
+        """Cancel what waits in this queryset, and ask what runs to end. Returns how many it moved or asked.
 
-        What waits will never run. What runs loses its claim: its outcome will be dropped, and an ``atomic`` task rolls
-        back; other effects that it has had remain.
+        What waits will never run. What runs stays RUNNING until its worker, once this is committed, has passed on the
+        request and the function has ended: CANCELLED if it raised, SUCCESSFUL if it returned nevertheless.
         """
-        return self._move(TaskStatus.CANCELLED, {"status": TaskStatus.CANCELLED, "finished_at": Now()})
+        count = self._cancel()
+        for _ in range(TRIES):
+            # A running task's row is locked for a moment when its progress is written.
+            if not self.filter(_UNASKED).exists():
+                break
+            time.sleep(BETWEEN_TRIES)
+            count += self._cancel()
+        return count
+
+    def _cancel(self) -> int:
+        changes = {
+            "status": Case(When(_RUNNING, then=F("status")), default=Value(TaskStatus.CANCELLED.value)),
+            "finished_at": Case(When(_RUNNING, then=None), default=Now()),
+            "cancel_requested_at": Case(When(_RUNNING, then=Now())),
+        }
+        unasked = self.filter(_UNASKED | ~_RUNNING)
+        moved = unasked._move(TaskStatus.CANCELLED, changes)
+        asked = [id_ for id_, _, status, _ in moved if status == TaskStatus.RUNNING]
+        if asked:
+            notify = partial(self._run, statements.NOTIFY_CANCEL, wakeup.CANCEL_CHANNEL, asked)
+            transaction.on_commit(notify, using=self.db, robust=True)
+        return len(moved)
 
     def reset_stuck(self) -> int:
         """Make stuck tasks of this queryset READY again: running ones whose worker is gone. Returns how many.
 
-        Tasks of a living worker are left alone. A worker that comes back later finds its claim lost.
+        Tasks of a living worker are left alone. A worker that comes back later finds its claim lost. A task that was
+        asked to end is CANCELLED instead.
         """
-        stuck = self.stuck()
-        return stuck._move(TaskStatus.READY, {"status": WAITS, "worker": None}, among={TaskStatus.RUNNING})
+        changes = {
+            "status": Case(When(_ASKED, then=Value(TaskStatus.CANCELLED.value)), default=WAITS),
+            "finished_at": Case(When(_ASKED, then=Now())),
+            "worker": None,
+        }
+        return len(self.stuck()._move(TaskStatus.READY, changes, among={TaskStatus.RUNNING}))
 
-    def _move(self, target: TaskStatus, changes: dict[str, Any], *, among: Iterable[str] = TaskStatus.values) -> int:
+    def _move(
+        self, target: TaskStatus, changes: dict[str, Any], *, among: Iterable[str] = TaskStatus.values
+    ) -> list[tuple[Any, ...]]:
         allowed = sorted(set(sources_of(target)) & set(among))
         movable = self.filter(status__in=allowed).order_by("id")
         moved = movable._mark(_ALL, changes, "id", "queue", "status", "lock_key")
         self.wake(queue for _, queue, status, _ in moved if status == TaskStatus.READY)
-        self.admit_on_commit({key for *_, key in moved})
+        self.admit_on_commit({key for _, _, status, key in moved if status != TaskStatus.RUNNING})
         self.release_on_commit([id_ for id_, _, status, _ in moved if status in FINISHED])
-        return len(moved)
+        return moved
 
     def unknown(self, *, limit: int = 1000) -> list[UnknownTasks]:
         """Return which ready tasks no living worker knows, the longest waiting first.
@@ -277,6 +333,11 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
     """The manager of ``Task``."""
 
 
+_RUNNING = Q(status=TaskStatus.RUNNING)
+_ASKED = Q(cancel_requested_at__isnull=False)
+_UNASKED = _RUNNING & ~_ASKED
+#: How often, and after how many seconds, a cancel comes back to running tasks whose rows were locked.
+TRIES, BETWEEN_TRIES = 3, 0.01
 #: More rows than one statement ever moves.
 _ALL = 2**31 - 1
 

@@ -263,7 +263,7 @@ SELECT 1 / count(*) FROM settled
 
 # All other endings, with the failed attempt written by the same statement: neither can exist without the other.
 # A claim given back unused takes back its start, which it set itself when it was the first. What has a key and is to
-# run again waits for it again.
+# run again waits for it again. What somebody asked to end does not run again.
 SETTLE_OTHERS = """
 WITH outcome AS MATERIALIZED (
     SELECT * FROM unnest(
@@ -271,14 +271,18 @@ WITH outcome AS MATERIALIZED (
         AS outcome (id, attempt, status, delay, retried, rescued, record, exception_path, traceback)
 ), settled AS (
     UPDATE {task} AS task
-    SET status = CASE WHEN outcome.status = 'READY' AND task.lock_key IS NOT NULL THEN 'BLOCKED'
+    SET status = CASE WHEN outcome.status IN ('SCHEDULED', 'READY') AND task.cancel_requested_at IS NOT NULL
+                      THEN 'CANCELLED'
+                      WHEN outcome.status = 'READY' AND task.lock_key IS NOT NULL THEN 'BLOCKED'
                       ELSE outcome.status END,
         retries = task.retries + outcome.retried,
         rescues = task.rescues + outcome.rescued,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
-        finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') THEN clock_timestamp() END,
-        worker = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') THEN task.worker END,
+        finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
+                           THEN clock_timestamp() END,
+        worker = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
+                      THEN task.worker END,
         started_at = CASE WHEN outcome.record IS NULL AND outcome.status = 'READY'
                                AND task.started_at = task.last_attempted_at
                           THEN NULL ELSE task.started_at END
@@ -298,7 +302,7 @@ SELECT id, finished_at::text FROM settled
 # Takes claims back from workers that are dead: no row, or no sign of life for the hard limit, or two missing beats and
 # no session that holds the worker's lock. Which claims are meant is decided on one snapshot, by id and attempt: a row
 # that was settled and claimed by a newer worker since then carries another attempt and is left alone. SKIP LOCKED:
-# a row that is being settled at this moment needs no rescue.
+# a row that is being settled at this moment needs no rescue. What somebody asked to end does not run again.
 RESCUE = """
 WITH alive AS MATERIALIZED (
     SELECT worker.id FROM {worker} AS worker
@@ -313,16 +317,19 @@ WITH alive AS MATERIALIZED (
     WHERE task.status = 'RUNNING' AND NOT EXISTS (SELECT FROM alive WHERE alive.id = task.worker)
     ORDER BY task.id LIMIT %s
 ), mine AS MATERIALIZED (
-    SELECT task.id, orphan.worker FROM {task} AS task JOIN orphan ON orphan.id = task.id
+    SELECT task.id, orphan.worker,
+           CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
+                WHEN task.rescues >= %s THEN 'FAILED'
+                WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END AS status
+    FROM {task} AS task JOIN orphan ON orphan.id = task.id
     WHERE task.attempts = orphan.attempts AND task.status = 'RUNNING'
     ORDER BY task.id FOR UPDATE OF task SKIP LOCKED
 ), rescued AS (
     UPDATE {task} AS task
-    SET status = CASE WHEN task.rescues >= %s THEN 'FAILED'
-                      WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END,
+    SET status = mine.status,
         rescues = task.rescues + 1,
-        finished_at = CASE WHEN task.rescues >= %s THEN clock_timestamp() END,
-        worker = CASE WHEN task.rescues >= %s THEN task.worker END
+        finished_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN clock_timestamp() END,
+        worker = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN task.worker END
     FROM mine
     WHERE task.id = mine.id
     RETURNING task.id, task.attempts, mine.worker, task.last_attempted_at, task.status, task.queue, task.task_path,
@@ -371,11 +378,42 @@ RETURNING {claim_columns}, task.fair_key, turn.place
 # heartbeat would keep them alive for ever.
 RELEASE_UNKNOWN = """
 UPDATE {task} AS task
-SET status = CASE WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END, worker = NULL,
+SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
+                  WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END,
+    finished_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN clock_timestamp() END, worker = NULL,
     started_at = CASE WHEN started_at = last_attempted_at THEN NULL ELSE started_at END
 WHERE task.status = 'RUNNING' AND task.worker = %s AND task.id <> ALL (%s::bigint[])
   AND task.last_attempted_at < clock_timestamp() - make_interval(secs => %s)
-RETURNING task.lock_key
+RETURNING task.id, task.status, task.lock_key
+"""
+
+# Which running tasks of a worker somebody has asked to end.
+CANCEL_REQUESTS = """
+SELECT id, attempts FROM {task} WHERE status = 'RUNNING' AND worker = %s AND cancel_requested_at IS NOT NULL
+"""
+
+# Tells the workers, who all listen, to look for such requests.
+NOTIFY_CANCEL = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
+
+# What running tasks tell of their progress, guarded by their claims. Touches no column of an index, so it is written
+# beside the old version of the row. Skips what is locked, because who writes it has a pulse to keep.
+NOTE_PROGRESS = """
+WITH told AS MATERIALIZED (
+    SELECT task.id, said.progress
+    FROM {task} AS task JOIN unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
+         ON said.id = task.id
+    WHERE task.attempts = said.attempt AND task.status = 'RUNNING'
+    ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
+)
+UPDATE {task} AS task SET progress = told.progress FROM told WHERE task.id = told.id RETURNING task.id
+"""
+
+# The same, right before the end of these tasks: their last word, for which it waits as the end itself does.
+NOTE_LAST_PROGRESS = """
+UPDATE {task} AS task SET progress = said.progress
+FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
+WHERE task.id = said.id AND task.attempts = said.attempt AND task.status = 'RUNNING'
+RETURNING task.id
 """
 
 # The distinct queues that have something ready, two index probes each: a DISTINCT would read every ready row.

@@ -21,6 +21,8 @@ from django.db import connections
 READY_CHANNEL = "django_pglock_ready"
 #: And here for tasks that were scheduled: somebody has to set the alarm for them.
 SCHEDULED_CHANNEL = "django_pglock_scheduled"
+#: And here for running tasks that somebody has asked to end; the payload is the task's id.
+CANCEL_CHANNEL = "django_pglock_cancel"
 #: Seconds for which this process trusts "nobody sleeps". A busy producer asks no more often than this.
 NEGATIVE_TTL = 0.05
 

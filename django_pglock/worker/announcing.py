@@ -40,7 +40,7 @@ def announce(ending: Ending) -> None:
         case Snoozed(delay):
             logger.info("%r asked to be run again in %.1f s", ending.claim, delay, extra=ending.claim.log_fields())
         case Cancelled(failure):
-            logger.info("%r cancelled its task", ending.claim, extra=ending.claim.log_fields())
+            logger.info("%r is cancelled: %s", ending.claim, failure.exception_path, extra=ending.claim.log_fields())
             _finish(ending, TaskResultStatus.FAILED, error=_error_of(failure))
         case Interrupted(failure):
             logger.warning(

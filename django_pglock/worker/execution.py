@@ -8,6 +8,7 @@ the worker's own pulse. What is no ``Exception`` is a failure that is not retrie
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,12 @@ from django.db import transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.db import connection_for
-from django_pglock.errors import ClaimLost
+from django_pglock.errors import ClaimLost, TaskCancelled
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import describe_exception, from_json, to_json
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.compat import TaskContext, TaskResult
+from django_pglock.tasks.compat import TaskResult
+from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.flow import Cancel, Retry, Snooze
 from django_pglock.tasks.outcome import (
@@ -38,12 +40,13 @@ from django_pglock.tasks.outcome import (
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, delay_after
 from django_pglock.worker.hand import Ending
+from django_pglock.worker.interruption import Interruptible
 from django_pglock.worker.logs import is_heard_of_tasks as is_heard
 
 logger = logging.getLogger("django_pglock.worker")
 
 
-class Attempt:
+class Attempt(Interruptible):
     """One attempt of one claim: the function, its arguments decoded, and its result object."""
 
     def __init__(self, claim: Claim, using: str) -> None:
@@ -54,6 +57,7 @@ class Attempt:
         self.using = using
         self.definition: PostgresTask = definition
         self.options: dict[str, Any] = {} if claim.meta == "{}" else from_json(claim.meta).get("options", {})
+        self.timeout = self.options.get("timeout", definition.timeout)
         self.args: list[Any] = [] if claim.args == "[]" else from_json(claim.args)
         self.kwargs: dict[str, Any] = {} if claim.kwargs == "{}" else from_json(claim.kwargs)
         if not isinstance(self.args, list) or not isinstance(self.kwargs, dict):
@@ -78,7 +82,8 @@ class Attempt:
     def call(self) -> Any:
         """Call the function. For an async one this returns the coroutine."""
         if self.definition.takes_context:
-            return self.definition.func(TaskContext(task_result=self.result), *self.args, **self.kwargs)
+            context = TaskContext(task_result=self.result, _claims=self.claims, _reason_to_stop=self.reason_to_stop)
+            return self.definition.func(context, *self.args, **self.kwargs)
         return self.definition.func(*self.args, **self.kwargs)
 
     def outcomes(self, outcome: Outcome) -> list[tuple[Claim, Outcome]]:
@@ -98,11 +103,12 @@ class Attempt:
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
+        error = self.reason_of(error)
         if isinstance(error, Snooze):
             return Snoozed(min(error.seconds, MAX_DELAY))
         claim = self.claim
         failure = Failure(*describe_exception(error))
-        if isinstance(error, Cancel):
+        if isinstance(error, Cancel | TaskCancelled):
             return Cancelled(failure)
         may_retry = isinstance(error, Retry) or self.definition.can_retry(error)
         if claim.retries >= claim.max_retries or not may_retry:
@@ -145,6 +151,8 @@ class Attempt:
 
 def prepare(claim: Claim, using: str) -> Attempt | Ending:
     """Return the attempt that a claim stands for, or its ending when it cannot even begin."""
+    if claim.is_cancelled:
+        return Ending(claim, Cancelled(Failure(*describe_exception(TaskCancelled()))))
     try:
         return Attempt(claim, using)
     except DatabaseFailure:
@@ -155,27 +163,27 @@ def prepare(claim: Claim, using: str) -> Attempt | Ending:
         return Ending(claim, Failed(Failure(*describe_exception(error))))
 
 
-def run(attempt: Attempt) -> Ending:
-    """Run a sync function to its end."""
+def run(attempt: Attempt, call: Callable[[Attempt], Any]) -> Ending:
+    """Run a sync function to its end. ``call`` calls it so that it can be interrupted."""
     if attempt.is_atomic:
-        return _run_atomic(attempt)
+        return _run_atomic(attempt, call)
     try:
-        outcome = attempt.success(attempt.call())
+        outcome = attempt.success(call(attempt))
     except BaseException as error:  # noqa: BLE001 - see the top of the module
         outcome = attempt.failure(error)
     return attempt.ending(outcome)
 
 
-async def run_async(attempt: Attempt) -> Ending:
-    """Run an async function to its end."""
+async def run_async(attempt: Attempt, call: Callable[[Attempt], Awaitable[Any]]) -> Ending:
+    """Run an async function to its end. ``call`` calls it so that it can be interrupted."""
     try:
-        outcome = attempt.success(await attempt.call())
+        outcome = attempt.success(await call(attempt))
     except BaseException as error:  # noqa: BLE001 - see the top of the module
         outcome = attempt.failure(error)
     return attempt.ending(outcome)
 
 
-def _run_atomic(attempt: Attempt) -> Ending:
+def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> Ending:
     """Run a function in a transaction whose last statement settles its own claim.
 
     So its database effects and its completion are committed together or not at all. A worker that was taken for dead
@@ -190,8 +198,8 @@ def _run_atomic(attempt: Attempt) -> Ending:
         session = connection.connection
         with transaction.atomic(using=attempt.using, durable=True):
             has_begun = True
-            outcome = attempt.success(attempt.call())
-            _rows(attempt.using).settle_and_commit(attempt.outcomes(outcome))
+            outcome = attempt.success(call(attempt))
+            _settle_and_commit(attempt, outcome)
     except ClaimLost:
         return attempt.ending(None)
     except BaseException as error:  # noqa: BLE001 - see the top of the module
@@ -200,6 +208,12 @@ def _run_atomic(attempt: Attempt) -> Ending:
             return attempt.ending(_cut_off(claim, error) if has_begun else Released())
         return attempt.ending(attempt.failure(error))
     return attempt.ending(outcome, is_settled=True)
+
+
+def _settle_and_commit(attempt: Attempt, outcome: Outcome) -> None:
+    rows = _rows(attempt.using)
+    rows.note_progress([each for each in attempt.claims if each.progress is not each.noted_progress], is_last=True)
+    rows.settle_and_commit(attempt.outcomes(outcome))
 
 
 def _rows(using: str) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from functools import lru_cache
 from inspect import iscoroutinefunction
 from typing import Any
@@ -22,6 +24,7 @@ from django_pglock.worker.announcing import sender_of
 from django_pglock.worker.execution import Attempt, prepare, run, run_async
 from django_pglock.worker.grouping import with_others
 from django_pglock.worker.hand import Ending, Hand
+from django_pglock.worker.watchdog import Seat, Watchdog
 
 logger = logging.getLogger("django_pglock.worker")
 is_async = lru_cache(maxsize=None)(iscoroutinefunction)
@@ -37,6 +40,7 @@ class Executor:
         self.hand = hand
         self.using = using
         self.loop = AsyncLoop(hand)
+        self.watchdog = Watchdog()
         self._threads = [
             threading.Thread(target=self._work, name=f"lockworker-thread-{number}", daemon=True)
             for number in range(1, hand.threads + 1)
@@ -61,15 +65,30 @@ class Executor:
         is_idle = not any(thread.is_alive() for thread in started)
         return self.loop.wait(max(0.0, deadline - time.monotonic())) and is_idle
 
+    def cancel(self, requests: Iterable[tuple[int, int]]) -> None:
+        """Let claims in hand, named by id and attempt, end: not begin, or be told if they run. May come again."""
+        for request in requests:
+            if (claim := self.hand.claims.get(request)) is not None:
+                claim.is_cancelled = True
+                self._interrupt(claim)
+
+    def _interrupt(self, claim: Claim) -> None:
+        for seat in self.watchdog.seats:
+            attempt = seat.attempt
+            if attempt is not None and claim in attempt.claims and attempt.is_cancelled:
+                seat.cancel(attempt)
+        self.loop.interrupt(claim)
+
     def _work(self) -> None:
         looked_at = 0.0
+        seat = self.watchdog.seat()
         try:
             while (claim := self.hand.inbox.get()) is not None:
                 began = time.perf_counter()
                 if began - looked_at > BETWEEN_LOOKS:
                     look_at_connections()
                     looked_at = began
-                ending = self._execute(claim)
+                ending = self._execute(claim, seat)
                 if ending is None:
                     continue
                 if not isinstance(ending.outcome, Succeeded):
@@ -78,7 +97,7 @@ class Executor:
         finally:
             connections.close_all()
 
-    def _execute(self, claim: Claim) -> Ending | None:
+    def _execute(self, claim: Claim, seat: Seat) -> Ending | None:
         attempt = prepare(claim, self.using)
         if isinstance(attempt, Ending):
             return attempt
@@ -91,7 +110,10 @@ class Executor:
         if is_async(attempt.definition.func):
             self.loop.run(attempt)
             return None
-        return run(attempt)
+        ending = run(attempt, seat.call)
+        if attempt.is_disturbed:
+            connections.close_all()
+        return ending
 
     def _with_others(self, attempt: Attempt, group: Group) -> Attempt | Ending:
         try:
@@ -109,6 +131,7 @@ class AsyncLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
         self._idle = threading.Condition()
+        self._running: dict[asyncio.Task[Any], Attempt] = {}
 
     def run(self, attempt: Attempt) -> None:
         """Start an attempt on the loop and return at once."""
@@ -120,12 +143,50 @@ class AsyncLoop:
 
     async def _run(self, attempt: Attempt) -> None:
         try:
-            self.hand.ended(await run_async(attempt), 0.0)
+            self.hand.ended(await run_async(attempt, self._call), 0.0)
         finally:
             with self._idle:
                 self.hand.running_async -= 1
                 self._idle.notify_all()
             self.hand.hungry.set()
+
+    async def _call(self, attempt: Attempt) -> Any:
+        """Call the function of an attempt. It can be interrupted where it awaits something, and nowhere else."""
+        attempt.begin()
+        loop, me = asyncio.get_running_loop(), asyncio.current_task()
+        assert me is not None  # noqa: S101 - for the type checker
+        timer = None if attempt.timeout is None else loop.call_at(attempt.deadline, self._expire, me)
+        self._running[me] = attempt
+        try:
+            return await attempt.call()
+        finally:
+            del self._running[me]
+            if timer is not None:
+                timer.cancel()
+
+    def interrupt(self, claim: Claim) -> None:
+        """Interrupt the coroutine that runs for a cancelled claim, if there is one."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has just been closed
+                loop.call_soon_threadsafe(self._cancel, claim)
+
+    def _cancel(self, claim: Claim) -> None:
+        for task, attempt in self._running.items():
+            if claim in attempt.claims and attempt.is_cancelled:
+                self._strike(task)
+
+    def _expire(self, task: asyncio.Task[Any]) -> None:
+        # The loop's timers may be a tick early.
+        attempt = self._running[task]
+        attempt.deadline = min(attempt.deadline, time.monotonic())
+        self._strike(task)
+
+    def _strike(self, task: asyncio.Task[Any]) -> None:
+        attempt = self._running[task]
+        if not attempt.is_struck:
+            attempt.is_struck = True
+            task.cancel()
 
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until no coroutine is under way, and say whether that came."""

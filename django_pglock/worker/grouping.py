@@ -24,8 +24,19 @@ class GroupAttempt(Attempt):
         self.kwargs = {}
         self._error: BaseException | None = None
 
+    @property
+    def claims(self) -> list[Claim]:
+        return [self.claim, *(other.claim for other in self.others)]
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody wants any of its tasks: the call is everybody's, and one does not end it for the others."""
+        return all(claim.is_cancelled for claim in self.claims)
+
     def failure(self, error: BaseException) -> Outcome:
         self._error = error
+        for other in self.others:
+            other.timeout, other.deadline = self.timeout, self.deadline
         return super().failure(error)
 
     def outcomes(self, outcome: Outcome) -> list[tuple[Claim, Outcome]]:

@@ -1,9 +1,14 @@
-"""The two signs of life of a worker: its row's heartbeat, and the session that holds its lock."""
+"""The two signs of life of a worker: its row's heartbeat, and the session that holds its lock.
+
+Between two beats it passes on what concerns the running tasks: to them that somebody asks for their end, and from them
+how far they are.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from django.apps import apps
@@ -14,6 +19,7 @@ from django_pglock.conf import get_settings
 from django_pglock.tasks import registry
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
+from django_pglock.worker.progress import Progress
 from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:
@@ -21,20 +27,38 @@ if TYPE_CHECKING:
     from django_pglock.tasks.queryset import TaskQuerySet
 
 
+#: Seconds between two looks at what running tasks have told of their progress.
+BETWEEN_PROGRESS = 1.0
+
+
 class Heartbeat(ConnectedService):
     """Beats, and now and then compares what the table says is ours with what we have in hand.
 
     It starts before the first claim and stops after the last settle: a worker that drains must not look dead.
+    ``cancel`` is called with the ids and attempts of running tasks that somebody has asked to end, again at each beat
+    until they have ended.
     """
 
     name = "heartbeat"
 
-    def __init__(self, hand: Hand, rows: TaskQuerySet, identity: Identity, queues: list[str]) -> None:
+    def __init__(
+        self,
+        hand: Hand,
+        rows: TaskQuerySet,
+        identity: Identity,
+        queues: list[str],
+        *,
+        progress: Progress,
+        cancel: Callable[[list[tuple[int, int]]], None],
+    ) -> None:
         super().__init__(rows.db)
         self.hand = hand
         self.rows = rows
         self.identity = identity
         self.queues = queues
+        self.progress = progress
+        self.cancel = cancel
+        self._news = threading.Event()
         self.is_draining = False
         self.first_beat = threading.Event()
         self._compared_at = time.monotonic()
@@ -49,7 +73,24 @@ class Heartbeat(ConnectedService):
         self.beat()
         self.first_beat.set()
         self._compare()
-        self.stopping.wait(get_settings().HEARTBEAT_INTERVAL)
+        self._pass_on_requests()
+        self._rest()
+
+    def wake(self) -> None:
+        """Look now for tasks that somebody has asked to end."""
+        self._news.set()
+
+    def _rest(self) -> None:
+        beat_at = time.monotonic() + get_settings().HEARTBEAT_INTERVAL
+        while not self.stopping.is_set() and (left := beat_at - time.monotonic()) > 0:
+            if self._news.wait(min(left, BETWEEN_PROGRESS)):
+                self._news.clear()
+                self._pass_on_requests()
+            self.progress.note()
+
+    def _pass_on_requests(self) -> None:
+        if self.hand.claims and (requests := self.rows.cancel_requests(self.identity.id)):
+            self.cancel(requests)
 
     def beat(self) -> None:
         """Say that this worker lives, and which functions it knows if the others do not know that yet."""

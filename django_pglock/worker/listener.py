@@ -10,14 +10,15 @@ from typing import Any
 
 from django.db import connections
 
-from django_pglock.tasks.wakeup import READY_CHANNEL, SCHEDULED_CHANNEL
+from django_pglock.tasks.wakeup import CANCEL_CHANNEL, READY_CHANNEL, SCHEDULED_CHANNEL
 from django_pglock.worker.service import ConnectedService
 
 
 class Listener(ConnectedService):
-    """Calls ``ready`` with the queue's name or ``scheduled`` for each notification, on the listener's thread.
+    """Calls ``ready`` with the queue's name, ``scheduled``, or ``cancelled`` with the task's id for each notification.
 
-    ``missed`` is called whenever it begins to listen: nobody knows what was said while nobody listened.
+    On the listener's thread. ``missed`` is called whenever it begins to listen: nobody knows what was said while nobody
+    listened.
     """
 
     name = "listener"
@@ -28,11 +29,13 @@ class Listener(ConnectedService):
         *,
         ready: Callable[[str], None],
         scheduled: Callable[[], None],
+        cancelled: Callable[[str], None],
         missed: Callable[[], None],
     ) -> None:
         super().__init__(using)
         self.ready = ready
         self.scheduled = scheduled
+        self.cancelled = cancelled
         self.missed = missed
         # A stop must end the wait on the database's socket: this pair is the other end of that wait.
         self._pair: tuple[socket.socket, socket.socket] | None = None
@@ -54,6 +57,7 @@ class Listener(ConnectedService):
         with connections[self.using].cursor() as cursor:
             cursor.execute(f"LISTEN {READY_CHANNEL}")
             cursor.execute(f"LISTEN {SCHEDULED_CHANNEL}")
+            cursor.execute(f"LISTEN {CANCEL_CHANNEL}")
         self.missed()
 
     def turn(self) -> None:
@@ -63,5 +67,7 @@ class Listener(ConnectedService):
         for note in raw.notifies(timeout=0):
             if note.channel == READY_CHANNEL:
                 self.ready(note.payload)
+            elif note.channel == CANCEL_CHANNEL:
+                self.cancelled(note.payload)
             else:
                 self.scheduled()

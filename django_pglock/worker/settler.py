@@ -15,9 +15,10 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError, OperationalError
 
 from django_pglock.tasks.arguments import describe_exception
-from django_pglock.tasks.outcome import FINAL, Failed, Failure
+from django_pglock.tasks.outcome import FINAL, NOT_AGAIN, Failed, Failure
 from django_pglock.worker.announcing import announce, announce_lost
 from django_pglock.worker.hand import Ending, Hand
+from django_pglock.worker.progress import Progress
 from django_pglock.worker.service import ConnectedService
 
 if TYPE_CHECKING:
@@ -40,11 +41,14 @@ class Settler(ConnectedService):
 
     name = "settler"
 
-    def __init__(self, hand: Hand, rows: TaskQuerySet, worker: UUID, *, scheduled: Callable[[], None]) -> None:
+    def __init__(
+        self, hand: Hand, rows: TaskQuerySet, worker: UUID, *, progress: Progress, scheduled: Callable[[], None]
+    ) -> None:
         super().__init__(rows.db)
         self.hand = hand
         self.rows = rows
         self.worker = worker
+        self.progress = progress
         self.scheduled = scheduled
         self._batch: list[Ending] = []
         self._followers: list[Ending] = []
@@ -91,6 +95,7 @@ class Settler(ConnectedService):
 
     def _write(self, batch: list[Ending]) -> None:
         open_ = [ending for ending in batch if ending.outcome is not None and not ending.is_settled]
+        self.progress.note_last(ending.claim for ending in open_)
         accepted = self._settle(open_) if open_ else {}
         self._look_up_dates([ending for ending in batch if ending.is_settled and ending.result is not None])
         for ending in batch:
@@ -98,6 +103,8 @@ class Settler(ConnectedService):
                 announce(ending)
             elif ending.claim.id in accepted:
                 ending.finished_at = accepted[ending.claim.id]
+                if ending.finished_at is not None and not isinstance(ending.outcome, FINAL):
+                    ending.outcome = NOT_AGAIN
                 announce(ending)
             else:
                 announce_lost(ending)

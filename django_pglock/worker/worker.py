@@ -15,6 +15,7 @@ from django_pglock.worker.hand import Hand
 from django_pglock.worker.heartbeat import Heartbeat
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.listener import Listener
+from django_pglock.worker.progress import Progress
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.settler import Settler
 from django_pglock.worker.upkeep import Upkeep
@@ -55,13 +56,22 @@ class Worker:
         self._ended = threading.Lock()
         self._has_ended = False
         rows: Any = apps.get_model("django_pglock", "Task").objects.using(using)
-        self.heartbeat = Heartbeat(self.hand, rows, self.identity, self.queues.asked)
-        self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.hungry.set)
-        self.settler = Settler(self.hand, rows, self.identity.id, scheduled=self.upkeep.wake)
         self.executor = Executor(self.hand, using)
+        progress = Progress(self.hand, rows)
+        self.heartbeat = Heartbeat(
+            self.hand, rows, self.identity, self.queues.asked, progress=progress, cancel=self.executor.cancel
+        )
+        self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.hungry.set)
+        self.settler = Settler(self.hand, rows, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
         self.fetcher = Fetcher(self.hand, rows, self.identity, self.queues, listens=listens)
         self.listener = (
-            Listener(using, ready=self.fetcher.hear, scheduled=self.upkeep.wake, missed=self._missed_news)
+            Listener(
+                using,
+                ready=self.fetcher.hear,
+                scheduled=self.upkeep.wake,
+                cancelled=self._heard_of_cancel,
+                missed=self._missed_news,
+            )
             if listens
             else None
         )
@@ -119,7 +129,7 @@ class Worker:
             self._abandon_running()
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
-        for service in (self.listener, self.upkeep, self.settler, self.heartbeat):
+        for service in (self.listener, self.upkeep, self.settler, self.executor.watchdog, self.heartbeat):
             if service is not None:
                 service.stop()
                 service.wait(LAST_WRITES)
@@ -142,6 +152,11 @@ class Worker:
         logger.warning("The grace is over; giving back %s.", ", ".join(map(repr, running)))
         self.hand.abandon(running)
 
+    def _heard_of_cancel(self, task_id: str) -> None:
+        if task_id in map(str, self.hand.task_ids()):
+            self.heartbeat.wake()
+
     def _missed_news(self) -> None:
         self.hand.hungry.set()
         self.upkeep.wake()
+        self.heartbeat.wake()

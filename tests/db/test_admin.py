@@ -40,6 +40,7 @@ def make(status="READY", **fields):
     dates = {"last_attempted_at": Now(), "run_after": Now(), "worker": uuid4()}
     finished = Now() if status in ("SUCCESSFUL", "FAILED", "CANCELLED") else None
     defaults = {"queue": "default", "backend": "default", "task_path": "tests.sample.tasks.nothing"}
+    defaults["waits_for"] = status == "BLOCKED"
     return Task.objects.create(**{**defaults, **dates, "status": status, "finished_at": finished, **fields})
 
 
@@ -115,7 +116,7 @@ def test_pages_have_no_inline_style_or_script_of_ours(client):
         ("retry", "retry_task", "CANCELLED", "READY"),
         ("run_now", "retry_task", "SCHEDULED", "READY"),
         ("cancel", "cancel_task", "READY", "CANCELLED"),
-        ("cancel", "cancel_task", "RUNNING", "CANCELLED"),
+        ("cancel", "cancel_task", "BLOCKED", "CANCELLED"),
         ("reset_stuck", "reset_task", "RUNNING", "READY"),
     ],
 )
@@ -133,6 +134,18 @@ def test_an_action_does_its_one_thing_with_its_own_permission(client, action, pe
     assert row.status == after
     assert any(text.startswith("1 ") for text in said(response))
     assert LogEntry.objects.count() == 1
+
+
+def test_what_runs_is_asked_to_end_and_the_pages_say_so(client):
+    person(client, "view_task", "cancel_task")
+    row = make("RUNNING", progress={"done": 3, "total": 12})
+    response = act(client, "cancel", row)
+    assert said(response) == ["1 task was cancelled, or asked to end if it runs."]
+    row.refresh_from_db()
+    assert row.status == "RUNNING"
+    for url in (LIST, reverse("admin:django_pglock_task_change", args=[row.pk])):
+        assert "cancel requested" in client.get(url).content.decode()
+    assert "&quot;total&quot;: 12" in client.get(url).content.decode()
 
 
 def test_an_action_says_what_it_left_alone(client):

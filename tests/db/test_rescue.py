@@ -12,7 +12,7 @@ from django.test import override_settings
 from django_pglock.db import dedicated_connection, has_hung_up
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks.liveness import lock_key_of
-from django_pglock.tasks.outcome import Succeeded
+from django_pglock.tasks.outcome import Failed, Failure, Succeeded
 from django_pglock.worker.upkeep import TURN, UPKEEP_LOCK
 from tests.sample import tasks
 
@@ -150,8 +150,8 @@ def test_stuck_and_reset_mean_the_same_tasks(claim):
 
 def test_people_retry_what_failed_with_all_its_retries(claim):
     tasks.nothing.enqueue()
-    claim()
-    Task.objects.all().cancel()
+    [mine] = claim()
+    Task.objects.all().settle([(mine, Failed(Failure("builtins.ValueError", "")))], mine.worker)
     assert Task.objects.all().retry() == 1
     assert Task.objects.all().retry() == 0
     row = Task.objects.get()

@@ -95,8 +95,10 @@ def test_a_zombie_changes_nothing(claim, outcome):
 
 @pytest.mark.parametrize("outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Released()])
 def test_a_cancelled_task_stays_cancelled(claim, outcome):
+    """Given back first and then cancelled: whoever had it is told by the fence. What still runs: test_cancel.py."""
     tasks.nothing.enqueue()
     [mine] = claim()
+    settle(mine, Released())
     assert Task.objects.all().cancel() == 1
     assert settle(mine, outcome) == {}
     assert Task.objects.get().status == "CANCELLED"

@@ -50,6 +50,7 @@ class TasksAndWorkers(RuleBasedStateMachine):
         self.status: dict[int, str] = {}
         self.live: dict[int, tuple[int, UUID]] = {}
         self.accepted: set[tuple[int, int]] = set()
+        self.asked: set[int] = set()
 
     @rule(later=st.booleans(), priority=st.integers(-100, 100))
     def enqueue(self, later, priority):
@@ -86,7 +87,9 @@ class TasksAndWorkers(RuleBasedStateMachine):
             self.accepted.add((claim.id, claim.attempt))
             del self.live[claim.id]
             is_due = isinstance(outcome, (Retried, Snoozed)) and outcome.delay <= 0
-            self.status[claim.id] = "READY" if is_due else outcome.status.value
+            status = "READY" if is_due else outcome.status.value
+            self.status[claim.id] = "CANCELLED" if claim.id in self.asked and status in WAITING else status
+            self.asked.discard(claim.id)
 
     @rule(claim=consumes(claims))
     def worker_dies_and_its_tasks_are_rescued(self, claim: Claim):
@@ -95,6 +98,8 @@ class TasksAndWorkers(RuleBasedStateMachine):
         owned = {id_ for id_, (_, worker) in self.live.items() if worker == claim.worker}
         assert set(rescued) == owned, "the dead worker's tasks, and no others"
         for id_, each in rescued.items():
+            assert (each.status == "CANCELLED") == (id_ in self.asked), "what was asked to end does not run again"
+            self.asked.discard(id_)
             self.status[id_] = each.status
             del self.live[id_]
 
@@ -106,8 +111,12 @@ class TasksAndWorkers(RuleBasedStateMachine):
 
     @rule()
     def cancel(self):
-        Task.objects.all().cancel()
-        self._move({*WAITING, "RUNNING"}, "CANCELLED")
+        """What waits is cancelled; what runs keeps its claim."""
+        running = {id_ for id_, status in self.status.items() if status == "RUNNING"}
+        waiting = [id_ for id_, status in self.status.items() if status in WAITING]
+        assert Task.objects.all().cancel() == len(waiting) + len(running - self.asked)
+        self.asked |= running
+        self._move(WAITING, "CANCELLED")
 
     @rule()
     def retry(self):
@@ -123,6 +132,12 @@ class TasksAndWorkers(RuleBasedStateMachine):
     @invariant()
     def no_task_is_lost_and_none_is_elsewhere(self):
         assert dict(Task.objects.values_list("pk", "status")) == self.status
+
+    @invariant()
+    def only_running_tasks_are_asked_to_end(self):
+        asked = Task.objects.filter(status="RUNNING", cancel_requested_at__isnull=False)
+        assert set(asked.values_list("pk", flat=True)) == self.asked
+        assert not Task.objects.filter(status__in=WAITING, cancel_requested_at__isnull=False).exists()
 
     @invariant()
     def every_running_task_has_exactly_its_live_claim(self):

@@ -1,0 +1,52 @@
+"""What a function with ``takes_context=True`` gets: who it is, whether it shall go on, whom to tell how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django_pglock.tasks import compat
+from django_pglock.tasks.arguments import from_json, to_json
+from django_pglock.tasks.claim import Claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
+    """The context of one attempt: Django's, and what a running task may ask and tell here."""
+
+    _claims: Sequence[Claim] = field(repr=False)
+    _reason_to_stop: Callable[[], Exception | None] = field(repr=False)
+
+    def check(self) -> None:
+        """Raise ``TaskCancelled`` if somebody has asked this task to end, ``TaskTimeout`` if its time is over.
+
+        Costs next to nothing: it asks no database.
+        """
+        if (reason := self._reason_to_stop()) is not None:
+            raise reason
+
+    def progress(self, done: float, total: float | None = None) -> None:
+        """Tell how far the task is: ``done`` units out of ``total`` (None: nobody knows).
+
+        The worker writes the last value to the task's ``progress`` about once a second, in a session of its own, so
+        call it as often as you like. Raises ``TaskArgumentsError`` for what is no number of JSON.
+        """
+        text = to_json({"done": done, "total": total}, what="The progress of a task")
+        for claim in self._claims:
+            claim.progress = text
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What was given as ``using(meta=...)`` when the task was enqueued."""
+        meta: dict[str, Any] = from_json(self._claims[0].meta)
+        return {name: value for name, value in meta.items() if name not in OWN_META}
+
+    @property
+    def fencing_token(self) -> int:
+        """A number that grows with each attempt of this task: what other systems may refuse a late attempt by."""
+        return self._claims[0].attempt
+
+
+#: What of a row's meta is ours.
+OWN_META = ("options", "rate", "after")

@@ -1,0 +1,205 @@
+"""Interrupts sync functions whose time is over or which somebody wants to end.
+
+Such a function runs in a thread that runs other tasks before and after, so the question is not how to hit it but how to
+miss the others. All that is done to a thread is done by ``Seat.strike()``, under the seat's lock, after a look at
+whether the function still runs. The thread, when its function has ended, first says so, then waits until nobody strikes
+any more, and then takes back an exception that was sent and has not been raised yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import math
+import threading
+import time
+import weakref
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from django.db.backends.signals import connection_created
+
+from django_pglock.db import cancel_statement
+from django_pglock.errors import TaskTimeout
+from django_pglock.worker.interruption import Interruptible
+from django_pglock.worker.service import Service
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+    from django_pglock.worker.execution import Attempt
+
+logger = logging.getLogger("django_pglock.worker")
+
+#: Seconds between two strikes at a function whose time is over and that still runs.
+BETWEEN_STRIKES = 1.0
+#: Seconds over its time after which the log says that a function cannot be stopped.
+OVERRUN = 5.0
+#: Seconds of the watchdog's sleep at most.
+LONGEST_SLEEP = 3600.0
+
+_here = threading.local()
+
+
+class Watchdog(Service):
+    """Looks at each function when its time is over, and at once when it is told to.
+
+    Its thread starts when there is something to look at for the first time. A thread of the executor runs one function
+    at a time, so there are never more dates to remember than threads.
+    """
+
+    name = "watchdog"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seats: list[Seat] = []
+        self._starting = threading.Lock()
+        # Neither event nor condition: their inner locks would stay locked if TaskTimeout struck between two lines.
+        self._news: SimpleQueue[None] = SimpleQueue()
+        self._sleeps_until = math.inf
+
+    def seat(self) -> Seat:
+        """Return a seat for the current thread."""
+        seat = Seat(self)
+        self.seats.append(seat)
+        return seat
+
+    def ensure_started(self) -> None:
+        """Start the thread, unless it has been started."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self.start()
+
+    def expect(self, moment: float) -> None:
+        """Let the watchdog look at this moment. May be called where TaskTimeout may strike."""
+        if moment < self._sleeps_until:
+            self._news.put(None)
+
+    def wake(self) -> None:
+        self._news.put(None)
+
+    def turn(self) -> None:
+        # From here on everybody who expects something says so, until it is known for how long to sleep.
+        self._sleeps_until = math.inf
+        while not self._news.empty():
+            self._news.get()
+        soonest = math.inf
+        for seat in self.seats:
+            if (attempt := seat.attempt) is not None and attempt.look_at <= time.monotonic():
+                seat.strike(attempt)
+            if attempt is not None:
+                soonest = min(soonest, attempt.look_at)
+        self._sleeps_until = soonest
+        with contextlib.suppress(Empty):
+            self._news.get(timeout=max(0.0, min(LONGEST_SLEEP, soonest - time.monotonic())))
+
+
+class Seat:
+    """A thread that runs sync functions, one after the other, as the watchdog sees it. Made by the thread itself."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self.watchdog = watchdog
+        self.attempt: Interruptible | None = None
+        self._thread = threading.get_ident()
+        self._striking = threading.Lock()
+        self._sessions: list[weakref.ReferenceType[DatabaseWrapper]] = []
+        _here.seat = self
+        connection_created.connect(_note_session, dispatch_uid="django_pglock.watchdog")
+
+    def call(self, attempt: Attempt) -> Any:
+        """Call the function of an attempt. Once this has returned, nothing from outside reaches the thread.
+
+        Every line at which TaskTimeout may strike is inside of the outer ``try``. It strikes once, so if the first
+        ``_end`` was disturbed, the second is not.
+        """
+        try:
+            try:
+                self._begin(attempt)
+                return attempt.call()
+            finally:
+                self._end(attempt)
+        except TaskTimeout:
+            self._end(attempt)
+            raise
+
+    def _begin(self, attempt: Interruptible) -> None:
+        # First here, then the look whether it is cancelled: who cancels does the two the other way round.
+        self.attempt = attempt
+        attempt.begin()
+        if attempt.timeout is not None:
+            self.watchdog.ensure_started()
+            attempt.look_at = attempt.deadline
+            self.watchdog.expect(attempt.deadline)
+
+    def _end(self, attempt: Interruptible) -> None:
+        # No lock is taken: TaskTimeout could strike between taking it and knowing that. Each line may run twice.
+        attempt.is_over = True
+        while self._striking.locked():
+            time.sleep(0.0002)
+        if attempt.is_struck:
+            _send(self._thread, None)
+        self.attempt = None
+
+    def cancel(self, attempt: Interruptible) -> None:
+        """Have an attempt of this seat interrupted that somebody wants to end."""
+        self.watchdog.ensure_started()
+        attempt.look_at = 0.0
+        self.watchdog.wake()
+
+    def strike(self, attempt: Interruptible) -> None:
+        """Interrupt an attempt, unless it has ended: its SQL, or else, if its time is over, the function itself."""
+        with self._striking:
+            if attempt.is_over:
+                attempt.look_at = math.inf
+                return
+            is_overdue = attempt.is_overdue
+            attempt.look_at = time.monotonic() + BETWEEN_STRIKES if is_overdue else attempt.deadline
+            was_busy = self._cancel_statements(attempt)
+            if is_overdue and not was_busy and not attempt.is_struck:
+                attempt.is_struck = attempt.is_disturbed = True
+                _send(self._thread, TaskTimeout)
+        _report(attempt)
+
+    def _cancel_statements(self, attempt: Interruptible) -> bool:
+        """Cancel what the thread's sessions are doing, and say whether there was something."""
+        was_busy = False
+        for session in filter(None, [each() for each in self._sessions]):
+            try:
+                was_busy |= cancel_statement(session)
+            except psycopg.Error as error:  # noqa: PERF203
+                # It may still arrive, and meet what the session does next.
+                attempt.is_disturbed = was_busy = True
+                logger.warning("A statement of %r could not be cancelled: %s", attempt.claim, error)
+        return was_busy
+
+    def add(self, session: DatabaseWrapper) -> None:
+        """Remember a session that the thread has opened. The list is made anew: the watchdog may be reading it."""
+        others = [each for each in self._sessions if each() not in (None, session)]
+        self._sessions = [*others, weakref.ref(session)]
+
+
+def _note_session(connection: Any, **kwargs: Any) -> None:
+    # Comes in the thread that will use the connection.
+    seat: Seat | None = getattr(_here, "seat", None)
+    if seat is not None and connection.vendor == "postgresql":
+        seat.add(connection)
+
+
+def _send(thread: int, error: type[BaseException] | None) -> None:
+    """Have a thread raise an exception at its next step in Python. None takes back what it has not raised yet."""
+    value = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), value)
+
+
+def _report(attempt: Interruptible) -> None:
+    if not attempt.is_reported and time.monotonic() - attempt.deadline > OVERRUN:
+        attempt.is_reported = True
+        logger.warning(
+            "%r still runs more than %.0f s after its timeout. What does not return to Python cannot be stopped.",
+            attempt.claim,
+            OVERRUN,
+            extra=attempt.claim.log_fields(),
+        )

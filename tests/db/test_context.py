@@ -1,0 +1,170 @@
+"""The context of a running task: progress that shows while it runs, and what it knows of itself."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.errors import TaskArgumentsError
+from django_pglock.models import Task
+from django_pglock.tasks.compat import TaskContext as DjangoTaskContext
+from django_pglock.tasks.context import TaskContext
+from django_pglock.tasks.outcome import Succeeded
+from tests.sample import running_tasks as running
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ends(result, eventually, seconds=15.0):
+    rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
+    return eventually(lambda: rows.first(), seconds=seconds, why=f"task {result.id} did not end")
+
+
+def progress_of(result):
+    return Task.objects.values_list("progress", flat=True).get(pk=result.id)
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    """The progress that is written, in statements."""
+    from django_pglock.tasks.queryset import TaskQuerySet
+
+    written = []
+    note = TaskQuerySet.note_progress
+
+    def count(self, claims, **options):
+        if claims:
+            written.append([claim.progress for claim in claims])
+        note(self, claims, **options)
+
+    monkeypatch.setattr(TaskQuerySet, "note_progress", count)
+    return written
+
+
+@pytest.mark.parametrize("function", ["tell", "tell_atomically"])
+def test_progress_shows_while_the_task_runs(worker, eventually, function):
+    """Also while the transaction of an atomic task is open: the worker writes it in a session of its own."""
+    worker()
+    arguments = (3, 3) if function == "tell" else (3,)
+    result = getattr(running, function).enqueue(*arguments)
+    told = eventually(lambda: progress_of(result), why="nothing was told")
+    assert Task.objects.get(pk=result.id).status == "RUNNING"
+    assert told == ({"done": 3, "total": 3} if function == "tell" else {"done": 1, "total": 2})
+    assert ends(result, eventually).status == "SUCCESSFUL"
+
+
+@pytest.mark.parametrize("function", ["tell", "tell_atomically"])
+def test_the_last_word_is_there_at_the_end(worker, eventually, function):
+    worker()
+    result = running.tell.enqueue(1000) if function == "tell" else running.tell_atomically.enqueue()
+    row = ends(result, eventually)
+    assert row.progress == ({"done": 1000, "total": 1000} if function == "tell" else {"done": 2, "total": 2})
+
+
+def test_the_last_word_of_a_failure_is_there_too(worker, eventually):
+    worker()
+    row = ends(running.tell_and_fail.enqueue(7.5), eventually)
+    assert (row.status, row.progress) == ("FAILED", {"done": 7.5, "total": None})
+
+
+def test_ten_thousand_calls_are_one_or_two_statements(worker, eventually, notes):
+    worker()
+    ends(running.tell.enqueue(10_000), eventually)
+    assert 1 <= len(notes) <= 2
+    assert notes[-1] == ['{"done":10000,"total":10000}']
+
+
+def test_tasks_that_tell_nothing_cost_no_statement(worker, eventually, notes):
+    worker()
+    for result in [tasks.nothing.enqueue(), tasks.record_atomically.enqueue("x"), tasks.fail.enqueue()]:
+        ends(result, eventually)
+    assert notes == []
+
+
+def test_progress_of_a_lost_claim_changes_nothing(claim):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    mine.progress = '{"done": 1}'
+    Task.objects.update(attempts=2)
+    for is_last in (False, True):
+        Task.objects.all().note_progress([mine], is_last=is_last)
+    assert Task.objects.get().progress is None
+    assert mine.noted_progress is None
+
+
+def test_progress_of_a_finished_task_changes_nothing(claim):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    Task.objects.all().settle([(mine, Succeeded())], mine.worker)
+    mine.progress = '{"done": 1}'
+    Task.objects.all().note_progress([mine])
+    assert Task.objects.get().progress is None
+
+
+def test_a_locked_row_does_not_hold_up_the_heartbeat(claim, in_threads):
+    from django.db import transaction
+
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    mine.progress = '{"done": 1}'
+    with transaction.atomic():
+        Task.objects.select_for_update().get(pk=mine.id)
+        in_threads(lambda _: Task.objects.all().note_progress([mine]), 1)
+    assert mine.noted_progress is None, "so it is tried again"
+    Task.objects.all().note_progress([mine])
+    assert Task.objects.get().progress == {"done": 1}
+    assert mine.noted_progress is mine.progress
+
+
+def hot_updates():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        cursor.execute("SELECT pg_stat_get_tuples_hot_updated('django_pglock_task'::regclass)")
+        return cursor.fetchone()[0]
+
+
+def test_progress_is_written_beside_the_old_version_of_the_row(claim):
+    """It touches no index: no entry is written, and a reader's page cleans up after it."""
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    for number in range(3):
+        mine.progress = f'{{"done": {number}}}'
+        Task.objects.all().note_progress([mine], is_last=number == 2)
+    before = hot_updates()
+    mine.progress = '{"done": 9}'
+    with CaptureQueriesContext(connection) as queries:
+        Task.objects.all().note_progress([mine])
+    assert len(queries) == 1
+    assert hot_updates() == before + 1
+
+
+def test_the_context_is_djangos_and_more(claim):
+    tasks.nothing.using(meta={"trace": "abc", "n": [1]}, timeout=5).enqueue()
+    [mine] = claim()
+    context = TaskContext(task_result=None, _claims=[mine], _reason_to_stop=lambda: None)
+    assert isinstance(context, DjangoTaskContext)
+    assert context.meta == {"trace": "abc", "n": [1]}
+    assert context.fencing_token == 1
+    context.check()
+    for wrong in (float("nan"), float("inf"), object(), "\x00"):
+        with pytest.raises(TaskArgumentsError):
+            context.progress(wrong)
+    assert mine.progress is None
+
+
+def test_meta_and_token_arrive(worker, eventually):
+    worker()
+    assert ends(running.tell.using(meta={"trace": "abc"}).enqueue(1), eventually).result == {"trace": "abc"}
+    assert ends(running.tell_atomically.enqueue(), eventually).result == 1
+
+
+def test_errors_of_before_are_there_also_after_a_retry_by_hand(worker, eventually):
+    """A retry by hand sets the counts of retries to nothing, but not what was tried."""
+    worker()
+    result = running.errors_so_far.enqueue(2)
+    for _ in range(2):
+        assert ends(result, eventually).status == "FAILED"
+        assert Task.objects.filter(pk=result.id).retry() == 1
+    assert ends(result, eventually).result == [2, 3]

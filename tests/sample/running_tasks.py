@@ -1,0 +1,175 @@
+"""Task functions that run long enough to be cancelled, to run out of time, and to tell how far they are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from django.db import OperationalError, connection
+
+from django_pglock import TaskContext, task
+from tests.sample.models import Effect
+
+
+def note(name, number=0):
+    Effect.objects.create(name=name, number=number)
+
+
+def sleep_in_sql(seconds):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(%s)", (seconds,))
+
+
+def sleep_in_python(seconds):
+    """Sleep so that the thread comes back to Python often."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.001)
+
+
+@task(max_attempts=5, backoff=0)
+def run_sql(seconds=30):
+    note("begun")
+    sleep_in_sql(seconds)
+
+
+@task(atomic=True, max_attempts=5, backoff=0)
+def run_sql_atomically(seconds=30):
+    note("undone")
+    sleep_in_sql(seconds)
+
+
+@task(takes_context=True, max_attempts=5, backoff=0)
+def ask(context: TaskContext):
+    """Run until somebody wants it to end."""
+    note("begun")
+    while True:
+        context.check()
+        time.sleep(0.005)
+
+
+@task(takes_context=True)
+def finish_anyway(context: TaskContext):
+    note("begun")
+    try:
+        while True:
+            context.check()
+            time.sleep(0.005)
+    except Exception:
+        return "done"
+
+
+@task(takes_context=True)
+def fail_when_asked(context: TaskContext):
+    note("begun")
+    while context._reason_to_stop() is None:
+        time.sleep(0.005)
+    raise ValueError("in the middle of stopping")
+
+
+@task(max_attempts=5, backoff=0)
+async def wait_in_coroutine(seconds=30):
+    await asyncio.to_thread(note_and_close, "begun")
+    await asyncio.sleep(seconds)
+
+
+def note_and_close(name):
+    """Leave a note in a thread that nobody looks after, and return how many there are."""
+    note(name)
+    count = Effect.objects.filter(name=name).count()
+    connection.close()
+    return count
+
+
+@task(lock="interrupted:{key}")
+def locked(key, seconds=0):
+    note(f"locked {key}")
+    sleep_in_sql(seconds)
+
+
+@task
+def keep_busy(seconds):
+    sleep_in_python(seconds)
+    return seconds
+
+
+@task(timeout=0.2, max_attempts=2, backoff=0)
+def too_long_once(kind):
+    """Take too long at the first attempt only."""
+    is_first = not Effect.objects.filter(name=kind).exists()
+    note(kind)
+    if is_first:
+        {"sql": sleep_in_sql, "python": sleep_in_python}[kind](30)
+    return "second"
+
+
+@task(timeout=0.2)
+def swallow_once(kind, seconds):
+    """Not give up at the first error."""
+    try:
+        {"sql": sleep_in_sql, "python": sleep_in_python}[kind](30)
+    except (OperationalError, TimeoutError):
+        sleep_in_python(seconds)
+
+
+@task(timeout=0.1)
+def sleep_in_c(seconds):
+    time.sleep(seconds)
+    return "asleep"
+
+
+@task(timeout=0.2, atomic=True)
+def write_too_long():
+    note("undone")
+    sleep_in_python(30)
+
+
+@task(timeout=0.2, max_attempts=2, backoff=0)
+async def wait_too_long_once():
+    if await asyncio.to_thread(note_and_close, "coroutine") == 1:
+        await asyncio.sleep(30)
+    return "second"
+
+
+@task(timeout=0.02)
+def end_at_deadline(number):
+    sleep_in_python(0.02 - 0.0005 + number % 10 * 0.0001)
+
+
+@task(takes_context=True)
+def tell(context: TaskContext, count, seconds=0.0):
+    for number in range(count):
+        context.progress(number + 1, count)
+    sleep_in_python(seconds)
+    return context.meta
+
+
+@task(takes_context=True, atomic=True)
+def tell_atomically(context: TaskContext, seconds=0.0):
+    context.progress(1, 2)
+    sleep_in_python(seconds)
+    context.progress(2, 2)
+    return context.fencing_token
+
+
+@task(takes_context=True)
+def tell_and_fail(context: TaskContext, done):
+    context.progress(done)
+    raise ValueError("after that")
+
+
+@task(takes_context=True)
+def errors_so_far(context: TaskContext, fails):
+    if len(context.task_result.errors) < fails:
+        raise ValueError(f"number {context.attempt}")
+    return [len(context.task_result.errors), context.attempt]
+
+
+@task(group="together:{key}", takes_context=True)
+def together(context: TaskContext, calls):
+    note("begun", len(calls))
+    while True:
+        context.check()
+        if Effect.objects.filter(name="go on").exists():
+            return
+        time.sleep(0.01)
