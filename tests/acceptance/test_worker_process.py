@@ -10,7 +10,7 @@ import pytest
 from django.db import transaction
 
 from django_pglock.models import Attempt, Task, Worker
-from tests.sample import tasks
+from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
@@ -128,3 +128,23 @@ def test_a_task_that_kills_its_worker_ends_failed(worker_process, eventually):
     eventually(lambda: Task.objects.filter(status="FAILED").exists())
     eventually(lambda: Effect.objects.filter(name="neighbour").exists())
     assert Task.objects.get(status="FAILED").rescues == 4
+
+
+@pytest.mark.parametrize("function", ["run_sql", "ask", "wait_in_coroutine"])
+def test_a_running_task_is_cancelled_within_a_second(worker_process, eventually, function):
+    """With beats so rare that only the notification can have been heard."""
+    worker_process("--threads", "1", DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
+    result = getattr(running_tasks, function).enqueue()
+    eventually(lambda: Effect.objects.exists(), why="the task did not begin")
+    time.sleep(0.1)  # the note is written right before the function begins to wait
+    assert Task.objects.cancel() == 1
+    eventually(lambda: Task.objects.filter(pk=result.id, status="CANCELLED").exists(), why="it was not cancelled")
+    row = Task.objects.get()
+    assert (row.finished_at - row.cancel_requested_at).total_seconds() < 1
+
+
+def test_a_running_task_ends_at_its_timeout(worker_process, eventually):
+    worker_process("--threads", "1")
+    results = [running_tasks.too_long_once.enqueue(kind) for kind in ("sql", "python")]
+    eventually(lambda: done() == len(results), why="they were not tried again")
+    assert list(Task.objects.values_list("attempts", flat=True)) == [2, 2]

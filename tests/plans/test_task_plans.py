@@ -82,6 +82,9 @@ def test_the_other_statements_use_their_partial_indexes(history):
         "READY_QUEUES": ((), {"pglock_task_ready", "pglock_task_fair"}),
         "UNKNOWN": ((30.0, 1000, 1000), {"pglock_task_ready", "pglock_task_fair"}),
         "RELEASE_UNKNOWN": ((worker, [1], 0.0), {"pglock_task_running"}),
+        "CANCEL_REQUESTS": ((worker,), {"pglock_task_running"}),
+        "NOTE_PROGRESS": (([1, 2], [1, 1], ["1", "2"]), {"django_pglock_task_pkey"}),
+        "NOTE_LAST_PROGRESS": (([1, 2], [1, 1], ["1", "2"]), {"django_pglock_task_pkey"}),
     }
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE django_pglock_task")

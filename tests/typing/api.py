@@ -19,6 +19,9 @@ from django_pglock import (
     task,
     try_lock,
 )
+from django_pglock import (
+    TaskContext as OurTaskContext,
+)
 
 
 @task
@@ -35,6 +38,14 @@ def tell(context: TaskContext[Any, Any], name: str) -> int:
     return context.attempt
 
 
+@task(takes_context=True, timeout=timedelta(minutes=1))
+def rebuild(context: OurTaskContext, pages: int) -> int:
+    context.check()
+    context.progress(1, pages)
+    return context.fencing_token
+
+
+assert_type(rebuild.enqueue(pages=3).return_value, int)
 result = send.enqueue(1, copy=True)
 assert_type(result.return_value, str)
 assert_type(tell.enqueue("x").return_value, int)
