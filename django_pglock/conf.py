@@ -17,6 +17,10 @@ from django.core.signals import setting_changed
 from django_pglock.errors import ConfigurationError
 
 SCOPES = ("auto", "session", "transaction")
+#: Statuses of tasks that are over. (tasks/states.py stands on a higher floor.)
+PRUNABLE = ("SUCCESSFUL", "FAILED", "CANCELLED")
+#: A hundred years: more than anybody means, and less than the server's calendar holds.
+MOST_DAYS = 36_525
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,13 @@ class Settings:
         default=3,
         metadata={"help": "How often a task may take its worker down before it ends as FAILED."},
     )
+    PRUNE_AFTER: dict[str, float | None] = field(
+        default_factory=lambda: {"SUCCESSFUL": 7, "CANCELLED": 30},
+        metadata={
+            "help": "Days after which finished tasks are deleted, for each status: never where it is None or missing. "
+            "A task with keep_result goes when that says."
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.SCOPE not in SCOPES:
@@ -95,11 +106,30 @@ class Settings:
             )
         if not isinstance(self.MAX_RESCUES, int) or self.MAX_RESCUES < 0:
             raise ConfigurationError(f"DJANGO_PGLOCK['MAX_RESCUES'] is {self.MAX_RESCUES!r}; use 0 or a larger number.")
+        _require_days("PRUNE_AFTER", self.PRUNE_AFTER)
 
 
 def _require_positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
         raise ConfigurationError(f"DJANGO_PGLOCK[{name!r}] is {value!r}; it must be a number of seconds above zero.")
+
+
+def _require_days(name: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise ConfigurationError(
+            f"DJANGO_PGLOCK[{name!r}] is {value!r}; it must be a dict such as {{'SUCCESSFUL': 7}}."
+        )
+    for status, days in value.items():
+        if status not in PRUNABLE:
+            raise ConfigurationError(
+                f"DJANGO_PGLOCK[{name!r}] names {status!r}; only {', '.join(PRUNABLE)} tasks can be pruned."
+            )
+        is_number = isinstance(days, (int, float)) and not isinstance(days, bool)
+        if days is not None and not (is_number and 0 <= days <= MOST_DAYS):
+            raise ConfigurationError(
+                f"DJANGO_PGLOCK[{name!r}][{status!r}] is {days!r}; it must be a number of days up to {MOST_DAYS:,}, or "
+                "None to keep them for ever."
+            )
 
 
 def get_settings() -> Settings:

@@ -113,7 +113,8 @@ def _formatted(model: type[models.Model], statement: str) -> str:
     get_model = model._meta.apps.get_model
     others = {name: QUOTED % get_model("django_pglock", name.replace("_", ""))._meta.db_table for name in OTHERS}
     columns = claim_columns(QUOTED.__mod__, "task.")
-    return statement.format(task=QUOTED % model._meta.db_table, claim_columns=columns, **others)
+    parts = {"claim_columns": columns, "expires_at": statements.EXPIRES_AT}
+    return statement.format(task=QUOTED % model._meta.db_table, **parts, **others)
 
 
 QUOTED = '"%s"'

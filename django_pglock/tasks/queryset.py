@@ -17,6 +17,7 @@ from uuid import UUID
 
 from django.db import DataError, connections, models, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce, Now
 from psycopg import ClientCursor
 from psycopg.errors import DivisionByZero
@@ -27,9 +28,9 @@ from django_pglock.errors import ClaimLost
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimStatement
-from django_pglock.tasks.enqueueing import EnqueueQuerySet
 from django_pglock.tasks.gates import array_of_numbers, claim_columns
 from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
+from django_pglock.tasks.pruning import PruneQuerySet
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope, sources_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class UnknownTasks(NamedTuple):
     oldest: datetime
 
 
-class TaskQuerySet(EnqueueQuerySet):
+class TaskQuerySet(PruneQuerySet):
     """Tasks, and what may happen to them."""
 
     # Sets of tasks
@@ -248,6 +249,7 @@ class TaskQuerySet(EnqueueQuerySet):
             "finished_at": None,
             "cancel_requested_at": None,
             "progress": None,
+            "expires_at": None,
         }
         return len(self._without_duplicates()._move(TaskStatus.READY, changes, among=FINISHED))
 
@@ -281,6 +283,7 @@ class TaskQuerySet(EnqueueQuerySet):
         changes = {
             "status": Case(When(_RUNNING, then=F("status")), default=Value(TaskStatus.CANCELLED.value)),
             "finished_at": Case(When(_RUNNING, then=None), default=Now()),
+            "expires_at": Case(When(_RUNNING, then=None), default=RawSQL(statements.EXPIRES_AT, ())),  # noqa: S611
             "cancel_requested_at": Case(When(_RUNNING, then=Now())),
         }
         unasked = self.filter(_UNASKED | ~_RUNNING)

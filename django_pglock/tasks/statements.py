@@ -7,6 +7,11 @@ Statuses are literals, so that also a generic plan can use the partial indexes. 
 
 from __future__ import annotations
 
+# When the row of a task that finishes now may go: keep_result after its end, and not before its unique key is free.
+# NULL without keep_result. Stands in the statements as ``{expires_at}``.
+EXPIRES_AT = """CASE WHEN keep_result IS NOT NULL
+                           THEN GREATEST(clock_timestamp() + make_interval(secs => keep_result), unique_until) END"""
+
 # One call that is due at once.
 ENQUEUE = """
 INSERT INTO {task} (status, queue, priority, task_path, args, kwargs, backend, max_retries, meta)
@@ -212,7 +217,8 @@ WITH gone AS MATERIALIZED (
                       WHEN task.run_after > clock_timestamp() THEN 'SCHEDULED'
                       WHEN task.lock_key IS NOT NULL THEN 'BLOCKED'
                       ELSE 'READY' END,
-        finished_at = CASE WHEN child.has_failed THEN clock_timestamp() END
+        finished_at = CASE WHEN child.has_failed THEN clock_timestamp() END,
+        expires_at = CASE WHEN child.has_failed THEN {expires_at} END
     FROM child JOIN locked ON locked.id = child.id
     WHERE task.id = child.id AND task.status = 'BLOCKED' AND task.waits_for > 0
     RETURNING task.id, task.status, task.queue, task.lock_key, task.attempts, task.waits_for, child.failed
@@ -244,7 +250,8 @@ WAKE = "SELECT pg_notify(%s, %s) WHERE EXISTS (SELECT FROM {worker} WHERE is_sle
 # reset meanwhile finds another number of attempts or another status, and its outcome is dropped.
 SETTLE_SUCCESSES = """
 UPDATE {task} AS task
-SET status = 'SUCCESSFUL', finished_at = clock_timestamp(), result = NULLIF(outcome.result, 'null')
+SET status = 'SUCCESSFUL', finished_at = clock_timestamp(), result = NULLIF(outcome.result, 'null'),
+    expires_at = {expires_at}
 FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS outcome (id, attempt, result)
 WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
 RETURNING task.id, task.finished_at::text
@@ -255,7 +262,8 @@ RETURNING task.id, task.finished_at::text
 SETTLE_OWN_SUCCESS = """
 WITH settled AS (
     UPDATE {task} AS task
-    SET status = 'SUCCESSFUL', finished_at = clock_timestamp(), result = NULLIF(%s::jsonb, 'null')
+    SET status = 'SUCCESSFUL', finished_at = clock_timestamp(), result = NULLIF(%s::jsonb, 'null'),
+        expires_at = {expires_at}
     WHERE task.id = %s AND task.attempts = %s AND task.status = 'RUNNING'
     RETURNING task.id)
 SELECT 1 / count(*) FROM settled
@@ -281,6 +289,8 @@ WITH outcome AS MATERIALIZED (
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
         finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
                            THEN clock_timestamp() END,
+        expires_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
+                          THEN {expires_at} END,
         worker = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
                       THEN task.worker END,
         started_at = CASE WHEN outcome.record IS NULL AND outcome.status = 'READY'
@@ -329,6 +339,7 @@ WITH alive AS MATERIALIZED (
     SET status = mine.status,
         rescues = task.rescues + 1,
         finished_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN clock_timestamp() END,
+        expires_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN {expires_at} END,
         worker = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN task.worker END
     FROM mine
     WHERE task.id = mine.id
@@ -463,4 +474,23 @@ SELECT EXTRACT(EPOCH FROM LEAST(
     (SELECT run_after FROM {task} WHERE status = 'SCHEDULED' ORDER BY run_after LIMIT 1),
     (SELECT opens_at FROM {rate_limit} WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT 1)
 ) - clock_timestamp())::float8
+"""
+
+# Where the next stretch of a walk along the key ends, and whether all in it are younger than so many seconds: ids are
+# drawn in the order in which tasks are enqueued, so nothing behind it can have been finished for longer.
+NEXT_WINDOW = """
+SELECT max(id), bool_and(enqueued_at > clock_timestamp() - make_interval(secs => %s))
+FROM (SELECT id, enqueued_at FROM {task} WHERE id > %s ORDER BY id LIMIT %s) AS page
+"""
+
+# Deletes the tasks that a selection before it has locked, with what belongs to them: their attempts, and what they
+# waited for when they were cancelled. By an array, so that no estimate can make the planner read a table to its end.
+PRUNE = """, attempts AS (
+    DELETE FROM {attempt} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
+), waits AS (
+    DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
+), gone AS (
+    DELETE FROM {task} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id
+)
+SELECT count(*) FROM gone
 """

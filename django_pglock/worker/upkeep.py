@@ -1,4 +1,4 @@
-"""What somebody has to do now and then: promote what is due, rescue what the dead left, forget who is gone.
+"""What somebody has to do now and then: promote what is due, rescue what the dead left, prune, forget who is gone.
 
 Every worker is ready to do it and one does at a time: each round is a transaction that begins by trying for an advisory
 lock. Nothing depends on there being only one; it only saves work. A worker that is frozen in the middle of its round
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from django.apps import apps
-from django.db import connections, transaction
+from django.db import IntegrityError, connections, transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.tasks.gates import KEYS_AT_ONCE
+from django_pglock.tasks.pruning import ages_of
 from django_pglock.tasks.waiting import WAITERS_AT_ONCE
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.unknown import UnknownReport
@@ -35,6 +36,8 @@ SELECT pg_try_advisory_xact_lock(%s), set_config('idle_in_transaction_session_ti
 #: Seconds between two rounds, as a share of the heartbeat interval. Together with two missing beats a killed worker's
 #: tasks run elsewhere within ten seconds at default settings.
 ROUND = 0.9
+#: Tasks that one round looks at to prune them, and seconds of rest when the last old one is gone.
+PRUNED_AT_ONCE, PRUNING_REST = 5000, 60.0
 
 
 class Upkeep(ConnectedService):
@@ -51,6 +54,8 @@ class Upkeep(ConnectedService):
         self._rescued_at = 0.0
         # Where the last look for what was left waiting ended.
         self._key, self._waiter = "", 0
+        # Where the walk of pruning has come to, and when it goes on.
+        self._pruned_to, self._prune_at = 0, 0.0
 
     def wake(self) -> None:
         """Look again now: a task may have been scheduled for sooner than the alarm is set."""
@@ -82,6 +87,8 @@ class Upkeep(ConnectedService):
         if promoted:
             self.promoted()
         self.unknown.look()
+        if time.monotonic() >= self._prune_at:
+            self._prune()
         return due_in
 
     # What a crash has left waiting, some of it at a time.
@@ -95,6 +102,18 @@ class Upkeep(ConnectedService):
         waiters = self.rows.stray_waiters(self._waiter)
         self._waiter = waiters[-1][0] if len(waiters) == WAITERS_AT_ONCE else 0
         return [awaited for _, awaited in waiters if awaited is not None]
+
+    def _prune(self) -> None:
+        """Let some old tasks go. Also without the round's lock: a statement of its own, and two do no harm."""
+        rest = PRUNING_REST
+        try:
+            count, self._pruned_to = self.rows.prune_window(self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
+            if count or self._pruned_to:
+                rest = get_settings().HEARTBEAT_INTERVAL * ROUND
+        except IntegrityError as error:
+            # A table of the project's own that Django's deletion would have looked after.
+            logger.warning("Old tasks cannot be pruned: %s", str(error).strip())
+        self._prune_at = time.monotonic() + rest
 
     def _is_my_turn(self) -> bool:
         with connections[self.using].cursor() as cursor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from docutils import nodes
@@ -30,7 +30,8 @@ class SettingsTable(Directive):
 
         listing = nodes.definition_list()
         for option in fields(Settings):
-            term = nodes.term("", "", nodes.literal(text=f"{option.name} = {option.default!r}"))
+            default = option.default if option.default is not MISSING else option.default_factory()
+            term = nodes.term("", "", nodes.literal(text=f"{option.name} = {default!r}"))
             sentence = nodes.definition("", nodes.paragraph(text=option.metadata["help"]))
             listing += nodes.definition_list_item("", term, sentence)
         return [listing]

@@ -116,6 +116,30 @@ def test_promotion_walks_the_due_index(history):
     assert "pglock_task_due" in {index for _, index in reads(plan_of(sql, params))}
 
 
+@pytest.mark.parametrize("batch", [1, 500, 5000])
+def test_pruning_walks_the_key_and_the_index_of_dates(history, batch):
+    rows = Task.objects.all()
+    Task.objects.filter(status="SUCCESSFUL", queue="q1").update(expires_at=Now(), keep_result=1)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO django_pglock_attempt
+                      (task_id, number, started_at, finished_at, outcome, exception_path, traceback)
+               SELECT id, 1, now(), now(), 'FAILED', '', '' FROM django_pglock_task"""
+        )
+        cursor.execute("ANALYZE django_pglock_task, django_pglock_attempt")
+        cursor.execute("SELECT min(id) FROM django_pglock_task")
+        [first] = cursor.fetchone()
+    assert reads(plan_of(rows._sql(statements.NEXT_WINDOW), (0.0, first, batch))) == {
+        ("Index Scan", "django_pglock_task_pkey")
+    }
+    window = rows.outdated({"SUCCESSFUL": 7, "FAILED": 30}).filter(pk__gt=first, pk__lte=first + batch)
+    for selection, index in ((window, "django_pglock_task_pkey"), (rows.expired(), "pglock_task_expires")):
+        plan = plan_of(*selection.pruning_sql(batch))
+        assert "Seq Scan" not in {kind for kind, _ in reads(plan)}, json.dumps(plan, indent=1)
+        used = {each["Index Name"] for each in nodes(plan) if "Index Name" in each}
+        assert used >= {index, "pglock_attempt_number"}
+
+
 def test_rescue_looks_only_at_what_runs(history):
     sql = Task.objects.all()._sql(statements.RESCUE)
     used = reads(plan_of(sql, (6.6, 30.0, 1000, 3, "x", "y")))
