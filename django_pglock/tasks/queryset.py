@@ -28,9 +28,9 @@ from django_pglock.errors import ClaimLost
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimStatement
+from django_pglock.tasks.counting import CountQuerySet
 from django_pglock.tasks.gates import array_of_numbers, claim_columns
 from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
-from django_pglock.tasks.pruning import PruneQuerySet
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope, sources_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class UnknownTasks(NamedTuple):
     oldest: datetime
 
 
-class TaskQuerySet(PruneQuerySet):
+class TaskQuerySet(CountQuerySet):
     """Tasks, and what may happen to them."""
 
     # Sets of tasks
@@ -326,10 +326,6 @@ class TaskQuerySet(PruneQuerySet):
         """
         alive = get_settings().HEARTBEAT_LIMIT
         return [UnknownTasks(*row) for row in self._run(statements.UNKNOWN, alive, limit, limit)]
-
-    def ready_queues(self) -> list[str]:
-        """Return the names of the queues that have something ready, one index probe each."""
-        return [queue for (queue,) in self._run(statements.READY_QUEUES)]
 
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]

@@ -494,3 +494,28 @@ PRUNE = """, attempts AS (
 )
 SELECT count(*) FROM gone
 """
+
+# How many tasks of each queue are ready, and for how many seconds the first of them have been: only so many rows of a
+# queue are read, in the order of the two indexes of what is ready. The limits are subqueries as in UNKNOWN.
+COUNT_READY = """
+SELECT name.queue, count(*), EXTRACT(EPOCH FROM clock_timestamp() - min(ready.since))::float8
+FROM unnest(%s::text[]) AS name (queue) CROSS JOIN LATERAL (
+    (SELECT GREATEST(task.enqueued_at, task.run_after) AS since FROM {task} AS task
+     WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = name.queue
+     ORDER BY task.queue, task.priority DESC, task.id LIMIT (SELECT %s::bigint))
+    UNION ALL
+    (SELECT GREATEST(task.enqueued_at, task.run_after) FROM {task} AS task
+     WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = name.queue
+     ORDER BY task.queue, task.fair_key, task.priority DESC, task.id LIMIT (SELECT %s::bigint))) AS ready
+GROUP BY name.queue
+"""
+
+# The newest tasks of each other status that somebody may have to look after, by queue: no index knows their queues.
+COUNT_OTHERS = """
+SELECT newest.status, newest.queue, count(*)
+FROM unnest(ARRAY['BLOCKED', 'SCHEDULED', 'RUNNING', 'FAILED']) AS wanted (status) CROSS JOIN LATERAL (
+    SELECT task.status, task.queue FROM {task} AS task
+    WHERE task.status = wanted.status AND task.status <> 'SUCCESSFUL'
+    ORDER BY task.id DESC LIMIT (SELECT %s::bigint)) AS newest
+GROUP BY newest.status, newest.queue
+"""

@@ -167,6 +167,13 @@ def test_every_end_sets_the_date_of_a_task_with_keep_result(claim, ending):
     assert without.expires_at is None
 
 
+def test_a_task_that_settles_itself_gets_its_date_too(worker, eventually):
+    tasks.record_atomically.using(keep_result=60).enqueue("x")
+    worker()
+    row = eventually(lambda: Task.objects.filter(status="SUCCESSFUL").first())
+    assert abs(row.expires_at - row.finished_at - timedelta(seconds=60)) < timedelta(seconds=1)
+
+
 def test_what_runs_again_has_no_date(claim):
     tasks.nothing.using(keep_result=60).enqueue()
     [first] = claim()

@@ -140,6 +140,15 @@ def test_pruning_walks_the_key_and_the_index_of_dates(history, batch):
         assert used >= {index, "pglock_attempt_number"}
 
 
+def test_counts_of_queues_walk_partial_indexes_and_stop(history):
+    rows = Task.objects.all()
+    ready = plan_of(rows._sql(statements.COUNT_READY), (["q1", "q2"], 100, 100))
+    assert {index for _, index in reads(ready)} == {"pglock_task_ready", "pglock_task_fair"}
+    others = plan_of(rows._sql(statements.COUNT_OTHERS), (100,))
+    assert {index for _, index in reads(others)} == {"pglock_task_attention"}
+    assert not [each for each in nodes([ready, others]) if each["Node Type"] == "Sort" and each["Plan Rows"] > 1000]
+
+
 def test_rescue_looks_only_at_what_runs(history):
     sql = Task.objects.all()._sql(statements.RESCUE)
     used = reads(plan_of(sql, (6.6, 30.0, 1000, 3, "x", "y")))

@@ -13,6 +13,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
+from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.models import AdvisoryLock, Lease
 
 
@@ -101,10 +102,8 @@ class Command(BaseCommand):
         if not lines:
             self.stdout.write(kind.nothing())
             return
-        head = kind.head()
-        widths = [max(len(line[column]) for line in (head, *lines)) for column in range(len(head))]
-        for line in (head, *lines):
-            self.stdout.write("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+        for line in aligned(kind.head(), lines):
+            self.stdout.write(line)
 
 
 class Kind:
@@ -183,13 +182,3 @@ class Leases(Kind):
     def nothing() -> str:
         """Return the sentence that stands for an empty table."""
         return _("No lease is held.")
-
-
-def printable(text: str) -> str:
-    """Return a text that cannot steer a terminal."""
-    return "".join(each if each.isprintable() else "?" for each in text)
-
-
-def ago(since: Any) -> str:
-    """Return how many seconds ago that was."""
-    return f"{(timezone.now() - since).total_seconds():.0f} s" if since else "-"

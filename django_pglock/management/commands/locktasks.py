@@ -1,0 +1,320 @@
+"""``manage.py locktasks``: what is in the queues, and the verbs for it."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import connections
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_pglock.conf import PRUNABLE
+from django_pglock.management.choosing import (
+    VERBS,
+    Verb,
+    add_choice,
+    add_filters,
+    add_statuses,
+    chosen,
+    days,
+    filtered,
+    task_id,
+)
+from django_pglock.management.tables import ago, aligned, printable
+from django_pglock.models import Queue, Task, Worker
+from django_pglock.tasks.counting import COUNTED, MOST_COUNTED, QueueCounts
+from django_pglock.tasks.pruning import WINDOW
+
+#: What a list shows of a task; all else may be megabytes.
+LISTED = (
+    *("id", "status", "queue", "task_path", "priority", "attempts", "retries", "rescues", "worker", "lock_key"),
+    *("enqueued_at", "run_after", "started_at", "last_attempted_at", "finished_at", "expires_at"),
+)
+ATTEMPT = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "traceback")
+
+
+class HelpFormatter(DjangoHelpFormatter):
+    """Leaves examples in their lines and wraps everything else."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
+class Command(BaseCommand):
+    """Shows tasks and acts on them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.help = _(
+            "Look at the queues and act on tasks. A verb takes ids, or filters; with filters it says first how many "
+            "tasks that are, and asks. Each verb moves only what it can: a task that somebody else has changed "
+            "meanwhile is left alone."
+        )
+        self.examples = _(
+            """examples:
+  locktasks status                              what waits, runs and has failed, by queue
+  locktasks list --status FAILED --limit 5      the last five failures
+  locktasks show 4711                           all about one task, tracebacks included
+  locktasks retry 4711 4712                     run these two again
+  locktasks retry --task send_mail              run all failures of one function again; asks first
+  locktasks cancel --queue mail --dry-run       how many would that be?
+  locktasks reset --all --yes                   give back what workers that are gone have left
+  locktasks prune --older-than 30 --status FAILED
+  locktasks pause mail --reason "provider is down"
+  locktasks resume mail
+  locktasks keda --queue mail                   one number, for an autoscaler
+
+"locktasks SUBCOMMAND --help" tells more. The exit code is 0 if it is done, 1 if not."""
+        )
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Show examples below the help."""
+        return super().create_parser(
+            prog_name, subcommand, epilog=self.examples, formatter_class=HelpFormatter, **kwargs
+        )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Say what can be asked for."""
+        verbs = parser.add_subparsers(metavar="SUBCOMMAND", required=True)
+
+        def add(name: str, run: Callable[..., None], help_: str) -> CommandParser:
+            sub: CommandParser = verbs.add_parser(name, help=help_, description=help_, formatter_class=HelpFormatter)
+            sub.add_argument("--database", default="default", help=_("Database alias of the tasks (default: default)."))
+            # Django's own options stand before the subcommand; some people write these two behind it.
+            for option in ("--settings", "--pythonpath"):
+                sub.add_argument(option, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+            sub.set_defaults(run=run, verb=name)
+            return sub
+
+        self._add_looks(add)
+        for name, help_ in (
+            ("retry", _("Run failed or cancelled tasks again, with all their retries.")),
+            ("cancel", _("Cancel what has not finished. What runs loses its claim.")),
+            ("reset", _("Make stuck tasks ready again: running ones whose worker is gone.")),
+            ("run-now", _("Run scheduled tasks before their time.")),
+        ):
+            add_choice(add(name, self._act, help_))
+        self._add_prune(add)
+        pause = add("pause", self._pause, _("Let no worker claim from a queue; what runs, ends."))
+        pause.add_argument("queue", metavar="QUEUE")
+        pause.add_argument("--reason", default="", help=_("For those who wonder."))
+        add("resume", self._resume, _("Let workers claim from a queue again.")).add_argument("queue", metavar="QUEUE")
+
+    def _add_looks(self, add: Callable[..., CommandParser]) -> None:
+        status = add("status", self._status, _("Show the queues. Counts stop at %s.") % f"{MOST_COUNTED:,}")
+        listing = add("list", self._list, _("List tasks, the newest first."))
+        add_filters(listing)
+        listing.add_argument("--limit", type=_positive, default=20, help=_("At most so many (default: 20)."))
+        show = add("show", self._show, _("Show a task with its attempts and their tracebacks."))
+        show.add_argument("id", type=task_id, metavar="ID")
+        keda = add("keda", self._keda, _("Print one number: tasks that are ready or due, in queues not paused."))
+        keda.add_argument("--queue", action="append", metavar="NAME", help=_("Of this queue. May be given again."))
+        for parser in (status, listing, show, keda):
+            parser.add_argument("--json", action="store_true", help=_("Print JSON for programs."))
+
+    def _add_prune(self, add: Callable[..., CommandParser]) -> None:
+        prune = add("prune", self._prune, _("Delete finished tasks that are older than PRUNE_AFTER says."))
+        prune.add_argument(
+            "--older-than", type=days, metavar="DAYS", help=_("Finished so many days ago, instead of PRUNE_AFTER.")
+        )
+        add_statuses(prune, PRUNABLE)
+        prune.add_argument("--dry-run", action="store_true", help=_("Only say how many tasks that would be."))
+        prune.add_argument(
+            "--batch",
+            type=_positive,
+            default=WINDOW,
+            help=_("Rows that one statement looks at (default: %d).") % WINDOW,
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Do what the subcommand says."""
+        alias = options["database"]
+        if alias not in connections.settings:
+            known = ", ".join(sorted(connections.settings))
+            raise CommandError(_("DATABASES has no %(name)r; it has %(known)s.") % {"name": alias, "known": known})
+        options["run"](Task.objects.using(alias), options)
+
+    # To look
+
+    def _status(self, rows: Any, options: dict[str, Any]) -> None:
+        queues: list[QueueCounts] = rows.queue_counts()
+        workers = Worker.objects.using(rows.db).alive().count()
+        if options["json"]:
+            self._print_json({"queues": [_as_json(each) for each in queues], "workers": workers})
+            return
+        if queues:
+            head = (_("QUEUE"), *COUNTED, _("OLDEST READY"), _("PAUSED"))
+            self._print_table(head, [_as_line(each) for each in queues])
+        else:
+            self.stdout.write(_("Nothing waits, runs or has failed."))
+        self.stdout.write(ngettext("%d worker is alive.", "%d workers are alive.", workers) % workers)
+
+    def _list(self, rows: Any, options: dict[str, Any]) -> None:
+        found = list(filtered(rows, options).order_by("-pk").only(*LISTED)[: options["limit"]])
+        if options["json"]:
+            self._print_json([_fields(row, LISTED) for row in found])
+        elif found:
+            head = (_("ID"), _("STATUS"), _("QUEUE"), _("TASK"), _("ATTEMPTS"), _("ENQUEUED"))
+            lines = [
+                (
+                    *(str(row.pk), row.status, printable(row.queue), printable(row.task_path), str(row.attempts)),
+                    _("%s ago") % ago(row.enqueued_at),
+                )
+                for row in found
+            ]
+            self._print_table(head, lines)
+        else:
+            self.stdout.write(_("There is no such task."))
+
+    def _show(self, rows: Any, options: dict[str, Any]) -> None:
+        task = rows.filter(pk=options["id"]).first()
+        if task is None:
+            raise CommandError(_("There is no task %d.") % options["id"])
+        about = _fields(task, [field.attname for field in Task._meta.concrete_fields])
+        attempts = [_fields(row, ATTEMPT) for row in task.failures.using(rows.db).order_by("number")]
+        if options["json"]:
+            self._print_json({**about, "failures": attempts})
+            return
+        self._print_fields({name: value for name, value in about.items() if value is not None})
+        for attempt in attempts:
+            trace = attempt.pop("traceback")
+            self.stdout.write("")
+            self._print_fields(attempt)
+            self.stdout.write("\n".join(f"    {printable(line)}" for line in trace.splitlines()))
+
+    def _keda(self, rows: Any, options: dict[str, Any]) -> None:
+        count = rows.count_workable(options["queue"] or ())
+        self.stdout.write(json.dumps({"tasks": count}) if options["json"] else str(count))
+
+    # To act
+
+    def _act(self, rows: Any, options: dict[str, Any]) -> None:
+        verb = VERBS[options["verb"]]
+        tasks = chosen(rows, options)
+        if options["dry_run"] or not (options["ids"] or options["yes"]):
+            count = verb.movable(tasks)[: MOST_COUNTED + 1].count()
+            self.stdout.write(_said(verb.question, count))
+            if options["dry_run"] or not count:
+                return
+            _ask()
+        self._apply(verb, tasks, options["ids"])
+
+    def _apply(self, verb: Verb, tasks: Any, ids: list[int]) -> None:
+        count = verb.apply(tasks)
+        left = len(set(ids)) - count
+        if ids and not count:
+            raise CommandError(_("None of these tasks is there in a state for this; see locktasks show."))
+        self.stdout.write(verb.done % {"count": count, "number": count})
+        if left > 0:
+            text = ngettext(
+                "%d was left alone: it is gone, or in another state.",
+                "%d were left alone: they are gone, or in another state.",
+                left,
+            )
+            self.stdout.write(text % left)
+
+    def _prune(self, rows: Any, options: dict[str, Any]) -> None:
+        wish = {"older_than": options["older_than"], "statuses": options["status"] or (), "batch": options["batch"]}
+        is_dry = options["dry_run"]
+        progress = self._progress() if options["verbosity"] else None
+        try:
+            count = rows.prune(**wish, dry_run=is_dry, progress=progress)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+        if is_dry:
+            text = ngettext("%d task would be deleted.", "%d tasks would be deleted.", count)
+        else:
+            text = ngettext("%d task was deleted.", "%d tasks were deleted.", count)
+        self.stdout.write(text % count)
+
+    def _progress(self) -> Callable[[int, int], None]:
+        """Return a function that says how far it is, every few seconds."""
+        said_at = time.monotonic()
+
+        def say(count: int, last: int) -> None:
+            nonlocal said_at
+            if time.monotonic() - said_at >= 2:
+                said_at = time.monotonic()
+                self.stderr.write(_("%(count)d tasks so far, up to id %(last)d …") % {"count": count, "last": last})
+
+        return say
+
+    def _pause(self, rows: Any, options: dict[str, Any]) -> None:
+        queue = options["queue"]
+        is_news = Queue.objects.using(rows.db).pause(queue, by=_who(), reason=options["reason"])
+        self.stdout.write((_("Queue %r is paused.") if is_news else _("Queue %r was paused already.")) % queue)
+
+    def _resume(self, rows: Any, options: dict[str, Any]) -> None:
+        queue = options["queue"]
+        if not Queue.objects.using(rows.db).resume(queue):
+            raise CommandError(_("Queue %r is not paused.") % queue)
+        self.stdout.write(_("Queue %r goes on.") % queue)
+
+    # How it is shown
+
+    def _print_json(self, value: Any) -> None:
+        self.stdout.write(json.dumps(value, cls=DjangoJSONEncoder, indent=2))
+
+    def _print_table(self, head: Any, lines: Any) -> None:
+        self.stdout.write("\n".join(aligned(head, lines)))
+
+    def _print_fields(self, fields: dict[str, Any]) -> None:
+        for name, value in fields.items():
+            text = value if isinstance(value, str) else json.dumps(value, cls=DjangoJSONEncoder, ensure_ascii=False)
+            self.stdout.write(f"{name + ':':20} {printable(text)}")
+
+
+def _fields(row: Any, names: Any) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
+
+
+def _as_json(queue: QueueCounts) -> dict[str, Any]:
+    return {
+        "queue": queue.queue,
+        **{status.lower(): count for status, count in queue.counts.items()},
+        "oldest_ready": queue.oldest_ready,
+        "paused_at": queue.paused_at,
+        "at_least": sorted(status.lower() for status in queue.at_least),
+    }
+
+
+def _as_line(queue: QueueCounts) -> tuple[str, ...]:
+    counts = (f"{queue.counts[status]}{'+' if status in queue.at_least else ''}" for status in COUNTED)
+    oldest = "-" if queue.oldest_ready is None else f"{queue.oldest_ready:.0f} s"
+    return (printable(queue.queue), *counts, oldest, _("%s ago") % ago(queue.paused_at) if queue.paused_at else "-")
+
+
+def _said(text: Any, count: int) -> str:
+    """Return a text with a count that stopped at its most."""
+    shown = str(count) if count <= MOST_COUNTED else f"{MOST_COUNTED}+"
+    return str(text % {"count": shown, "number": count})
+
+
+def _ask() -> None:
+    try:
+        answer = input(_("Go on? [y/N] "))
+    except EOFError as error:
+        raise CommandError(_("Nobody is there to say yes; give --yes.")) from error
+    if answer.strip().lower() not in ("y", "yes"):
+        raise CommandError(_("Nothing was done."))
+
+
+def _who() -> str:
+    """Return the name of who types, where there is one: a container has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "locktasks"
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(_("%r is no number from 1 to 1,000,000") % text)
+    return int(text)

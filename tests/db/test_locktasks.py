@@ -1,0 +1,349 @@
+"""``manage.py locktasks``: what it shows, what it asks first, and what it moves."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from io import StringIO
+from uuid import uuid4
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db.models.functions import Now
+
+from django_pglock.management.commands import locktasks as command
+from django_pglock.models import Attempt, Queue, Task, Worker
+from tests.db.test_prune import ago, left, make
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def locktasks(*arguments, **options):
+    call_command("locktasks", *map(str, arguments), stdout=(out := StringIO()), stderr=StringIO(), **options)
+    return out.getvalue()
+
+
+@pytest.fixture
+def answer(monkeypatch):
+    """Answer the question, and collect what was asked."""
+    asked = []
+
+    def answer(text):
+        def reply(prompt):
+            asked.append(prompt)
+            if text is None:
+                raise EOFError
+            return text
+
+        monkeypatch.setattr("builtins.input", reply)
+        return asked
+
+    return answer
+
+
+@pytest.fixture(autouse=True)
+def nobody_there(answer):
+    answer(None)
+
+
+def status_of(*rows):
+    return [Task.objects.get(pk=row.pk).status for row in rows]
+
+
+def failed(**fields):
+    return make("FAILED", days=0, **fields)
+
+
+# status
+
+
+def test_an_empty_system_says_so():
+    assert locktasks("status") == "Nothing waits, runs or has failed.\n0 workers are alive.\n"
+    assert json.loads(locktasks("status", "--json")) == {"queues": [], "workers": 0}
+
+
+def test_status_counts_by_queue():
+    make("READY", days=0, enqueued_at=Now() - timedelta(seconds=90), run_after=None)
+    make("READY", days=0, enqueued_at=Now() - timedelta(seconds=90), run_after=Now() - timedelta(seconds=30))
+    make("READY", days=0, fair_key="a", queue="fair", run_after=None)
+    for status in ("BLOCKED", "SCHEDULED", "RUNNING", "FAILED", "SUCCESSFUL", "CANCELLED"):
+        make(status, queue="mail")
+    make("FAILED", queue="mail")
+    Queue.objects.pause("night")
+    Worker.objects.all().beat(uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    found = json.loads(locktasks("status", "--json"))
+    assert found["workers"] == 1
+    rows = {row["queue"]: row for row in found["queues"]}
+    assert list(rows) == ["default", "fair", "mail", "night"]
+    assert (rows["default"]["ready"], rows["fair"]["ready"]) == (2, 1)
+    assert 90 <= rows["default"]["oldest_ready"] < 900
+    assert rows["fair"]["oldest_ready"] < 60
+    expected = {"ready": 0, "blocked": 1, "scheduled": 1, "running": 1, "failed": 2, "oldest_ready": None}
+    assert {name: rows["mail"][name] for name in expected} == expected
+    assert rows["night"]["paused_at"]
+    assert rows["mail"]["paused_at"] is None
+    table = locktasks("status").splitlines()
+    assert table[0].split()[:3] == ["QUEUE", "READY", "BLOCKED"]
+    assert table[3].split() == ["mail", "0", "1", "1", "1", "2", "-", "-"]
+    assert table[-1] == "1 worker is alive."
+
+
+def test_counts_stop_and_say_so():
+    for _ in range(5):
+        make("READY", days=0)
+    for queue in ("a", "a", "b"):
+        make("FAILED", queue=queue)
+    make("RUNNING", queue="a")
+    a, b, default = Task.objects.all().queue_counts(most=3)
+    assert (default.counts["READY"], default.at_least) == (3, {"READY", "FAILED"})
+    assert (a.counts["FAILED"], a.at_least) == (2, {"FAILED"}), "some may be behind those of other queues"
+    assert (a.counts["RUNNING"], b.counts["FAILED"]) == (1, 1)
+
+
+# list and show
+
+
+def test_list_shows_the_newest_first_and_only_what_was_asked_for():
+    rows = [failed(queue=queue, task_path=path) for queue, path in (("a", "x.one"), ("b", "x.two"), ("a", "y.two"))]
+    make("READY", days=9)
+
+    def ids(*arguments):
+        return [row["id"] for row in json.loads(locktasks("list", "--json", *arguments))]
+
+    first, second, third = (row.pk for row in rows)
+    assert ids("--status", "failed") == [third, second, first]
+    assert ids("--queue", "a", "--status", "FAILED") == [third, first]
+    assert ids("--queue", "a", "--queue", "b") == [third, second, first]
+    assert ids("--task", "two") == [third, second]
+    assert ids("--task", "x.two") == [second]
+    assert ids("--task", "wo") == []
+    assert len(ids("--older-than", "8.9")) == 1
+    assert ids("--limit", "2")[1:] == [third]
+    table = locktasks("list", "--status", "FAILED", "--limit", "1").splitlines()
+    assert table[1].split()[:5] == [str(third), "FAILED", "a", "y.two", "0"]
+    assert locktasks("list", "--queue", "nobody") == "There is no such task.\n"
+
+
+def test_show_tells_all_with_the_tracebacks_and_steers_no_terminal():
+    row = failed(args=["\x1b[2J"], queue="ma\x1bil")
+    Attempt.objects.create(
+        task=row, number=1, worker=uuid4(), started_at=Now(), finished_at=Now(), outcome="FAILED",
+        exception_path="builtins.ValueError", traceback="Traceback\n  line \x1b[31m",
+    )  # fmt: skip
+    text = locktasks("show", row.pk)
+    assert "builtins.ValueError" in text
+    assert "    Traceback\n      line ?[31m" in text
+    assert "\x1b" not in text
+    found = json.loads(locktasks("show", row.pk, "--json"))
+    assert (found["id"], found["failures"][0]["number"]) == (row.pk, 1)
+    with pytest.raises(CommandError, match=f"There is no task {row.pk + 1}"):
+        locktasks("show", row.pk + 1)
+
+
+# The verbs
+
+
+@pytest.mark.parametrize(
+    ("verb", "before", "after"),
+    [
+        ("retry", "FAILED", "READY"),
+        ("retry", "CANCELLED", "READY"),
+        ("cancel", "READY", "CANCELLED"),
+        ("cancel", "SCHEDULED", "CANCELLED"),
+        ("cancel", "BLOCKED", "CANCELLED"),
+        ("reset", "RUNNING", "READY"),
+        ("run-now", "SCHEDULED", "READY"),
+    ],
+)
+def test_each_verb_moves_what_it_can(verb, before, after):
+    row, other = make(before), make("SUCCESSFUL")
+    assert locktasks(verb, "--all", "--dry-run").startswith("1 ")
+    assert status_of(row) == [before]
+    assert locktasks(verb, row.pk, other.pk).splitlines()[1].startswith("1 was left alone: it is gone")
+    assert status_of(row, other) == [after, "SUCCESSFUL"]
+    Task.objects.all().delete()
+    row = make(before)
+    locktasks(verb, "--all", "--yes")
+    assert status_of(row) == [after]
+
+
+def test_cancel_reaches_a_running_task():
+    """At once, or when it listens: its own tests tell; here it has been asked."""
+    row = make("RUNNING")
+    locktasks("cancel", row.pk)
+    row.refresh_from_db()
+    assert row.status == "CANCELLED" or row.cancel_requested_at
+
+
+def test_a_living_workers_task_is_not_reset():
+    living = uuid4()
+    Worker.objects.all().beat(living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    row = make("RUNNING", worker=living)
+    assert locktasks("reset", "--all", "--yes") == "0 stuck tasks were reset.\n"
+    with pytest.raises(CommandError, match="None of these tasks"):
+        locktasks("reset", row.pk)
+
+
+def test_filters_say_how_many_and_ask(answer):
+    mine, other = failed(queue="mail"), failed()
+    asked = answer("n")
+    with pytest.raises(CommandError, match="Nothing was done"):
+        locktasks("retry", "--queue", "mail")
+    assert status_of(mine) == ["FAILED"]
+    assert len(asked) == 1
+    answer("y")
+    assert locktasks("retry", "--queue", "mail") == "1 task would run again.\n1 task will run again.\n"
+    assert status_of(mine, other) == ["READY", "FAILED"]
+
+
+def test_without_anybody_to_ask_it_wants_yes():
+    row = failed()
+    with pytest.raises(CommandError, match="give --yes"):
+        locktasks("retry", "--all")
+    assert status_of(row) == ["FAILED"]
+    assert locktasks("retry", "--all", "--yes") == "1 task will run again.\n"
+
+
+def test_ids_are_not_asked_about(answer):
+    row = failed()
+    asked = answer("n")
+    locktasks("retry", row.pk)
+    assert status_of(row) == ["READY"]
+    assert not asked
+
+
+def test_nothing_to_do_asks_nothing(answer):
+    asked = answer("y")
+    assert locktasks("retry", "--all") == "0 tasks would run again.\n"
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (["--status", "CANCELLED"], ["FAILED", "FAILED", "READY", "FAILED"]),
+        (["--task", "other"], ["READY", "FAILED", "CANCELLED", "FAILED"]),
+        (["--older-than", "5"], ["FAILED", "FAILED", "CANCELLED", "READY"]),
+        (["--all"], ["READY", "READY", "READY", "READY"]),
+    ],
+)
+def test_filters_choose(filters, expected):
+    rows = [failed(task_path="x.other"), failed(), make("CANCELLED", days=0), make("FAILED", days=6)]
+    locktasks("retry", "--yes", *filters)
+    assert status_of(*rows) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["retry"], "Which tasks"),
+        (["retry", "--yes"], "Which tasks"),
+        (["cancel", "1", "--all"], "ids or filters, not both"),
+        (["cancel", "1", "--queue", "x"], "ids or filters, not both"),
+        (["cancel", "--all", "--queue", "x"], "filters or --all, not both"),
+        (["retry", "999999999"], "None of these tasks"),
+        (["retry", "x"], "'x' is no id of a task"),
+        (["retry", "9" * 30], "is no id of a task"),
+        (["retry", "--status", "LOST"], "invalid choice: 'LOST'"),
+        (["retry", "--older-than", "-1"], "-1"),
+        (["retry", "--older-than", "nan"], "'nan' is no number of days"),
+        (["list", "--limit", "0"], "'0' is no number"),
+        (["prune", "--status", "RUNNING"], "invalid choice: 'RUNNING'"),
+        (["prune", "--status", "FAILED"], "keeps FAILED tasks for ever"),
+        (["resume", "mail"], "Queue 'mail' is not paused"),
+        (["status", "--database", "moon"], "DATABASES has no 'moon'; it has default"),
+        ([], "SUBCOMMAND"),
+    ],
+)
+def test_what_cannot_be_meant_gets_a_sentence(arguments, text):
+    with pytest.raises(CommandError, match=text):
+        locktasks(*arguments)
+
+
+def test_counts_in_questions_stop(monkeypatch):
+    monkeypatch.setattr(command, "MOST_COUNTED", 2)
+    rows = [failed() for _ in range(3)]
+    assert locktasks("retry", "--all", "--dry-run") == "2+ tasks would run again.\n"
+    assert status_of(*rows) == ["FAILED"] * 3
+
+
+# prune
+
+
+def test_prune_deletes_what_the_setting_says_or_what_is_asked_for():
+    make(), make("CANCELLED", days=8)
+    kept = make("FAILED", days=20)
+    assert locktasks("prune", "--dry-run") == "1 task would be deleted.\n"
+    assert len(left()) == 3
+    assert locktasks("prune") == "1 task was deleted.\n"
+    assert locktasks("prune", "--older-than", "7", "--batch", "1") == "1 task was deleted.\n"
+    assert left() == {kept.pk}
+    assert locktasks("prune", "--older-than", "21", "--status", "FAILED") == "0 tasks were deleted.\n"
+    assert locktasks("prune", "--older-than", "19", "--status", "failed") == "1 task was deleted.\n"
+
+
+def test_long_work_says_how_far_it_is(monkeypatch):
+    rows = [make() for _ in range(3)]
+    clock = iter(range(0, 100, 3))
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    call_command("locktasks", "prune", "--batch", "2", stdout=StringIO(), stderr=(err := StringIO()))
+    monkeypatch.undo()
+    assert f"3 tasks so far, up to id {rows[2].pk}" in err.getvalue()
+    make()
+    call_command("locktasks", "prune", stdout=StringIO(), stderr=(err := StringIO()), verbosity=0)
+    assert err.getvalue() == ""
+
+
+# Queues
+
+
+def test_pause_and_resume():
+    assert locktasks("pause", "mail", "--reason", "provider is down") == "Queue 'mail' is paused.\n"
+    assert "paused already" in locktasks("pause", "mail")
+    row = Queue.objects.get()
+    assert row.paused_at
+    assert row.paused_by
+    assert row.reason == "provider is down"
+    assert locktasks("resume", "mail") == "Queue 'mail' goes on.\n"
+    row.refresh_from_db()
+    assert row.paused_at is None
+
+
+def test_a_container_without_users_can_pause(monkeypatch):
+    def refuse():
+        raise KeyError("getpwuid(): uid not found: 1000")
+
+    monkeypatch.setattr(command.getpass, "getuser", refuse)
+    locktasks("pause", "mail")
+    assert Queue.objects.get().paused_by == "locktasks"
+
+
+def test_keda_gets_one_number():
+    assert locktasks("keda") == "0\n"
+    tasks.nothing.enqueue()
+    tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    keyed.serve.using(queue_name="mail").enqueue(tenant="a")
+    make("SCHEDULED", queue="mail", run_after=ago(0.1))
+    make("RUNNING"), make("FAILED"), make("BLOCKED")
+    assert locktasks("keda") == "3\n"
+    assert locktasks("keda", "--queue", "mail") == "2\n"
+    assert locktasks("keda", "--queue", "mail", "--queue", "default", "--queue", "mail", "--json") == '{"tasks": 3}\n'
+    Queue.objects.pause("mail")
+    assert locktasks("keda") == "1\n", "nobody could do what is paused"
+    assert locktasks("keda", "--queue", "mail") == "0\n"
+
+
+def test_keda_stops_counting():
+    for _ in range(5):
+        tasks.nothing.enqueue()
+    assert Task.objects.all().count_workable(most=3) == 3
+
+
+def test_help_teaches_with_examples(capsys):
+    with pytest.raises(SystemExit):
+        call_command("locktasks", "--help")
+    text = capsys.readouterr().out
+    assert "  locktasks retry 4711 4712 " in text
+    assert max(map(len, text.splitlines())) <= 100
