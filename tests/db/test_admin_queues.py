@@ -1,0 +1,148 @@
+"""The admin page of queues: to pause and to resume, with permission, by POST, with an audit entry."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
+from django.test import Client
+from django.urls import reverse
+
+from django_pglock.models import Queue
+from tests.db.test_admin import act, person, said
+
+pytestmark = pytest.mark.django_db
+
+LIST = reverse("admin:django_pglock_queue_changelist")
+ADD = reverse("admin:django_pglock_queue_add")
+
+
+def page_of(name):
+    return reverse("admin:django_pglock_queue_change", args=[name])
+
+
+def button(verb, name="mail"):
+    return reverse("admin:django_pglock_queue_verb", args=[name, verb])
+
+
+@pytest.fixture
+def queue():
+    """A queue that has been paused and resumed: its row is there, and open."""
+    Queue.objects.pause("mail")
+    Queue.objects.resume("mail")
+    return Queue.objects.get()
+
+
+def is_paused(name="mail"):
+    return Queue.objects.paused().filter(name=name).exists()
+
+
+def test_a_button_pauses_and_another_resumes(client, queue):
+    user = person(client, "view_queue", "pause_queue")
+    page = client.get(page_of("mail")).content.decode()
+    assert button("pause") in page
+    assert button("resume") not in page
+    assert 'name="reason"' in page
+    response = client.post(button("pause"), {"reason": "provider \x00is down"}, follow=True)
+    assert said(response) == ["1 queue is paused."]
+    queue.refresh_from_db()
+    assert (queue.paused_by, queue.reason) == (user.username, "provider is down")
+    page = response.content.decode()
+    assert "provider is down" in page
+    assert button("resume") in page
+    assert said(client.post(button("pause"), follow=True)) == ["0 queues are paused."]
+    assert said(client.post(button("resume"), follow=True)) == ["1 queue goes on."]
+    assert not is_paused()
+    messages = list(LogEntry.objects.filter(user=user).order_by("pk").values_list("object_id", "change_message"))
+    assert messages == [("mail", "pause: mail"), ("mail", "pause: -"), ("mail", "resume: mail")]
+
+
+def test_buttons_need_post_csrf_and_the_permission(client, queue):
+    person(client, "view_queue")
+    assert "pglock-verb" not in client.get(page_of("mail")).content.decode()
+    assert client.post(button("pause")).status_code == 403
+    person(client, "pause_queue")
+    assert client.post(button("pause")).status_code == 403, "what one does not see"
+    user = person(client, "view_queue", "pause_queue")
+    assert client.get(button("pause")).status_code == 405
+    assert client.post(button("explode")).status_code == 403
+    assert client.post(button("pause", "nobody")).status_code == 404
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(user)
+    assert strict.post(button("pause")).status_code == 403
+    client.logout()
+    assert "login" in client.post(button("pause"))["Location"]
+    assert not is_paused()
+    assert not LogEntry.objects.exists()
+
+
+def test_actions_on_the_list(client, queue):
+    Queue.objects.pause("night")
+    rows = list(Queue.objects.all())
+    person(client, "view_queue")
+    assert 'name="action"' not in client.get(LIST).content.decode()
+    act(client, "pause", *rows, url=LIST)
+    assert not is_paused()
+    person(client, "view_queue", "pause_queue")
+    assert said(act(client, "pause", *rows, url=LIST)) == ["1 queue is paused."]
+    assert said(act(client, "resume", *rows, url=LIST)) == ["2 queues go on."]
+    assert not Queue.objects.paused().exists()
+    assert list(LogEntry.objects.order_by("pk").values_list("object_id", "change_message")) == [
+        (None, "pause: mail"),
+        (None, "resume: mail, night"),
+    ]
+
+
+def test_a_queue_that_nobody_has_used_is_paused_by_its_name(client):
+    person(client, "view_queue")
+    assert client.get(ADD).status_code == 403
+    assert client.post(ADD, {"name": "mail"}).status_code == 403
+    user = person(client, "view_queue", "pause_queue")
+    assert client.get(ADD).status_code == 200
+    response = client.post(ADD, {"name": "mail", "reason": "not yet"}, follow=True)
+    assert response.status_code == 200
+    row = Queue.objects.get()
+    assert row.paused_at
+    assert (row.name, row.paused_by, row.reason) == ("mail", user.username, "not yet")
+    assert LogEntry.objects.get(user=user).object_id == "mail"
+    again = client.post(ADD, {"name": "mail"})
+    assert "already exists" in again.content.decode()
+
+
+def test_what_is_paused_is_not_deleted(client, queue):
+    person(client, "view_queue", "delete_queue")
+    url = reverse("admin:django_pglock_queue_delete", args=["mail"])
+    Queue.objects.pause("mail")
+    assert client.post(url, {"post": "yes"}).status_code == 403
+    assert "delete_selected" not in client.get(LIST).content.decode()
+    Queue.objects.resume("mail")
+    assert client.post(url, {"post": "yes"}).status_code == 302
+    assert not Queue.objects.exists()
+
+
+@pytest.mark.parametrize("name", ["a/b", "<script>alert('x')</script>", "mail/do/pause", "ä ?#&%_2F"])
+def test_any_name_has_a_page_and_a_button_and_no_script(client, name):
+    person(client, "view_queue", "pause_queue")
+    client.post(ADD, {"name": name, "reason": "<script>alert('x')</script>"})
+    listing = client.get(LIST).content.decode()
+    assert "<script>alert" not in listing
+    [queue] = Queue.objects.all()
+    assert queue.name == name
+    page = client.get(page_of(quote(name))).content.decode()
+    assert "<script>alert" not in page
+    for text in (listing, page):
+        assert " style=" not in text
+        assert "onclick" not in text
+    assert client.post(button("resume", quote(name))).status_code == 302
+    assert not is_paused(name)
+
+
+@pytest.mark.parametrize(
+    ("query", "count"), [("", 2), ("?paused=1", 1), ("?q=ma", 1), ("?q=%00", 2), ("?paused=x", 2), ("?o=1", 2)]
+)
+def test_the_list_is_filtered_and_answers_whatever_is_typed(client, queue, query, count):
+    Queue.objects.pause("night")
+    person(client, "view_queue")
+    response = client.get(LIST + query, follow=True)
+    assert response.status_code == 200
+    assert response.context["cl"].result_count == count
