@@ -39,6 +39,7 @@ from django_pglock.tasks.options import (
     unique_of,
 )
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption, check_backoff, seconds_of
+from django_pglock.tasks.schedules import check_schedule
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, Self
@@ -149,6 +150,7 @@ class PostgresTask(Task):  # type: ignore[type-arg]
         for name in ("timeout", "keep_result", "every"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, seconds_of(value, option=name))
+        check_schedule(self, where)
         if not isinstance(self.meta, dict):
             raise TaskOptionError(f"{where}: meta is {self.meta!r}; give a dict.")
         object.__setattr__(self, "after", tuple(map(_task_id, self.after)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from django_pglock.tasks.schedules import is_scheduled
+
 if TYPE_CHECKING:
     from django_pglock.tasks.definition import PostgresTask
 
@@ -29,6 +31,11 @@ def find(path: str) -> PostgresTask | None:
 def known_paths() -> list[str]:
     """Return the dotted paths of all registered task functions, in order."""
     return sorted(_definitions)
+
+
+def scheduled() -> list[PostgresTask]:
+    """Return the registered task functions that run by the clock, in the order of their paths."""
+    return [task for _, task in sorted(_definitions.items()) if is_scheduled(task)]
 
 
 def has_fair() -> bool:
