@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
+from django_pglock.tasks import registry
 from django_pglock.worker import Worker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,6 +65,12 @@ def in_threads() -> Callable[..., list[Any]]:
         return results
 
     return run
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what is decorated in this test: the workers of other tests would keep its schedules."""
+    monkeypatch.setattr(registry, "_definitions", dict(registry._definitions))
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.tasks.schedule_queryset import ScheduleManager
+
 
 class Schedule(models.Model):
     """One task function that runs by the clock. The first worker that knows the function makes the row."""
@@ -16,6 +18,8 @@ class Schedule(models.Model):
     next_at = models.DateTimeField(_("next"), help_text=_("The tick that is enqueued next."))
     last_at = models.DateTimeField(_("last"), null=True, help_text=_("The tick that was enqueued last."))
     last_task = models.BigIntegerField(_("last task"), null=True)
+
+    objects = ScheduleManager()
 
     class Meta:
         verbose_name = _("schedule")

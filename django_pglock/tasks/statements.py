@@ -519,3 +519,27 @@ FROM unnest(ARRAY['BLOCKED', 'SCHEDULED', 'RUNNING', 'FAILED']) AS wanted (statu
     ORDER BY task.id DESC LIMIT (SELECT %s::bigint)) AS newest
 GROUP BY newest.status, newest.queue
 """
+
+# The clock's and the schedules' dates as UTC without a zone, which Django hands out as they are, with USE_TZ and
+# without. Functions that this process does not know are somebody else's.
+SCHEDULES = """
+SELECT task_path, expression, timezone, is_enabled, next_at AT TIME ZONE 'UTC', clock_timestamp() AT TIME ZONE 'UTC'
+FROM {schedule} WHERE task_path = ANY (%s::text[]) ORDER BY next_at, task_path
+"""
+
+# What is new, and what has changed in the code; a row that is as it should be keeps its date. In one order, so that
+# workers that start together cannot deadlock.
+REGISTER_SCHEDULES = """
+INSERT INTO {schedule} AS schedule (task_path, expression, timezone, next_at)
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::timestamptz[]) AS code (task_path) ORDER BY task_path
+ON CONFLICT (task_path) DO UPDATE
+SET expression = EXCLUDED.expression, timezone = EXCLUDED.timezone, next_at = EXCLUDED.next_at
+WHERE (schedule.expression, schedule.timezone) <> (EXCLUDED.expression, EXCLUDED.timezone)
+RETURNING task_path
+"""
+
+# A worker that freezes while it has a tick must not keep it from the others, nor wait for ever behind somebody's open
+# transaction. Only for this transaction, so it is right behind a pooler as well.
+LIMIT_TICK = """
+SELECT set_config('idle_in_transaction_session_timeout', '10s', true), set_config('lock_timeout', '1s', true)
+"""

@@ -1,8 +1,11 @@
-"""What somebody has to do now and then: promote what is due, rescue what the dead left, prune, forget who is gone.
+"""What somebody has to do now and then: promote what is due, enqueue what runs by the clock, rescue, prune, forget.
 
 Every worker is ready to do it and one does at a time: each round is a transaction that begins by trying for an advisory
 lock. Nothing depends on there being only one; it only saves work. A worker that is frozen in the middle of its round
 would keep the others from theirs, so the server ends the session of a round that stands still.
+
+Schedules are kept outside of the round, by every worker for the functions that it knows: a tick is a transaction of its
+own, which only one of them can win, and one that fails takes nothing along.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from django_pglock.worker.unknown import UnknownReport
 
 if TYPE_CHECKING:
     from django_pglock.tasks.queryset import TaskQuerySet
+    from django_pglock.tasks.schedule_queryset import ScheduleQuerySet
+    from django_pglock.tasks.schedules import Timing
 
 UPKEEP_LOCK = int.from_bytes(hashlib.sha256(b"django_pglock upkeep").digest()[:8], "big", signed=True)
 #: The first statement of a round: is it ours? And for how long may we stand still before the server takes it away.
@@ -49,6 +54,8 @@ class Upkeep(ConnectedService):
         super().__init__(rows.db)
         self.rows = rows
         self.promoted = promoted
+        self.schedules: ScheduleQuerySet = apps.get_model("django_pglock", "Schedule").objects.using(rows.db)
+        self._registered: dict[str, Timing] = {}
         self._news = threading.Event()
         self.unknown = UnknownReport(rows, worker)
         self._rescued_at = 0.0
@@ -63,9 +70,8 @@ class Upkeep(ConnectedService):
 
     def turn(self) -> None:
         self._news.clear()
-        due_in = self._round()
-        interval = get_settings().HEARTBEAT_INTERVAL * ROUND
-        self._news.wait(interval if due_in is None else max(0.0, min(interval, due_in)))
+        waits = (get_settings().HEARTBEAT_INTERVAL * ROUND, self._round(), self._keep_schedules())
+        self._news.wait(max(0.0, min(seconds for seconds in waits if seconds is not None)))
 
     def _round(self) -> float | None:
         """Do what is to be done; return the seconds until the next task is due, if that is known."""
@@ -90,6 +96,19 @@ class Upkeep(ConnectedService):
         if time.monotonic() >= self._prune_at:
             self._prune()
         return due_in
+
+    def _keep_schedules(self) -> float | None:
+        """Enqueue the ticks that have come; return the seconds until the next one, if there is one."""
+        timings = self.schedules.timings()
+        if timings != self._registered:
+            self.schedules.register()
+            self._registered = timings
+        if not timings:
+            return None
+        ticks = self.schedules.enqueue_due()
+        if ticks.tasks:
+            self.promoted()
+        return ticks.next_in
 
     # What a crash has left waiting, some of it at a time.
 

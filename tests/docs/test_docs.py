@@ -27,6 +27,7 @@ def test_there_is_something_to_run():
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
 def test_python_blocks_run_in_order(page, monkeypatch):
     """In one module for a page, as a reader who types along would have it."""

@@ -12,9 +12,10 @@ import pytest
 
 from django_pglock import task
 from django_pglock.errors import TaskOptionError
-from django_pglock.tasks import registry
 from django_pglock.tasks.schedules import Timing, cron_ticks, timing_of
 from tests.sample import scheduled
+
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 UTC = timezone.utc
 MINUTE = timedelta(minutes=1)
@@ -27,12 +28,6 @@ CHANGES = [
     ("Australia/Lord_Howe", datetime(2026, 4, 5)),
     ("Australia/Lord_Howe", datetime(2026, 10, 4)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch):
-    """What is decorated here is forgotten: workers of other tests would keep its schedules."""
-    monkeypatch.setattr(registry, "_definitions", dict(registry._definitions))
 
 
 def ticks_of_day(expression, zone, day):

@@ -1,0 +1,43 @@
+"""Many workers look at the same schedules, and each tick is enqueued by one of them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from django_pglock import task
+from django_pglock.models import Schedule, Task
+from tests.sample import scheduled
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+
+PATHS = ["tests.sample.scheduled.hourly", "tests.sample.scheduled.nightly"]
+
+
+def test_five_workers_enqueue_each_of_many_ticks_once(in_threads):
+    for function in (scheduled.nightly, scheduled.hourly):
+        task(every=0.1)(function)
+    Schedule.objects.register()
+    deadline = time.monotonic() + 1.5
+
+    def keep(number):
+        enqueued = []
+        while time.monotonic() < deadline:
+            enqueued += Schedule.objects.enqueue_due().tasks
+        return enqueued
+
+    enqueued = [id_ for each in in_threads(keep, 5) for id_ in each]
+    assert len(enqueued) == len(set(enqueued)) == Task.objects.count()
+    ticks = list(Task.objects.values_list("task_path", "meta__schedule"))
+    assert len(set(ticks)) == len(ticks)
+    assert sorted({path for path, _ in ticks}) == PATHS
+    assert len(ticks) >= 6
+
+
+def test_five_workers_register_at_once(in_threads):
+    for function in (scheduled.nightly, scheduled.hourly):
+        task(every=3600)(function)
+    new = in_threads(lambda number: [Schedule.objects.register() for _ in range(5)], 5)
+    assert sorted(path for each in new for paths in each for path in paths) == PATHS
+    assert Schedule.objects.count() == 2
