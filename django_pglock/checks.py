@@ -15,6 +15,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
+from django_pglock.tasks import registry
 
 #: The oldest server that is supported, and the one that works but is not tested.
 OLDEST_SERVER = 15
@@ -244,6 +245,21 @@ def check_task_database(**kwargs: Any) -> list[CheckMessage]:
         )
         for alias, source in sorted(_aliases().items())
         if source.startswith("TASKS") and alias != DEFAULT_DB_ALIAS
+    ]
+
+
+@register("django_pglock")
+def check_schedules(**kwargs: Any) -> list[CheckMessage]:
+    """W010: a function has a schedule, but its backend is not ours, so no worker keeps it."""
+    backends = [(task, task.get_backend()) for task in registry.scheduled()]
+    return [
+        Caution(
+            f"{task.module_path} has a schedule that nobody keeps: TASKS[{task.backend!r}] is {type(backend).__name__}.",
+            hint=f"Name django_pglock.backend.PostgresBackend in TASKS[{task.backend!r}], or another backend in @task.",
+            id="django_pglock.W010",
+        )
+        for task, backend in backends
+        if not hasattr(backend, "database")
     ]
 
 

@@ -5,12 +5,14 @@ from django.contrib import admin
 from django_pglock.admin.leases import LeaseAdmin
 from django_pglock.admin.locks import AdvisoryLockAdmin
 from django_pglock.admin.queues import QueueAdmin
+from django_pglock.admin.schedules import ScheduleAdmin
 from django_pglock.admin.tasks import TaskAdmin
 from django_pglock.admin.workers import WorkerAdmin
-from django_pglock.models import AdvisoryLock, Lease, Queue, Task, Worker
+from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
 
 admin.site.register(Task, TaskAdmin)
 admin.site.register(Worker, WorkerAdmin)
 admin.site.register(AdvisoryLock, AdvisoryLockAdmin)
 admin.site.register(Lease, LeaseAdmin)
 admin.site.register(Queue, QueueAdmin)
+admin.site.register(Schedule, ScheduleAdmin)

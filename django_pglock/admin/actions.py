@@ -28,7 +28,7 @@ _LEFT_ALONE = ngettext_lazy(
 
 @dataclass(frozen=True)
 class Verb:
-    """One thing that may be asked of tasks."""
+    """One thing that may be asked of tasks, or of schedules."""
 
     name: str
     permission: str
@@ -97,7 +97,7 @@ VERBS = {
 
 
 def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
-    """Ask the verb of the tasks, say what became of it, and leave one audit entry. Returns how many moved."""
+    """Ask the verb of the rows, say what became of it, and leave one audit entry. Returns how many moved."""
     # Actions of the admin arrive ordered for display; the verb needs the plain set, where it may be written.
     chosen = queryset.using(router.db_for_write(queryset.model)).order_by()
     with transaction.atomic(using=chosen.db):
@@ -113,7 +113,7 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
     elif skipped > 0:
         messages.warning(request, verb.left % {"count": skipped})
     elif not count:
-        messages.warning(request, _("None of the chosen tasks is there any more."))
+        messages.warning(request, _("Nothing of what was chosen is there any more."))
     return count
 
 

@@ -10,7 +10,9 @@ from django.db import OperationalError, connection, connections
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock import checks, lock
+from django_pglock import checks, lock, task
+from django_pglock.tasks.compat import BaseTaskBackend
+from tests.sample import scheduled
 
 pytestmark = pytest.mark.django_db
 
@@ -245,3 +247,16 @@ def test_a_server_that_waits_for_dead_clients_is_told_before_deployment(setting_
     assert ids(databases=["default"], include_deployment_checks=True) == ["django_pglock.W008"]
     setting_of_database("client_connection_check_interval", "2s")
     assert ids(databases=["default"], include_deployment_checks=True) == []
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_schedule_that_no_worker_keeps_is_told(settings):
+    dummy = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
+    settings.TASKS = {**settings.TASKS, "dummy": {"BACKEND": dummy}}
+    task(every=60)(scheduled.hourly)
+    assert checks.check_schedules() == []
+    task(every=60, backend="dummy")(scheduled.nightly)
+    [problem] = checks.check_schedules()
+    assert problem.id == "django_pglock.W010"
+    assert "tests.sample.scheduled.nightly has a schedule" in problem.msg
+    assert "TASKS['dummy'] is DummyBackend" in problem.msg

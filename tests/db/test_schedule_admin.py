@@ -1,0 +1,78 @@
+"""The page of schedules in the admin."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db.models.functions import Now
+from django.urls import reverse
+
+from django_pglock import task
+from django_pglock.models import Schedule, Task
+from django_pglock.tasks.options import Unique
+from tests.db.test_admin import act, person, said
+from tests.sample import scheduled
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_registry")]
+
+LIST = reverse("admin:django_pglock_schedule_changelist")
+
+
+@pytest.fixture
+def nightly():
+    task(every=3600, unique=Unique(on_conflict="raise"))(scheduled.nightly)
+    Schedule.objects.register()
+    return Schedule.objects.get()
+
+
+def test_the_list_and_the_page_show_a_schedule(client, nightly):
+    person(client, "view_schedule")
+    [made] = Schedule.objects.all().run_now()
+    Schedule.objects.update(last_task=made, last_at=Now())
+    for url in (LIST, reverse("admin:django_pglock_schedule_change", args=[nightly.pk])):
+        page = client.get(url, follow=True).content.decode()
+        for text in (nightly.pk, "every 3600 s", f"#{made}</a>", "enabled</span>"):
+            assert text in page
+        assert " style=" not in page
+        assert "onclick" not in page
+        assert "_save" not in page
+    Schedule.objects.update(is_enabled=False)
+    assert "disabled</span>" in client.get(LIST).content.decode()
+
+
+def test_a_schedule_that_nobody_keeps_is_overdue(client):
+    person(client, "view_schedule")
+    row = Schedule.objects.create(task_path="gone.tasks.nightly", expression="every 5 s", timezone="", next_at=Now())
+    assert "overdue" not in client.get(LIST).content.decode()
+    Schedule.objects.update(next_at="2026-01-01T00:00:00Z")
+    assert "overdue" in client.get(LIST).content.decode()
+    url = reverse("admin:django_pglock_schedule_delete", args=[row.pk])
+    assert client.post(url, {"post": "yes"}).status_code == 403
+    person(client, "view_schedule", "delete_schedule")
+    client.post(url, {"post": "yes"})
+    assert not Schedule.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("action", "enabled", "text"),
+    [
+        ("disable", True, "1 schedule is disabled."),
+        ("enable", False, "1 schedule is enabled."),
+        ("run_now", True, "1 task was enqueued."),
+    ],
+)
+def test_an_action_asks_for_permission_and_leaves_an_entry(client, nightly, action, enabled, text):
+    Schedule.objects.update(is_enabled=enabled)
+    person(client, "view_schedule", "change_task")
+    act(client, action, nightly, url=LIST)
+    assert Schedule.objects.get().is_enabled is enabled, "to look is not to touch"
+    assert not Task.objects.exists()
+
+    user = person(client, "view_schedule", "change_schedule")
+    assert said(act(client, action, nightly, url=LIST)) == [text]
+    assert Schedule.objects.get().is_enabled is (action != "disable")
+    assert Task.objects.count() == (action == "run_now")
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.object_id, entry.change_message) == (user, nightly.pk, f"{action}: 1")
+    assert "left alone" in said(act(client, action, nightly, url=LIST))[0]
+    assert Task.objects.count() == (action == "run_now"), "it is unique"
