@@ -254,7 +254,8 @@ def check_schedules(**kwargs: Any) -> list[CheckMessage]:
     backends = [(task, task.get_backend()) for task in registry.scheduled()]
     return [
         Caution(
-            f"{task.module_path} has a schedule that nobody keeps: TASKS[{task.backend!r}] is {type(backend).__name__}.",
+            f"{task.module_path} has a schedule that nobody keeps: "
+            f"TASKS[{task.backend!r}] is {type(backend).__name__}.",
             hint=f"Name django_pglock.backend.PostgresBackend in TASKS[{task.backend!r}], or another backend in @task.",
             id="django_pglock.W010",
         )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models, transaction
-from django.db.models.expressions import RawSQL
 from django.db.models.sql import UpdateQuery
 from psycopg import ClientCursor
 
@@ -25,6 +24,15 @@ Row = TypeVar("Row", bound=models.Model)
 
 #: Stands where the limit goes in a statement that is compiled once and executed with many limits.
 _ANY_LIMIT = 918_273_645
+
+#: Whether a row is one of those claimed. By an array: a table that was empty when it was last vacuumed is expected to
+#: have one row, and then a join may read all of it. The name belongs to the CTE alone: a column's own name could be
+#: taken for the outer table's, and then the condition would be true for every row.
+IS_CLAIMED = models.Func(
+    models.F("pk"),
+    template="%(expressions)s = ANY (ARRAY(SELECT claimed_key FROM claimed))",
+    output_field=models.BooleanField(),
+)
 
 
 class ClaimedRows(Sequence[Row]):
@@ -164,10 +172,7 @@ class ClaimQuerySet(models.QuerySet[Row]):
         return self.select_for_update(skip_locked=True).values("pk")[:limit]
 
     def _update_of_claimed(self, changes: dict[str, Any]) -> UpdateQuery:
-        # The name belongs to the CTE alone. A column's own name could be taken for the outer table's, and then the
-        # condition would be true for every row.
-        claimed = RawSQL("SELECT claimed_key FROM claimed", ())
-        query: Any = self.model._base_manager.using(self.db).filter(pk__in=claimed).query
+        query: Any = self.model._base_manager.using(self.db).filter(IS_CLAIMED).query
         update: UpdateQuery = query.chain(UpdateQuery)
         update.add_update_values(changes)
         return update

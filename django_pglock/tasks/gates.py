@@ -113,7 +113,7 @@ def _formatted(model: type[models.Model], statement: str) -> str:
     get_model = model._meta.apps.get_model
     others = {name: QUOTED % get_model("django_pglock", name.replace("_", ""))._meta.db_table for name in OTHERS}
     columns = claim_columns(QUOTED.__mod__, "task.")
-    parts = {"claim_columns": columns, "expires_at": statements.EXPIRES_AT}
+    parts = {"claim_columns": columns, "expires_at": statements.EXPIRES_AT, "by_index": statements.BY_INDEX}
     return statement.format(task=QUOTED % model._meta.db_table, **parts, **others)
 
 

@@ -126,7 +126,10 @@ class TaskQuerySet(CountQuerySet):
 
         ``gather`` is the time in seconds for which tasks of the group are held back.
         """
-        rows = self._run(statements.TAKE_ALONG, leader.lock_key, leader.task_path, gather, limit, leader.worker)
+        group = (leader.lock_key, leader.lock_key, leader.task_path)
+        with transaction.atomic(using=self.db):
+            self._run(f"SELECT {statements.BY_INDEX}")
+            rows = self._run(statements.TAKE_ALONG, *group, limit, *group, gather, limit, limit, leader.worker)
         return sorted((Claim(id_, attempt, leader.worker, *rest) for id_, attempt, *rest in rows), key=attrgetter("id"))
 
     @staticmethod

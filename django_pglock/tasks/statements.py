@@ -1,7 +1,10 @@
 """The statements about tasks that the ORM cannot say, one constant each, with the reason above it.
 
 ``{task}``, ``{attempt}`` and so on are replaced by quoted table names; every value is a parameter.
-Statuses are literals, so that also a generic plan can use the partial indexes. Times are the server's:
+Statuses are literals, so that also a generic plan can use the partial indexes. Rows that are known by their ids are
+asked for by an array of them, besides a join where one is needed: a table that was empty when it was last vacuumed is
+expected to have one row, and a join alone may then read all of it. ``status || ''`` keeps servers before 17 from an
+index of which they would read all that has the status, and look at the ids only then. Times are the server's:
 ``statement_timestamp()`` where one moment holds for all rows, never ``now()``, which in a long transaction is long ago.
 """
 
@@ -84,10 +87,14 @@ WHERE task.unique_key = %s AND task.unique_scope = 'WAITING' AND task.attempts =
 RETURNING task.id, task.status, task.enqueued_at::text, task.unique_key
 """
 
+# For the rest of a transaction: walk an index in its order rather than to sort what is expected to be little. While the
+# statistics do not know of a backlog yet, the planner expects a few rows where there are a hundred thousand.
+BY_INDEX = "set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)"
+
 # Admission, the first of two statements of one transaction: whoever admits to a key is alone with it. A transaction of
 # its own, so that the second statement sees what the one before committed.
 LOCK_KEYS = """
-SELECT pg_advisory_xact_lock(hashtextextended('django_pglock ' || key, 0))
+SELECT pg_advisory_xact_lock(hashtextextended('django_pglock ' || key, 0)), {by_index}
 FROM (SELECT DISTINCT unnest(%s::text[]) COLLATE "C" AS key ORDER BY key) AS keys
 """
 
@@ -95,14 +102,19 @@ FROM (SELECT DISTINCT unnest(%s::text[]) COLLATE "C" AS key ORDER BY key) AS key
 # takes up room; so does, at a key that lets one through, what will be tried again: the others wait for it, because
 # order is what they asked for. At a rated key each one through takes a token from its bucket; those that nobody has
 # begun yet count against the burst, so that a busy worker cannot save them up.
+#
+# The first that wait are asked for by a range of the index of keys, in its order: with "=" the planner may walk another
+# index, through all that waits for other keys, in the hope to meet them soon. They are updated by an array, which it
+# takes for a few; a LIMIT that it does not know it takes for a tenth of all.
 ADMIT = """
 WITH head AS MATERIALIZED (
     SELECT first.*, (first.meta -> 'rate' ->> 0)::float8 AS interval, (first.meta -> 'rate' ->> 1)::int AS burst
     FROM (SELECT DISTINCT unnest(%s::text[]) AS key) AS keys
     CROSS JOIN LATERAL (
         SELECT task.lock_key AS key, task.concurrency, task.group_key, task.meta FROM {task} AS task
-        WHERE task.lock_key = keys.key AND task.status = 'BLOCKED' AND task.waits_for = 0 AND task.finished_at IS NULL
-        ORDER BY task.id LIMIT 1) AS first
+        WHERE (task.lock_key, task.status) BETWEEN (keys.key, 'BLOCKED') AND (keys.key, 'BLOCKED')
+          AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
+        ORDER BY task.lock_key, task.status, task.id LIMIT 1) AS first
 ), gate AS MATERIALIZED (
     SELECT head.key, head.interval, head.burst, busy.ready,
            COALESCE(head.concurrency, CASE WHEN head.burst IS NULL THEN 1 ELSE 32767 END) - busy.admitted
@@ -115,8 +127,8 @@ WITH head AS MATERIALIZED (
                count(*) FILTER (WHERE task.status IN ('READY', 'RUNNING'))::int AS admitted,
                count(*) FILTER (WHERE task.status = 'SCHEDULED' AND task.started_at IS NOT NULL)::int AS to_be_retried
         FROM {task} AS task
-        WHERE task.lock_key = head.key AND task.status IN ('READY', 'RUNNING', 'SCHEDULED')
-          AND task.finished_at IS NULL) AS busy
+        WHERE (task.lock_key, task.status) BETWEEN (head.key, 'READY') AND (head.key, 'SCHEDULED')
+          AND task.lock_key IS NOT NULL AND task.finished_at IS NULL) AS busy
 ), allowed AS MATERIALIZED (
     SELECT gate.*, GREATEST(0, CASE
                WHEN burst IS NULL THEN room
@@ -127,9 +139,9 @@ WITH head AS MATERIALIZED (
 ), admitted AS MATERIALIZED (
     SELECT next.id, allowed.key FROM allowed CROSS JOIN LATERAL (
         SELECT task.id FROM {task} AS task
-        WHERE task.lock_key = allowed.key AND task.status = 'BLOCKED' AND task.waits_for = 0
-          AND task.finished_at IS NULL
-        ORDER BY task.id LIMIT allowed.count) AS next
+        WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
+          AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
+        ORDER BY task.lock_key, task.status, task.id LIMIT allowed.count) AS next
 ), bucket AS (
     INSERT INTO {rate_limit} AS bucket (key, arrives_at, opens_at)
     SELECT allowed.key, moment.arrives_at,
@@ -142,13 +154,14 @@ WITH head AS MATERIALIZED (
         SELECT allowed.arrives_at + make_interval(secs => through.taken * interval) AS arrives_at) AS moment
     CROSS JOIN LATERAL (
         SELECT EXISTS (SELECT FROM {task} AS task
-            WHERE task.lock_key = allowed.key AND task.status = 'BLOCKED' AND task.waits_for = 0
-              AND task.finished_at IS NULL ORDER BY task.id OFFSET through.taken) AS more) AS gate_has_more
+            WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
+              AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
+            ORDER BY task.lock_key, task.status, task.id OFFSET through.taken) AS more) AS gate_has_more
     WHERE burst IS NOT NULL
     ON CONFLICT (key) DO UPDATE SET arrives_at = EXCLUDED.arrives_at, opens_at = EXCLUDED.opens_at
 )
 UPDATE {task} AS task SET status = 'READY'
-FROM admitted WHERE task.id = admitted.id AND task.status = 'BLOCKED'
+WHERE task.id = ANY (ARRAY(SELECT id FROM admitted)) AND task.status || '' = 'BLOCKED'
 RETURNING task.queue
 """
 
@@ -164,31 +177,37 @@ RETURNING key
 BLOCKED_KEYS = """
 WITH RECURSIVE found AS (
     (SELECT lock_key, 1 AS number FROM {task}
-     WHERE lock_key > %s AND status = 'BLOCKED' AND finished_at IS NULL ORDER BY lock_key LIMIT 1)
+     WHERE lock_key > %s AND status = 'BLOCKED' AND finished_at IS NULL ORDER BY lock_key, status, id LIMIT 1)
     UNION ALL
     SELECT (SELECT task.lock_key FROM {task} AS task
             WHERE task.lock_key > found.lock_key AND task.status = 'BLOCKED' AND task.finished_at IS NULL
-            ORDER BY task.lock_key LIMIT 1), number + 1
+            ORDER BY task.lock_key, task.status, task.id LIMIT 1), number + 1
     FROM found WHERE found.lock_key IS NOT NULL AND number < %s
 )
 SELECT lock_key FROM found WHERE lock_key IS NOT NULL
 """
 
 # Takes the others of a group along with the one that was claimed: those that wait for its key, and those that still
-# gather. They have the same key, so nobody else can be doing it.
+# gather. They have the same key, so nobody else can be doing it. ADMIT says why ranges.
 TAKE_ALONG = """
-WITH others AS MATERIALIZED (
+WITH waiting AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
-    WHERE task.lock_key = %s AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
-      AND (task.status = 'BLOCKED'
-           OR task.status = 'SCHEDULED' AND task.started_at IS NULL
-              AND task.run_after <= clock_timestamp() + make_interval(secs => %s))
-    ORDER BY task.id LIMIT %s FOR UPDATE OF task SKIP LOCKED
+    WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
+      AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
+    ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR UPDATE OF task SKIP LOCKED
+), gathering AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE (task.lock_key, task.status) BETWEEN (%s, 'SCHEDULED') AND (%s, 'SCHEDULED')
+      AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
+      AND task.started_at IS NULL AND task.run_after <= clock_timestamp() + make_interval(secs => %s)
+    ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR UPDATE OF task SKIP LOCKED
+), others AS MATERIALIZED (
+    SELECT id FROM (SELECT id FROM waiting UNION ALL SELECT id FROM gathering) AS either ORDER BY id LIMIT %s
 )
 UPDATE {task} AS task
 SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
     started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
-FROM others WHERE task.id = others.id
+WHERE task.id = ANY (ARRAY(SELECT id FROM others))
 RETURNING {claim_columns}
 """
 
@@ -208,7 +227,7 @@ WITH gone AS MATERIALIZED (
            min(awaited) FILTER (WHERE has_failed) AS failed
     FROM gone WHERE task_id IS NOT NULL GROUP BY task_id
 ), locked AS MATERIALIZED (
-    SELECT task.id FROM {task} AS task JOIN child ON child.id = task.id ORDER BY task.id FOR UPDATE OF task
+    SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT id FROM child)) ORDER BY task.id FOR UPDATE
 ), moved AS (
     UPDATE {task} AS task
     SET waits_for = GREATEST(0, task.waits_for - child.done),
@@ -219,8 +238,9 @@ WITH gone AS MATERIALIZED (
                       ELSE 'READY' END,
         finished_at = CASE WHEN child.has_failed THEN clock_timestamp() END,
         expires_at = CASE WHEN child.has_failed THEN {expires_at} END
-    FROM child JOIN locked ON locked.id = child.id
-    WHERE task.id = child.id AND task.status = 'BLOCKED' AND task.waits_for > 0
+    FROM child
+    WHERE task.id = child.id AND task.id = ANY (ARRAY(SELECT id FROM locked))
+      AND task.status || '' = 'BLOCKED' AND task.waits_for > 0
     RETURNING task.id, task.status, task.queue, task.lock_key, task.attempts, task.waits_for, child.failed
 ), recorded AS (
     INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
@@ -332,7 +352,7 @@ WITH alive AS MATERIALIZED (
                 WHEN task.rescues >= %s THEN 'FAILED'
                 WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END AS status
     FROM {task} AS task JOIN orphan ON orphan.id = task.id
-    WHERE task.attempts = orphan.attempts AND task.status = 'RUNNING'
+    WHERE task.id = ANY (ARRAY(SELECT id FROM orphan)) AND task.attempts = orphan.attempts AND task.status = 'RUNNING'
     ORDER BY task.id FOR UPDATE OF task SKIP LOCKED
 ), rescued AS (
     UPDATE {task} AS task
@@ -342,7 +362,7 @@ WITH alive AS MATERIALIZED (
         expires_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN {expires_at} END,
         worker = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN task.worker END
     FROM mine
-    WHERE task.id = mine.id
+    WHERE task.id = mine.id AND task.id = ANY (ARRAY(SELECT id FROM mine))
     RETURNING task.id, task.attempts, mine.worker, task.last_attempted_at, task.status, task.queue, task.task_path,
               task.lock_key
 ), recorded AS (
@@ -381,7 +401,7 @@ WITH RECURSIVE keys AS (
 UPDATE {task} AS task
 SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
     started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
-FROM turn WHERE task.id = turn.id
+FROM turn WHERE task.id = turn.id AND task.id = ANY (ARRAY(SELECT id FROM turn))
 RETURNING {claim_columns}, task.fair_key, turn.place
 """
 

@@ -23,6 +23,7 @@ from django.db import IntegrityError, connections, transaction
 from django_pglock.conf import get_settings
 from django_pglock.tasks.gates import KEYS_AT_ONCE
 from django_pglock.tasks.pruning import ages_of
+from django_pglock.tasks.statements import BY_INDEX
 from django_pglock.tasks.waiting import WAITERS_AT_ONCE
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.unknown import UnknownReport
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 UPKEEP_LOCK = int.from_bytes(hashlib.sha256(b"django_pglock upkeep").digest()[:8], "big", signed=True)
 #: The first statement of a round: is it ours? And for how long may we stand still before the server takes it away.
 #: Only for this transaction, so it is right behind a pooler as well.
-TURN = """
-SELECT pg_try_advisory_xact_lock(%s), set_config('idle_in_transaction_session_timeout', '3s', true)
+TURN = f"""
+SELECT pg_try_advisory_xact_lock(%s), set_config('idle_in_transaction_session_timeout', '3s', true), {BY_INDEX}
 """
 #: Seconds between two rounds, as a share of the heartbeat interval. Together with two missing beats a killed worker's
 #: tasks run elsewhere within ten seconds at default settings.

@@ -1,0 +1,150 @@
+"""What hot statements read beside a huge backlog and a long history, whatever the statistics say.
+
+Plans are executed and their rows counted: a plan can look right and still walk through everything.
+"""
+
+from __future__ import annotations
+
+import json
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+
+from django_pglock.models import Task
+from django_pglock.tasks import statements
+from tests.plans.test_task_plans import nodes, reads
+
+pytestmark = pytest.mark.django_db
+
+PATH = "tests.sample.tasks.nothing"
+#: Statements of transactions in which indexes are walked in their order.
+ORDERED = ("ADMIT", "BLOCKED_KEYS", "TAKE_ALONG")
+#: Rows of each kind that a statement has to deal with.
+BATCH = 10
+
+INSERT = """
+INSERT INTO django_pglock_task (queue, task_path, backend, status, lock_key, fair_key, unique_key, unique_scope,
+                                run_after, worker, last_attempted_at, attempts, finished_at)
+SELECT 'default', 'tests.sample.tasks.nothing', 'default', %(status)s, %(lock)s, %(fair)s,
+       'key ' || n, CASE WHEN %(status)s = 'SUCCESSFUL' THEN 'UNFINISHED' END,
+       now() + %(seconds)s * n * interval '1 s',
+       %(worker)s, CASE WHEN %(worker)s::uuid IS NOT NULL THEN now() END, 1,
+       CASE WHEN %(status)s = 'SUCCESSFUL' THEN now() END
+FROM generate_series(1, %(count)s) AS n
+"""
+
+
+def insert(status, count, *, lock=None, fair=None, seconds=0, worker=None):
+    values = {"status": status, "count": count, "lock": lock, "fair": fair, "seconds": seconds, "worker": worker}
+    with connection.cursor() as cursor:
+        cursor.execute(INSERT if status == "SUCCESSFUL" else INSERT.replace("'key ' || n", "NULL"), values)
+
+
+def analyze():
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE django_pglock_task")
+
+
+def executed(sql, params=None, *, by_index=False):
+    """Execute a statement, undo it, and return its plan. ``by_index``: as in admission and upkeep."""
+    with connection.cursor() as cursor:
+        cursor.execute("SAVEPOINT before")
+        if by_index:
+            cursor.execute(f"SELECT {statements.BY_INDEX}")
+        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {sql}", params)
+        answer = cursor.fetchone()[0]
+        cursor.execute("ROLLBACK TO before")
+    return answer if isinstance(answer, list) else json.loads(answer)
+
+
+def rows_read(plan):
+    """Return how many rows of the task table were looked at, those included that a filter threw away."""
+    return sum(
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in nodes(plan)
+        if node.get("Relation Name") == "django_pglock_task" and "Scan" in node["Node Type"]
+    )
+
+
+def pages_read(plan):
+    """Return how many pages were looked at, those of indexes included."""
+    return plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
+
+
+def plans(worker, ids):
+    """Execute each hot statement once; return their plans by name."""
+    rows = Task.objects.all()
+    plain = rows.claim_statement(worker=worker, queue="default", paths=[PATH])
+    behind = rows.claim_statement(worker=worker, queue="default", paths=[PATH], behind=True)
+    due, due_values = rows.due()._marking_sql(1000, {"status": "READY"}, '"queue"', keep_order=False)
+    texts = ["null"] * len(ids)
+    group = ("backlog", "backlog", PATH)
+    ones = [1] * len(ids)
+    failed = ["FAILED"] * len(ids)
+    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts)
+    calls = {
+        "a claim of one": (plain.sql(1), None),
+        "a claim of many": (plain.sql(1000), None),
+        "a claim behind the last": (behind.sql(BATCH, 0, 0), None),
+        "CLAIM_FAIR": ("default", "", "default", "default", BATCH, "default", [PATH], BATCH, BATCH, worker),
+        "SETTLE_SUCCESSES": (ids, ones, texts),
+        "SETTLE_OWN_SUCCESS": ("null", ids[0], 1),
+        "SETTLE_OTHERS": (*others, worker),
+        "RESCUE": (6.6, 30.0, 1000, 3, "x", "y"),
+        "RELEASE_UNKNOWN": (worker, ids[:1], 0.0),
+        "RELEASE": (f"{{{ids[0]}}}", "x", "%s", "done"),
+        "READY_QUEUES": None,
+        "NEXT_DUE": None,
+        "ADMIT": (["backlog"],),
+        "BLOCKED_KEYS": ("", 1000),
+        "TAKE_ALONG": (*group, BATCH, *group, 0.0, BATCH, BATCH, worker),
+        "FIND_UNIQUE": (["key 7"],),
+        "FREE_EXPIRED_UNIQUE": (["key 7"],),
+        "promotion": (due, due_values),
+    }
+    return {
+        name: executed(rows._sql(getattr(statements, name)), params, by_index=name in ORDERED)
+        if name.isupper()
+        else executed(*params)
+        for name, params in calls.items()
+    }
+
+
+@pytest.fixture(params=["none", "of an empty table", "from before", "of now"])
+def backlog(request):
+    """A long history, a hundred thousand waiting for one key and as many for a date, and a few others.
+
+    The statistics are those of a new table, of one that was empty once, of the history only, or they know everything.
+    """
+    worker = uuid4()
+    with connection.cursor() as cursor:
+        # What another test has rolled back is still in the indexes, dead.
+        cursor.execute("REINDEX TABLE django_pglock_task")
+    if request.param == "of an empty table":
+        analyze()
+    insert("SUCCESSFUL", 50_000)
+    if request.param == "from before":
+        analyze()
+    insert("BLOCKED", 100_000, lock="backlog")
+    insert("SCHEDULED", 100_000, seconds=60)
+    insert("READY", BATCH)
+    insert("READY", BATCH, fair="tenant")
+    insert("RUNNING", BATCH, worker=worker)
+    if request.param == "of now":
+        analyze()
+    return worker
+
+
+def test_no_hot_statement_reads_the_backlog_or_the_history(backlog):
+    ids = list(Task.objects.filter(status="RUNNING").values_list("pk", flat=True))
+    read = {name: (rows_read(plan), pages_read(plan)) for name, plan in plans(backlog, ids).items()}
+    assert {name: counts for name, counts in read.items() if counts[0] > 20 * BATCH or counts[1] > 800} == {}
+
+
+def test_a_claim_neither_scans_nor_sorts(backlog):
+    statement = Task.objects.all().claim_statement(worker=backlog, queue="default", paths=[PATH])
+    for limit in (1, BATCH, 1000):
+        plan = executed(statement.sql(limit))
+        assert ("Index Scan", "pglock_task_ready") in reads(plan)
+        assert not {node["Node Type"] for node in nodes(plan)} & {"Seq Scan", "Sort"}
