@@ -1,6 +1,7 @@
 """Tables of a project that uses the package."""
 
 from django.db import models
+from django.db.models.functions import Now
 
 from django_pglock.tasks.claiming import ClaimManager
 
@@ -31,3 +32,18 @@ class Letter(models.Model):
 
     def __str__(self) -> str:
         return self.text
+
+
+class Run(models.Model):
+    """One run of a function under chaos: a row at its start, the end in it when it ends, both by the server's clock."""
+
+    task = models.BigIntegerField()
+    attempt = models.IntegerField()
+    worker = models.UUIDField()
+    key = models.CharField(max_length=64, default="")
+    is_atomic = models.BooleanField(default=False)
+    started_at = models.DateTimeField(db_default=Now())
+    ended_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} of task {self.task}"

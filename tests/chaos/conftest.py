@@ -1,0 +1,98 @@
+"""Faults, under load, and whether what is promised holds. Not part of the default run: ``pytest tests/chaos``.
+
+A module whose faults harm the server has a ``server`` fixture of its own, which the stage then uses.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from example_project.postgres import PrivatePostgres
+from tests.chaos.report import Row, table, write
+from tests.chaos.stage import Stage
+from tests.conftest import ROOT
+
+_ROWS = pytest.StashKey[list[Row]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--chaos-report", type=Path, metavar="FILE", help="write the table as markdown, between its marks if it has any"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_ROWS] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
+    """A fault that failed before it could show anything has its row all the same."""
+    report = yield
+    fault = fault_of(item)
+    rows = item.config.stash[_ROWS]
+    if report.failed and fault and all(row.is_kept for row in rows if row.fault == fault):
+        rows.append(Row(fault, f"{report.when} ended with an error", None, None, is_kept=False))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    rows = config.stash[_ROWS]
+    if not rows:
+        return
+    terminalreporter.section("what was shown")
+    terminalreporter.write(table(rows))
+    if path := config.getoption("--chaos-report"):
+        write(rows, path)
+
+
+def fault_of(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("fault")
+    return marker.args[0] if marker else ""
+
+
+def make_tables(server: PrivatePostgres) -> None:
+    """Migrate a server of one's own."""
+    environment = {**os.environ, "DATABASE_URL": server.url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    command = [sys.executable, str(ROOT / "manage.py"), "migrate", "-v0", "--run-syncdb"]
+    subprocess.run(command, env=environment, check=True, cwd=ROOT)
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[PrivatePostgres]:
+    """A durable server for all faults that do it no harm."""
+    with PrivatePostgres(durable=True) as server:
+        make_tables(server)
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: PrivatePostgres) -> PrivatePostgres:
+    """The server under test."""
+    return shared_server
+
+
+@pytest.fixture
+def stage(
+    request: pytest.FixtureRequest, server: PrivatePostgres, django_db_blocker: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Stage]:
+    """The stage of a test marked with ``fault``. Django's connection of this process leads to its server, too."""
+    for name, value in {"HOST": str(server.folder), "NAME": "postgres", "USER": "postgres"}.items():
+        monkeypatch.setitem(connection.settings_dict, name, value)
+    stage = Stage(server, fault_of(request.node), request.config.stash[_ROWS])
+    with django_db_blocker.unblock():
+        connection.close()
+        stage.clear()
+        try:
+            yield stage
+        finally:
+            stage.close()
+            connection.close()

@@ -1,0 +1,177 @@
+"""Workers as processes under load, and what is done to them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from django.db import connection, transaction
+
+from django_pglock.models import Attempt, Queue, RateLimit, Task, Waiter, Worker
+from example_project.postgres import PrivatePostgres
+from tests.chaos.evidence import FINISHED, Absence, Evidence, RunRow, TaskRow
+from tests.chaos.report import Row
+from tests.conftest import WorkerProcess
+from tests.sample import chaos_tasks
+from tests.sample.models import Run
+
+NOTHING_WRONG = "nothing lost, stuck, twice at once or with two effects; no outcome of a zombie"
+KEYS = 5
+
+
+class Member(WorkerProcess):
+    """A worker process that knows when it ended, and which worker of the table it is."""
+
+    ended_at: float | None = None
+    id: UUID
+
+    def _read(self) -> None:
+        super()._read()
+        # The pipe ends with the process.
+        self.ended_at = time.time()
+
+
+@dataclass
+class Blow:
+    """What was done to whom, when, and which tasks were in its hands at that moment."""
+
+    victim: UUID | None
+    at: float
+    hands: set[int]
+
+
+class Stage:
+    """A database, workers, and a load of tasks. What is shown goes into ``rows``."""
+
+    def __init__(self, server: PrivatePostgres, fault: str, rows: list[Row]) -> None:
+        self.server = server
+        self.fault = fault
+        self.rows = rows
+        self.crew: list[Member] = []
+        self.enqueued: list[int] = []
+        self._stopped: dict[UUID, float] = {}
+        self._absences: list[Absence] = []
+
+    # What is on it
+
+    def worker(
+        self, *arguments: str, url: str | None = None, pglock: dict[str, Any] | None = None, **environment: str
+    ) -> Member:
+        """Start a worker and wait until it is ready. ``pglock`` are settings; all others are at their defaults."""
+        environment = {
+            "DJANGO_SETTINGS_MODULE": "tests.chaos.settings",
+            "CHAOS_PGLOCK": json.dumps(pglock or {}),
+            **environment,
+        }
+        member = Member(*arguments, url=url or self.server.url, **environment)
+        self.crew.append(member)
+        member.wait_for("is ready", 60)
+        member.id = Worker.objects.filter(pid=member.process.pid).latest("started_at").pk
+        return member
+
+    def workers(self, count: int, *arguments: str, **options: Any) -> list[Member]:
+        """Start several workers alike."""
+        return [self.worker(*arguments, **options) for _ in range(count)]
+
+    def load(self, count: int, seconds: float = 0.05) -> list[int]:
+        """Enqueue so many tasks of each of the three kinds: plain, atomic, and with keys."""
+        results = []
+        with transaction.atomic():
+            for number in range(count):
+                results.append(chaos_tasks.work.enqueue(seconds))
+                results.append(chaos_tasks.work_atomically.enqueue(seconds))
+                results.append(chaos_tasks.work_alone.enqueue(str(number % KEYS), seconds))
+        return self.expect(*results)
+
+    def expect(self, *results: Any) -> list[int]:
+        """Take note of tasks that were enqueued: each has to have its end."""
+        ids = [int(result.id) for result in results]
+        self.enqueued += ids
+        return ids
+
+    # What is done to it
+
+    def strike(self, member: Member, number: signal.Signals) -> Blow:
+        """Send a signal. After SIGKILL and SIGSTOP, return when it has happened."""
+        at = time.time()
+        member.send(number)
+        if number == signal.SIGKILL:
+            member.wait()
+        elif number == signal.SIGSTOP:
+            self._stopped[member.id] = at = time.time()
+        elif number == signal.SIGCONT:
+            self._absences.append(Absence(member.id, self._stopped.pop(member.id), at))
+        return Blow(member.id, at, self.hands(member.id))
+
+    def hands(self, worker: UUID) -> set[int]:
+        """Return the tasks that a worker has claimed."""
+        return set(Task.objects.filter(status="RUNNING", worker=worker).values_list("pk", flat=True))
+
+    # How it goes on
+
+    def running(self, count: int = 1) -> bool:
+        """Say whether so many runs have begun."""
+        return Run.objects.count() >= count
+
+    def is_over(self) -> bool:
+        """Say whether every task is finished."""
+        return not Task.objects.exclude(status__in=FINISHED).exists()
+
+    # What is to be said of it
+
+    def evidence(self) -> Evidence:
+        """Read the tables."""
+        return Evidence(
+            enqueued=self.enqueued,
+            tasks=[TaskRow(task.pk, task.status, task.attempts, task.result) for task in Task.objects.all()],
+            runs=[
+                RunRow(
+                    run.task,
+                    run.attempt,
+                    run.worker,
+                    run.started_at.timestamp(),
+                    run.ended_at and run.ended_at.timestamp(),
+                    run.key,
+                    run.is_atomic,
+                )
+                for run in Run.objects.all()
+            ],
+            absences=[
+                *self._absences,
+                *(Absence(worker, since) for worker, since in self._stopped.items()),
+                *(Absence(each.id, each.ended_at) for each in self.crew if each.ended_at is not None),
+            ],
+        )
+
+    def judge(self, guarantee: str = NOTHING_WRONG, **exceptions: Any) -> Evidence:
+        """Show that nothing went wrong, and return the evidence. ``exceptions`` go to ``Evidence.findings``."""
+        evidence = self.evidence()
+        findings = evidence.findings(**exceptions)
+        self.rows.append(Row(self.fault, guarantee, None, None, not findings))
+        assert not findings, findings
+        return evidence
+
+    def show(self, guarantee: str, measured: float, bound: float) -> None:
+        """Show that something took no longer than it may."""
+        self.rows.append(Row(self.fault, guarantee, bound, measured, measured <= bound))
+        assert measured <= bound, f"{guarantee}: after {measured:.1f} s instead of {bound:.1f} s"
+
+    # The end
+
+    def clear(self) -> None:
+        """Empty the tables."""
+        names = [
+            connection.ops.quote_name(model._meta.db_table)
+            for model in (Run, Attempt, Waiter, Task, Worker, RateLimit, Queue)
+        ]
+        with connection.cursor() as cursor:
+            cursor.execute(f"TRUNCATE {', '.join(names)} CASCADE")
+
+    def close(self) -> None:
+        """End whoever is left."""
+        for member in self.crew:
+            member.end()

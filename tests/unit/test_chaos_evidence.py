@@ -1,0 +1,118 @@
+"""The judge of tests/chaos, on rows that are made up: each verdict can be reached, and is not reached without cause."""
+
+from __future__ import annotations
+
+import math
+from uuid import UUID
+
+import pytest
+
+from tests.chaos.evidence import (
+    EFFECT_TWICE,
+    FAILED,
+    KEY_AT_ONCE,
+    LOST,
+    STUCK,
+    TWICE_AT_ONCE,
+    ZOMBIE,
+    Absence,
+    Evidence,
+    RunRow,
+    TaskRow,
+)
+from tests.chaos.report import BEGIN, END, Row, write
+
+ONE, OTHER = UUID(int=1), UUID(int=2)
+
+
+def run(task=1, attempt=1, worker=ONE, started=0.0, ended=1.0, **more):
+    return RunRow(task, attempt, worker, started, ended, **more)
+
+
+def done(task=1, attempts=1, **more):
+    return TaskRow(task, "SUCCESSFUL", attempts, attempts, **more)
+
+
+def verdicts(tasks, runs, absences=(), **exceptions):
+    evidence = Evidence({task.id for task in tasks}, tasks, runs, absences)
+    return {finding.verdict for finding in evidence.findings(**exceptions)}
+
+
+def test_nothing_is_wrong_with_what_went_well():
+    rescued = [run(2, 1, ended=None), run(2, 2, OTHER, started=5.0, ended=6.0)]
+    atomic = run(3, is_atomic=True)
+    assert verdicts([done(), done(2, 2), done(3)], [run(), *rescued, atomic], [Absence(ONE, 4.0)]) == set()
+
+
+def test_lost():
+    assert {each.verdict for each in Evidence({1}, [], []).findings()} == {LOST}
+    assert verdicts([done()], []) == {LOST}
+    assert verdicts([done()], [run(ended=None)]) == {LOST}
+
+
+@pytest.mark.parametrize("status", ["READY", "BLOCKED", "RUNNING", "SCHEDULED"])
+def test_stuck(status):
+    row = TaskRow(1, status, 1)
+    assert verdicts([row], []) == {STUCK}
+    assert verdicts([row], [], may_wait={1}) == set()
+
+
+@pytest.mark.parametrize("status", ["FAILED", "CANCELLED"])
+def test_failed_without_a_fault_of_its_own(status):
+    row = TaskRow(1, status, 1)
+    assert verdicts([row], []) == {FAILED}
+    assert verdicts([row], [], may_fail={1}) == set()
+
+
+def test_run_twice_at_once():
+    first, second = run(ended=None), run(1, 2, OTHER, started=5.0, ended=6.0)
+    assert verdicts([done(1, 2)], [first, second]) == {TWICE_AT_ONCE}
+    assert verdicts([done(1, 2)], [first, second], [Absence(ONE, 5.5)]) == {TWICE_AT_ONCE}
+    assert verdicts([done(1, 2)], [first, second], [Absence(UUID(int=3), 4.0)]) == {TWICE_AT_ONCE}
+    assert verdicts([done(1, 2)], [first, second], [Absence(ONE, 4.0)]) == set()
+
+
+@pytest.mark.parametrize(("woken_at", "expected"), [(5.5, {TWICE_AT_ONCE}), (6.5, set())])
+def test_a_frozen_worker_runs_on_when_it_is_woken(woken_at, expected):
+    runs = [run(ended=8.0), run(1, 2, OTHER, started=5.0, ended=6.0)]
+    assert verdicts([done(1, 2)], runs, [Absence(ONE, 1.0, woken_at)]) == expected
+
+
+def test_two_of_one_key_at_once():
+    runs = [run(1, key="a"), run(2, worker=OTHER, started=0.5, ended=2.0, key="a"), run(3, key="b")]
+    assert verdicts([done(1), done(2), done(3)], runs) == {KEY_AT_ONCE}
+    assert verdicts([done(1), done(2), done(3)], runs, [Absence(ONE, 0.2)]) == set()
+
+
+def test_effect_not_exactly_once():
+    once, again = run(is_atomic=True), run(1, 2, OTHER, started=5.0, ended=6.0, is_atomic=True)
+    assert verdicts([done(1, 2)], [once, again]) == {EFFECT_TWICE}
+    assert verdicts([TaskRow(1, "FAILED", 1)], [once], may_fail={1}) == {EFFECT_TWICE}
+
+
+def test_outcome_of_a_zombie():
+    runs = [run(), run(1, 2, OTHER, started=5.0, ended=6.0)]
+    assert verdicts([TaskRow(1, "SUCCESSFUL", 2, result=1)], runs) == {ZOMBIE}
+
+
+def test_recovery_counts_from_the_blow_and_only_what_runs_elsewhere():
+    runs = [
+        run(1, ended=None),
+        run(2, ended=None),
+        run(1, 2, ONE, started=11.0, ended=12.0),
+        run(1, 2, OTHER, started=13.0, ended=14.0),
+        run(2, 2, OTHER, started=15.0, ended=16.0),
+        run(3, 1, OTHER, started=9.0, ended=10.5),
+    ]
+    recovery = Evidence((), (), runs).recovery({1, 2}, ONE, since=10.0)
+    assert (recovery.first, recovery.last, recovery.others) == (3.0, 5.0, 0.5)
+    assert Evidence((), (), runs[:3]).recovery({1, 2}, ONE, since=10.0).first == math.inf
+
+
+def test_the_table_is_written_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    write([Row("a fault", "a guarantee", 10.0, 2.34, is_kept=False)], page)
+    row = "| a fault | a guarantee | 10.0 s | 2.3 s | BROKEN |\n"
+    assert page.read_text().startswith(f"before\n{BEGIN}\n| fault |")
+    assert page.read_text().endswith(f"{row}{END}\nafter\n")
