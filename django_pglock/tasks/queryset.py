@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -15,7 +16,7 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from django.db import DataError, connections, models, transaction
+from django.db import DataError, IntegrityError, connections, models, transaction
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce, Now
@@ -242,6 +243,13 @@ class TaskQuerySet(CountQuerySet):
 
         A unique one is left alone beside another that is there already; of several with one key, the last is taken.
         """
+        for _ in range(LOOKS):
+            # Another with its unique key may be committed between our look and our write; the next look sees it.
+            with suppress(IntegrityError), transaction.atomic(using=self.db):
+                return self._retry()
+        return self._retry()
+
+    def _retry(self) -> int:
         changes = {
             "status": WAITS,
             "waits_for": 0,
@@ -340,6 +348,8 @@ _ASKED = Q(cancel_requested_at__isnull=False)
 _UNASKED = _RUNNING & ~_ASKED
 #: How often, and after how many seconds, a cancel comes back to running tasks whose rows were locked.
 TRIES, BETWEEN_TRIES = 3, 0.01
+#: How often a retry looks again when another with the same unique key came between.
+LOOKS = 10
 #: More rows than one statement ever moves.
 _ALL = 2**31 - 1
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from django_pglock import enqueue_many
@@ -123,6 +124,47 @@ def test_of_failed_ones_only_the_last_is_tried_again_and_none_beside_a_living_on
     assert Task.objects.all().retry() == 1
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["FAILED", "READY"]
     assert Task.objects.all().retry() == 0
+
+
+def cancelled(task, count):
+    ids = []
+    for _ in range(count):
+        ids.append(task.enqueue(1).id)
+        assert Task.objects.cancel() == 1
+    return ids
+
+
+@pytest.mark.parametrize("task", [keyed.refresh, keyed.rebuild], ids=["waiting", "unfinished"])
+def test_of_eight_that_are_retried_at_once_one_is(in_threads, task):
+    for _ in range(5):
+        ids = cancelled(task, 8)
+        retried = in_threads(lambda number, ids=ids: Task.objects.filter(pk=ids[number]).retry(), 8)
+        assert sum(retried) == 1 == Task.objects.filter(status="READY").count()
+        Task.objects.cancel()
+
+
+def test_retried_while_another_is_being_enqueued(in_threads, eventually):
+    [cancelled_id] = cancelled(keyed.refresh, 1)
+    is_enqueued = threading.Event()
+
+    def enqueue_slowly_and_retry(number):
+        if number:
+            assert is_enqueued.wait(20)
+            return Task.objects.filter(pk=cancelled_id).retry()
+        with transaction.atomic():
+            keyed.refresh.enqueue(1)
+            is_enqueued.set()
+            eventually(somebody_waits)
+
+    assert in_threads(enqueue_slowly_and_retry, 2) == [None, 0]
+    assert Task.objects.filter(status="READY").count() == 1
+
+
+def somebody_waits():
+    with connection.cursor() as cursor:
+        # Not pg_stat_activity, which does not change within a transaction.
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return cursor.fetchone()[0]
 
 
 def test_only_what_waits_can_be_replaced():
