@@ -70,3 +70,18 @@ def test_every_test_that_is_named_exists():
     assert len(named) >= 50
     for file, name in named:
         assert re.search(rf"def {name}\(", (ROOT / file).read_text()), f"{file}::{name}"
+
+
+def test_every_known_failure_has_its_test_or_its_reason():
+    """The rows of the checklist: the failure, why it cannot happen, and what shows it; at its end, what is not here."""
+    page = (ROOT / "docs" / "failures.md").read_text()
+    shown, _, left_out = page.partition("## What is not here")
+    rows = [row.strip("| ").split(" | ") for row in re.findall(r"^\|(?! ?[-:]).+\|$", shown, re.MULTILINE)]
+    rows = [row for row in rows if row[0] != "failure"]
+    assert len(rows) >= 60
+    for row in rows:
+        assert len(row) == 3, row
+        assert re.fullmatch(r"`tests/[\w/]+\.py::test_\w+`", row[2]), row
+        assert all(cell.endswith(".") for cell in row[:2]), row
+    assert len({row[0] for row in rows}) == len(rows), "a failure stands there twice"
+    assert all(len(row.split(" | ")) == 2 for row in re.findall(r"^\| \w.+\|$", left_out, re.MULTILINE))
