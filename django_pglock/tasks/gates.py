@@ -57,8 +57,7 @@ class GateQuerySet(ClaimQuerySet[Any]):
     def wake(self, queues: Iterable[str], channel: str = wakeup.READY_CHANNEL) -> None:
         """Wake sleeping workers for these queues, once the current transaction is committed."""
         for queue in set(queues):
-            notify = partial(wakeup.wake, self.db, channel, queue, self._sql(statements.WAKE))
-            transaction.on_commit(notify, using=self.db, robust=True)
+            wakeup.wake_on_commit(self.db, channel, queue, self._sql(statements.WAKE))
 
     def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         with connections[self.db].cursor() as cursor:

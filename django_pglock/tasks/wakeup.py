@@ -9,13 +9,18 @@ that it sleeps, and the row is looked at only after the commit. How no wake-up i
   flag, which then is set; or by no look, because this process saw nobody asleep less than ``NEGATIVE_TTL`` ago, and
   then the worker's second look is still to come.
 - A process that dies between its commit and the NOTIFY leaves the task to the poll.
+
+One look after a commit serves for all that the transaction has added to a queue.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
-from django.db import connections
+from django.db import connections, transaction
 
 #: Workers listen here for tasks that can be claimed; the payload is the queue's name.
 READY_CHANNEL = "django_pglock_ready"
@@ -27,6 +32,22 @@ CANCEL_CHANNEL = "django_pglock_cancel"
 NEGATIVE_TTL = 0.05
 
 _nobody_slept_at: dict[str, float] = {}
+# Channels and queues of which nobody has been told since something was added, by connection. What is rolled back stays:
+# then the next commit tells of it, which does no harm.
+_untold: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
+
+
+def wake_on_commit(using: str, channel: str, queue: str, statement: str) -> None:
+    """Wake sleeping workers after the commit, as ``wake`` does, once however often it is asked for before."""
+    untold = _untold.setdefault(connections[using], set())
+    untold.add((channel, queue))
+    transaction.on_commit(partial(_wake_once, untold, using, channel, queue, statement), using=using, robust=True)
+
+
+def _wake_once(untold: set[tuple[str, str]], using: str, channel: str, queue: str, statement: str) -> None:
+    if (channel, queue) in untold:
+        wake(using, channel, queue, statement)
+        untold.discard((channel, queue))
 
 
 def wake(using: str, channel: str, queue: str, statement: str) -> None:
