@@ -1,6 +1,7 @@
 """A pytest plugin: the tests get a private PostgreSQL unless ``DATABASE_URL`` names one.
 
-It is loaded with ``-p``, so that the server runs and the variable is set before Django's settings are read.
+It is loaded with ``-p``, so that the server runs and the variable is set before Django's settings are read. With
+pytest-xdist each of its processes has a server of its own: tests end all sessions, or look at all locks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _IS_PRIVATE = pytest.StashKey[bool]()
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
     """Start the server before all else that happens here, for pytest-django reads the settings in this hook."""
     options = early_config.known_args_namespace
-    if "DATABASE_URL" not in os.environ and not (options.help or options.version):
+    only_distributes = getattr(options, "numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ
+    if "DATABASE_URL" not in os.environ and not (options.help or options.version or only_distributes):
         _start(early_config)
     return (yield)
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 PATH = "tests.sample.tasks.nothing"
 #: Statements of transactions in which indexes are walked in their order.
-ORDERED = ("ADMIT", "BLOCKED_KEYS", "TAKE_ALONG")
+ORDERED = ("ADMIT", "BLOCKED_KEYS", "NEXT_DUE", "RESCUE", "TAKE_ALONG", "promotion")
 #: Rows of each kind that a statement has to deal with.
 BATCH = 10
 
@@ -104,9 +104,9 @@ def plans(worker, ids):
         "promotion": (due, due_values),
     }
     return {
-        name: executed(rows._sql(getattr(statements, name)), params, by_index=name in ORDERED)
-        if name.isupper()
-        else executed(*params)
+        name: executed(
+            *((rows._sql(getattr(statements, name)), params) if name.isupper() else params), by_index=name in ORDERED
+        )
         for name, params in calls.items()
     }
 
