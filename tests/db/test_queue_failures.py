@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import time
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 
+from django_pglock import task
 from django_pglock.db import dedicated_connection
-from django_pglock.models import Worker
+from django_pglock.models import Attempt, Schedule, Task, Worker
 from django_pglock.tasks import wakeup
-from tests.sample import tasks
+from django_pglock.worker.queue_claims import LONGEST_LINE, QueueClaims
+from tests.sample import keyed_tasks as keyed
+from tests.sample import running_tasks, scheduled, tasks
+from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+PATH = "tests.sample.tasks.nothing"
 
 
 def beat(worker, **options):
@@ -28,7 +38,95 @@ def ask(sql, *values):
         return cursor.fetchall()
 
 
+# Claiming
+
+
+def test_a_task_may_run_for_longer_than_any_limit(claim):
+    """It began ten days ago, and its worker gives signs of life."""
+    worker = uuid4()
+    beat(worker)
+    tasks.nothing.enqueue()
+    claim(worker=worker)
+    long_ago = Now() - timedelta(days=10)
+    Task.objects.update(enqueued_at=long_ago, started_at=long_ago, last_attempted_at=long_ago)
+    assert Task.objects.all().rescue() == []
+    assert not Task.objects.all().stuck().exists()
+
+
+def test_a_restart_under_the_same_name_does_not_vouch_for_the_one_before(claim):
+    """The same host, and the same process number, as in any container."""
+    before, after = uuid4(), uuid4()
+    beat(before)
+    tasks.nothing.enqueue()
+    claim(worker=before)
+    Worker.objects.filter(pk=before).update(heartbeat_at=Now() - timedelta(days=1))
+    beat(after)
+    assert [each.worker for each in Task.objects.all().rescue()] == [before]
+
+
+def test_tasks_of_the_living_take_no_room_in_a_page_of_rescue(claim):
+    living = uuid4()
+    beat(living)
+    for _ in range(6):
+        tasks.nothing.enqueue()
+    claim(5, worker=living)
+    [orphan] = claim()
+    assert [each.id for each in Task.objects.all().rescue(limit=1)] == [orphan.id]
+
+
+@pytest.fixture
+def high_ids():
+    """Begin to count tasks far above 32 bits; afterwards from one again."""
+    count_from = "SELECT setval(pg_get_serial_sequence('django_pglock_task', 'id'), %s, false)"
+    ask(count_from, 2**40)
+    yield 2**40
+    Task.objects.all().delete()
+    ask(count_from, 1)
+
+
+def test_ids_beyond_32_bits_go_all_the_way(high_ids, worker, eventually):
+    """Through claims, successes, failures, retries, keys, waiters, progress and pruning."""
+    running = worker(threads=2)
+    awaited = tasks.echo.enqueue(1)
+    tasks.fail_twice.enqueue("retried")
+    tasks.fail.enqueue()
+    keyed.step.enqueue(1)
+    keyed.step.using(after=[awaited]).enqueue(1)
+    running_tasks.tell.enqueue(1)
+    eventually(lambda: Task.objects.filter(finished_at__isnull=False).count() == 6)
+    assert running.shutdown()
+    assert min(Task.objects.values_list("pk", flat=True)) == high_ids
+    assert Task.objects.filter(status="FAILED").count() == 1
+    assert Attempt.objects.count() == 3
+    assert Task.objects.all().prune(older_than=0, statuses=["SUCCESSFUL"]) == 5
+
+
+def test_a_beat_is_one_statement_and_writes_no_task(claim):
+    """A beat that rewrote each running row would cost more, the more there is to do."""
+    worker = uuid4()
+    beat(worker)
+    for _ in range(50):
+        tasks.nothing.enqueue()
+    claim(50, worker=worker)
+    versions = ask("SELECT id, xmin::text FROM django_pglock_task ORDER BY id")
+    beat_at = Worker.objects.get().heartbeat_at
+    with CaptureQueriesContext(connection) as queries:
+        beat(worker)
+    assert len(queries) == 1
+    assert Worker.objects.get().heartbeat_at > beat_at
+    assert ask("SELECT id, xmin::text FROM django_pglock_task ORDER BY id") == versions
+
+
 # Waking
+
+
+def test_a_task_of_which_nobody_told_is_found_by_the_poll(worker, eventually):
+    """As when LISTEN has died in silence: the worker sleeps, and this row comes without a notification."""
+    worker()
+    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
+    time.sleep(wakeup.NEGATIVE_TTL * 3)  # its second look is over: now it waits for news, or for the poll
+    row = Task.objects.create(queue="default", backend="default", task_path=PATH)
+    eventually(lambda: Task.objects.filter(pk=row.pk, status="SUCCESSFUL").exists())
 
 
 @pytest.fixture
@@ -74,3 +172,105 @@ def test_what_was_rolled_back_takes_no_notification_along(heard):
             tasks.nothing.using(queue_name="inner").enqueue()
             transaction.set_rollback(is_undone)
     assert sorted(heard()) == ["inner", "outer"]
+
+
+# Keys
+
+
+def test_a_rescue_meets_no_conflict_with_the_one_that_waits(claim):
+    """One whose worker died, and one like it that was enqueued meanwhile: a page of rescue must not fail for them."""
+    keyed.refresh.enqueue(1)
+    claim()
+    keyed.refresh.enqueue(1)
+    tasks.nothing.enqueue()
+    [orphan] = Task.objects.filter(status="RUNNING")
+    assert [each.id for each in Task.objects.all().rescue()] == [orphan.pk]
+    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
+
+
+# Scheduling
+
+
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize("hours", [-24, 24])
+def test_the_clock_of_the_host_does_not_matter(worker, eventually, monkeypatch, hours):
+    """A worker whose clock is a day late, or early: nothing begins too soon, nobody is taken for dead."""
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + hours * 3600)
+    monkeypatch.setattr("django.utils.timezone.now", lambda: pytest.fail("somebody asked the host for the time"))
+    task(every=3600)(scheduled.nightly)
+    living = uuid4()
+    beat(living)
+    worker()
+    later = tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    tasks.fail_with_long_wait.enqueue()
+    soon = tasks.nothing.using(run_after=timedelta(seconds=0.3)).enqueue()
+    eventually(lambda: Task.objects.filter(pk=soon.id, status="SUCCESSFUL").exists())
+    eventually(lambda: Task.objects.filter(task_path__endswith="long_wait", status="SCHEDULED").exists())
+    eventually(lambda: Schedule.objects.exists())
+    assert Task.objects.get(pk=later.id).status == "SCHEDULED"
+    assert not Effect.objects.filter(name="nightly").exists()
+    [(most,)] = ask(
+        """SELECT max(abs(EXTRACT(EPOCH FROM date - clock_timestamp()))) FROM django_pglock_task,
+           unnest(ARRAY[enqueued_at, started_at, last_attempted_at, finished_at]) AS date"""
+    )
+    assert most < 60
+    assert Worker.objects.alive().count() == 2
+
+
+# Speed
+
+
+def test_a_claim_begins_where_the_one_before_it_ended():
+    """Dead entries before that place cost nothing; after a second at most it looks from the start again."""
+    now = [0.0]
+    for _ in range(9):
+        tasks.nothing.enqueue()
+    ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))
+    claims = QueueClaims(
+        Task.objects.all(), worker=uuid4(), queue="default", paths=[PATH], is_fair=False, clock=lambda: now[0]
+    )
+    assert [each.id for each in claims.claim(3)] == ids[:3]
+    claims._line_until = LONGEST_LINE  # by this clock the first look took no time at all
+    urgent = tasks.nothing.using(priority=50).enqueue()
+    with CaptureQueriesContext(connection) as queries:
+        assert [each.id for each in claims.claim(3)] == ids[3:6]
+    assert len(queries) == 1
+    assert f'"id" > {ids[2]}' in queries[0]["sql"].replace('"django_pglock_task".', "")
+    now[0] += LONGEST_LINE
+    assert str(claims.claim(1)[0].id) == urgent.id
+
+
+def test_no_transaction_is_open_while_a_task_runs(worker, eventually):
+    """One that stays open for as long as a task runs keeps every dead row of the database."""
+    worker()
+    running_tasks.ask.enqueue()
+    eventually(lambda: Effect.objects.exists())
+    open_ = """SELECT application_name, state, query FROM pg_stat_activity
+               WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"""
+    try:
+        eventually(lambda: not ask(open_), seconds=5, why="a transaction stays open")
+        assert Task.objects.get().status == "RUNNING"
+    finally:
+        Task.objects.cancel()
+    eventually(lambda: Task.objects.get().status == "CANCELLED")
+
+
+def test_the_table_is_vacuumed_early():
+    [(options,)] = ask("SELECT reloptions FROM pg_class WHERE oid = 'django_pglock_task'::regclass")
+    settings = dict(each.split("=") for each in options)
+    assert float(settings["autovacuum_vacuum_scale_factor"]) <= 0.01
+    assert int(settings["fillfactor"]) < 100
+
+
+def test_no_index_that_is_walked_holds_what_has_succeeded():
+    """A million finished rows must not make the index larger that claims walk."""
+    indexes = dict(ask("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'django_pglock_task'"))
+    whole = {name for name, definition in indexes.items() if " WHERE " not in definition}
+    assert whole == {"django_pglock_task_pkey", "pglock_task_finished"}
+    assert " USING brin " in indexes["pglock_task_finished"]
+    tasks.nothing.enqueue()
+    Task.objects.update(status="SUCCESSFUL", finished_at=Now())
+    for name in sorted(set(indexes) - whole):
+        condition = indexes[name].partition(" WHERE ")[2]
+        assert ask(f"SELECT count(*) FROM django_pglock_task WHERE {condition}") == [(0,)], name

@@ -148,6 +148,19 @@ def test_with_skip_the_one_that_is_there_stands_for_the_tick():
     assert Task.objects.count() == 1
 
 
+def test_a_tick_is_skipped_while_the_run_before_is_unfinished(claim):
+    """A run that takes longer than its interval: no second one begins beside it, and none waits behind it."""
+    schedule(due=3 * HOUR, unique=Unique(while_="unfinished"))
+    [first] = Schedule.objects.enqueue_due().tasks
+    claim()
+    Schedule.objects.update(next_at=Now())
+    assert Schedule.objects.enqueue_due().tasks == [first]
+    assert list(Task.objects.values_list("pk", "status")) == [(first, "RUNNING")]
+    Task.objects.update(status="SUCCESSFUL", finished_at=Now())
+    Schedule.objects.update(next_at=Now())
+    assert Schedule.objects.enqueue_due().tasks != [first]
+
+
 @pytest.fixture
 def receiver():
     """Fail whenever a task of one path is enqueued."""

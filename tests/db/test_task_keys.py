@@ -123,7 +123,7 @@ def test_a_rescue_keeps_the_order(claim):
 
 
 def test_what_a_crash_between_commit_and_admission_left_is_let_through():
-    """R5: blocked for ever is what other queues have here. Upkeep finds it, key by key, from where it was."""
+    """Blocked for ever is what other queues have here. Upkeep finds it, key by key, from where it was."""
     for order in range(5):
         keyed.step.enqueue(order)
     Task.objects.update(status="BLOCKED")

@@ -117,7 +117,7 @@ def test_many_at_once_have_their_ids_in_order():
 
 
 def test_of_failed_ones_only_the_last_is_tried_again_and_none_beside_a_living_one(claim):
-    """R14: a retry that meets the index must neither fail the batch nor make a second one."""
+    """A retry that meets the index must neither fail the batch nor make a second one."""
     for _ in range(2):
         keyed.rebuild.enqueue(1)
         settle(claim()[0], Failed(FAILURE))

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,14 @@ from django.core.checks import run_checks
 from django.db import connection, connections, transaction
 
 from django_pglock import Lease, LockLost, LockNotAvailable, leader, lock, semaphore, try_lock
-from django_pglock.models import AdvisoryLock
+from django_pglock.models import AdvisoryLock, Task
 from django_pglock.models import Lease as LeaseRow
+from django_pglock.models import Worker as WorkerRow
 from django_pglock.testing import assert_no_locks
+from django_pglock.worker import Worker
 from example_project.postgres import account
+from tests.sample import keyed_tasks, tasks
+from tests.sample.models import Effect
 
 # Debian keeps it where only root's PATH leads.
 PROGRAM = shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
@@ -191,3 +196,23 @@ def test_leases_need_no_session_and_work_here_as_anywhere(pgbouncer, alias, in_t
     in_threads(lead, 2)
     assert sorted(tokens) == [2, 3]
     LeaseRow.objects.all().delete()
+
+
+def test_a_worker_runs_tasks_behind_it(pgbouncer, alias, eventually):
+    """All of its sessions are anybody's, and no notification comes through."""
+    alias("pooled", NAME="two", **pgbouncer)
+    first, later = [tasks.nothing.using(run_after=delay).enqueue() for delay in (None, timedelta(seconds=0.3))]
+    keyed = keyed_tasks.step.enqueue(1)
+    worker = Worker(using="pooled", threads=2, listens=False)
+    worker.start()
+    try:
+        unfinished = Task.objects.exclude(status="SUCCESSFUL")
+        eventually(lambda: not unfinished.exists())
+        assert set(Task.objects.values_list("attempts", flat=True)) == {1}
+        assert set(Task.objects.values_list("pk", flat=True)) == {int(each.id) for each in (first, later, keyed)}
+        assert worker.shutdown()
+        assert not WorkerRow.objects.exists()
+    finally:
+        worker.shutdown()
+        Task.objects.all().delete()
+        Effect.objects.all().delete()
