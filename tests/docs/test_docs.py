@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 import types
@@ -11,6 +12,7 @@ import pytest
 from django.core.management import get_commands
 
 import django_pglock
+from django_pglock.tasks.definition import PostgresTask
 from tests.conftest import ROOT
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -56,6 +58,12 @@ def test_the_reference_page_shows_all_public_names():
     # The page shows all of the module of errors.
     errors = {name for name in django_pglock.__all__ if name in vars(django_pglock.errors)}
     assert shown == set(django_pglock.__all__) - errors
+
+
+def test_every_option_of_a_task_stands_in_the_table():
+    table = (ROOT / "docs" / "tasks.md").read_text().partition("| option |")[2].partition("\n\n")[0]
+    told = set(re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 2)))
+    assert told == {each.name for each in dataclasses.fields(PostgresTask) if each.init} - {"func"}
 
 
 def test_every_link_to_a_file_of_ours_leads_somewhere():
