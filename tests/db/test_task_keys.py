@@ -156,7 +156,7 @@ def test_tasks_of_one_key_run_one_after_another_in_their_order(worker, eventuall
 def test_so_many_at_once_and_no_more(worker, eventually):
     worker(threads=8)
     for _ in range(30):
-        keyed.call.enqueue("bank", 0.01)
+        keyed.call.enqueue("bank", 0.05)
     eventually(lambda: statuses() == ["SUCCESSFUL"] * 30)
     inside, most = 0, 0
     for name in Effect.objects.order_by("pk").values_list("name", flat=True):
