@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from django.apps import apps
@@ -23,17 +24,32 @@ if TYPE_CHECKING:
 
 #: Seconds without any progress after which claims that no thread has begun are given back.
 HOARDING = 0.5
+#: Seconds between two looks while a worker that is to end when nothing is left waits for what is in hand.
+DRAINING = 0.1
 #: Seconds of uninterrupted work after which the worker no longer asks to be notified.
 BUSY = 0.1
 
 
 class Fetcher(ConnectedService):
-    """Keeps the inbox filled from the queues it serves."""
+    """Keeps the inbox filled from the queues it serves.
+
+    ``drained`` is called when nothing is in hand and nothing is left that could be claimed; None: nobody asks.
+    """
 
     name = "fetcher"
 
-    def __init__(self, hand: Hand, rows: TaskQuerySet, identity: Identity, queues: Queues, *, listens: bool) -> None:
+    def __init__(
+        self,
+        hand: Hand,
+        rows: TaskQuerySet,
+        identity: Identity,
+        queues: Queues,
+        *,
+        listens: bool,
+        drained: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(rows.db)
+        self.drained = drained
         self.hand = hand
         self.rows = rows
         self.identity = identity
@@ -69,12 +85,18 @@ class Fetcher(ConnectedService):
         # Cleared before the look: what sets it from now on is news.
         self.hand.hungry.clear()
         self._give_back_what_only_waits()
+        # Before the claim: what makes a task ready afterwards is not ours, and not due yet.
+        is_last_look = self.drained is not None and self._has_nothing_to_come()
         room = self.hand.room()
         if room == 0:
             self._pause(HOARDING)
         elif claims := self._claim(room):
             self.hand.take(claims)
             self._note_busy()
+        elif self.drained is not None:
+            if is_last_look:
+                self.drained()
+            self._pause(DRAINING)
         else:
             self._busy_since = None
             self._sleep()
@@ -87,6 +109,18 @@ class Fetcher(ConnectedService):
         elif now - self._got_on_at >= HOARDING:
             self.hand.expect_cost(now - self._got_on_at)
             self.hand.give_back()
+
+    def _has_nothing_to_come(self) -> bool:
+        """Say whether nothing is in hand, and nothing due; and make ready what is. Only for a look at the end."""
+        if self.hand.claims:
+            return False
+        due_in = self.rows.next_due_in()
+        if due_in is not None and due_in <= 0:
+            self.rows.promote()
+            return False
+        # Somebody may have promoted them and be about to let the first of each key through.
+        self.rows.admit(self.rows.blocked_keys(""))
+        return True
 
     def _pause(self, seconds: float) -> None:
         """Sleep until there is news, but look after claims that wait."""

@@ -69,13 +69,13 @@ class Settler(ConnectedService):
             self.hand.settling = len(self._batch)
         if self._batch:
             self._write(self._batch)
-            self._followers += self._batch
-            self.hand.let_go(self._batch)
-            self._batch = []
-            self.hand.settling = 0
+            self._followers, self._batch = self._batch, []
         if self._followers:
+            # In hand until those who waited for them are ready: an empty hand has nothing more to bring about.
             self._let_through(self._followers)
+            self.hand.let_go(self._followers)
             self._followers = []
+            self.hand.settling = 0
 
     def _gather(self) -> list[Ending]:
         batch = [self.hand.outbox.get()]

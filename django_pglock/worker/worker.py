@@ -31,7 +31,10 @@ class Worker:
 
     ``using`` is the database alias; ``queues``, ``exclude`` and ``order`` say which queues it serves, and in which
     order, as ``runlockworker`` takes them (none: all); ``threads`` is how many sync tasks run at once, ``grace`` the
-    seconds that running tasks get to finish after a stop. Raises ``ConfigurationError`` for queues nobody can mean.
+    seconds that running tasks get to finish after a stop. With ``drain`` it ends when nothing that it could claim is
+    left in its queues, and nothing is in hand; what is scheduled for later does not count.
+
+    Raises ``ConfigurationError`` for queues nobody can mean.
 
     ``start()`` returns at once; ``stop()`` may be called from a signal handler; ``shutdown()`` blocks until the end.
     """
@@ -46,6 +49,7 @@ class Worker:
         threads: int = 4,
         grace: float = 30.0,
         listens: bool = True,
+        drain: bool = False,
     ) -> None:
         self.identity = Identity()
         self.queues = Queues(queues, exclude=exclude, order=order)
@@ -63,7 +67,8 @@ class Worker:
         )
         self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.hungry.set)
         self.settler = Settler(self.hand, rows, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
-        self.fetcher = Fetcher(self.hand, rows, self.identity, self.queues, listens=listens)
+        drained = self._asked_to_stop.set if drain else None
+        self.fetcher = Fetcher(self.hand, rows, self.identity, self.queues, listens=listens, drained=drained)
         self.listener = (
             Listener(
                 using,

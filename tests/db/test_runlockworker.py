@@ -25,6 +25,7 @@ OURS = "django_pglock.backend.PostgresBackend"
         (["--grace", "soon"], "'soon' are no seconds"),
         (["--threads", "many"], "'many' is no number from 1 to 1000"),
         (["--grace", "-1"], "zero or more"),
+        (["--drain", "--reload"], "cannot be combined with --drain"),
     ],
 )
 @override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": ["default", "mail"]}})
@@ -59,7 +60,14 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
     call_command("runlockworker", *queues, "--threads", "3", "--grace", "1.5", "--no-listen", "--no-reload")
     [options] = built
     assert (options.pop("queues"), options.pop("exclude")) == (["any=3", "thing*"], ["thing-1", "x"])
-    assert options == {"order": "weighted", "threads": 3, "grace": 1.5, "listens": False, "using": "default"}
+    assert options == {
+        "order": "weighted",
+        "threads": 3,
+        "grace": 1.5,
+        "listens": False,
+        "using": "default",
+        "drain": False,
+    }
 
 
 @override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": ["default", "mail-a", "mail-b"]}})

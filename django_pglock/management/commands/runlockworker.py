@@ -24,6 +24,8 @@ from django_pglock.worker.queues import ORDERS, Queues
 
 #: The exit code with which Django's reloader says that code changed.
 CHANGED = 3
+#: Options that are arguments of ``Worker``, too.
+PASSED_ON = ("queues", "exclude", "order", "threads", "grace", "listens", "drain")
 
 
 class Command(BaseCommand):
@@ -76,23 +78,33 @@ class Command(BaseCommand):
             help=_("Only poll. For databases that are reached through a pooler in transaction mode."),
         )
         parser.add_argument(
+            "--drain",
+            action="store_true",
+            help=_("End when nothing is left to do. What is scheduled for later, or paused, is left."),
+        )
+        parser.add_argument(
             "--reload",
             action=argparse.BooleanOptionalAction,
             default=None,
-            help=_("Start again when code changes, after running tasks have finished (default: if DEBUG)."),
+            help=_(
+                "Start again when code changes, after running tasks have finished "
+                "(default: if DEBUG, and none of the options that end processes is given)."
+            ),
         )
 
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:
         """Build the worker and run it."""
         show_log(verbosity)
-        build = {name: options[name] for name in ("queues", "exclude", "order", "threads", "grace", "listens")}
+        build = {name: options[name] for name in PASSED_ON}
         build["using"] = options["database"]
         try:
             queues = Queues(options["queues"], exclude=options["exclude"], order=options["order"])
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
         refuse_unknown(queues, options["database"])
-        if settings.DEBUG if reload is None else reload:
+        if reload and options["drain"]:
+            raise CommandError(_("--reload is for a worker that runs on; it cannot be combined with --drain."))
+        if reload or (reload is None and settings.DEBUG and not options["drain"]):
             run_reloading(build)
         else:
             run_until_signal(build)
