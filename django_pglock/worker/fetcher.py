@@ -34,6 +34,7 @@ class Fetcher(ConnectedService):
     """Keeps the inbox filled from the queues it serves.
 
     ``drained`` is called when nothing is in hand and nothing is left that could be claimed; None: nobody asks.
+    ``spent`` is called when the process has claimed as many tasks as it may.
     """
 
     name = "fetcher"
@@ -47,8 +48,10 @@ class Fetcher(ConnectedService):
         *,
         listens: bool,
         drained: Callable[[], None] | None = None,
+        spent: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(rows.db)
+        self.spent = spent
         self.drained = drained
         self.hand = hand
         self.rows = rows
@@ -93,6 +96,8 @@ class Fetcher(ConnectedService):
         elif claims := self._claim(room):
             self.hand.take(claims)
             self._note_busy()
+            if self.hand.left == 0:
+                self.spent()
         elif self.drained is not None:
             if is_last_look:
                 self.drained()

@@ -48,8 +48,10 @@ class Ending:
 class Hand:
     """The claims of this process, and how many more it should ask for."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, most: int | None = None) -> None:
         self.threads = threads
+        #: How many more tasks the process may claim, if that is limited; what a group takes along is not counted.
+        self.left = most
         self.inbox: SimpleQueue[Claim | None] = SimpleQueue()
         self.outbox: SimpleQueue[Ending | None] = SimpleQueue()
         # By id and attempt: a task that was given back may be claimed again before its old claim is let go.
@@ -73,7 +75,8 @@ class Hand:
         if self.unsettled > MOST_UNSETTLED or self.running_async >= MOST_ASYNC:
             return 0
         held = len(self.claims) - self.unsettled - self.running_async
-        return max(0, min(MOST_AHEAD, self.threads + self._ahead - held))
+        most = MOST_AHEAD if self.left is None else min(MOST_AHEAD, self.left)
+        return max(0, min(most, self.threads + self._ahead - held))
 
     def task_ids(self) -> list[int]:
         """Return the ids of the tasks in hand."""
@@ -82,6 +85,8 @@ class Hand:
     def take(self, claims: Sequence[Claim]) -> None:
         """Add claims, in the order in which they are to run."""
         self.hold(claims)
+        if self.left is not None:
+            self.left -= len(claims)
         for claim in claims:
             self.inbox.put(claim)
 
@@ -126,6 +131,8 @@ class Hand:
             if claim is not None:
                 self._release(claim)
                 count += 1
+                if self.left is not None:
+                    self.left += 1
 
     def abandon(self, claims: Sequence[Claim]) -> None:
         """Have claims released although their tasks still run; what comes of those will find the claim lost."""

@@ -14,6 +14,8 @@ from django_pglock.worker.fetcher import Fetcher
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.heartbeat import Heartbeat
 from django_pglock.worker.identity import Identity
+from django_pglock.worker.limits import Limits
+from django_pglock.worker.line import ENDING, REPLACE, Line
 from django_pglock.worker.listener import Listener
 from django_pglock.worker.progress import Progress
 from django_pglock.worker.queues import Queues
@@ -24,6 +26,8 @@ logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds for which outcomes that are known may still be written when the worker has to end.
 LAST_WRITES = 10.0
+#: Seconds between two looks at whether a limit is reached.
+BETWEEN_LOOKS = 1.0
 
 
 class Worker:
@@ -33,6 +37,9 @@ class Worker:
     order, as ``runlockworker`` takes them (none: all); ``threads`` is how many sync tasks run at once, ``grace`` the
     seconds that running tasks get to finish after a stop. With ``drain`` it ends when nothing that it could claim is
     left in its queues, and nothing is in hand; what is scheduled for later does not count.
+
+    ``run()`` ends, too, when the process has run ``max_tasks`` tasks, takes more than ``max_memory`` MiB, or after
+    ``max_time`` seconds. ``line`` leads to the supervisor, if there is one, which then starts another in its place.
 
     Raises ``ConfigurationError`` for queues nobody can mean.
 
@@ -50,12 +57,21 @@ class Worker:
         grace: float = 30.0,
         listens: bool = True,
         drain: bool = False,
+        max_tasks: int | None = None,
+        max_memory: float | None = None,
+        max_time: float | None = None,
+        line: Line | None = None,
     ) -> None:
         self.identity = Identity()
         self.queues = Queues(queues, exclude=exclude, order=order)
         self.grace = grace
-        self.hand = Hand(threads)
+        self.hand = Hand(threads, most=max_tasks)
+        self.limits = Limits(self.hand, max_memory=max_memory, max_time=max_time)
+        self.line = line
+        if line is not None:
+            line.cut, line.hurry = self.end, self._give_up_grace
         self._asked_to_stop = threading.Event()
+        self._was_stopped = False
         self._hurry = threading.Event()
         self._ended = threading.Lock()
         self._has_ended = False
@@ -67,8 +83,15 @@ class Worker:
         )
         self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.hungry.set)
         self.settler = Settler(self.hand, rows, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
-        drained = self._asked_to_stop.set if drain else None
-        self.fetcher = Fetcher(self.hand, rows, self.identity, self.queues, listens=listens, drained=drained)
+        self.fetcher = Fetcher(
+            self.hand,
+            rows,
+            self.identity,
+            self.queues,
+            listens=listens,
+            drained=self.end if drain else None,
+            spent=self._ask_for_replacement,
+        )
         self.listener = (
             Listener(
                 using,
@@ -86,6 +109,8 @@ class Worker:
 
         Waits for the database as long as it takes, or until somebody asks to stop.
         """
+        if self.line is not None:
+            self.line.start()
         self.heartbeat.start()
         while not self.heartbeat.first_beat.wait(0.1):
             if self._asked_to_stop.is_set():
@@ -99,16 +124,29 @@ class Worker:
         logger.info("Worker %s is ready: %s.", self.identity.name, ", ".join(self.queues.asked) or "all queues")
 
     def run(self) -> None:
-        """Start, wait until somebody asks to stop, and shut down."""
+        """Start, wait until somebody asks to stop or a limit is reached, and shut down."""
         self.start()
-        self._asked_to_stop.wait()
+        while not self._asked_to_stop.wait(BETWEEN_LOOKS if self.limits.are_set else None):
+            if reason := self.limits.reached():
+                logger.info("Worker %s ends: %s.", self.identity.name, reason)
+                self.retire()
         self.shutdown()
 
     def stop(self) -> None:
         """Ask the worker to stop. Only sets flags: safe in a signal handler. The second call gives up the grace."""
-        if self._asked_to_stop.is_set():
+        if self._was_stopped:
             self._hurry.set()
+        self._was_stopped = True
         self._asked_to_stop.set()
+
+    def end(self) -> None:
+        """Ask the worker to stop, however often: as a first ``stop()``, after which the next one is the first."""
+        self._asked_to_stop.set()
+
+    def retire(self) -> None:
+        """Ask the worker to stop and, if it has a supervisor, to be replaced."""
+        self._ask_for_replacement()
+        self.end()
 
     def shutdown(self) -> bool:
         """Stop in order and say whether every running task could finish.
@@ -124,6 +162,8 @@ class Worker:
 
     def _shut_down(self) -> bool:
         self._asked_to_stop.set()
+        if self.line is not None:
+            self.line.tell(ENDING)
         self.heartbeat.is_draining = True
         self.fetcher.stop()
         self.fetcher.wait(LAST_WRITES)
@@ -156,6 +196,14 @@ class Worker:
         running = list(self.hand.claims.values())
         logger.warning("The grace is over; giving back %s.", ", ".join(map(repr, running)))
         self.hand.abandon(running)
+
+    def _ask_for_replacement(self) -> None:
+        if self.line is not None:
+            self.line.tell(REPLACE)
+
+    def _give_up_grace(self) -> None:
+        self._hurry.set()
+        self.end()
 
     def _heard_of_cancel(self, task_id: str) -> None:
         if task_id in map(str, self.hand.task_ids()):

@@ -25,7 +25,12 @@ OURS = "django_pglock.backend.PostgresBackend"
         (["--grace", "soon"], "'soon' are no seconds"),
         (["--threads", "many"], "'many' is no number from 1 to 1000"),
         (["--grace", "-1"], "zero or more"),
-        (["--drain", "--reload"], "cannot be combined with --drain"),
+        (["--drain", "--reload"], "cannot be combined with"),
+        (["--processes", "2", "--reload"], "cannot be combined with"),
+        (["--max-time", "60", "--reload"], "cannot be combined with"),
+        (["--processes", "65"], "from 1 to 64"),
+        (["--max-memory", "0"], "'0' is not above zero"),
+        (["--max-tasks", "0"], "no number from 1"),
     ],
 )
 @override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": ["default", "mail"]}})
@@ -67,6 +72,9 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
         "listens": False,
         "using": "default",
         "drain": False,
+        "max_tasks": None,
+        "max_memory": None,
+        "max_time": None,
     }
 
 

@@ -98,6 +98,15 @@ def tell_context(context, value):
     return [context.attempt, context.task_result.id, value]
 
 
+_hoard: list[bytes] = []
+
+
+@task
+def hoard(mebibytes):
+    _hoard.append(b"x" * mebibytes * 2**20)
+    return os.getpid()
+
+
 @task
 def leave():
     sys.exit("a task that calls sys.exit()")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings
@@ -16,16 +17,21 @@ from django.db import connections
 from django.utils import autoreload
 from django.utils.translation import gettext as _
 
+from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
 from django_pglock.tasks.compat import task_backends
 from django_pglock.worker import Worker
+from django_pglock.worker.line import Line, to_supervisor
 from django_pglock.worker.logs import silence_what_nobody_hears
 from django_pglock.worker.queues import ORDERS, Queues
+from django_pglock.worker.supervisor import Supervisor
 
 #: The exit code with which Django's reloader says that code changed.
 CHANGED = 3
 #: Options that are arguments of ``Worker``, too.
 PASSED_ON = ("queues", "exclude", "order", "threads", "grace", "listens", "drain")
+#: So are those after which a process is replaced.
+RECYCLING = ("max_tasks", "max_memory", "max_time")
 
 
 class Command(BaseCommand):
@@ -62,7 +68,7 @@ class Command(BaseCommand):
                 "strict: always in the order in which they are given."
             ),
         )
-        parser.add_argument("--threads", type=_positive, default=4, help=_("Sync tasks at once (default: 4)."))
+        parser.add_argument("--threads", type=_up_to(1000), default=4, help=_("Sync tasks at once (default: 4)."))
         parser.add_argument(
             "--grace",
             type=_seconds,
@@ -77,6 +83,7 @@ class Command(BaseCommand):
             dest="listens",
             help=_("Only poll. For databases that are reached through a pooler in transaction mode."),
         )
+        self._add_arguments_of_processes(parser)
         parser.add_argument(
             "--drain",
             action="store_true",
@@ -92,19 +99,55 @@ class Command(BaseCommand):
             ),
         )
 
+    def _add_arguments_of_processes(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--processes",
+            type=_up_to(64),
+            default=1,
+            metavar="N",
+            help=_(
+                "Run so many worker processes, each with these options, and start again those that end (default: 1, "
+                "which is this process; with one of the --max options it is a child of this one, and replaced)."
+            ),
+        )
+        parser.add_argument(
+            "--max-tasks", type=_up_to(10**9), metavar="N", help=_("Replace a process when it has run so many tasks.")
+        )
+        parser.add_argument(
+            "--max-memory",
+            type=_amount,
+            metavar="MIB",
+            help=_("Replace a process that takes more memory than so many MiB. Running tasks get the grace."),
+        )
+        parser.add_argument(
+            "--max-time",
+            type=_amount,
+            metavar="SECONDS",
+            help=_("Replace a process after this time, or up to a tenth sooner. Running tasks get the grace."),
+        )
+
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:
         """Build the worker and run it."""
-        show_log(verbosity)
-        build = {name: options[name] for name in PASSED_ON}
+        line = to_supervisor()
+        show_log(verbosity, line)
+        build = {name: options[name] for name in PASSED_ON + RECYCLING}
         build["using"] = options["database"]
         try:
             queues = Queues(options["queues"], exclude=options["exclude"], order=options["order"])
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
         refuse_unknown(queues, options["database"])
-        if reload and options["drain"]:
-            raise CommandError(_("--reload is for a worker that runs on; it cannot be combined with --drain."))
-        if reload or (reload is None and settings.DEBUG and not options["drain"]):
+        if line is not None:
+            run_until_signal({**build, "line": line})
+            return
+        is_supervised = options["processes"] > 1 or any(options[name] for name in RECYCLING)
+        if reload and (is_supervised or options["drain"]):
+            raise CommandError(
+                _("--reload runs one process for long; it cannot be combined with --processes, --max-… or --drain.")
+            )
+        if is_supervised:
+            sys.exit(supervise(options))
+        elif reload or (reload is None and settings.DEBUG and not options["drain"]):
             run_reloading(build)
         else:
             run_until_signal(build)
@@ -141,9 +184,23 @@ def run_until_signal(build: dict[str, Any]) -> None:
 
 
 def stop_at_signals(worker: Worker) -> None:
-    """Let SIGTERM and SIGINT stop the worker: the first in order, a second at once."""
+    """Let SIGTERM and SIGINT stop the worker: the first in order, a second at once.
+
+    Under a supervisor all count as the first: service managers tell every process of a service, and so does it.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop())
+        signal.signal(number, lambda *_: worker.stop() if worker.line is None else worker.end())
+
+
+def supervise(options: dict[str, Any]) -> int:
+    """Run our own command line in processes of their own, without a database; return the exit code at last."""
+    return Supervisor(
+        autoreload.get_child_arguments(),
+        processes=options["processes"],
+        grace=options["grace"],
+        silence=get_settings().HEARTBEAT_LIMIT,
+        drain=options["drain"],
+    ).run()
 
 
 def run_reloading(build: dict[str, Any]) -> None:
@@ -203,20 +260,50 @@ def run_watched(build: dict[str, Any]) -> None:
         drain()
 
 
-def show_log(verbosity: int) -> None:
-    """Let the worker's log be seen on the terminal, unless the project has arranged for it."""
+def show_log(verbosity: int, line: Line | None = None) -> None:
+    """Let the worker's log be seen on the terminal, unless the project has arranged for it.
+
+    One of several processes gives its name to all records: ``%(processName)s``.
+    """
+    who = ""
+    if line is not None:
+        name_records(f"worker-{line.number}")
+        who = "%(processName)s[%(process)d] "
     logger = logging.getLogger("django_pglock")
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {who}%(message)s"))
         logger.addHandler(handler)
         logger.setLevel({0: logging.ERROR, 1: logging.INFO}.get(verbosity, logging.DEBUG))
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(_("%r is no number from 1 to 1000") % text)
-    return int(text)
+def name_records(name: str) -> None:
+    """Have all log records of this process say that it is called ``name``."""
+    make = logging.getLogRecordFactory()
+
+    def make_named(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        record.processName = name
+        return record
+
+    logging.setLogRecordFactory(make_named)
+
+
+def _amount(text: str) -> float:
+    if not (amount := _seconds(text)):
+        raise argparse.ArgumentTypeError(_("%r is not above zero") % text)
+    return amount
+
+
+def _up_to(most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdigit() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(
+                _("%(text)r is no number from 1 to %(most)d") % {"text": text, "most": most}
+            )
+        return int(text)
+
+    return parse
 
 
 def _seconds(text: str) -> float:

@@ -1,0 +1,159 @@
+"""Several worker processes under a supervisor: real kills, real limits. Then the rows tell."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from django_pglock.models import Task, Worker
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+
+def started(process) -> list[tuple[str, int]]:
+    """The numbers and process ids of all that were started, in this order."""
+    return [(number, int(pid)) for number, pid in re.findall(r"Started worker-(\d+)\[(\d+)\]", process.output)]
+
+
+def ready(process) -> set[int]:
+    return {int(pid) for pid in re.findall(r"worker-\d+\[(\d+)\] Worker \S+ is ready", process.output)}
+
+
+def done() -> int:
+    return Task.objects.filter(status="SUCCESSFUL").count()
+
+
+@pytest.fixture
+def supervisor(worker_process, eventually):
+    """Start a supervisor and wait until so many of its workers are ready."""
+
+    def start(*arguments, count=2):
+        process = worker_process("--processes", str(count), "--threads", "1", *arguments)
+        eventually(lambda: len(ready(process)) == count, why=process.output)
+        return process
+
+    return start
+
+
+def test_a_killed_process_is_replaced_and_its_task_runs_again(supervisor, eventually):
+    process = supervisor()
+    tasks.note_and_sleep.enqueue("again", 2)
+    victim = eventually(lambda: Effect.objects.first()).pid
+    survivor = (ready(process) - {victim}).pop()
+    os.kill(victim, signal.SIGKILL)
+
+    eventually(lambda: done() == 1, why=process.output)
+    assert Effect.objects.count() == 2
+    assert Task.objects.get().rescues == 1
+    eventually(lambda: len(ready(process)) == 3, why=process.output)
+    numbers = {pid: number for number, pid in started(process)}
+    assert sorted(numbers.values()) == sorted(["1", "2", numbers[victim]])
+    assert f"worker-{numbers[victim]}[{victim}] has ended unexpectedly by SIGKILL" in process.output
+    os.kill(survivor, 0)
+    process.send(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_lets_the_tasks_of_all_finish(supervisor, eventually, number):
+    process = supervisor("--grace", "20")
+    for name in "ab":
+        tasks.note_and_sleep.enqueue(name, 0.7)
+    eventually(lambda: Effect.objects.count() == 2)
+    tasks.record.enqueue("stays")
+    process.send(number)
+
+    assert process.wait() == 0
+    assert Counter(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL": 2, "READY": 1}
+    assert not Worker.objects.exists()
+    assert len(started(process)) == 2
+
+
+def test_the_second_signal_gives_everything_back(supervisor, eventually):
+    """And a SIGTERM that the processes get besides, as from systemd, is no second one."""
+    process = supervisor("--grace", "60")
+    for name in "ab":
+        tasks.note_and_sleep.enqueue(name, 30)
+    eventually(lambda: Effect.objects.count() == 2)
+    process.send(signal.SIGTERM)
+    eventually(lambda: process.output.count("Waiting up to") == 2, why=process.output)
+    for pid in ready(process):
+        os.kill(pid, signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.process.poll() is None
+    assert Task.objects.filter(status="RUNNING").count() == 2
+    process.send(signal.SIGTERM)
+
+    assert process.wait(10) == 0
+    assert list(Task.objects.values_list("status", "rescues")) == [("READY", 0)] * 2
+
+
+def test_a_killed_supervisor_leaves_no_process_behind(supervisor, eventually):
+    """They see it by their line, and drain."""
+    process = supervisor()
+    tasks.note_and_sleep.enqueue("finishes", 1)
+    eventually(lambda: Effect.objects.exists())
+    process.send(signal.SIGKILL)
+
+    process.process.wait(10)
+    # Whoever still lives holds the other end of this pipe.
+    process._reader.join(20)
+    assert not process._reader.is_alive(), process.output
+    assert process.output.count("The supervisor of this worker is gone") == 2
+    assert done() == 1
+    assert not Worker.objects.exists()
+
+
+def test_each_process_runs_so_many_tasks(worker_process, eventually):
+    """One process at a time, for which the option implies a supervisor; the next begins while the last ends."""
+    process = worker_process("--max-tasks", "5", "--threads", "2")
+    for number in range(12):
+        tasks.record.enqueue("counted", number)
+    eventually(lambda: done() == 12, why=process.output)
+    ran = Counter(Effect.objects.values_list("pid", flat=True))
+    assert sorted(ran.values()) == [2, 5, 5]
+    process.send(signal.SIGTERM)
+    assert process.wait() == 0
+    assert "unexpectedly" not in process.output
+    assert process.process.pid not in ran, "the supervisor runs nothing itself"
+
+
+def test_a_process_that_has_grown_is_replaced(worker_process, eventually):
+    process = worker_process("--max-memory", "200", "--threads", "1")
+    first = tasks.hoard.enqueue(200)
+    eventually(lambda: len(ready(process)) == 2, why=process.output)
+    second = tasks.hoard.enqueue(1)
+    eventually(lambda: done() == 2, why=process.output)
+    first.refresh(), second.refresh()
+    assert [first.return_value, second.return_value] == [pid for _, pid in started(process)]
+    assert "MiB of memory" in process.output
+
+
+def test_a_process_whose_time_is_over_is_replaced(worker_process, eventually):
+    process = worker_process("--max-time", "0.5", "--threads", "1")
+    eventually(lambda: len(ready(process)) >= 2, why=process.output)
+    assert "its time is over" in process.output
+    assert "unexpectedly" not in process.output
+
+
+def test_processes_that_drain_end_together(supervisor, eventually, worker_process):
+    for number in range(50):
+        tasks.record.enqueue("drained", number)
+    process = worker_process("--processes", "2", "--drain")
+    assert process.wait() == 0
+    assert done() == 50
+    assert len(started(process)) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
+def test_the_supervisor_is_one_thread(supervisor):
+    process = supervisor()
+    assert "Threads:\t1\n" in Path(f"/proc/{process.process.pid}/status").read_text()
