@@ -36,11 +36,11 @@ BETWEEN_LOOKS = 0.1
 class Executor:
     """Runs what is in the inbox and puts the endings into the outbox."""
 
-    def __init__(self, hand: Hand, using: str) -> None:
+    def __init__(self, hand: Hand, using: str, watchdog: Watchdog) -> None:
         self.hand = hand
         self.using = using
         self.loop = AsyncLoop(hand)
-        self.watchdog = Watchdog()
+        self.watchdog = watchdog
         self._threads = [
             threading.Thread(target=self._work, name=f"lockworker-thread-{number}", daemon=True)
             for number in range(1, hand.threads + 1)
@@ -57,13 +57,21 @@ class Executor:
             self.hand.inbox.put(None)
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until nothing runs any more, and say whether that came."""
+        """Wait up to ``timeout`` seconds until nothing runs any more but what is stuck, and say whether that came."""
         deadline = time.monotonic() + timeout
-        started = [thread for thread in self._threads if thread.ident is not None]
-        for thread in started:
+        stuck = {seat.thread for seat in self._stuck_seats()}
+        awaited = [thread for thread in self._threads if thread.ident is not None and thread.ident not in stuck]
+        for thread in awaited:
             thread.join(max(0.0, deadline - time.monotonic()))
-        is_idle = not any(thread.is_alive() for thread in started)
+        is_idle = not any(thread.is_alive() for thread in awaited)
         return self.loop.wait(max(0.0, deadline - time.monotonic())) and is_idle
+
+    def stuck(self) -> list[Attempt]:
+        """Return the attempts whose functions do not end, although their time has been over for long."""
+        return [attempt for seat in self._stuck_seats() if isinstance(attempt := seat.attempt, Attempt)]
+
+    def _stuck_seats(self) -> list[Seat]:
+        return [seat for seat in self.watchdog.seats if (attempt := seat.attempt) is not None and attempt.is_stuck]
 
     def cancel(self, requests: Iterable[tuple[int, int]]) -> None:
         """Let claims in hand, named by id and attempt, end: not begin, or be told if they run. May come again."""

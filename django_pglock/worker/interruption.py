@@ -27,6 +27,8 @@ class Interruptible:
     is_disturbed = False
     #: The log has said that it cannot be stopped.
     is_reported = False
+    #: It has not ended for so long that its thread is given up.
+    is_stuck = False
 
     @property
     def claims(self) -> list[Claim]:
@@ -54,7 +56,7 @@ class Interruptible:
         """Return what to raise in a function that asks whether it shall go on."""
         if self.is_cancelled:
             return TaskCancelled()
-        return self._timed_out() if self.is_overdue else None
+        return self.timed_out() if self.is_overdue else None
 
     def reason_of(self, error: BaseException) -> BaseException:
         """Return what an exception of the function stands for: after it was to end, for that, whatever it is."""
@@ -62,7 +64,7 @@ class Interruptible:
             reason: Exception | None = None if isinstance(error, TaskCancelled) else TaskCancelled()
         elif self.is_overdue:
             # A function may still say how its task goes on.
-            reason = None if isinstance(error, TaskTimeout | FlowWord) else self._timed_out()
+            reason = None if isinstance(error, TaskTimeout | FlowWord) else self.timed_out()
         else:
             reason = None
         if reason is None:
@@ -70,5 +72,6 @@ class Interruptible:
         reason.__cause__ = error
         return reason
 
-    def _timed_out(self) -> TaskTimeout:
+    def timed_out(self) -> TaskTimeout:
+        """Return what ends an attempt whose time is over."""
         return TaskTimeout(f"The attempt took longer than its timeout of {self.timeout:g} s.")

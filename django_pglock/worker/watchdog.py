@@ -12,9 +12,12 @@ import contextlib
 import ctypes
 import logging
 import math
+import sys
 import threading
 import time
+import traceback
 import weakref
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +51,19 @@ class Watchdog(Service):
 
     Its thread starts when there is something to look at for the first time. A thread of the executor runs one function
     at a time, so there are never more dates to remember than threads.
+
+    ``stuck`` is called, with a text that says where it is, once for each attempt that still runs ``patience`` seconds
+    after its timeout.
     """
 
     name = "watchdog"
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, patience: float = math.inf, stuck: Callable[[Interruptible, str], None] = lambda *_: None
+    ) -> None:
         super().__init__()
+        self.patience = patience
+        self.stuck = stuck
         self.seats: list[Seat] = []
         self._starting = threading.Lock()
         # Neither event nor condition: their inner locks would stay locked if TaskTimeout struck between two lines.
@@ -103,7 +113,7 @@ class Seat:
     def __init__(self, watchdog: Watchdog) -> None:
         self.watchdog = watchdog
         self.attempt: Interruptible | None = None
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._striking = threading.Lock()
         self._sessions: list[weakref.ReferenceType[DatabaseWrapper]] = []
         _here.seat = self
@@ -140,7 +150,7 @@ class Seat:
         while self._striking.locked():
             time.sleep(0.0002)
         if attempt.is_struck:
-            _send(self._thread, None)
+            _send(self.thread, None)
         self.attempt = None
 
     def cancel(self, attempt: Interruptible) -> None:
@@ -160,8 +170,15 @@ class Seat:
             was_busy = self._cancel_statements(attempt)
             if is_overdue and not was_busy and not attempt.is_struck:
                 attempt.is_struck = attempt.is_disturbed = True
-                _send(self._thread, TaskTimeout)
+                _send(self.thread, TaskTimeout)
         _report(attempt)
+        if not attempt.is_stuck and time.monotonic() - attempt.deadline > self.watchdog.patience:
+            attempt.is_stuck = True
+            self.watchdog.stuck(attempt, self._where())
+
+    def _where(self) -> str:
+        frame = sys._current_frames().get(self.thread)  # noqa: SLF001 - there is no other name for it
+        return "".join(traceback.format_stack(frame))
 
     def _cancel_statements(self, attempt: Interruptible) -> bool:
         """Cancel what the thread's sessions are doing, and say whether there was something."""

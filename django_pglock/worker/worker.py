@@ -9,11 +9,13 @@ from typing import Any
 
 from django.apps import apps
 
+from django_pglock.worker.execution import Attempt
 from django_pglock.worker.executor import Executor
 from django_pglock.worker.fetcher import Fetcher
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.heartbeat import Heartbeat
 from django_pglock.worker.identity import Identity
+from django_pglock.worker.interruption import Interruptible
 from django_pglock.worker.limits import Limits
 from django_pglock.worker.line import ENDING, REPLACE, Line
 from django_pglock.worker.listener import Listener
@@ -21,13 +23,22 @@ from django_pglock.worker.progress import Progress
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.settler import Settler
 from django_pglock.worker.upkeep import Upkeep
+from django_pglock.worker.watchdog import Watchdog
 
 logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds for which outcomes that are known may still be written when the worker has to end.
 LAST_WRITES = 10.0
+#: Seconds that a function whose time is over has to end, at least; else the grace.
+LEAST_PATIENCE = 1.0
 #: Seconds between two looks at whether a limit is reached.
 BETWEEN_LOOKS = 1.0
+
+#: What can be done where nobody can replace the process.
+THREAD_IS_LOST = (
+    "Its thread is lost, and the task stays as it is until the function returns or the worker ends. "
+    "With --processes or a --max option the process is replaced."
+)
 
 
 class Worker:
@@ -76,7 +87,8 @@ class Worker:
         self._ended = threading.Lock()
         self._has_ended = False
         rows: Any = apps.get_model("django_pglock", "Task").objects.using(using)
-        self.executor = Executor(self.hand, using)
+        watchdog = Watchdog(patience=max(grace, LEAST_PATIENCE), stuck=self._give_up_thread)
+        self.executor = Executor(self.hand, using, watchdog)
         progress = Progress(self.hand, rows)
         self.heartbeat = Heartbeat(
             self.hand, rows, self.identity, self.queues.asked, progress=progress, cancel=self.executor.cancel
@@ -169,16 +181,18 @@ class Worker:
         self.fetcher.wait(LAST_WRITES)
         self.hand.give_back()
         self.executor.stop()
-        all_finished = self._wait_for_running()
-        if not all_finished:
-            self._abandon_running()
+        have_ended = self._wait_for_running()
+        stuck = self.executor.stuck()
+        self._end_stuck(stuck)
+        if not have_ended:
+            self._abandon_running(except_for=stuck)
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
         for service in (self.listener, self.upkeep, self.settler, self.executor.watchdog, self.heartbeat):
             if service is not None:
                 service.stop()
                 service.wait(LAST_WRITES)
-        return all_finished
+        return have_ended and not stuck
 
     def _wait_for_running(self) -> bool:
         waited, said = 0.0, False
@@ -191,11 +205,29 @@ class Worker:
                 return False
         return True
 
-    def _abandon_running(self) -> None:
+    def _end_stuck(self, stuck: list[Attempt]) -> None:
+        """End attempts for which nobody waits any more. Not before the process ends: they would run twice at once."""
+        for attempt in stuck:
+            self.hand.ended(attempt.ending(attempt.failure(attempt.timed_out())), 0.0)
+
+    def _abandon_running(self, *, except_for: list[Attempt]) -> None:
         """Give back claims whose tasks still run. The process ends right after, and their threads with it."""
-        running = list(self.hand.claims.values())
+        ended = {claim for attempt in except_for for claim in attempt.claims}
+        running = [claim for claim in self.hand.claims.values() if claim not in ended]
         logger.warning("The grace is over; giving back %s.", ", ".join(map(repr, running)))
         self.hand.abandon(running)
+
+    def _give_up_thread(self, attempt: Interruptible, where: str) -> None:
+        logger.error(
+            "%r does not end, although its timeout was over %.0f s ago. %s It is here:\n%s",
+            attempt.claim,
+            self.executor.watchdog.patience,
+            THREAD_IS_LOST if self.line is None else "The process is replaced.",
+            where,
+            extra=attempt.claim.log_fields(),
+        )
+        if self.line is not None:
+            self.retire()
 
     def _ask_for_replacement(self) -> None:
         if self.line is not None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from django_pglock.models import Task, Worker
-from tests.sample import tasks
+from django_pglock.models import Attempt, Task, Worker
+from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
@@ -137,13 +137,6 @@ def test_a_process_that_has_grown_is_replaced(worker_process, eventually):
     assert "MiB of memory" in process.output
 
 
-def test_a_process_whose_time_is_over_is_replaced(worker_process, eventually):
-    process = worker_process("--max-time", "0.5", "--threads", "1")
-    eventually(lambda: len(ready(process)) >= 2, why=process.output)
-    assert "its time is over" in process.output
-    assert "unexpectedly" not in process.output
-
-
 def test_processes_that_drain_end_together(supervisor, eventually, worker_process):
     for number in range(50):
         tasks.record.enqueue("drained", number)
@@ -151,6 +144,24 @@ def test_processes_that_drain_end_together(supervisor, eventually, worker_proces
     assert process.wait() == 0
     assert done() == 50
     assert len(started(process)) == 2
+
+
+def test_a_process_with_a_task_that_does_not_end_is_replaced(worker_process, eventually):
+    """What sleeps in C cannot be interrupted. Its neighbour may finish; then it is tried again, in the new process."""
+    process = worker_process("--max-time", "3600", "--threads", "2", "--grace", "2")
+    neighbour = running_tasks.wait_for_note.enqueue("go on")
+    stuck = running_tasks.stuck_once.enqueue()
+    eventually(lambda: "The process is replaced." in process.output, why=process.output)
+    Effect.objects.create(name="go on")
+    eventually(lambda: done() == 2, why=process.output)
+
+    [(_, first), (_, second)] = started(process)
+    assert stuck.wait(1).return_value == second
+    row = Task.objects.get(pk=stuck.id)
+    assert (row.attempts, row.retries, row.rescues) == (2, 1, 0)
+    assert Attempt.objects.get().exception_path == "django_pglock.errors.TaskTimeout"
+    assert Task.objects.get(pk=neighbour.id).finished_at < row.last_attempted_at, "it was tried again too early"
+    eventually(lambda: f"worker-1[{first}] has ended with exit code 0" in process.output, why=process.output)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 import pytest
@@ -69,6 +70,46 @@ def test_what_blocks_in_c_fails_when_it_comes_back(worker, eventually):
     attempt = Attempt.objects.get()
     assert (row.status, attempt.exception_path) == ("FAILED", TIMEOUT)
     assert (attempt.finished_at - attempt.started_at).total_seconds() >= 0.6
+
+
+@pytest.fixture
+def gate():
+    running.gate.clear()
+    yield running.gate
+    running.gate.set()
+
+
+def test_what_does_not_end_keeps_its_claim_and_the_log_says_what_to_do(worker, eventually, caplog, gate):
+    """Nobody else may run it while this thread does: it is not twice at once."""
+    process = worker(grace=0.1)
+    result = running.block_in_c.enqueue()
+    eventually(lambda: "thread is lost" in caplog.text)
+    assert "--processes" in caplog.text
+    assert "in block_in_c\n    gate.wait(60)" in caplog.text
+    assert tasks.echo.enqueue("the other thread").wait(10)
+    assert Task.objects.get(pk=result.id).status == "RUNNING"
+    gate.set()
+    eventually(lambda: Task.objects.get(pk=result.id).status == "SCHEDULED")
+    assert caplog.text.count("thread is lost") == 1
+    assert process.executor.stuck() == []
+
+
+def test_a_worker_does_not_wait_for_what_does_not_end(worker, eventually, gate, monkeypatch):
+    """The attempt ends as one that took too long, not as one that was given back; others get the grace."""
+    monkeypatch.setattr("django_pglock.worker.worker.LEAST_PATIENCE", 0.3)
+    process = worker(grace=0.0)
+    result = running.block_in_c.enqueue()
+    eventually(lambda: process.executor.stuck())
+    process.grace = 60
+    neighbour = running.keep_busy.enqueue(0.5)
+    eventually(lambda: Task.objects.filter(pk=neighbour.id, status="RUNNING").exists())
+    began = time.monotonic()
+    assert process.shutdown() is False
+    assert time.monotonic() - began < 20
+    assert Task.objects.get(pk=neighbour.id).status == "SUCCESSFUL"
+    row = Task.objects.get(pk=result.id)
+    assert (row.status, row.retries) == ("SCHEDULED", 1)
+    assert Attempt.objects.get().exception_path == TIMEOUT
 
 
 def test_one_call_may_have_its_own(worker, eventually):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 
 from django.db import OperationalError, connection
@@ -116,6 +118,31 @@ def swallow_once(kind, seconds):
 def sleep_in_c(seconds):
     time.sleep(seconds)
     return "asleep"
+
+
+#: Ends what blocks in C for as long as it takes.
+gate = threading.Event()
+
+
+@task(timeout=0.1, max_attempts=2, backoff=3600)
+def block_in_c():
+    gate.wait(60)
+
+
+@task(timeout=0.2, max_attempts=2, backoff=0)
+def stuck_once():
+    """Block in C at the first attempt only, and return who has run the second."""
+    if not Effect.objects.filter(name="stuck").exists():
+        note("stuck")
+        time.sleep(60)
+    return os.getpid()
+
+
+@task
+def wait_for_note(name):
+    note("waits")
+    while not Effect.objects.filter(name=name).exists():
+        time.sleep(0.01)
 
 
 @task(timeout=0.2, atomic=True)

@@ -1,4 +1,4 @@
-"""A worker that ends when nothing is left to do."""
+"""A worker that ends by itself: when nothing is left to do, or when it has done enough."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 def drain(**options) -> Process:
-    process = Process(drain=True, threads=2, grace=5, **options)
+    return run(drain=True, **options)
+
+
+def run(**options) -> Process:
+    process = Process(threads=2, grace=5, **options)
     ended = threading.Thread(target=process.run, daemon=True)
     ended.start()
     ended.join(20)
@@ -83,3 +87,28 @@ def test_what_it_may_not_take_is_left():
     tasks.record.enqueue("mine")
     drain(queues=["default", "paused"])
     assert statuses() == {"READY": 3, "SUCCESSFUL": 1}
+
+
+def test_it_ends_after_so_many_tasks():
+    for number in range(10):
+        tasks.record.enqueue("counted", number)
+    run(max_tasks=3)
+    assert statuses() == {"READY": 7, "SUCCESSFUL": 3}
+
+
+@pytest.mark.parametrize("limit", [{"max_time": 0.5}, {"max_memory": 1}])
+def test_it_ends_at_a_limit(limit, caplog):
+    tasks.record.enqueue("one task, at least, before memory is looked at")
+    with caplog.at_level("INFO", logger="django_pglock"):
+        run(**limit)
+    assert "ends: it" in caplog.text
+
+
+def test_a_signal_after_its_own_end_has_begun_is_the_first(worker):
+    """It lets running tasks finish; only the next one hurries."""
+    process = worker()
+    process.retire()
+    process.stop()
+    assert not process._hurry.is_set()
+    process.stop()
+    assert process._hurry.is_set()
