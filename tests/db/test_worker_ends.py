@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.db import transaction
 
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.worker import Worker as Process
+from django_pglock.worker.line import REPLACE
 from django_pglock.worker.settler import Settler
-from tests.sample import tasks
+from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
@@ -94,6 +96,17 @@ def test_it_ends_after_so_many_tasks():
         tasks.record.enqueue("counted", number)
     run(max_tasks=3)
     assert statuses() == {"READY": 7, "SUCCESSFUL": 3}
+
+
+def test_another_is_asked_for_as_soon_as_the_last_task_is_claimed(worker, eventually):
+    """Long before the task has ended, so that no thread is missed meanwhile."""
+    words = []
+    line = SimpleNamespace(tell=words.append, start=lambda: None)
+    worker(max_tasks=1, line=line)
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: words == [REPLACE], seconds=5)
+    Effect.objects.create(name="go on")
+    eventually(lambda: statuses() == {"SUCCESSFUL": 1})
 
 
 @pytest.mark.parametrize("limit", [{"max_time": 0.5}, {"max_memory": 1}])

@@ -72,6 +72,13 @@ def test_the_pauses_grow_until_a_process_has_lived_for_long_enough(supervise, mo
     assert failures == [1, 2, 1, 2]
 
 
+def test_a_replacement_ends_a_row_of_failures(supervise, monkeypatch):
+    failures = []
+    monkeypatch.setattr(supervisor, "pause_after", lambda number: failures.append(number) or 0.0)
+    supervise("sys.exit(bool(start == 3 and line.send(b'r')) or start < 5)")
+    assert failures == [1, 2, 1]
+
+
 def test_without_drain_an_end_in_order_is_unexpected_too(supervise, monkeypatch):
     monkeypatch.setattr(supervisor, "pause_after", lambda number: 0.0)
     code, starts = supervise("start < 3 or os.kill(os.getppid(), signal.SIGTERM) or time.sleep(60)", drain=False)
