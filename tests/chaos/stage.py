@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -28,6 +29,8 @@ class Member(WorkerProcess):
 
     ended_at: float | None = None
     id: UUID
+    #: Start another one like this, as a supervisor does; None when that has happened.
+    again: Callable[[], Member] | None = None
 
     def _read(self) -> None:
         super()._read()
@@ -62,20 +65,29 @@ class Stage:
         self, *arguments: str, url: str | None = None, pglock: dict[str, Any] | None = None, **environment: str
     ) -> Member:
         """Start a worker and wait until it is ready. ``pglock`` are settings; all others are at their defaults."""
-        environment = {
+        return self._ready(self._start(*arguments, url=url, pglock=pglock, **environment))
+
+    def workers(self, count: int, *arguments: str, **options: Any) -> list[Member]:
+        """Start several workers alike."""
+        return [self._ready(member) for member in [self._start(*arguments, **options) for _ in range(count)]]
+
+    def _start(
+        self, *arguments: str, url: str | None = None, pglock: dict[str, Any] | None = None, **environment: str
+    ) -> Member:
+        surroundings = {
             "DJANGO_SETTINGS_MODULE": "tests.chaos.settings",
             "CHAOS_PGLOCK": json.dumps(pglock or {}),
             **environment,
         }
-        member = Member(*arguments, url=url or self.server.url, **environment)
+        member = Member(*arguments, url=url or self.server.url, **surroundings)
         self.crew.append(member)
+        member.again = lambda: self.worker(*arguments, url=url, pglock=pglock, **environment)
+        return member
+
+    def _ready(self, member: Member) -> Member:
         member.wait_for("is ready", 60)
         member.id = Worker.objects.filter(pid=member.process.pid).latest("started_at").pk
         return member
-
-    def workers(self, count: int, *arguments: str, **options: Any) -> list[Member]:
-        """Start several workers alike."""
-        return [self.worker(*arguments, **options) for _ in range(count)]
 
     def load(self, count: int, seconds: float = 0.05) -> list[int]:
         """Enqueue so many tasks of each of the three kinds: plain, atomic, and with keys."""
@@ -110,6 +122,14 @@ class Stage:
     def hands(self, worker: UUID) -> set[int]:
         """Return the tasks that a worker has claimed."""
         return set(Task.objects.filter(status="RUNNING", worker=worker).values_list("pk", flat=True))
+
+    def replace_dead(self) -> bool:
+        """Start a worker for each that has ended, as a supervisor does."""
+        for member in list(self.crew):
+            if member.ended_at is not None and member.again is not None:
+                again, member.again = member.again, None
+                again()
+        return True
 
     # How it goes on
 

@@ -1,16 +1,29 @@
-"""What happens to workers: signals, and tasks that take their process down."""
+"""What happens to workers: signals, deploys, wrong clocks, and tasks that take their process down."""
 
 from __future__ import annotations
 
 import signal
+import time
+from datetime import timedelta
 
+import psycopg
 import pytest
+from django.db import transaction
+from django.db.models import Max
+from django.utils import timezone
+
+from django_pglock.conf import Settings
+from django_pglock.models import Attempt, Task, Worker
+from tests.sample import chaos_tasks
+from tests.sample.models import Run
+
+#: Quick signs of life, where the short form cannot wait for the default limit.
+QUICK = {"HEARTBEAT_INTERVAL": 0.5, "HEARTBEAT_LIMIT": 4.0, "POLL_INTERVAL": 2.0}
 
 
 @pytest.mark.short
 @pytest.mark.fault("SIGKILL of a worker")
 def test_a_killed_worker(stage, eventually):
-    """At default settings."""
     victim, *_others = stage.workers(3, "--threads", "2")
     stage.load(60, seconds=0.1)
     eventually(lambda: stage.running(30), why="the work did not begin")
@@ -20,3 +33,185 @@ def test_a_killed_worker(stage, eventually):
     recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
     stage.show("its tasks run elsewhere", recovery.last, bound=10)
     stage.show("others go on", recovery.others, bound=2)
+
+
+@pytest.mark.short
+@pytest.mark.fault("SIGTERM, tasks shorter than the grace")
+def test_a_worker_that_ends_in_order(stage, eventually):
+    victim, *_others = stage.workers(2, "--threads", "2")
+    stage.load(10, seconds=0.7)
+    eventually(lambda: stage.running(5), why="the work did not begin")
+    blow = stage.strike(victim, signal.SIGTERM)
+    assert victim.wait() == 0
+    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    stage.judge()
+    assert not Attempt.objects.exists(), "a task that runs is left to finish"
+    stage.show("the worker ends as soon as its tasks have", victim.ended_at - blow.at, bound=0.7 + 2)
+
+
+@pytest.mark.short
+@pytest.mark.fault("SIGTERM, tasks longer than the grace")
+def test_a_worker_whose_grace_is_over(stage, eventually):
+    victim = stage.worker("--threads", "6", "--grace", "1")
+    stage.load(2, seconds=4)
+    eventually(lambda: len(stage.hands(victim.id)) == 6, why="the work did not begin")
+    stage.worker("--threads", "6")
+    blow = stage.strike(victim, signal.SIGTERM)
+    assert victim.wait() == 0
+    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at + 1)
+    assert not Attempt.objects.exists(), "neither a retry nor a rescue is spent"
+    stage.show("the worker ends", victim.ended_at - blow.at, bound=1 + 2)
+    stage.show("its tasks are given back and run elsewhere", recovery.last, bound=2)
+
+
+@pytest.mark.parametrize(
+    "pglock", [pytest.param(QUICK, marks=pytest.mark.short, id="quick"), pytest.param({}, id="default")]
+)
+@pytest.mark.fault("SIGSTOP for longer than HEARTBEAT_LIMIT, then SIGCONT")
+def test_a_zombie(stage, eventually, pglock):
+    """Everything that it had runs elsewhere; what it brings when it wakes is dropped, and it works again."""
+    limit = Settings(**pglock).HEARTBEAT_LIMIT
+    zombie, *_others = stage.workers(3, "--threads", "3", pglock=pglock)
+    stage.load(12, seconds=0.3)
+    eventually(lambda: stage.running(9), why="the work did not begin")
+    blow = stage.strike(zombie, signal.SIGSTOP)
+    assert blow.hands, "the victim had nothing in hand"
+    eventually(stage.is_over, seconds=limit + 60, why="some task is stuck")
+    before = dict(Task.objects.values_list("pk", "finished_at"))
+    stage.strike(zombie, signal.SIGCONT)
+    eventually(lambda: not Run.objects.filter(worker=zombie.id, ended_at=None).exists(), why="it does not wake")
+    zombie.wait_for("was lost")
+    assert dict(Task.objects.values_list("pk", "finished_at")) == before, "an outcome came too late and was written"
+    evidence = stage.judge()
+    recovery = evidence.recovery(blow.hands, blow.victim, blow.at)
+    stage.show(f"its tasks run elsewhere (limit: {limit:.0f} s)", recovery.last, bound=limit + 10)
+    stage.show("others go on", recovery.others, bound=2)
+    runs = Run.objects.filter(worker=zombie.id).count()
+    stage.load(10)
+    eventually(lambda: Run.objects.filter(worker=zombie.id).count() > runs, why="the zombie does not work again")
+
+
+@pytest.mark.short
+@pytest.mark.fault("clocks of workers wrong by an hour")
+def test_wrong_clocks(stage, eventually):
+    """The others judge who lives, promote what is due, and rescue: nothing of it by their own clocks."""
+    stage.worker("--threads", "2", CHAOS_CLOCK="3600")
+    told = chaos_tasks.tell_time.enqueue()
+    assert told.wait(20).return_value > time.time() + 3500, "the clock is right"
+    Task.objects.all().delete()
+    stage.worker("--threads", "2", CHAOS_CLOCK="-3600")
+    victim = stage.worker("--threads", "2")
+    due = timezone.now() + timedelta(seconds=4)
+    later = stage.expect(chaos_tasks.work.using(run_after=due).enqueue(0))
+    stage.load(40, seconds=0.1)
+    eventually(lambda: Run.objects.filter(worker=victim.id).count() > 5, why="the work did not begin")
+    blow = stage.strike(victim, signal.SIGKILL)
+    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
+    stage.show("the tasks of a killed worker run elsewhere", recovery.last, bound=10)
+    assert set(Attempt.objects.values_list("worker", flat=True)) <= {victim.id}, "a living worker was taken for dead"
+    lateness = (Run.objects.get(task=later[0]).started_at - due).total_seconds()
+    assert lateness >= 0, "it ran too early"
+    stage.show("a scheduled task runs when it is due", lateness, bound=5)
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("how", list(chaos_tasks.FATAL))
+@pytest.mark.fault("a task takes its worker down")
+def test_a_task_that_takes_its_worker_down(stage, eventually, how):
+    stage.fault = f"a task takes its worker down: {how}"
+    stage.workers(2, "--threads", "2")
+    stage.load(10, seconds=0.2)
+    stage.expect(chaos_tasks.take_down.enqueue(how))
+    eventually(lambda: any(member.ended_at for member in stage.crew), why="nobody went down")
+    (victim,) = [member for member in stage.crew if member.ended_at]
+    hands = stage.hands(victim.id)
+    eventually(lambda: stage.replace_dead() and stage.is_over(), seconds=60, why="some task is stuck")
+    recovery = stage.judge().recovery(hands, victim.id, victim.ended_at)
+    stage.show("its tasks run elsewhere", recovery.last, bound=10)
+
+
+@pytest.mark.short
+@pytest.mark.fault("a task eats all memory that its process may have")
+def test_a_task_that_eats_memory(stage, eventually):
+    """MemoryError is a failure like others: it is tried again, then it is FAILED, and everybody else goes on."""
+    stage.workers(2, "--threads", "2", CHAOS_MEMORY="1024")
+    hungry = stage.expect(*[chaos_tasks.eat.enqueue() for _ in range(3)])
+    stage.load(20)
+    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    stage.judge("it fails by itself; nothing else is lost, stuck, or fails", may_fail=hungry)
+    errors = Attempt.objects.filter(task__in=hungry)
+    assert set(errors.values_list("exception_path", flat=True)) == {"builtins.MemoryError"}
+    assert errors.count() == 2 * len(hungry)
+    assert all(member.ended_at is None for member in stage.crew), "a worker went down"
+
+
+@pytest.mark.short
+@pytest.mark.fault("a poison pill: its worker dies each time")
+def test_a_poison_pill(stage, eventually):
+    """Long tasks run beside it each time, so they go down with it each time; and are innocent."""
+    stage.workers(1, "--threads", "4", pglock=QUICK)
+    with transaction.atomic():
+        pill = stage.expect(chaos_tasks.take_down.enqueue("out-of-memory kill", times=1000, after=0.3))
+        innocent = stage.load(2, seconds=1.5)
+    eventually(lambda: stage.replace_dead() and stage.is_over(), seconds=90, why="some task is stuck")
+    stage.judge("it ends FAILED, and nobody else does", may_fail=pill)
+    row = Task.objects.get(pk=pill[0])
+    assert row.status == "FAILED"
+    assert row.rescues == Settings().MAX_RESCUES + 1
+    went_down = Task.objects.filter(pk__in=innocent).aggregate(Max("rescues"))["rescues__max"]
+    assert went_down >= Settings().MAX_RESCUES, "nobody was beside it"
+
+
+@pytest.mark.parametrize("count", [pytest.param(5, marks=pytest.mark.short), 50])
+@pytest.mark.fault("deploys in a row: SIGTERM and a new worker")
+def test_deploys_in_a_row(stage, eventually, count):
+    stage.fault = f"{count} deploys in a row: SIGTERM and a new worker, under load"
+    stage.workers(2, "--threads", "2")
+    for _round in range(count):
+        stage.load(8, seconds=0.1)
+        old = next(member for member in stage.crew if member.ended_at is None)
+        stage.strike(old, signal.SIGTERM)
+        stage.worker("--threads", "2")
+        assert old.wait() == 0
+    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    stage.judge()
+    assert not Attempt.objects.exists(), "no task is interrupted"
+    assert Worker.objects.count() == 2, "whoever ends signs off"
+
+
+@pytest.mark.short
+@pytest.mark.fault("two versions of the code at once")
+def test_two_versions_of_the_code(stage, eventually):
+    stage.workers(2, "--threads", "2", CHAOS_CODE="old")
+    new = stage.expect(*[chaos_tasks.work_newly.enqueue(0.05) for _ in range(20)])
+    stage.load(10)
+    others = Task.objects.exclude(pk__in=new)
+    eventually(lambda: not others.filter(finished_at=None).exists(), seconds=60, why="known tasks have to wait")
+    waiting = Task.objects.filter(pk__in=new)
+    assert set(waiting.values_list("status", "attempts")) == {("READY", 0)}, "an old worker touched a new task"
+    began = time.time()
+    worker = stage.worker("--threads", "2")
+    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    evidence = stage.judge()
+    assert {run.worker for run in evidence.runs if run.task in new} == {worker.id}
+    assert waiting.aggregate(Max("attempts"))["attempts__max"] == 1, "an attempt was spent"
+    stage.show("new tasks wait for a new worker, and run then", evidence.recovery(new, None, began).last, bound=15)
+
+
+@pytest.mark.parametrize("count", [pytest.param(200, marks=pytest.mark.short), 3000])
+@pytest.mark.fault("a long transaction holds back vacuum")
+def test_a_long_transaction(stage, eventually, count):
+    """Nothing that has died since can be removed from the indexes; claims must not walk through it each time."""
+    stage.workers(2, "--threads", "4")
+    with psycopg.connect(host=str(stage.server.folder), user="postgres", dbname="postgres") as holder:
+        holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT pg_current_xact_id()")
+        stage.load(count, seconds=0)
+        eventually(stage.is_over, seconds=240, why="some task is stuck")
+        began = time.time()
+        last = stage.expect(chaos_tasks.work.enqueue(0))
+        eventually(stage.is_over, why="the last one is stuck")
+        evidence = stage.judge()
+        stage.show(f"a task starts, after {3 * count} others", evidence.recovery(last, None, began).last, bound=1)
