@@ -83,7 +83,19 @@ class Released:
     status = TaskStatus.READY
 
 
-Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | Released
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The process has to end while the function still runs: run it again after ``delay`` seconds. Nothing is counted.
+
+    Not at once, for until the process is gone the function would run twice.
+    """
+
+    delay: float
+
+    status = TaskStatus.SCHEDULED
+
+
+Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | Released | Abandoned
 #: What was given back or would have been tried again, if nobody had asked for its end meanwhile.
 NOT_AGAIN = Cancelled(
     Failure("django_pglock.errors.TaskCancelled", "Somebody asked this task to end, so it does not run again.")

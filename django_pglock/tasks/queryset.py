@@ -31,7 +31,7 @@ from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimStatement
 from django_pglock.tasks.counting import CountQuerySet
 from django_pglock.tasks.gates import array_of_numbers, claim_columns
-from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
+from django_pglock.tasks.outcome import Abandoned, Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope, sources_of
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     match outcome:
         case Retried():
             record, retried, delay = "FAILED", 1, float(outcome.delay)
-        case Snoozed():
+        case Snoozed() | Abandoned():
             delay = float(outcome.delay)
         case Interrupted():
             record, rescued = "LOST", 1

@@ -10,7 +10,17 @@ from django.utils.dateparse import parse_datetime
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskError, TaskResultStatus, task_backends, task_finished
-from django_pglock.tasks.outcome import Cancelled, Failed, Failure, Interrupted, Released, Retried, Snoozed, Succeeded
+from django_pglock.tasks.outcome import (
+    Abandoned,
+    Cancelled,
+    Failed,
+    Failure,
+    Interrupted,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
 from django_pglock.worker.hand import Ending
 
 logger = logging.getLogger("django_pglock.worker")
@@ -46,6 +56,8 @@ def announce(ending: Ending) -> None:
             logger.warning(
                 "%r was cut off from the database and will run again", ending.claim, extra=ending.claim.log_fields()
             )
+        case Abandoned(delay):
+            logger.info("%r will run again in %.1f s", ending.claim, delay, extra=ending.claim.log_fields())
         case Released():
             logger.debug("%r was given back", ending.claim, extra=ending.claim.log_fields())
 

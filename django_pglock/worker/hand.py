@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import Outcome, Released
+from django_pglock.tasks.outcome import Abandoned, Outcome, Released
 
 if TYPE_CHECKING:
     from django_pglock.tasks.compat import TaskResult
@@ -129,15 +129,16 @@ class Hand:
             except Empty:
                 return count
             if claim is not None:
-                self._release(claim)
+                self.release(claim)
                 count += 1
                 if self.left is not None:
                     self.left += 1
 
-    def abandon(self, claims: Sequence[Claim]) -> None:
-        """Have claims released although their tasks still run; what comes of those will find the claim lost."""
-        for claim in claims:
-            self._release(claim)
-
-    def _release(self, claim: Claim) -> None:
+    def release(self, claim: Claim) -> None:
+        """Have a claim released that nobody has begun."""
         self.outbox.put(Ending(claim, Released()))
+
+    def abandon(self, claims: Sequence[Claim], delay: float) -> None:
+        """Have tasks that still run here run again elsewhere, in ``delay`` seconds; what comes of them here is lost."""
+        for claim in claims:
+            self.outbox.put(Ending(claim, Abandoned(delay)))

@@ -21,6 +21,7 @@ from django_pglock.worker.line import ENDING, REPLACE, Line
 from django_pglock.worker.listener import Listener
 from django_pglock.worker.progress import Progress
 from django_pglock.worker.queues import Queues
+from django_pglock.worker.service import Service
 from django_pglock.worker.settler import Settler
 from django_pglock.worker.upkeep import Upkeep
 from django_pglock.worker.watchdog import Watchdog
@@ -39,6 +40,8 @@ THREAD_IS_LOST = (
     "Its thread is lost, and the task stays as it is until the function returns or the worker ends. "
     "With --processes or a --max option the process is replaced."
 )
+#: Seconds after which a task runs elsewhere whose function this process could not wait for: by then it has ended.
+HANDOVER = 3.0
 
 
 class Worker:
@@ -182,17 +185,21 @@ class Worker:
         self.hand.give_back()
         self.executor.stop()
         have_ended = self._wait_for_running()
+        self._end(self.listener, self.upkeep)
         stuck = self.executor.stuck()
         self._end_stuck(stuck)
         if not have_ended:
+            # As late as can be: from here on the process has HANDOVER seconds to end.
             self._abandon_running(except_for=stuck)
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
-        for service in (self.listener, self.upkeep, self.settler, self.executor.watchdog, self.heartbeat):
-            if service is not None:
-                service.stop()
-                service.wait(LAST_WRITES)
+        self._end(self.settler, self.executor.watchdog, self.heartbeat)
         return have_ended and not stuck
+
+    def _end(self, *services: Service | None) -> None:
+        for service in filter(None, services):
+            service.stop()
+            service.wait(LAST_WRITES)
 
     def _wait_for_running(self) -> bool:
         waited, said = 0.0, False
@@ -211,11 +218,11 @@ class Worker:
             self.hand.ended(attempt.ending(attempt.failure(attempt.timed_out())), 0.0)
 
     def _abandon_running(self, *, except_for: list[Attempt]) -> None:
-        """Give back claims whose tasks still run. The process ends right after, and their threads with it."""
+        """Give up claims whose tasks still run. The process ends right after, and their threads with it."""
         ended = {claim for attempt in except_for for claim in attempt.claims}
         running = [claim for claim in self.hand.claims.values() if claim not in ended]
-        logger.warning("The grace is over; giving back %s.", ", ".join(map(repr, running)))
-        self.hand.abandon(running)
+        logger.warning("The grace is over; giving up %s.", ", ".join(map(repr, running)))
+        self.hand.abandon(running, HANDOVER)
 
     def _give_up_thread(self, attempt: Interruptible, where: str) -> None:
         logger.error(

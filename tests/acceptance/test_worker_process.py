@@ -99,7 +99,7 @@ def test_the_second_signal_gives_everything_back(worker_process, eventually):
 
     assert process.wait(10) == 0
     task = Task.objects.get()
-    assert (task.status, task.retries, task.rescues) == ("READY", 0, 0)
+    assert (task.status, task.retries, task.rescues) == ("SCHEDULED", 0, 0), "for when the process is gone"
 
 
 def test_fifty_deploys_in_a_row_strand_nothing(worker, eventually):

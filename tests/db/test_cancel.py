@@ -9,7 +9,17 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.tasks.outcome import Cancelled, Failed, Failure, Interrupted, Released, Retried, Snoozed, Succeeded
+from django_pglock.tasks.outcome import (
+    Abandoned,
+    Cancelled,
+    Failed,
+    Failure,
+    Interrupted,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
 from tests.sample import running_tasks as running
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -94,6 +104,7 @@ def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_thr
         (Snoozed(60), "CANCELLED"),
         (Interrupted(FAILURE), "CANCELLED"),
         (Released(), "CANCELLED"),
+        (Abandoned(60), "CANCELLED"),
     ],
 )
 def test_what_was_asked_to_end_does_not_run_again(claim, outcome, status):
@@ -103,7 +114,7 @@ def test_what_was_asked_to_end_does_not_run_again(claim, outcome, status):
     assert Task.objects.all().settle([(mine, outcome)], mine.worker)[mine.id] is not None
     row = Task.objects.get()
     assert (row.status, row.worker) == (status, mine.worker)
-    assert Attempt.objects.count() == (not isinstance(outcome, (Succeeded, Snoozed, Released)))
+    assert Attempt.objects.count() == (not isinstance(outcome, (Succeeded, Snoozed, Released, Abandoned)))
 
 
 @pytest.mark.parametrize("verb", ["rescue", "reset_stuck", "release_unknown"])

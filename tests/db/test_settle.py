@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.errors import ClaimLost
 from django_pglock.models import Attempt, Task
-from django_pglock.tasks.outcome import Failed, Failure, Interrupted, Released, Retried, Succeeded
+from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Interrupted, Released, Retried, Succeeded
 from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -49,6 +49,7 @@ def test_only_known_functions_are_claimed():
         (Retried(FAILURE, 0), "READY", "FAILED"),
         (Interrupted(FAILURE), "READY", "LOST"),
         (Released(), "READY", None),
+        (Abandoned(60), "SCHEDULED", None),
     ],
 )
 def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, status, record):

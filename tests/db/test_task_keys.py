@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
-from django_pglock.tasks.outcome import Failed, Failure, Released, Retried, Snoozed, Succeeded
+from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
 
@@ -62,6 +62,7 @@ def test_keys_of_other_orders_are_not_in_the_way():
     [
         (Retried(FAILURE, 60), ["SCHEDULED", "BLOCKED"]),  # the update waits for the create, also for its second try
         (Snoozed(60), ["SCHEDULED", "BLOCKED"]),
+        (Abandoned(60), ["SCHEDULED", "BLOCKED"]),  # it still runs, in a process that ends
         (Retried(FAILURE, 0), ["READY", "BLOCKED"]),
         (Released(), ["READY", "BLOCKED"]),
         (Failed(FAILURE), ["FAILED", "READY"]),

@@ -250,7 +250,8 @@ def test_what_outlasts_the_grace_is_given_back(worker, eventually):
     eventually(lambda: Effect.objects.exists())
     assert running.shutdown() is False
     row = Task.objects.get()
-    assert (row.status, row.retries, row.rescues) == ("READY", 0, 0)
+    assert (row.status, row.retries, row.rescues) == ("SCHEDULED", 0, 0)
+    assert row.run_after > row.last_attempted_at, "not while the process may still be at it"
 
 
 def test_claims_that_only_wait_are_given_to_somebody_who_is_idle(worker, eventually):

@@ -17,6 +17,7 @@ from django_pglock.models import Attempt, Task, Waiter, Worker
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.outcome import (
     FINAL,
+    Abandoned,
     Cancelled,
     Failed,
     Failure,
@@ -33,7 +34,7 @@ FAILURE = Failure("builtins.ValueError", "Traceback …")
 OUTCOMES = st.sampled_from(
     [
         *(Succeeded(), Succeeded(), Failed(FAILURE), Retried(FAILURE, 0), Retried(FAILURE, 60)),
-        *(Interrupted(FAILURE), Released(), Snoozed(0), Snoozed(60), Cancelled(FAILURE)),
+        *(Interrupted(FAILURE), Released(), Abandoned(60), Snoozed(0), Snoozed(60), Cancelled(FAILURE)),
     ]
 )
 KEYS = st.sampled_from(["a", "b"])

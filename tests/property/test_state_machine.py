@@ -15,7 +15,17 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import Cancelled, Failed, Failure, Interrupted, Released, Retried, Snoozed, Succeeded
+from django_pglock.tasks.outcome import (
+    Abandoned,
+    Cancelled,
+    Failed,
+    Failure,
+    Interrupted,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
 from django_pglock.tasks.states import FINISHED, WAITING
 from tests.sample import tasks
 
@@ -29,6 +39,7 @@ OUTCOMES = st.sampled_from(
         Retried(FAILURE, 60),
         Interrupted(FAILURE),
         Released(),
+        Abandoned(60),
         Snoozed(0),
         Snoozed(60),
         Cancelled(FAILURE),
