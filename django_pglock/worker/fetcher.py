@@ -14,6 +14,7 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.wakeup import NEGATIVE_TTL
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
+from django_pglock.worker.last_chance import LastChance
 from django_pglock.worker.queue_claims import QueueClaims
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import ConnectedService, logger
@@ -28,6 +29,8 @@ HOARDING = 0.5
 DRAINING = 0.1
 #: Seconds of uninterrupted work after which the worker no longer asks to be notified.
 BUSY = 0.1
+#: Seconds between two looks whether a task that has to be alone is, and whether it has ended.
+BETWEEN_LOOKS = 0.05
 
 
 class Fetcher(ConnectedService):
@@ -64,6 +67,7 @@ class Fetcher(ConnectedService):
         self._known: list[str] = []
         self._sleeping_since: float | None = None
         self._busy_since: float | None = None
+        self._last_chance = LastChance(hand)
         self._done = -1
         self._got_on_at = 0.0
 
@@ -75,6 +79,9 @@ class Fetcher(ConnectedService):
         if self.queues.serves(queue):
             self._told.add(queue)
             self.hand.hungry.set()
+
+    def finish(self) -> None:
+        self._last_chance.end()
 
     def connected(self) -> None:
         # The answer to the last claim may have been lost with the session before. What is ours in the table and not
@@ -88,13 +95,16 @@ class Fetcher(ConnectedService):
         # Cleared before the look: what sets it from now on is news.
         self.hand.hungry.clear()
         self._give_back_what_only_waits()
+        if self._last_chance.is_on():
+            self._pause(BETWEEN_LOOKS)
+            return
         # Before the claim: what makes a task ready afterwards is not ours, and not due yet.
         is_last_look = self.drained is not None and self._has_nothing_to_come()
         room = self.hand.room()
         if room == 0:
             self._pause(HOARDING)
         elif claims := self._claim(room):
-            self.hand.take(claims)
+            self.hand.take(self._last_chance.sift(claims))
             self._note_busy()
             if self.hand.left == 0:
                 self.spent()

@@ -11,13 +11,14 @@ import pytest
 from django.db import OperationalError, transaction
 from django.db.models.functions import Now
 
+from django_pglock.conf import get_settings
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
 from django_pglock.tasks.outcome import Released, Succeeded
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.hand import Ending, Hand
-from tests.sample import tasks
-from tests.sample.models import Effect
+from tests.sample import chaos_tasks, tasks
+from tests.sample.models import Effect, Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -252,6 +253,34 @@ def test_what_outlasts_the_grace_is_given_back(worker, eventually):
     row = Task.objects.get()
     assert (row.status, row.retries, row.rescues) == ("SCHEDULED", 0, 0)
     assert row.run_after > row.last_attempted_at, "not while the process may still be at it"
+
+
+def test_a_task_on_its_last_chance_runs_alone(worker, eventually):
+    """It may be the one that takes workers down; those beside it must not go down with it again."""
+    suspects = [int(chaos_tasks.work.enqueue(0.1).id) for _ in range(2)]
+    Task.objects.update(rescues=get_settings().MAX_RESCUES)
+    others = [int(chaos_tasks.work.enqueue(0.1).id) for _ in range(6)]
+    worker(threads=4)
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == len(suspects + others))
+    runs = list(Run.objects.order_by("started_at"))
+    assert len(runs) == len(suspects + others), "nothing ran twice"
+    for suspect in Run.objects.filter(task__in=suspects):
+        beside = [run for run in runs if run.started_at < suspect.ended_at and run.ended_at > suspect.started_at]
+        assert [run.pk for run in beside] == [suspect.pk]
+
+
+def test_a_worker_that_ends_gives_back_what_waits_to_be_alone(worker, eventually):
+    chaos_tasks.work.enqueue(1)
+    running = worker(threads=2)
+    eventually(lambda: Run.objects.exists())
+    with transaction.atomic():
+        suspect = int(chaos_tasks.work.enqueue(0).id)
+        Task.objects.filter(pk=suspect).update(rescues=get_settings().MAX_RESCUES)
+    eventually(lambda: Task.objects.filter(pk=suspect, status="RUNNING").exists())
+    running.stop()
+    assert running.shutdown() is True
+    row = Task.objects.get(pk=suspect)
+    assert (row.status, row.rescues) == ("READY", get_settings().MAX_RESCUES)
 
 
 def test_claims_that_only_wait_are_given_to_somebody_who_is_idle(worker, eventually):
