@@ -139,17 +139,20 @@ class Evidence:
     def recovery(self, hands: Collection[int], victim: UUID | None, since: float) -> Recovery:
         """Say how long what was in the victim's hands took to begin elsewhere, and others to finish anything.
 
-        ``since`` is the moment of the fault, or of its end; without a victim, anywhere is elsewhere.
+        ``since`` is the moment of the fault, or of its end; without a victim, anywhere is elsewhere. What was finished
+        at that moment, and only seemed to be in hand because the answer was on its way, need not run again.
         """
         elsewhere = [run for run in self.runs if run.worker != victim]
+        began = {(run.task, run.attempt): run.started for run in self.runs}
+        done = {each.id for each in self.tasks if began.get((each.id, each.result), math.inf) < since}
         begun = {
             task: min((run.started for run in elsewhere if run.task == task and run.started >= since), default=math.inf)
-            for task in hands
+            for task in set(hands) - done
         }
         finished = [run.ended for run in elsewhere if run.ended is not None and run.ended >= since]
         return Recovery(
-            first=min(begun.values(), default=math.inf) - since,
-            last=max(begun.values(), default=math.inf) - since,
+            first=min(begun.values(), default=since) - since,
+            last=max(begun.values(), default=since) - since,
             others=min(finished, default=math.inf) - since,
         )
 

@@ -109,6 +109,12 @@ def test_recovery_counts_from_the_blow_and_only_what_runs_elsewhere():
     assert Evidence((), (), runs[:3]).recovery({1, 2}, ONE, since=10.0).first == math.inf
 
 
+def test_what_the_victim_had_finished_need_not_run_again():
+    runs = [run(1), run(2, ended=None), run(2, 2, OTHER, started=13.0, ended=14.0)]
+    recovery = Evidence({1, 2}, [done(1), done(2, 2)], runs).recovery({1, 2}, ONE, since=10.0)
+    assert (recovery.first, recovery.last) == (3.0, 3.0)
+
+
 def test_the_table_is_written_between_its_marks(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
