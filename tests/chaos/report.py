@@ -27,7 +27,9 @@ class Row:
 
 def table(rows: list[Row]) -> str:
     """Return the rows as a table in markdown."""
-    lines = [HEAD, ("---",) * len(HEAD), *(row.cells() for row in rows)]
+    # By fault, for tests run in any order.
+    in_order = sorted(rows, key=lambda row: row.fault.lower())
+    lines = [HEAD, ("---",) * len(HEAD), *(row.cells() for row in in_order)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
