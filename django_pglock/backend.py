@@ -120,7 +120,8 @@ class PostgresBackend(BaseTaskBackend):
 
     def _refuse_foreign(self, task: Any) -> None:
         if not isinstance(task, PostgresTask):
-            raise InvalidTask(f"{task.module_path} was made for another backend; decorate it with @task of this one.")
+            name = getattr(task, "module_path", None) or repr(task)
+            raise InvalidTask(f"{name} was not made for this backend; decorate the function with @task.")
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Return the result object of a task by its id. Raises ``TaskResultDoesNotExist``."""

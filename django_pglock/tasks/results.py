@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -40,8 +41,31 @@ PUBLIC_STATUS = {
 }
 
 
+class PostgresTaskError(TaskError):
+    """A failed attempt."""
+
+    @property
+    def exception_class(self) -> type[BaseException]:
+        """The class of the exception, if its module is loaded.
+
+        Django would import what the row names. Raises ``ImportError`` where it is not loaded, and ``ValueError`` for
+        what is no exception.
+        """
+        module, _, name = self.exception_class_path.rpartition(".")
+        found = getattr(sys.modules.get(module), name, None)
+        if found is None:
+            raise ImportError(f"{self.exception_class_path!r} is not loaded, and nothing is imported for a task's row.")
+        if not isinstance(found, type) or not issubclass(found, BaseException):
+            raise ValueError(f"{self.exception_class_path!r} is no exception.")  # noqa: TRY004 - as Django does
+        return found
+
+
 class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
     """A ``TaskResult`` that can be waited for."""
+
+    def __repr__(self) -> str:
+        # Without the arguments: this stands in logs and error reports.
+        return f"<TaskResult {self.id} of {self.task.module_path} {self.status}>"
 
     def wait(self, timeout: float | None = None) -> Self:
         """Wait until the task is finished, for ``timeout`` seconds at most (None: as long as it takes).
@@ -162,4 +186,4 @@ def as_called(definition: PostgresTask, **options: Any) -> PostgresTask:
 
 def error_of(failure: Any) -> TaskError:
     """Return a failed attempt in the words of django.tasks."""
-    return TaskError(exception_class_path=failure.exception_path, traceback=failure.traceback)
+    return PostgresTaskError(exception_class_path=failure.exception_path, traceback=failure.traceback)

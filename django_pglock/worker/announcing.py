@@ -7,6 +7,7 @@ from typing import Any
 
 from django.utils.dateparse import parse_datetime
 
+from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskError, TaskResultStatus, task_backends, task_finished
@@ -14,21 +15,27 @@ from django_pglock.tasks.outcome import (
     Abandoned,
     Cancelled,
     Failed,
-    Failure,
     Interrupted,
     Released,
     Retried,
     Snoozed,
     Succeeded,
 )
+from django_pglock.tasks.results import error_of
 from django_pglock.worker.hand import Ending
 
 logger = logging.getLogger("django_pglock.worker")
 
 
 def sender_of(claim: Claim) -> type[Any]:
-    """Return the class that django.tasks' signals name as their sender: the backend's."""
-    return type(task_backends[claim.backend])
+    """Return the class that django.tasks' signals name as their sender: the backend's.
+
+    For a backend that TASKS does not have, or no longer has, that of the function.
+    """
+    definition = registry.find(claim.task_path)
+    if definition is None or claim.backend in task_backends.settings:
+        return type(task_backends[claim.backend])
+    return type(definition.get_backend())
 
 
 def announce(ending: Ending) -> None:
@@ -38,7 +45,7 @@ def announce(ending: Ending) -> None:
             _finish(ending, TaskResultStatus.SUCCESSFUL, value=from_json(result) if result != "null" else None)
         case Failed(failure):
             logger.error("%r failed: %s", ending.claim, failure.exception_path, extra=ending.claim.log_fields())
-            _finish(ending, TaskResultStatus.FAILED, error=_error_of(failure))
+            _finish(ending, TaskResultStatus.FAILED, error=error_of(failure))
         case Retried(failure, delay):
             logger.warning(
                 "%r failed with %s and will be tried again in %.1f s",
@@ -51,7 +58,7 @@ def announce(ending: Ending) -> None:
             logger.info("%r asked to be run again in %.1f s", ending.claim, delay, extra=ending.claim.log_fields())
         case Cancelled(failure):
             logger.info("%r is cancelled: %s", ending.claim, failure.exception_path, extra=ending.claim.log_fields())
-            _finish(ending, TaskResultStatus.FAILED, error=_error_of(failure))
+            _finish(ending, TaskResultStatus.FAILED, error=error_of(failure))
         case Interrupted(failure):
             logger.warning(
                 "%r was cut off from the database and will run again", ending.claim, extra=ending.claim.log_fields()
@@ -69,10 +76,6 @@ def announce_lost(ending: Ending) -> None:
         ending.claim,
         extra=ending.claim.log_fields(),
     )
-
-
-def _error_of(failure: Failure) -> TaskError:
-    return TaskError(exception_class_path=failure.exception_path, traceback=failure.traceback)
 
 
 def _finish(ending: Ending, status: TaskResultStatus, *, value: Any = None, error: TaskError | None = None) -> None:
