@@ -1,7 +1,8 @@
 """Key templates: ``"order:{order_id}"`` or ``"checkout:{request.user.pk}"``, checked when the decorator is applied.
 
-A field is the name of a parameter, with attributes behind it. Each value becomes an escaped part of the name, so a
-value that contains a colon cannot name another lock.
+A field is the name of a parameter, with attributes behind it. Each value becomes an escaped part of the name, without
+a colon. So where a colon stands before each field, no value reaches beyond its own part: ``"a:b"`` and ``"c"`` never
+make the name that ``"a"`` and ``"b:c"`` make. Templates in which one could are refused.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ from django_pglock.keys import part_of
 
 
 class KeyTemplate:
-    """A name with fields in braces. ``known`` are the parameters that fields may begin with; None allows any."""
+    """A name with fields in braces. ``known`` are the parameters that fields may begin with; None allows any.
 
-    def __init__(self, text: str, *, known: Collection[str] | None, where: str) -> None:
+    ``is_own``: what it makes is told apart from other names by something else, so that it may begin with a field.
+    Raises ``LockKeyError`` for what is no template, and where a value could pass for a part of something else.
+    """
+
+    def __init__(self, text: str, *, known: Collection[str] | None, where: str, is_own: bool = False) -> None:
         self.text = text
         self._where = where
+        self._is_own = is_own
         self._pieces: list[tuple[str, list[str]]] = []
         for literal, path in self._parse():
             self._pieces.append((literal, path))
@@ -27,6 +33,22 @@ class KeyTemplate:
                 raise LockKeyError(
                     f"{where}: the key {text!r} names {path[0]!r}, which is no parameter; there are "
                     f"{', '.join(sorted(known)) or 'none'}."
+                )
+        self._refuse_ambiguity()
+
+    @property
+    def parameters(self) -> set[str]:
+        """The parameters that its fields begin with."""
+        return {path[0] for _, path in self._pieces if path}
+
+    def _refuse_ambiguity(self) -> None:
+        fields = [(literal, path) for literal, path in self._pieces if path]
+        for literal, path in fields[1:] if self._is_own else fields:
+            if ":" not in literal:
+                field = "{" + ".".join(path) + "}"
+                raise LockKeyError(
+                    f"{self._where}: in the key {self.text!r} no colon stands before {field}, so a value could make it "
+                    f"the name of something else; write it like 'order:{field}'."
                 )
 
     def _parse(self) -> list[tuple[str, list[str]]]:

@@ -38,15 +38,17 @@ def keys_of(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     values = _bound(task, args, kwargs)
 
     def render(template: str | None) -> str | None:
-        return None if template is None else _shortened(_template(template, task.func, is_grouped(task)).render(values))
+        return None if template is None else _template(template, task.func, is_grouped(task)).render(values)
 
     group = render(task.group.key) if task.group else None
-    return CallKeys(
-        lock=f"group {task.module_path} {group}" if group is not None else _lock_key(task, render),
+    keys = CallKeys(
+        # Marked by a percent sign, which nothing that a template makes of a value begins with: see ``part_of``.
+        lock=f"%group {task.module_path} {group}" if group is not None else _lock_key(task, render),
         group=group,
         fair=render(task.fair),
         unique=_unique_key(task, values, render),
     )
+    return CallKeys(*map(_shortened, keys))
 
 
 def _lock_key(task: PostgresTask, render: Callable[[str | None], str | None]) -> str | None:
@@ -54,8 +56,7 @@ def _lock_key(task: PostgresTask, render: Callable[[str | None], str | None]) ->
         return render(task.lock)
     if task.rate is None:
         return None
-    # Marked by a space, which makes it no template's own: a rate is not to meet somebody's lock by accident.
-    return f"rate {render(task.rate.key) if task.rate.key is not None else task.module_path}"
+    return f"%rate {render(task.rate.key) if task.rate.key is not None else task.module_path}"
 
 
 def _unique_key(
@@ -64,17 +65,21 @@ def _unique_key(
     if task.unique is None:
         return None
     if task.unique.key is not None:
-        return _shortened(f"{task.module_path} {render(task.unique.key)}")
+        return f"{task.module_path} {render(task.unique.key)}"
     text = to_json([values], what=f"The arguments of {task.module_path}", sort_keys=True)
-    return _shortened(f"{task.module_path} {hashlib.sha256(text.encode()).hexdigest()}")
+    return f"{task.module_path} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def check_templates(task: PostgresTask, where: str) -> None:
-    """Raise ``LockKeyError`` for a template that names what is no parameter of the function."""
+    """Raise ``LockKeyError`` for a template that names what is no parameter of the function, or makes no clear key."""
+    for text in templates_of(task):
+        KeyTemplate(text, known=_known(task.func, is_grouped(task)), where=where, is_own=text != task.lock)
+
+
+def templates_of(task: PostgresTask) -> list[str]:
+    """Return the templates of all keys of a task."""
     keyed = [each for each in (task.group, task.rate, task.unique) if each is not None]
-    for template in (task.lock, task.fair, *(each.key for each in keyed)):
-        if template is not None:
-            KeyTemplate(template, known=_known(task.func, is_grouped(task)), where=where)
+    return [text for text in (task.lock, task.fair, *(each.key for each in keyed)) if text is not None]
 
 
 def is_grouped(task: PostgresTask) -> bool:
@@ -84,7 +89,9 @@ def is_grouped(task: PostgresTask) -> bool:
 
 @lru_cache(maxsize=1024)
 def _template(text: str, function: Callable[..., Any], is_grouped: bool) -> KeyTemplate:
-    return KeyTemplate(text, known=_known(function, is_grouped), where=f"@task on {function.__qualname__}")
+    # Checked when the decorator was applied.
+    known = _known(function, is_grouped)
+    return KeyTemplate(text, known=known, where=f"@task on {function.__qualname__}", is_own=True)
 
 
 @lru_cache(maxsize=1024)
@@ -117,9 +124,9 @@ def _bound(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return values
 
 
-def _shortened(key: str) -> str:
-    # NUL cannot be stored, and 512 characters are all that the index takes.
-    key = key.replace("\x00", "\\x00")
-    if len(key) <= LONGEST_KEY - 100:
+def _shortened(key: str | None) -> str | None:
+    """Return a key that fits into its column. What is shortened is longer than what is not, so no value can pass for
+    the short form of another."""
+    if key is None or len(key) <= LONGEST_KEY - 100:
         return key
-    return f"{key[: LONGEST_KEY - 200]}…{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    return f"{key[: LONGEST_KEY - 65]}…{hashlib.sha256(key.encode()).hexdigest()}"

@@ -92,9 +92,12 @@ RETURNING task.id, task.status, task.enqueued_at::text, task.unique_key
 BY_INDEX = "set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)"
 
 # Admission, the first of two statements of one transaction: whoever admits to a key is alone with it. A transaction of
-# its own, so that the second statement sees what the one before committed.
+# its own, so that the second statement sees what the one before committed. By SHA-256, as the names of locks: of
+# PostgreSQL's own hashes one can find the text that meets a given number, and keys may come from outside.
 LOCK_KEYS = """
-SELECT pg_advisory_xact_lock(hashtextextended('django_pglock ' || key, 0)), {by_index}
+SELECT pg_advisory_xact_lock(
+    ('x' || encode(substr(sha256(convert_to('django_pglock ' || key, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint),
+    {by_index}
 FROM (SELECT DISTINCT unnest(%s::text[]) COLLATE "C" AS key ORDER BY key) AS keys
 """
 

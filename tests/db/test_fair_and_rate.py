@@ -130,9 +130,9 @@ def test_a_burst_and_then_nothing_until_the_next_token():
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [
         *("READY", "READY", "BLOCKED", "BLOCKED", "READY")
     ]
-    limit = RateLimit.objects.get(key="rate tenant:1")
+    limit = RateLimit.objects.get(key="%rate tenant:1")
     assert limit.opens_at is not None
-    assert RateLimit.objects.get(key="rate tenant:2").opens_at is None
+    assert RateLimit.objects.get(key="%rate tenant:2").opens_at is None
 
 
 def test_what_nobody_has_begun_counts_against_the_burst():
@@ -144,7 +144,7 @@ def test_what_nobody_has_begun_counts_against_the_burst():
     Task.objects.all().admit(Task.objects.all().open_rates())
     assert Task.objects.filter(status="READY").count() == 2
     Task.objects.filter(status="READY").claim_update(2, status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
-    Task.objects.all().admit(["rate tenant:1"])
+    Task.objects.all().admit(["%rate tenant:1"])
     assert Task.objects.filter(status="READY").count() == 2
 
 

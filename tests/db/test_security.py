@@ -13,12 +13,20 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 from django.db.models.functions import Now
+from django.test import RequestFactory
 from django.urls import reverse
 
+from django_pglock import Lease, lock, task
 from django_pglock.db import dedicated_connection
-from django_pglock.models import Attempt, Task
+from django_pglock.errors import LockKeyError
+from django_pglock.key_template import KeyTemplate
+from django_pglock.keys import make_key
+from django_pglock.locks.views import lock_view
+from django_pglock.models import AdvisoryLock, Attempt, Task
+from django_pglock.tasks.call_keys import LONGEST_KEY, keys_of
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import InvalidTask, TaskResultDoesNotExist, task_backends, task_finished
+from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks as sample
 from tests.sample.models import Effect
 
@@ -193,3 +201,109 @@ def test_a_row_that_makes_no_sense_harms_no_other(fields, worker, eventually, mo
     finally:
         task_finished.disconnect(receiver)
     assert set(Task.objects.filter(pk__in=ids[1::2]).values_list("status", flat=True)) == {"SUCCESSFUL"}
+
+
+# Keys that are made of what somebody sends
+
+
+def of_two(a, b): ...
+
+
+def of_user(name): ...
+
+
+def view_name(template, **values):
+    """The name of the lock that a view takes for these parameters of its address."""
+    names = []
+
+    def view(request, **kwargs):
+        names.extend(AdvisoryLock.objects.held().values_list("name", flat=True))
+
+    lock_view(template, scope="session")(view)(RequestFactory().get("/"), **values)
+    return names
+
+
+def test_no_value_reaches_beyond_its_own_part_of_a_key():
+    name = KeyTemplate("cart:{a}:{b}", known=None, where="here").render
+    assert name({"a": "a:b", "b": "c"}) != name({"a": "a", "b": "b:c"})
+    assert name({"a": "a%3Ab", "b": "c"}) != name({"a": "a:b", "b": "c"})
+    assert name({"a": "a", "b": "b"}) == "cart:a:b"
+    assert view_name("cart:{a}:{b}", a="a:b", b="c") == ["cart:a%3Ab:c"]
+    assert view_name("cart:{a}:{b}", a="a", b="b:c") == ["cart:a:b%3Ac"]
+    numbers = {make_key(*parts).number for parts in (("a:b", "c"), ("a", "b:c"), ("a:b:c",), ("a", "b", "c"))}
+    # The name that is given as one string is taken as it stands: it is the program's, and meant to be "a", "b", "c".
+    assert len(numbers) == 3
+
+
+@pytest.mark.parametrize("template", ["{a}", "{a}:x", "cart{a}", "cart-{a}", "cart:{a}{b}", "cart:{a}-{b}", "{a}:{b}"])
+def test_a_template_in_which_a_value_could_pass_for_something_else_is_refused(template):
+    for decorate in (lock_view(template), lock(template), Lease(template, ttl=60)):
+        with pytest.raises(LockKeyError, match="no colon stands before"):
+            decorate(lambda request, a, b: None)
+    with pytest.raises(LockKeyError, match="no colon stands before"):
+        task(lock=template)(of_two)
+
+
+@pytest.mark.parametrize("option", ["fair", "unique", "group"])
+def test_a_key_of_the_functions_own_may_begin_with_a_value_but_not_join_two(option):
+    assert KeyTemplate("{a}:{b}", known=None, where="here", is_own=True).render({"a": 1, "b": 2}) == "1:2"
+    with pytest.raises(LockKeyError, match="no colon stands before"):
+        task(**{option: "{a}{b}"})(of_two)
+
+
+CRAFTED = [
+    "ledger",
+    "%rate x",
+    "%group x y",
+    "a:b",
+    "%3A",
+    "order:1",
+    "order%3A1",
+    " ",
+    "pglock",
+    "x" * 400,
+    "é" * 1000,
+]
+
+
+def test_no_argument_makes_the_key_of_another_function(own_registry):
+    """Whatever is given for a parameter: not a rate's, a group's or a constant key, and not that of other arguments."""
+
+    mine = task(lock="user:{name}", unique="{name}")(of_user)
+    own = [keys_of(mine, (value,), {}) for value in CRAFTED]
+    others = {"ledger", "user", "user:a:b"}
+    others |= {keys_of(keyed.trickle, (), {"tenant": value}).lock for value in CRAFTED}
+    others |= {keys_of(keyed.digest, (), {"user": value}).lock for value in CRAFTED}
+    others |= {keys_of(keyed.drip, (), {}).lock}
+    assert not others & {each.lock for each in own}
+    assert len({each.lock for each in own}) == len({each.unique for each in own}) == len(CRAFTED)
+    assert all(each.unique.startswith("tests.db.test_security.") for each in own)
+
+
+def test_no_value_passes_for_the_short_form_of_a_long_one():
+    long = keys_of(keyed.step, ("x" * 1000, 1), {}).lock
+    assert len(long) == LONGEST_KEY
+    crafted = long.removeprefix("order:")
+    assert keys_of(keyed.step, (crafted, 1), {}).lock != long
+    assert len({keys_of(keyed.step, ("x" * size, 1), {}).lock for size in range(380, 520)}) == 140
+
+
+def test_a_key_as_long_as_can_be_is_stored_and_let_through(own_registry):
+    for function in (keyed.step, keyed.trickle, keyed.serve, keyed.rebuild):
+        function.enqueue("𝄞" * 5000)
+    keyed.digest.enqueue(user="𝄞" * 5000, text="x")
+    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
+
+
+def test_no_key_of_a_task_meets_an_advisory_lock_of_the_program(other_session):
+    """PostgreSQL's own hash is no cryptographic one: a value could be found that meets the number of a given lock."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT hashtextextended('django_pglock order:crafted', 0)")
+        [number] = cursor.fetchone()
+        other_session(f"SELECT pg_advisory_lock({number})")
+        cursor.execute("SET lock_timeout = 2000")
+        try:
+            keyed.step.enqueue("crafted")
+        finally:
+            cursor.execute("SET lock_timeout = 0")
+    assert Task.objects.get().status == "READY"

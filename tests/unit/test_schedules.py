@@ -161,7 +161,7 @@ def test_a_function_that_needs_arguments_is_refused(function, options):
 def test_a_function_that_needs_none_is_taken():
     assert task(every=5, takes_context=True)(scheduled.with_context).every == 5
     assert task(every=5, group="all")(scheduled.with_argument).every == 5
-    assert task(every=timedelta(minutes=5), lock="{name}")(scheduled.nightly).every == 300
+    assert task(every=timedelta(minutes=5), lock="nightly:{name}")(scheduled.nightly).every == 300
 
 
 def test_without_cronsim_cron_says_what_to_install_and_every_works(monkeypatch):
