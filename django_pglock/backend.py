@@ -172,6 +172,8 @@ def _meta_of(task: PostgresTask) -> str:
     if task.rate:
         # Let through in portions where the rate is high: to look more often than each 50 ms helps nobody.
         meta["rate"] = [task.rate.interval, max(task.rate.burst, math.ceil(0.05 / task.rate.interval))]
+    if task.redact:
+        meta["redact"] = task.redact
     if task.after:
         meta["after"] = task.after
     return to_json(meta, what=f"The meta of {task.module_path}") if meta else "{}"

@@ -7,12 +7,14 @@ or of a command is not a setting.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
 from django_pglock.errors import ConfigurationError
 
@@ -86,6 +88,14 @@ class Settings:
         },
     )
 
+    REDACT: str | Callable[[str, str, Any], Any] | None = field(
+        default=None,
+        metadata={
+            "help": "A function, or its dotted path, that is called with the path of a task function, the name of an "
+            "argument and its value, and returns what the admin and locktasks show for it."
+        },
+    )
+
     def __post_init__(self) -> None:
         if self.SCOPE not in SCOPES:
             raise ConfigurationError(
@@ -107,6 +117,8 @@ class Settings:
         if not isinstance(self.MAX_RESCUES, int) or self.MAX_RESCUES < 0:
             raise ConfigurationError(f"DJANGO_PGLOCK['MAX_RESCUES'] is {self.MAX_RESCUES!r}; use 0 or a larger number.")
         _require_days("PRUNE_AFTER", self.PRUNE_AFTER)
+        if not (self.REDACT is None or isinstance(self.REDACT, str) or callable(self.REDACT)):
+            raise ConfigurationError(f"DJANGO_PGLOCK['REDACT'] is {self.REDACT!r}; use a function or its dotted path.")
 
 
 def _require_positive(name: str, value: Any) -> None:
@@ -152,6 +164,21 @@ def _load() -> Settings:
             hint = f" Did you mean {nearest[0]!r}?" if nearest else f" It knows {', '.join(known)}."
             raise ConfigurationError(f"DJANGO_PGLOCK has no option {name!r}.{hint}")
     return Settings(**given)
+
+
+def redact_hook() -> Callable[[str, str, Any], Any] | None:
+    """Return the function that ``REDACT`` names, if it does. Raises ``ConfigurationError``."""
+    hook = get_settings().REDACT
+    return _imported(hook) if isinstance(hook, str) else hook
+
+
+@lru_cache(maxsize=8)
+def _imported(path: str) -> Callable[[str, str, Any], Any]:
+    try:
+        function: Callable[[str, str, Any], Any] = import_string(path)
+    except ImportError as error:
+        raise ConfigurationError(f"DJANGO_PGLOCK['REDACT'] is {path!r}, which cannot be imported: {error}.") from error
+    return function
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

@@ -114,7 +114,8 @@ def part_of(value: Any) -> str:
         return _part_of_model(value)
     if isinstance(value, bool) or not isinstance(value, (str, int, UUID, date)):
         raise LockKeyError(
-            f"{value!r} cannot be part of a lock's name; use a string, int, UUID, date, Enum or saved model instance."
+            f"A {type(value).__name__} cannot be part of a lock's name; use a string, int, UUID, date, Enum "
+            "or saved model instance."
         )
     text = value.isoformat() if isinstance(value, date) else str(value)
     if not text:

@@ -21,6 +21,7 @@ from django_pglock.admin.pages import ReadOnlyAdmin, elapsed
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import task_backends
+from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 if TYPE_CHECKING:
@@ -188,27 +189,27 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.display(description=_("arguments"))
     def shown_args(self, task: Task) -> str:
         """Return the positional arguments."""
-        return _shown(task.args)
+        return _as_json(shown(task, "args"))
 
     @admin.display(description=_("keyword arguments"))
     def shown_kwargs(self, task: Task) -> str:
         """Return the keyword arguments."""
-        return _shown(task.kwargs)
+        return _as_json(shown(task, "kwargs"))
 
     @admin.display(description=_("progress"))
     def shown_progress(self, task: Task) -> str:
         """Return how far it is, as it has told."""
-        return _shown(task.progress)
+        return _as_json(task.progress)
 
     @admin.display(description=_("result"))
     def shown_result(self, task: Task) -> str:
         """Return what the function returned."""
-        return _shown(task.result)
+        return _as_json(shown(task, "result"))
 
     @admin.display(description=_("carried along"))
     def shown_meta(self, task: Task) -> str:
         """Return what travels with the task."""
-        return _shown(task.meta)
+        return _as_json(shown(task, "meta"))
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         """Return all fields: nothing is edited."""
@@ -294,6 +295,6 @@ def _why_nobody_runs(task: Task) -> str:
     return ""
 
 
-def _shown(value: Any) -> str:
+def _as_json(value: Any) -> str:
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return format_html('<pre class="pglock-json">{}</pre>', text[:10_000] + ("…" if len(text) > 10_000 else ""))

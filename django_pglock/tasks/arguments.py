@@ -76,13 +76,13 @@ def _plain(value: Any) -> Any:
             return [_plain(each) for each in value]
     hint = ""
     if hasattr(value, "_meta") and hasattr(value, "pk"):
-        hint = " (it has not been saved yet)" if value.pk is None else f"; pass its primary key ({value.pk!r}) instead"
+        hint = " (it has not been saved yet)" if value.pk is None else "; pass its primary key instead"
     raise ValueError(f"it contains a {type(value).__name__}{hint}")
 
 
 def _plain_key(key: Any) -> str:
     if not isinstance(key, str):
-        raise ValueError(f"it has the key {key!r}, and JSON's keys are strings")  # noqa: TRY004
+        raise ValueError(f"it has a key of type {type(key).__name__}, and JSON's keys are strings")  # noqa: TRY004
     return key
 
 

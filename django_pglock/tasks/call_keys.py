@@ -82,6 +82,12 @@ def templates_of(task: PostgresTask) -> list[str]:
     return [text for text in (task.lock, task.fair, *(each.key for each in keyed)) if text is not None]
 
 
+def parameters_in_keys(task: PostgresTask) -> set[str]:
+    """Return the parameters whose values stand in keys of a task."""
+    templates = (_template(text, task.func, is_grouped(task)) for text in templates_of(task))
+    return set().union(*(template.parameters for template in templates))
+
+
 def is_grouped(task: PostgresTask) -> bool:
     """Say whether the function takes a list of calls, so that its own parameters are not those of a call."""
     return task.group is not None

@@ -38,6 +38,7 @@ from django_pglock.tasks.options import (
     rate_of,
     unique_of,
 )
+from django_pglock.tasks.redaction import RedactOption, redact_of
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption, check_backoff, seconds_of
 from django_pglock.tasks.schedules import check_schedule
 
@@ -51,7 +52,7 @@ R = TypeVar("R")
 #: Options of one call that travel in the row's ``meta``; the others have a column or belong to the function.
 CARRIED_OPTIONS = ("atomic", "timeout")
 #: Options that only the decorator takes: what they hold is code or concerns the function as a whole.
-DECORATOR_ONLY = ("backoff", "retry_on", "no_retry_on", "group", "cron", "every", "timezone")
+DECORATOR_ONLY = ("backoff", "retry_on", "no_retry_on", "group", "cron", "every", "timezone", "redact")
 #: Options of one call only.
 CALL_ONLY = ("run_after", "after", "meta")
 #: PostgreSQL's smallint, less one for the first attempt.
@@ -78,6 +79,8 @@ class PostgresTask(Task):  # type: ignore[type-arg]
     - ``fair``: a template; keys take turns, so that nobody's million tasks hold up another's ten.
     - ``rate``: ``"10/s"`` or ``Rate``: so many starts in so much time.
     - ``keep_result``: seconds or a timedelta after which the finished row may go.
+    - ``redact``: names of arguments, or of keys inside of them, that people are not shown, such as ``("card",
+      "password")``; ``"return"`` is the result, True all of it. The row keeps the values.
     - ``cron`` (with ``timezone``) or ``every``: enqueue it by the clock, each tick once.
 
     Of one call, with ``using()``: ``run_after``, which also takes a ``timedelta``, counted by the database's clock;
@@ -106,6 +109,7 @@ class PostgresTask(Task):  # type: ignore[type-arg]
     cron: str | None = None
     every: float | timedelta | None = None
     timezone: str | None = None
+    redact: tuple[str, ...] | bool = ()
     after: tuple[int, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict, hash=False)
 
@@ -167,6 +171,7 @@ class PostgresTask(Task):  # type: ignore[type-arg]
                 raise TaskOptionError(f"{where}: concurrency={self.concurrency!r} of what? Name the key with lock.")
             check_concurrency(self.concurrency)
         check_templates(self, where)
+        object.__setattr__(self, "redact", redact_of(self.redact, self, where))
 
     def using(self, **changes: Any) -> Self:
         """Return a copy with other options for the calls made through it.
@@ -269,6 +274,7 @@ def task(
     cron: str | None = ...,
     every: float | timedelta | None = ...,
     timezone: str | None = ...,
+    redact: RedactOption = ...,
 ) -> Callable[[Callable[Concatenate[TaskContext, P], R]], TaskFunction[P, R]]: ...
 
 
@@ -295,6 +301,7 @@ def task(
     cron: str | None = ...,
     every: float | timedelta | None = ...,
     timezone: str | None = ...,
+    redact: RedactOption = ...,
 ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
 
 

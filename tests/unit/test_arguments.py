@@ -46,7 +46,7 @@ def loop():
     ("value", "reason"),
     [
         (datetime(2026, 1, 1), "contains a datetime"),
-        ({1: "one"}, "has the key 1"),
+        ({1: "one"}, "has a key of type int"),
         (float("nan"), "no JSON"),
         (float("inf"), "no JSON"),
         ("a\x00b", "NUL"),
@@ -55,7 +55,7 @@ def loop():
         (b"\xff", "no JSON"),
         ({1, 2}, "contains a set"),
         (SimpleNamespace(_meta=1, pk=None), "has not been saved"),
-        (SimpleNamespace(_meta=1, pk=7), r"primary key \(7\)"),
+        (SimpleNamespace(_meta=1, pk=7), "pass its primary key"),
     ],
 )
 def test_what_cannot_be_stored_is_refused_by_name(value, reason):

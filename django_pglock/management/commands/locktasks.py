@@ -31,6 +31,7 @@ from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.tasks.counting import COUNTED, MOST_COUNTED, QueueCounts
 from django_pglock.tasks.pruning import WINDOW
+from django_pglock.tasks.redaction import shown
 
 #: What a list shows of a task; all else may be megabytes.
 LISTED = (
@@ -157,9 +158,9 @@ class Command(BaseCommand):
         self.stdout.write(ngettext("%d worker is alive.", "%d workers are alive.", workers) % workers)
 
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
-        found = list(filtered(rows, options).order_by("-pk").only(*LISTED)[: options["limit"]])
+        found = list(filtered(rows, options).order_by("-pk").only(*LISTED, "meta")[: options["limit"]])
         if options["json"]:
-            self._print_json([_fields(row, LISTED) for row in found])
+            self._print_json([_fields_of_task(row, LISTED) for row in found])
         elif found:
             head = (_("ID"), _("STATUS"), _("QUEUE"), _("TASK"), _("ATTEMPTS"), _("ENQUEUED"))
             lines = [
@@ -177,7 +178,7 @@ class Command(BaseCommand):
         task = rows.filter(pk=options["id"]).first()
         if task is None:
             raise CommandError(_("There is no task %d.") % options["id"])
-        about = _fields(task, [field.attname for field in Task._meta.concrete_fields])
+        about = _fields_of_task(task, [field.attname for field in Task._meta.concrete_fields])
         attempts = [_fields(row, ATTEMPT) for row in task.failures.using(rows.db).order_by("number")]
         if options["json"]:
             self._print_json({**about, "failures": attempts})
@@ -273,6 +274,10 @@ class Command(BaseCommand):
 
 def _fields(row: Any, names: Any) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names}
+
+
+def _fields_of_task(task: Task, names: Any) -> dict[str, Any]:
+    return {name: shown(task, name) for name in names}
 
 
 def _as_json(queue: QueueCounts) -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""What people are shown of a task: its arguments and its result, without what nobody is to read.
+
+The row keeps what the function needs. Everything that shows a row, the admin and ``locktasks``, asks here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from django_pglock.conf import redact_hook
+from django_pglock.errors import TaskOptionError
+from django_pglock.tasks import registry
+from django_pglock.tasks.call_keys import parameters_in_keys
+from django_pglock.tasks.context import OWN_META
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.definition import PostgresTask
+
+logger = logging.getLogger("django_pglock.tasks")
+
+REDACTED = "[redacted]"
+#: The name of what a function returns: a word that no parameter can have.
+RESULT = "return"
+#: Fields of a row that are made of its arguments.
+KEYS = ("lock_key", "group_key", "fair_key", "unique_key")
+
+RedactOption = bool | Iterable[str]
+Show = Callable[[str, Any], Any]
+
+
+def shown(row: Any, field: str) -> Any:
+    """Return a field of a task's row as people may see it.
+
+    Hidden is what ``redact=`` of its function names, now or when it was enqueued, and what the setting ``REDACT``
+    replaces.
+    """
+    value = getattr(row, field)
+    if value is None or field not in ("args", "kwargs", "result", "meta", *KEYS):
+        return value
+    show = _shower(row)
+    match field, value:
+        case "args", list():
+            return [show(name, each) for name, each in zip(_names_of(row, len(value)), value, strict=True)]
+        case "kwargs", dict():
+            return {name: show(name, each) for name, each in value.items()}
+        case "meta", dict():
+            return {name: each if name in OWN_META else show(name, each) for name, each in value.items()}
+    return show(RESULT if field == "result" else field, value)
+
+
+def _shower(row: Any) -> Show:
+    """Return what shows a value of this row by its name."""
+    hidden, hook = _hidden_of(row), redact_hook()
+
+    def show(name: str, value: Any) -> Any:
+        if hidden is None or name in hidden:
+            return REDACTED
+        if hook is not None:
+            try:
+                value = hook(row.task_path, name, value)
+            except Exception:
+                logger.exception("REDACT failed for %r of %r; it is not shown.", name, row.task_path)
+                return REDACTED
+        return inside(value)
+
+    def inside(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: show(name, each) for name, each in value.items()}
+        return [inside(each) for each in value] if isinstance(value, list) else value
+
+    return show
+
+
+def _hidden_of(row: Any) -> frozenset[str] | None:
+    """Return the names that are hidden, or None for all: as the code says, and as it said when it was enqueued."""
+    definition = registry.find(row.task_path)
+    now: tuple[str, ...] | bool = definition.redact if definition is not None else ()
+    then = row.meta.get("redact", ()) if isinstance(row.meta, dict) else ()
+    # Which argument is which, only the function says.
+    if isinstance(now, bool) or not isinstance(then, (list, tuple)) or (then and definition is None):
+        return None
+    return frozenset((*now, *map(str, then)))
+
+
+def _names_of(row: Any, count: int) -> list[str]:
+    """Return the parameters' names for so many positional arguments; for an unknown function their numbers."""
+    definition = registry.find(row.task_path)
+    if definition is None:
+        return [str(number) for number in range(count)]
+    parameters = [*inspect.signature(definition.func).parameters.values()][definition.takes_context :]
+    names = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    return (names + names[-1:] * count)[:count] if names else [str(number) for number in range(count)]
+
+
+def redact_of(value: RedactOption, task: PostgresTask, where: str) -> tuple[str, ...] | bool:
+    """Return what ``redact=`` stands for: names, or True for all. Raises ``TaskOptionError``.
+
+    A key is stored, compared and logged as it is, so none may be made of what is hidden.
+    """
+    if isinstance(value, bool):
+        return value or ()
+    names = () if isinstance(value, str) else tuple(value)
+    if (not names and value) or not all(isinstance(name, str) for name in names):
+        raise TaskOptionError(f"{where}: redact is {value!r}; give True, or names such as ('card', 'password').")
+    if names and (shown_in_keys := sorted(parameters_in_keys(task) & {*names})):
+        raise TaskOptionError(
+            f"{where}: a key would show {', '.join(shown_in_keys)}, which redact hides; make the key of something else."
+        )
+    return names

@@ -1,0 +1,179 @@
+"""What people are shown of arguments and results, and what stays in the row."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from uuid import uuid4
+
+import pytest
+from django.core.management import call_command
+from django.test import override_settings
+from django.urls import reverse
+
+from django_pglock import Group, Rate, Unique, enqueue_many, task
+from django_pglock.checks import check_settings
+from django_pglock.errors import ConfigurationError, TaskArgumentsError, TaskOptionError
+from django_pglock.models import Task
+from django_pglock.tasks import registry
+from django_pglock.tasks.redaction import REDACTED, shown
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+
+SECRET = "4111-1111-1111-1111"
+
+
+def pay(order_id, card, *more, address=None, **extras):
+    return {"card": card, "paid": order_id}
+
+
+def with_context(context, card, note="x"):
+    return card
+
+
+def in_group(calls): ...
+
+
+def hide_cards(path, name, value):
+    if name == "broken":
+        raise RuntimeError(SECRET)
+    return "****" if name in ("card", "return", "lock_key") else value
+
+
+def row_of(function, *args, **kwargs):
+    return Task.objects.get(pk=function.enqueue(*args, **kwargs).id)
+
+
+def all_that_is_shown(client, row):
+    """Everything that a door of ours says about a task."""
+    texts = [client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).content.decode()]
+    texts.append(client.get(reverse("admin:django_pglock_task_changelist")).content.decode())
+    for command in (["show", str(row.pk)], ["show", str(row.pk), "--json"], ["list"], ["list", "--json"]):
+        out = io.StringIO()
+        call_command("locktasks", *command, stdout=out)
+        texts.append(out.getvalue())
+    return texts
+
+
+def test_what_is_named_is_shown_nowhere_and_stays_in_the_row(admin_client, worker, eventually, caplog):
+    caplog.set_level(logging.DEBUG)
+    function = task(redact=("card",), max_attempts=2)(pay)
+    nested = {"card": SECRET, "pin": [{"card": SECRET}]}
+    row = row_of(function.using(meta={"card": SECRET, "trace": "t1"}), 7, SECRET, nested, address=nested, card2="open")
+    worker()
+    eventually(lambda: Task.objects.filter(pk=row.pk, status="SUCCESSFUL").exists())
+    row.refresh_from_db()
+    assert (row.args[1], row.result["card"], row.kwargs["address"]["card"]) == (SECRET,) * 3
+    assert function.get_result(str(row.pk)).return_value == {"card": SECRET, "paid": 7}
+    assert shown(row, "args") == [7, REDACTED, {"card": REDACTED, "pin": [{"card": REDACTED}]}]
+    assert shown(row, "kwargs") == {"address": {"card": REDACTED, "pin": [{"card": REDACTED}]}, "card2": "open"}
+    assert shown(row, "result") == {"card": REDACTED, "paid": 7}
+    assert shown(row, "meta") == {"card": REDACTED, "trace": "t1", "redact": ["card"]}
+    for text in all_that_is_shown(admin_client, row):
+        assert SECRET not in text
+    about = json.loads(all_that_is_shown(admin_client, row)[3])
+    assert about["args"][1] == REDACTED
+    assert (about["id"], about["status"], about["queue"]) == (row.pk, "SUCCESSFUL", "default")
+    assert REDACTED in all_that_is_shown(admin_client, row)[0]
+    assert SECRET not in caplog.text + repr(function.get_result(str(row.pk)))
+
+
+@pytest.mark.parametrize("call", [(("a", SECRET), {}), ((), {"order_id": 1, "card": SECRET})])
+def test_true_hides_all_of_it_and_the_keys_too(admin_client, call):
+    args, kwargs = call
+    row = row_of(task(redact=True, lock="pay:{card}", unique="{card}", fair="{card}")(pay), *args, **kwargs)
+    assert SECRET in row.lock_key
+    for field in ("lock_key", "fair_key", "unique_key"):
+        assert shown(row, field) == REDACTED
+    assert shown(row, "group_key") is None
+    assert {*shown(row, "args"), *shown(row, "kwargs").values()} == {REDACTED}
+    for text in all_that_is_shown(admin_client, row):
+        assert SECRET not in text
+
+
+def test_return_is_the_result_and_the_context_is_no_argument():
+    function = task(takes_context=True, redact=("card", "return"))(with_context)
+    row = row_of(function, SECRET, "open")
+    row.result = SECRET
+    assert shown(row, "args") == [REDACTED, "open"]
+    assert shown(row, "result") == REDACTED
+    row.result = None
+    assert shown(row, "result") is None
+
+
+def test_what_was_to_be_hidden_stays_so_when_its_function_is_gone_or_says_otherwise():
+    row = row_of(task(redact=("card",))(pay), 7, SECRET)
+    del registry._definitions[row.task_path]
+    task(pay)
+    assert shown(row, "args") == [7, REDACTED], "named then"
+    del registry._definitions[row.task_path]
+    assert shown(row, "args") == [REDACTED, REDACTED], "nobody knows any more which argument is which"
+    [id_] = enqueue_many(task(pay), [(7, SECRET)])
+    del registry._definitions[row.task_path]
+    task(redact=("card",))(pay)
+    assert shown(Task.objects.get(pk=id_), "args") == [7, REDACTED], "named since"
+
+
+@pytest.mark.parametrize("hook", [hide_cards, f"{__name__}.hide_cards"])
+def test_the_setting_replaces_what_is_shown(admin_client, hook, caplog):
+    row = row_of(task(lock="pay:{card}")(pay), 7, SECRET, address={"card": SECRET}, broken=SECRET)
+    row.result = {"x": 1}
+    with override_settings(DJANGO_PGLOCK={"REDACT": hook}):
+        assert shown(row, "args") == [7, "****"]
+        assert shown(row, "kwargs") == {"address": {"card": "****"}, "broken": REDACTED}
+        assert shown(row, "result") == shown(row, "lock_key") == "****"
+        assert "REDACT failed for 'broken'" in caplog.text
+        caplog.clear()
+        for text in all_that_is_shown(admin_client, row):
+            assert SECRET not in text
+
+
+def test_a_setting_that_cannot_be_is_an_error_of_check():
+    for value, text in ((7, "is 7"), ("no.such.function", "cannot be imported")):
+        with override_settings(DJANGO_PGLOCK={"REDACT": value}):
+            [problem] = check_settings()
+            assert (problem.id, text in problem.msg) == ("django_pglock.E001", True)
+            with pytest.raises(ConfigurationError, match=text):
+                shown(Task(args=[1], meta={}), "args")
+
+
+def test_no_key_is_made_of_what_is_hidden():
+    rate = Rate(1, key="x:{card}")
+    for options in ({"lock": "x:{card}"}, {"unique": Unique("{card.number}")}, {"fair": "{card}"}, {"rate": rate}):
+        with pytest.raises(TaskOptionError, match="a key would show card"):
+            task(redact=("card",), **options)(pay)
+    with pytest.raises(TaskOptionError, match="a key would show card"):
+        task(redact=("card",))(pay).using(lock="x:{card}")
+    with pytest.raises(TaskOptionError, match="a key would show card"):
+        task(redact=("card",), group=Group("x:{card}"))(in_group)
+    for value in ("card", (7,), [None]):
+        with pytest.raises(TaskOptionError, match="redact is"):
+            task(redact=value)(pay)
+    with pytest.raises(TaskOptionError, match="a single call cannot change it"):
+        task(pay).using(redact=True)
+
+
+@pytest.mark.parametrize(
+    "value", [{4111: SECRET}, {SECRET}, f"{SECRET}\x00", f"{SECRET}\udcff", float("nan"), b"\xff4111"]
+)
+def test_a_refusal_does_not_show_what_it_refuses(value):
+    function = task(redact=True, lock="pay:{order_id}")(pay)
+    for call in ((1, value), (1, {"card": value}), (4111.5, "x")):
+        with pytest.raises((TaskArgumentsError, ValueError)) as refusal:
+            function.enqueue(*call)
+        error = refusal.value
+        while error is not None:
+            assert "4111" not in str(error)
+            error = error.__cause__
+    assert not Task.objects.exists()
+
+
+def test_a_row_that_makes_no_sense_is_shown_all_the_same(admin_client):
+    task(redact=("card",))(pay)
+    path = f"{__name__}.pay"
+    for fields in (
+        {"args": {"card": 1}}, {"kwargs": [1]}, {"meta": [1]}, {"meta": {"redact": 5}}, {"args": [1] * 9},
+    ):  # fmt: skip
+        row = Task.objects.create(queue="default", backend="default", task_path=path, worker=uuid4(), **fields)
+        assert admin_client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).status_code == 200
