@@ -31,11 +31,11 @@ from django_pglock.tasks.compat import (
 )
 from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.enqueueing import Call
+from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.results import make_result, result_of_row
 from django_pglock.tasks.retry import MAX_DELAY
 
-#: The columns' widths; a longer name is refused before the database would.
-LONGEST_QUEUE = 128
+#: The column's width; a longer path is refused before the database would.
 LONGEST_PATH = 512
 #: Calls that one statement of ``enqueue_many`` writes.
 BATCH = 5000
@@ -69,10 +69,10 @@ class PostgresBackend(BaseTaskBackend):
             replace(task, run_after=None)
             return
         super().validate_task(task)
-        if len(task.queue_name) > LONGEST_QUEUE or "\x00" in task.queue_name:
-            raise InvalidTask(
-                f"A queue's name has at most {LONGEST_QUEUE} characters and no NUL: {task.queue_name[:40]!r}."
-            )
+        try:
+            check_queue_name(task.queue_name)
+        except ValueError as error:
+            raise InvalidTask(str(error)) from error
         if len(task.module_path) > LONGEST_PATH:
             raise InvalidTask(f"The path of a task function has at most {LONGEST_PATH} characters: {task.module_path}.")
 

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from django.db import Error as DatabaseFailure
 
-from django_pglock.errors import LockError
+from django_pglock.errors import LockError, LockKeyError
 from django_pglock.keys import Key, make_key, sha256_key
 from django_pglock.locks.holding import Holding, first_line
 from django_pglock.locks.keeper import CHANNEL, Keeper, keeper
@@ -372,6 +372,8 @@ class Lease(Lockable[LeaseHandle, AsyncLeaseHandle]):
         seconds = seconds_of(ttl, name="ttl")
         if seconds is not None and seconds < SHORTEST_TTL:
             raise ValueError(f"ttl is {ttl!r}; give at least {SHORTEST_TTL} s, or None for a lease without end.")
+        if "\x00" in owner or any("\ud800" <= each <= "\udfff" for each in owner):
+            raise ValueError(f"owner is {owner!r}; no row can hold a NUL or a lone surrogate.")
         self._options = Options(timeout=seconds_of(timeout), using=using)
         self._terms = Terms(
             ttl=seconds,
@@ -424,4 +426,6 @@ class leader(Lease):  # noqa: N801 - reads like lock
 def _key(parts: tuple[Any, ...]) -> Key:
     # Not by KEY_FUNCTION, which is for sharing advisory locks with other packages; leases are ours alone.
     name = make_key(*parts).name
+    if "\x00" in name:
+        raise LockKeyError(f"{name!r} contains a NUL character, which no row can hold; a lease's name stands in one.")
     return Key(name, sha256_key(name))

@@ -34,7 +34,7 @@ def comment(keys: Iterable[Key]) -> str:
 
 def _harmless(name: str) -> str:
     # A slash or an asterisk at the end would meet the comment's own.
-    return _NOT_IN_COMMENTS.sub("?", name[:LONGEST_NAME])
+    return _NOT_IN_COMMENTS.sub("?", name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…")
 
 
 def _call(function: str, request: Request) -> str:

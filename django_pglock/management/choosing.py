@@ -58,10 +58,13 @@ VERBS = {
 
 def add_filters(parser: CommandParser) -> None:
     """Add the filters."""
-    parser.add_argument("--queue", action="append", metavar="NAME", help=_("Of this queue. May be given again."))
+    parser.add_argument(
+        "--queue", action="append", type=plain_text, metavar="NAME", help=_("Of this queue. May be given again.")
+    )
     parser.add_argument(
         "--task",
         action="append",
+        type=plain_text,
         metavar="FUNCTION",
         help=_("Of this function: its path, or its name alone. May be given again."),
     )
@@ -133,6 +136,13 @@ def days(text: str) -> float:
     if not 0 <= number <= MOST_DAYS:
         raise argparse.ArgumentTypeError(_("%r is no number of days") % text)
     return number
+
+
+def plain_text(value: str) -> str:
+    """Return a text. Raises ``ArgumentTypeError`` for bytes that the terminal's encoding has no character for."""
+    if not value.isprintable() and any("\ud800" <= each <= "\udfff" for each in value):
+        raise argparse.ArgumentTypeError(_("%r is no text in this terminal's encoding") % value)
+    return value
 
 
 def task_id(text: str) -> int:

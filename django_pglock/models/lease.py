@@ -44,4 +44,4 @@ class Lease(models.Model):
         return self.name
 
     def __repr__(self) -> str:
-        return f"<Lease {self.name!r} {self.token} {'free' if self.released_at else 'of ' + self.owner}>"
+        return f"<Lease {self.name!r} {self.token} {'free' if self.released_at else f'of {self.owner!r}'}>"

@@ -31,4 +31,4 @@ class Schedule(models.Model):
         return self.task_path
 
     def __repr__(self) -> str:
-        return f"<Schedule {self.task_path} {self.expression!r}>"
+        return f"<Schedule {self.task_path!r} {self.expression!r}>"

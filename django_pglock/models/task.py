@@ -133,7 +133,7 @@ class Task(models.Model):
         return f"{self.task_path} #{self.pk}"
 
     def __repr__(self) -> str:
-        return f"<Task {self.pk} {self.status.lower()} {self.queue} attempt {self.attempts}>"
+        return f"<Task {self.pk} {str(self.status).lower()} {self.queue!r} attempt {self.attempts}>"
 
     @property
     def name(self) -> str:

@@ -40,4 +40,4 @@ class Worker(models.Model):
         return str(self.name)
 
     def __repr__(self) -> str:
-        return f"<Worker {self.name}>"
+        return f"<Worker {self.name!r}>"

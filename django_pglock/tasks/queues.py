@@ -9,6 +9,24 @@ from django.db.models.functions import Now
 
 from django_pglock.tasks import wakeup
 
+#: The columns' widths.
+LONGEST_QUEUE = 128
+LONGEST_BY = 255
+
+
+def check_queue_name(name: str) -> None:
+    """Raise ``ValueError`` for what cannot be the name of a queue."""
+    if not 1 <= len(name) <= LONGEST_QUEUE:
+        raise ValueError(f"A queue's name has 1 to {LONGEST_QUEUE} characters, not {len(name):,}: {name[:40]!r}.")
+    _check_text(name, "A queue's name")
+
+
+def _check_text(text: str, what: str) -> None:
+    if "\x00" in text or any("\ud800" <= each <= "\udfff" for each in text):
+        raise ValueError(
+            f"{what} cannot have a NUL or a lone surrogate in it, which PostgreSQL does not store: {text[:40]!r}."
+        )
+
 
 class QueueQuerySet(models.QuerySet[Any]):
     """The verbs of queues."""
@@ -21,13 +39,24 @@ class QueueQuerySet(models.QuerySet[Any]):
         """Let no worker claim from the queue ``name`` until it is resumed; say whether that is news.
 
         What a worker has claimed already runs to its end. Holds for queues that nobody has used yet, too.
+        Raises ``ValueError`` for a name that no queue can have, and for a reason that is no text.
         """
+        check_queue_name(name)
+        _check_text(reason, "The reason")
         self.get_or_create(name=name)
-        values = {"paused_at": Now(), "paused_by": by[:255], "reason": reason}
+        values = {
+            "paused_at": Now(),
+            "paused_by": by if len(by) <= LONGEST_BY else f"{by[: LONGEST_BY - 1]}…",
+            "reason": reason,
+        }
         return bool(self.filter(name=name, paused_at__isnull=True).update(**values))
 
     def resume(self, name: str) -> bool:
-        """Let workers claim from the queue again, at once; say whether it was paused."""
+        """Let workers claim from the queue again, at once; say whether it was paused.
+
+        Raises ``ValueError`` for a name that no queue can have.
+        """
+        check_queue_name(name)
         resumed = bool(self.filter(name=name).paused().update(paused_at=None, paused_by="", reason=""))
         if resumed:
             tasks = self.model._meta.apps.get_model("django_pglock", "Task").objects.using(self.db)

@@ -41,7 +41,7 @@ class UnknownReport:
             if each.task_path not in self._reported:
                 self._reported.add(each.task_path)
                 logger.warning(
-                    "%s of queue %r %s %s, which no running worker knows: "
+                    "%s of queue %r %s %r, which no running worker knows: "
                     "is its module imported, or its deploy still to come?",
                     "1 task" if each.waiting == 1 else f"{each.waiting} tasks",
                     each.queue,

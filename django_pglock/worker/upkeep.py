@@ -143,7 +143,7 @@ class Upkeep(ConnectedService):
     def _rescue(self) -> None:
         for task in self.rows.rescue():
             logger.warning(
-                "Task %d (%s) was taken back from worker %s, which is dead; it is %s now.",
+                "Task %d (%r) was taken back from worker %s, which is dead; it is %s now.",
                 task.id,
                 task.task_path,
                 task.worker,

@@ -136,7 +136,9 @@ class Worker:
         if self.listener is not None:
             self.listener.start()
         self.fetcher.start()
-        logger.info("Worker %s is ready: %s.", self.identity.name, ", ".join(self.queues.asked) or "all queues")
+        logger.info(
+            "Worker %s is ready: %s.", self.identity.name, ", ".join(map(repr, self.queues.asked)) or "all queues"
+        )
 
     def run(self) -> None:
         """Start, wait until somebody asks to stop or a limit is reached, and shut down."""

@@ -71,7 +71,7 @@ def test_it_is_left_alone_reported_once_and_run_when_its_worker_comes(
     eventually(lambda: len(looks) >= seen + 3)
     assert set(Task.objects.filter(task_path=PATH).values_list("status", "attempts")) == {("READY", 0)}
     [warning] = warnings(caplog)
-    assert warning.startswith(f"2 tasks of queue 'default' call {PATH}, which no running worker knows: ")
+    assert warning.startswith(f"2 tasks of queue 'default' call {PATH!r}, which no running worker knows: ")
     assert warning.endswith("is its module imported, or its deploy still to come?")
     old.shutdown()
     deploy()
@@ -113,7 +113,7 @@ def test_it_is_reported_again_when_it_was_gone_and_is_back(always_look, caplog):
     for _ in range(2):
         report.look()
     assert len(warnings(caplog)) == 2, "one for each function"
-    assert warnings(caplog)[0].startswith(f"1 task of queue 'default' calls {PATH}, which")
+    assert warnings(caplog)[0].startswith(f"1 task of queue 'default' calls {PATH!r}, which")
     Task.objects.filter(pk=rows[0].pk).cancel()
     report.look()
     wait_for_somebody()

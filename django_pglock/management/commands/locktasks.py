@@ -25,6 +25,7 @@ from django_pglock.management.choosing import (
     chosen,
     days,
     filtered,
+    plain_text,
     task_id,
 )
 from django_pglock.management.tables import ago, aligned, printable
@@ -104,9 +105,11 @@ class Command(BaseCommand):
             add_choice(add(name, self._act, help_))
         self._add_prune(add)
         pause = add("pause", self._pause, _("Let no worker claim from a queue; what runs, ends."))
-        pause.add_argument("queue", metavar="QUEUE")
-        pause.add_argument("--reason", default="", help=_("For those who wonder."))
-        add("resume", self._resume, _("Let workers claim from a queue again.")).add_argument("queue", metavar="QUEUE")
+        pause.add_argument("queue", type=plain_text, metavar="QUEUE")
+        pause.add_argument("--reason", type=plain_text, default="", help=_("For those who wonder."))
+        add("resume", self._resume, _("Let workers claim from a queue again.")).add_argument(
+            "queue", type=plain_text, metavar="QUEUE"
+        )
 
     def _add_looks(self, add: Callable[..., CommandParser]) -> None:
         status = add("status", self._status, _("Show the queues. Counts stop at %s.") % f"{MOST_COUNTED:,}")
@@ -116,7 +119,9 @@ class Command(BaseCommand):
         show = add("show", self._show, _("Show a task with its attempts and their tracebacks."))
         show.add_argument("id", type=task_id, metavar="ID")
         keda = add("keda", self._keda, _("Print one number: tasks that are ready or due, in queues not paused."))
-        keda.add_argument("--queue", action="append", metavar="NAME", help=_("Of this queue. May be given again."))
+        keda.add_argument(
+            "--queue", action="append", type=plain_text, metavar="NAME", help=_("Of this queue. May be given again.")
+        )
         for parser in (status, listing, show, keda):
             parser.add_argument("--json", action="store_true", help=_("Print JSON for programs."))
 
@@ -249,12 +254,19 @@ class Command(BaseCommand):
 
     def _pause(self, rows: Any, options: dict[str, Any]) -> None:
         queue = options["queue"]
-        is_news = Queue.objects.using(rows.db).pause(queue, by=_who(), reason=options["reason"])
+        try:
+            is_news = Queue.objects.using(rows.db).pause(queue, by=_who(), reason=options["reason"])
+        except ValueError as error:
+            raise CommandError(str(error)) from error
         self.stdout.write((_("Queue %r is paused.") if is_news else _("Queue %r was paused already.")) % queue)
 
     def _resume(self, rows: Any, options: dict[str, Any]) -> None:
         queue = options["queue"]
-        if not Queue.objects.using(rows.db).resume(queue):
+        try:
+            was_paused = Queue.objects.using(rows.db).resume(queue)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+        if not was_paused:
             raise CommandError(_("Queue %r is not paused.") % queue)
         self.stdout.write(_("Queue %r goes on.") % queue)
 

@@ -1,0 +1,281 @@
+"""Names that somebody chose to do harm: they come back as they were, or are refused at once."""
+
+from __future__ import annotations
+
+import io
+import logging
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.db.models.functions import Now
+
+from django_pglock import Lease, lock, lock_all, semaphore
+from django_pglock.errors import ConfigurationError, LockKeyError, TaskArgumentsError
+from django_pglock.locks.statements import LONGEST_NAME
+from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
+from django_pglock.models import Lease as LeaseRow
+from django_pglock.tasks.compat import InvalidTask
+from django_pglock.tasks.wakeup import READY_CHANNEL
+from django_pglock.worker.queues import Queues
+from django_pglock.worker.unknown import UnknownReport
+from tests.db.test_locks import Somebody
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks as sample
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FORGED = "\n2026-01-01 00:00:00 ERROR forged"
+HARMLESS = {
+    "quotes": "'\"`''\"\"",
+    "percent": "%s %d %(x)s %% 100% %",
+    "backslash": "\\ \\' \\n \\",
+    "sql": "'; DROP TABLE django_pglock_task; --",
+    "braces": "{0} {x} {{}} {task} {",
+    "dollar": "$1 $$ $a$ :x @y",
+    "comment": "*/ SELECT 1 /* -- */",
+    "newlines": f"a{FORGED}\r\t\v\x85\u2028b",
+    "bidi": "abc\u202egnp.exe\u2066",
+    "escape": "\x1b[31mred\x07",
+    "spaces": "  a  ",
+    "unicode": "𝄞👩‍💻é",
+    "html": "<script>alert(1)</script>\"' onclick=x",
+    "address": "../a/b?c=d&e#f;%2F_5F",
+    "as_long_as_can_be": "𝄞" * 128,
+}
+LONG = "x" * 10_000
+NUL, SURROGATE = "a\x00b", "a\udcffb"
+
+harmless = pytest.mark.parametrize("name", HARMLESS.values(), ids=HARMLESS)
+
+
+def refused(*names):
+    """Run a test with each name that its kind refuses."""
+    known = {"empty": "", "long": LONG, "nul": NUL, "surrogate": SURROGATE}
+    return pytest.mark.parametrize("name", [known[each] for each in names], ids=names)
+
+
+@pytest.fixture(autouse=True)
+def no_line_is_forged(caplog):
+    """Whatever is done with a name, no line of the log begins with a part of it."""
+    caplog.set_level(logging.DEBUG)
+    yield
+    # Django's own log of statements shows them as they are.
+    ours = [each for each in caplog.records if each.name.startswith("django_pglock")]
+    assert FORGED not in "".join(f"{each.getMessage()}{each.exc_text or ''}" for each in ours)
+
+
+# Queues
+
+
+@harmless
+def test_a_queue_and_what_is_claimed_from_it(name, claim):
+    result = sample.echo.using(queue_name=name).enqueue(name)
+    [claimed] = claim(queue=name)
+    row = Task.objects.get()
+    assert (row.queue, claimed.queue, row.args, result.task.queue_name) == (name, name, [name], name)
+    assert row.status == "RUNNING"
+    assert [each.queue for each in Task.objects.all().queue_counts()] == [name]
+
+
+@harmless
+def test_a_queue_that_is_paused_and_why(name, claim):
+    assert Queue.objects.pause(name, by=name, reason=name)
+    row = Queue.objects.get()
+    assert (row.name, row.paused_by, row.reason) == (name, name, name)
+    sample.nothing.using(queue_name=name).enqueue()
+    assert claim(queue=name) == []
+    assert Queue.objects.resume(name)
+    assert len(claim(queue=name)) == 1
+
+
+@harmless
+def test_a_queue_at_the_command_line(name):
+    sample.nothing.using(queue_name=name).enqueue()
+    out = io.StringIO()
+    call_command("locktasks", "pause", f"--reason={name}", "--", name, stdout=out)
+    assert Queue.objects.get().reason == name
+    call_command("locktasks", "status", stdout=out)
+    call_command("locktasks", "list", f"--queue={name}", stdout=out)
+    call_command("locktasks", "resume", "--", name, stdout=out)
+    assert FORGED not in out.getvalue()
+    assert "\x1b" not in out.getvalue()
+    assert "\u202e" not in out.getvalue()
+    call_command("locktasks", "cancel", f"--queue={name}", "--yes", stdout=out)
+    assert Task.objects.get().status == "CANCELLED"
+
+
+@harmless
+def test_a_worker_serves_it(name):
+    if "*" in name:
+        with pytest.raises(ConfigurationError, match="at the end"):
+            Queues([name])
+        return
+    queues = Queues([f"{name}=2" if "=" in name else name])
+    assert queues.serves(name)
+    assert not queues.serves(f"{name}x")
+
+
+@refused("empty", "long", "nul", "surrogate")
+def test_what_no_queue_can_be_called(name):
+    with pytest.raises(InvalidTask, match="A queue's name"):
+        sample.nothing.using(queue_name=name).enqueue()
+    for ask in (Queue.objects.pause, Queue.objects.resume):
+        with pytest.raises(ValueError, match="A queue's name"):
+            ask(name)
+    if name != NUL:  # no command line can have one
+        for command in ("pause", "resume"):
+            with pytest.raises(CommandError, match=r"A queue's name|is no text"):
+                call_command("locktasks", command, name)
+    assert not Task.objects.exists()
+    assert not Queue.objects.exists()
+
+
+def test_a_reason_has_no_limit_and_a_name_that_is_cut_says_so():
+    assert Queue.objects.pause("mail", by="b" * 300, reason=LONG)
+    row = Queue.objects.get()
+    assert row.reason == LONG
+    assert row.paused_by == f"{'b' * 254}…"
+    for text in (NUL, SURROGATE):
+        with pytest.raises(ValueError, match="The reason"):
+            Queue.objects.pause("night", reason=text)
+
+
+@pytest.mark.parametrize("name", [HARMLESS["as_long_as_can_be"], HARMLESS["newlines"], HARMLESS["quotes"]])
+def test_a_notification_carries_the_whole_name(name):
+    listener = Somebody()
+    try:
+        worker = uuid4()
+        values = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
+        Worker.objects.all().beat(worker, **values, task_paths=[])
+        Worker.objects.all().note_sleep(worker, is_sleeping=True)
+        with listener.connection.cursor() as cursor:
+            cursor.execute(f"LISTEN {READY_CHANNEL}")
+        sample.nothing.using(queue_name=name).enqueue()
+        [note] = listener.connection.connection.notifies(timeout=10, stop_after=1)
+        assert note.payload == name
+        assert len(note.payload.encode()) < 8000
+    finally:
+        listener.connection.close()
+
+
+# Locks
+
+
+@pytest.mark.parametrize("name", [*HARMLESS.values(), LONG, NUL], ids=[*HARMLESS, "long", "nul"])
+def test_a_lock_and_those_who_ask_for_it(name):
+    with lock(name) as handle:
+        assert handle.name == name
+        held = AdvisoryLock.objects.for_name(name).get()
+        shown = held.name
+        # In a comment of the statement, where nothing may end it, and short enough for pg_stat_activity.
+        assert shown in (None, name[:LONGEST_NAME]) or "?" in shown or shown.endswith("…")
+        assert AdvisoryLock.objects.held().count() == 1
+        other = Somebody()
+        assert not other.ask("SELECT pg_try_advisory_lock(%s)", held.key)
+        other.connection.close()
+    for several in (lock_all(name, f"{name}2"), semaphore(name, limit=2), lock("a", name), lock(name, timeout=1)):
+        with several as handle:
+            assert handle.is_held
+    assert not AdvisoryLock.objects.exists()
+    assert Task.objects.count() == 0, "the table is there"
+
+
+@harmless
+def test_a_lock_whose_holder_runs_statements(name):
+    """Its name stands before each of them."""
+    with lock(name), connection.cursor() as cursor:
+        cursor.execute("SELECT %s, '%%'", [name])
+        assert cursor.fetchone() == (name, "%")
+        cursor.execute("SELECT '%s {0} $1'")
+        assert cursor.fetchone() == ("%s {0} $1",)
+
+
+@refused("empty", "surrogate")
+def test_what_no_lock_can_be_called(name):
+    for ask in (lock, semaphore, Lease):
+        with pytest.raises(LockKeyError):
+            ask(name, **({"limit": 1} if ask is semaphore else {})).acquire()
+    decorated = lock("a:{value}")(lambda value: None)
+    with pytest.raises(LockKeyError):
+        decorated(name)
+
+
+@pytest.mark.parametrize("name", [*HARMLESS.values(), LONG], ids=[*HARMLESS, "long"])
+def test_a_lease_and_its_owner(name):
+    with Lease(name, ttl=60, owner=name) as lease:
+        assert lease.name == name
+        row = LeaseRow.objects.get()
+        assert (row.name, row.owner, row.token) == (name, name, 1)
+        assert FORGED not in repr(row)
+        assert FORGED not in repr([Task(queue=name), Worker(name=name), Schedule(task_path=name, expression=name)])
+    assert LeaseRow.objects.filter(name=name).exists()
+
+
+def test_what_no_lease_can_be_called():
+    with pytest.raises(LockKeyError, match="NUL"):
+        Lease(NUL, ttl=60).acquire()
+    for owner in (NUL, SURROGATE):
+        with pytest.raises(ValueError, match="owner"):
+            Lease("a", ttl=60, owner=owner)
+    assert not LeaseRow.objects.exists()
+
+
+# Keys of tasks
+
+KEYED = {
+    "lock": (lambda name: keyed.step.enqueue(name), "lock_key"),
+    "concurrency": (lambda name: keyed.call.enqueue(name), "lock_key"),
+    "unique": (lambda name: keyed.rebuild.enqueue(name), "unique_key"),
+    "group": (lambda name: keyed.digest.enqueue(user=name, text="x"), "group_key"),
+    "fair": (lambda name: keyed.serve.enqueue(name), "fair_key"),
+    "rate": (lambda name: keyed.trickle.enqueue(tenant=name), "lock_key"),
+}
+
+
+@pytest.mark.parametrize("kind", KEYED)
+def test_a_key_that_is_made_of_an_argument(kind, claim):
+    enqueue, column = KEYED[kind]
+    names = [*HARMLESS.values(), *(f"{name}2" for name in HARMLESS.values()), LONG, f"{LONG}2"]
+    for name in names:
+        enqueue(name)
+    rows = list(Task.objects.order_by("id"))
+    assert len({getattr(row, column) for row in rows}) == len(names)
+    assert {row.status for row in rows} == {"READY"}, "each has a key of its own"
+    for name, row in zip(names, rows, strict=True):
+        assert name in [*row.args, *row.kwargs.values()]
+        if len(name) < 100:
+            assert name.replace("%", "%25").replace(":", "%3A") in getattr(row, column)
+    if kind != "fair":
+        assert {each.id for each in claim(100)} == {row.pk for row in rows}
+
+
+@pytest.mark.parametrize("kind", KEYED)
+@refused("empty", "nul", "surrogate")
+def test_what_no_key_can_be_made_of(kind, name):
+    with pytest.raises((TaskArgumentsError, LockKeyError)):
+        KEYED[kind][0](name)
+    assert not Task.objects.exists()
+
+
+# What workers say of rows
+
+
+@harmless
+def test_a_path_that_nobody_knows(name, eventually, worker, caplog):
+    """Rescued and reported, but never as a line of its own in the log."""
+    dates = {"last_attempted_at": Now() - timedelta(hours=1), "started_at": Now()}
+    Task.objects.create(
+        queue=name, backend="default", task_path=name, status="RUNNING", worker=uuid4(), attempts=1, **dates
+    )
+    worker(queues=["other"])
+    eventually(lambda: Task.objects.get().status == "READY")
+    row = Task.objects.get()
+    assert (row.task_path, row.queue) == (name, name)
+    unknown = Task.objects.all().unknown()
+    assert [each[:3] for each in unknown] == [(name, name, 1)]
+    UnknownReport(Task.objects.all(), uuid4())._report(unknown)
+    assert any("which no running worker knows" in each.getMessage() for each in caplog.records)
+    assert any("was taken back" in each.getMessage() for each in caplog.records)
