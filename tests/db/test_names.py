@@ -63,7 +63,7 @@ def no_line_is_forged(caplog):
     caplog.set_level(logging.DEBUG)
     yield
     # Django's own log of statements shows them as they are.
-    ours = [each for each in caplog.records if each.name.startswith("django_pglock")]
+    ours = [each for each in caplog.get_records("call") if each.name.startswith("django_pglock")]
     assert FORGED not in "".join(f"{each.getMessage()}{each.exc_text or ''}" for each in ours)
 
 
