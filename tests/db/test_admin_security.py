@@ -1,0 +1,210 @@
+"""The admin against what rows, names and people bring into it."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from uuid import uuid4
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.utils import quote
+from django.contrib.auth.models import User
+from django.db.models.functions import Now
+from django.test import Client
+from django.urls import reverse
+
+from django_pglock import lock
+from django_pglock.models import AdvisoryLock, Attempt, Lease, Queue, Schedule, Task, Worker
+from tests.db.test_admin import make, person
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+EVIL = '<script>alert(1)</script><img src=x onerror=y>\'" onmouseover="z'
+#: What a browser would act upon.
+ACTIVE = ("<script>alert", "<img src=x", '" onmouseover="z', "'\" onmouse")
+LISTS = ("task", "worker", "queue", "lease", "schedule", "advisorylock")
+
+
+def url(model, page="changelist", *args):
+    return reverse(f"admin:django_pglock_{model}_{page}", args=args)
+
+
+def refuse_activity(response):
+    """Fail if a page has anything of ours or of EVIL that a browser would run."""
+    assert response.status_code == 200
+    page = response.content.decode()
+    for text in ACTIVE:
+        assert text not in page
+    policy = Policy()
+    policy.feed(page)
+    assert policy.broken == []
+    return page
+
+
+class Policy(HTMLParser):
+    """A strict Content-Security-Policy: no script without an address, no handler, no style in the page."""
+
+    def __init__(self):
+        super().__init__()
+        self.broken = []
+
+    def handle_starttag(self, tag, attrs):
+        names = dict(attrs)
+        is_code = tag == "script" and "src" not in names and names.get("type") != "application/json"
+        handlers = [name for name in names if name.startswith("on") or name == "style"]
+        links = [name for name, value in attrs if (value or "").strip().lower().startswith("javascript:")]
+        if is_code or tag == "style" or handlers or links:
+            self.broken.append((tag, attrs))
+
+
+def make_lease(name):
+    dates = {"acquired_at": Now(), "renewed_at": Now()}
+    return Lease.objects.create(key=1, name=name, owner=name, holder=uuid4(), token=1, **dates)
+
+
+@pytest.fixture
+def evil_rows(admin_user):
+    """Rows of every kind in which every text is EVIL."""
+    User.objects.filter(pk=admin_user.pk).update(username=EVIL)
+    worker = uuid4()
+    values = {"name": EVIL, "hostname": EVIL, "pid": 1, "queues": [EVIL], "threads": 1, "is_stopping": False}
+    Worker.objects.all().beat(worker, **values, task_paths=[EVIL])
+    texts = {"queue": EVIL, "task_path": EVIL, "args": [EVIL], "kwargs": {EVIL: EVIL}, "result": EVIL}
+    texts |= {"meta": {EVIL: EVIL}, "progress": {"done": EVIL, "total": EVIL, EVIL: EVIL}, "backend": EVIL}
+    task = make("FAILED", **texts)
+    make("READY", **texts)
+    running = make("RUNNING", **{**texts, "worker": worker})
+    dates = {"started_at": Now(), "finished_at": Now()}
+    Attempt.objects.create(
+        task=task, number=1, worker=worker, outcome="FAILED", exception_path=EVIL, traceback=EVIL, **dates
+    )
+    Queue.objects.pause(EVIL, by=EVIL, reason=EVIL)
+    schedule = Schedule.objects.create(task_path=EVIL, expression=EVIL, timezone=EVIL[:64], next_at=Now())
+    lease = make_lease(EVIL)
+    with lock(EVIL):
+        locks = list(AdvisoryLock.objects.all())
+        yield {
+            "task": [task, running], "worker": [Worker.objects.get()], "queue": [Queue.objects.get()],
+            "schedule": [schedule], "lease": [lease], "advisorylock": locks,
+        }  # fmt: skip
+
+
+def test_every_page_escapes_what_it_shows(admin_client, evil_rows):
+    for model in LISTS:
+        page = refuse_activity(admin_client.get(url(model)))
+        assert "&lt;script&gt;alert" in page, f"{model}: nothing of it is shown, so nothing is proved"
+        refuse_activity(admin_client.get(url(model), {"q": EVIL}))
+        for row in evil_rows[model]:
+            page = refuse_activity(admin_client.get(url(model, "change", quote(row.pk))))
+            assert "&lt;script&gt;alert" in page
+    for name in ("queue", "task_path", "attention", "status__exact", "held", "paused", "p", "o", EVIL):
+        for model in LISTS:
+            refuse_activity(admin_client.get(url(model), {name: EVIL}, follow=True))
+
+
+def test_questions_messages_and_the_history_escape_it_too(admin_client, evil_rows):
+    task, running = evil_rows["task"]
+    [queue], [schedule], [lease] = (evil_rows[model] for model in ("queue", "schedule", "lease"))
+    actions = [
+        ("task", "cancel", running), ("task", "retry", task), ("queue", "resume", queue), ("queue", "pause", queue),
+        ("schedule", "run_now", schedule), ("schedule", "disable", schedule),
+    ]  # fmt: skip
+    for model, action, row in actions:
+        data = {"action": action, "_selected_action": [row.pk]}
+        refuse_activity(admin_client.post(url(model), data, follow=True))
+        refuse_activity(admin_client.get(url(model, "history", quote(row.pk))))
+    pause = url("queue", "verb", quote(queue.pk), "resume")
+    refuse_activity(admin_client.post(pause, {"reason": EVIL}, follow=True))
+    refuse_activity(admin_client.post(url("queue", "add"), {"name": f"{EVIL}2", "reason": EVIL}, follow=True))
+    Queue.objects.all().resume(queue.pk)
+    finished = make("SUCCESSFUL", queue=EVIL, task_path=EVIL)
+    for model, row in (("task", finished), ("queue", queue), ("schedule", schedule)):
+        refuse_activity(admin_client.get(url(model, "delete", quote(row.pk))))
+        refuse_activity(admin_client.post(url(model, "delete", quote(row.pk)), {"post": "yes"}, follow=True))
+    Lease.objects.all().free()
+    refuse_activity(admin_client.get(url("lease", "delete", quote(lease.pk))))
+    assert LogEntry.objects.count() >= 8
+    refuse_activity(admin_client.get(reverse("admin:index")))
+    refuse_activity(admin_client.get(reverse("admin:app_list", args=["django_pglock"])))
+
+
+VERBS = [
+    # model, verb on the list, its permission, all others
+    ("task", "retry", "retry_task"),
+    ("task", "run_now", "retry_task"),
+    ("task", "cancel", "cancel_task"),
+    ("task", "reset_stuck", "reset_task"),
+    ("queue", "pause", "pause_queue"),
+    ("queue", "resume", "pause_queue"),
+    ("schedule", "enable", "change_schedule"),
+    ("schedule", "disable", "change_schedule"),
+    ("schedule", "run_now", "change_schedule"),
+    ("lease", "free", "free_lease"),
+    ("advisorylock", "terminate", "terminate_advisorylock"),
+]
+
+
+@pytest.mark.parametrize(("model", "verb", "permission"), VERBS)
+def test_to_see_is_not_to_do(client, model, verb, permission):
+    """Each verb needs its own permission, POST, and a token against forgery; to see needs one of its own, too."""
+    with lock("a"):
+        row = {
+            "task": lambda: make("FAILED"),
+            "queue": lambda: Queue.objects.pause("mail") and Queue.objects.get(),
+            "schedule": lambda: Schedule.objects.create(
+                task_path="a.b", expression="* * * * *", timezone="UTC", next_at=Now()
+            ),
+            "lease": lambda: make_lease("a"),
+            "advisorylock": lambda: AdvisoryLock.objects.get(),
+        }[model]()
+        others = {each for _, _, each in VERBS} - {permission}
+        data = {"action": verb, "_selected_action": [row.pk]}
+        person(client, f"view_{model}", *others)
+        page = client.get(url(model)).content.decode()
+        assert f'value="{verb}"' not in page
+        client.post(url(model), data, follow=True)
+        if not permission.startswith("change"):  # who may change may see: so says Django
+            person(client, permission)
+            assert client.post(url(model), data).status_code == 403, "what one does not see"
+        user = person(client, f"view_{model}", permission)
+        assert f'value="{verb}"' in client.get(url(model)).content.decode()
+        assert client.get(url(model), data, follow=True).status_code == 200, "a link does nothing"
+        strict = Client(enforce_csrf_checks=True)
+        strict.force_login(user)
+        assert strict.post(url(model), data).status_code == 403
+        assert not LogEntry.objects.exists(), "nothing has been done"
+        if verb != "terminate":  # it would end this session
+            client.post(url(model), data, follow=True)
+            assert LogEntry.objects.filter(user=user).exists(), "so the refusals above were none for want of a row"
+
+
+@pytest.mark.parametrize("verb", ["retry", "run_now", "cancel", "reset_stuck", "explode"])
+def test_buttons_of_a_task_need_post_a_token_and_the_permission(client, verb):
+    permission = {"run_now": "retry_task", "reset_stuck": "reset_task"}.get(verb, f"{verb}_task")
+    row = make("FAILED")
+    address = url("task", "verb", row.pk, verb)
+    person(client, "view_task", *{"retry_task", "cancel_task", "reset_task"} - {permission})
+    assert client.post(address).status_code == 403
+    if verb != "explode":
+        user = person(client, "view_task", permission)
+        assert client.get(address).status_code == 405
+        strict = Client(enforce_csrf_checks=True)
+        strict.force_login(user)
+        assert strict.post(address).status_code == 403
+        person(client, permission)
+        assert client.post(address).status_code == 403, "what one does not see"
+    client.logout()
+    assert "login" in client.post(address)["Location"]
+    assert not LogEntry.objects.exists()
+    assert Task.objects.get().status == "FAILED"
+
+
+def test_nothing_can_be_written_by_hand(client):
+    """Not even with every permission that Django makes."""
+    person(client, *(f"{verb}_task" for verb in ("add", "change", "view", "delete")))
+    row = make("READY")
+    assert client.get(url("task", "add")).status_code == 403
+    assert client.post(url("task", "add"), {"task_path": "os.system"}).status_code == 403
+    assert client.post(url("task", "change", row.pk), {"task_path": "os.system"}).status_code == 403
+    assert client.post(url("task", "delete", row.pk), {"post": "yes"}).status_code == 403
+    assert Task.objects.get().task_path == row.task_path
