@@ -122,8 +122,9 @@ class Settler(ConnectedService):
     def _let_through(self, endings: list[Ending]) -> None:
         """Let those through that waited for the keys of these tasks, or for their end. After the commit: gates.py."""
         keys = {ending.claim.lock_key for ending in endings}
-        admitted = self.rows.admit(keys) if keys != {None} else 0
+        # Those that waited for an end first: they may have been enqueued before others of their key.
         released = self.rows.release(ending.claim.id for ending in endings if isinstance(ending.outcome, FINAL))
+        admitted = self.rows.admit(keys) if keys != {None} else 0
         if admitted or released:
             self.hand.hungry.set()
 

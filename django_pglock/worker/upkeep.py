@@ -89,7 +89,7 @@ class Upkeep(ConnectedService):
             due_in = self.rows.next_due_in()
         # Outside of the round's transaction: whoever lets tasks through holds the locks of their keys to its end.
         if keys or awaited:
-            promoted += self.rows.admit(keys) + self.rows.release(awaited)
+            promoted += self.rows.release(awaited) + self.rows.admit(keys)
             due_in = self.rows.next_due_in()
         if promoted:
             self.promoted()

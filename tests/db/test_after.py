@@ -15,6 +15,7 @@ from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.tasks.outcome import Cancelled, Failed, Failure, Retried, Succeeded
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
+from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -90,6 +91,16 @@ def test_a_key_and_a_date_are_waited_for_as_well(claim):
     Task.objects.filter(status="SCHEDULED").update(run_after=Now())
     Task.objects.all().promote()
     assert statuses()[1:] == ["BLOCKED", "READY", "BLOCKED"]
+
+
+def test_it_has_its_turn_at_its_key_when_what_it_waited_for_has_the_same(worker, eventually):
+    first = keyed.step.enqueue("a", 1)
+    keyed.step.using(after=[first]).enqueue("a", 2)
+    keyed.step.enqueue("a", 3)
+    worker()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 3)
+    begun = Effect.objects.filter(name="begin a").order_by("id")
+    assert list(begun.values_list("number", flat=True)) == [1, 2, 3]
 
 
 def test_one_that_does_not_exist_is_refused():
