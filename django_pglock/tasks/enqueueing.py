@@ -151,7 +151,9 @@ class EnqueueQuerySet(WaitQuerySet):
                 values: tuple[Any, ...] = (call.args, call.kwargs, task.priority, meta, *keys[:3])
                 values += (task.queue_name, keys.lock, *_due(task), keys.unique)
                 cursor.execute(self._sql(statements.REPLACE_UNIQUE), values)
-                replaced += [_existing(row) for row in cursor.fetchall()]
+                for *row, key_before in cursor.fetchall():
+                    replaced.append(_existing(row))
+                    self.admit_on_commit({key_before} - {keys.lock})
         return replaced
 
     def _follow(self, task: PostgresTask, calls: Iterable[Call], status: str) -> None:
@@ -178,7 +180,7 @@ def _column(values: Iterable[str | None], *, any_: bool) -> list[str | None] | N
     return list(values) if any_ else None
 
 
-def _existing(row: tuple[Any, ...]) -> Enqueued:
+def _existing(row: Iterable[Any]) -> Enqueued:
     return Enqueued(*row)._replace(is_new=False)
 
 

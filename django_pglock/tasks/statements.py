@@ -74,6 +74,7 @@ WHERE unique_key = ANY (%s::text[])
 """
 
 # Gives a waiting task the new call's arguments, priority and date. One that is claimed meanwhile is no longer found.
+# Returns its lock key as it was, too: if it has another now, it has left its place at that one.
 REPLACE_UNIQUE = """
 UPDATE {task} AS task
 SET args = %s::jsonb, kwargs = %s::jsonb, priority = %s, run_after = moment.due, meta = %s::jsonb,
@@ -82,9 +83,11 @@ SET args = %s::jsonb, kwargs = %s::jsonb, priority = %s, run_after = moment.due,
                   WHEN moment.due > statement_timestamp() THEN 'SCHEDULED'
                   WHEN %s::text IS NOT NULL THEN 'BLOCKED'
                   ELSE 'READY' END
-FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS moment
-WHERE task.unique_key = %s AND task.unique_scope = 'WAITING' AND task.attempts = 0 AND task.finished_at IS NULL
-RETURNING task.id, task.status, task.enqueued_at::text, task.unique_key
+FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS moment,
+     (SELECT id, lock_key FROM {task}
+      WHERE unique_key = %s AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL FOR UPDATE) AS old
+WHERE task.id = old.id
+RETURNING task.id, task.status, task.enqueued_at::text, task.unique_key, old.lock_key
 """
 
 # For the rest of a transaction: walk an index in its order rather than to sort what is expected to be little. While the

@@ -74,6 +74,14 @@ def test_replace_gives_the_waiting_one_the_new_call(claim):
     assert [row.kwargs["text"] for row in Task.objects.order_by("id")] == ["now", "later"]
 
 
+@pytest.mark.parametrize("lock", [None, "order:{text}"])
+def test_one_that_is_replaced_leaves_its_place_at_its_old_key(lock):
+    keyed.save.using(lock="order:{text}").enqueue(1, text="a")
+    keyed.step.enqueue("a")
+    keyed.save.using(lock=lock).enqueue(1, text="b")
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "READY"]
+
+
 def test_what_was_rolled_back_is_in_nobodys_way():
     with transaction.atomic():
         keyed.refresh.enqueue(1)
