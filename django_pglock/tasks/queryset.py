@@ -314,6 +314,7 @@ class TaskQuerySet(CountQuerySet):
         changes = {
             "status": Case(When(_ASKED, then=Value(TaskStatus.CANCELLED.value)), default=WAITS),
             "finished_at": Case(When(_ASKED, then=Now())),
+            "expires_at": Case(When(_ASKED, then=RawSQL(statements.EXPIRES_AT, ()))),  # noqa: S611
             "worker": None,
         }
         return len(self.stuck()._move(TaskStatus.READY, changes, among={TaskStatus.RUNNING}))

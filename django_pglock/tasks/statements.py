@@ -418,6 +418,7 @@ UPDATE {task} AS task
 SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
                   WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END,
     finished_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN clock_timestamp() END, worker = NULL,
+    expires_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN {expires_at} END,
     started_at = CASE WHEN started_at = last_attempted_at THEN NULL ELSE started_at END
 WHERE task.status = 'RUNNING' AND task.worker = %s AND task.id <> ALL (%s::bigint[])
   AND task.last_attempted_at < clock_timestamp() - make_interval(secs => %s)

@@ -119,13 +119,14 @@ def test_what_was_asked_to_end_does_not_run_again(claim, outcome, status):
 
 @pytest.mark.parametrize("verb", ["rescue", "reset_stuck", "release_unknown"])
 def test_nor_does_it_when_its_worker_is_gone(claim, verb):
-    tasks.nothing.enqueue()
+    tasks.nothing.using(keep_result=60).enqueue()
     [mine] = claim()
     tasks.nothing.using(after=[mine.id]).enqueue()
     Task.objects.cancel()
     arguments = ((mine.worker, []), {"older_than": 0}) if verb == "release_unknown" else ((), {})
     assert getattr(Task.objects.all(), verb)(*arguments[0], **arguments[1])
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["CANCELLED", "CANCELLED"]
+    assert Task.objects.get(pk=mine.id).expires_at is not None, "keep_result is counted from this end, too"
 
 
 def test_a_retry_by_hand_forgets_the_request(claim):
