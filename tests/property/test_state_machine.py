@@ -5,46 +5,21 @@ Never two live claims of one task; never a lost task.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import UUID, uuid4
 
 import pytest
 from django.db.models.functions import Now
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from django_pglock.models import Attempt, Task, Worker
+from django_pglock.models import Queue, Task, Worker
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import (
-    Abandoned,
-    Cancelled,
-    Failed,
-    Failure,
-    Interrupted,
-    Released,
-    Retried,
-    Snoozed,
-    Succeeded,
-)
+from django_pglock.tasks.outcome import Retried, Snoozed
 from django_pglock.tasks.states import FINISHED, WAITING
+from tests.property.simulation import LONG, OUTCOMES, beat, claim, clear, walk
 from tests.sample import tasks
 
-FAILURE = Failure("builtins.ValueError", "Traceback …")
-OUTCOMES = st.sampled_from(
-    [
-        Succeeded(),
-        Succeeded("1"),
-        Failed(FAILURE),
-        Retried(FAILURE, 0),
-        Retried(FAILURE, 60),
-        Interrupted(FAILURE),
-        Released(),
-        Abandoned(60),
-        Snoozed(0),
-        Snoozed(60),
-        Cancelled(FAILURE),
-    ]
-)
 PATH = "tests.sample.tasks.nothing"
 
 
@@ -55,30 +30,24 @@ class TasksAndWorkers(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        Attempt.objects.all().delete()
-        Task.objects.all().delete()
-        Worker.objects.all().delete()
+        clear()
         self.status: dict[int, str] = {}
         self.live: dict[int, tuple[int, UUID]] = {}
         self.accepted: set[tuple[int, int]] = set()
         self.asked: set[int] = set()
+        self.is_paused = False
 
     @rule(later=st.booleans(), priority=st.integers(-100, 100))
     def enqueue(self, later, priority):
-        from datetime import timedelta
-
         task = tasks.nothing.using(priority=priority, run_after=timedelta(hours=1) if later else None)
         self.status[int(task.enqueue().id)] = "SCHEDULED" if later else "READY"
 
     @rule(target=claims, limit=st.integers(1, 3))
     def claim(self, limit):
         worker = uuid4()
-        Worker.objects.all().beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
-        rows = Task.objects.all()
-        taken = rows.claims_of(
-            rows.claim_statement(worker=worker, queue="default", paths=[PATH]).execute(limit), worker
-        )
-        ready = [id_ for id_, status in self.status.items() if status == "READY"]
+        beat(worker)
+        taken = claim(worker, limit, [PATH])
+        ready = [id_ for id_, status in self.status.items() if status == "READY" and not self.is_paused]
         assert len(taken) == min(limit, len(ready)), "a claim takes what is ready, up to its limit"
         for each in taken:
             assert each.id not in self.live, "two live claims of one task"
@@ -113,6 +82,35 @@ class TasksAndWorkers(RuleBasedStateMachine):
             self.asked.discard(id_)
             self.status[id_] = each.status
             del self.live[id_]
+
+    @rule(claim=consumes(claims))
+    def worker_dies_and_its_tasks_are_reset(self, claim: Claim):
+        Worker.objects.filter(pk=claim.worker).delete()
+        owned = {id_ for id_, (_, worker) in self.live.items() if worker == claim.worker}
+        assert Task.objects.all().reset_stuck() == len(owned)
+        for id_ in owned:
+            self.status[id_] = "CANCELLED" if id_ in self.asked else "READY"
+            self.asked.discard(id_)
+            del self.live[id_]
+
+    @rule()
+    def run_now(self):
+        Task.objects.all().run_now()
+        self._move({"SCHEDULED"}, "READY")
+
+    @rule()
+    def pause_or_resume(self):
+        queues = Queue.objects.all()
+        assert queues.resume("default") if self.is_paused else queues.pause("default")
+        self.is_paused = not self.is_paused
+
+    @rule()
+    def prune(self):
+        finished = [id_ for id_, status in self.status.items() if status in FINISHED]
+        assert Task.objects.all().prune() == 0, "all are young"
+        assert Task.objects.all().prune(older_than=0, statuses=FINISHED) == len(finished)
+        for id_ in finished:
+            del self.status[id_]
 
     @rule()
     def promote(self):
@@ -156,13 +154,7 @@ class TasksAndWorkers(RuleBasedStateMachine):
         assert {pk: (attempts, worker) for pk, attempts, worker in running} == self.live
 
 
+@pytest.mark.timeout(0 if LONG else 120)
 @pytest.mark.django_db(transaction=True)
-def test_no_walk_over_the_verbs_loses_a_task_or_claims_one_twice():
-    from hypothesis.stateful import run_state_machine_as_test
-
-    run_state_machine_as_test(
-        TasksAndWorkers,
-        settings=settings(
-            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+def test_no_walk_over_the_verbs_loses_a_task_or_claims_one_twice(patient):
+    walk(TasksAndWorkers, examples=15, steps=35)

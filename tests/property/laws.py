@@ -1,0 +1,164 @@
+"""What has to be true after each step of a walk, asked of the table itself."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from uuid import UUID
+
+from django_pglock.models import RateLimit, Task, Waiter
+from django_pglock.tasks.states import FINISHED, MOVES, WAITING
+
+
+class Laws:
+    """A law looks at the tasks as they are ``now``, as they were ``before`` the step, and at what the step said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[int, Task] = {}
+        self.now: dict[int, Task] = {}
+        self.waiters: list[tuple[int, int]] = []
+        #: The claims that may settle: ids, and with which attempt and worker.
+        self.live: dict[int, tuple[int, UUID]] = {}
+        #: What the step has deleted, and what it has retried by hand.
+        self.pruned: set[int] = set()
+        self.retried: set[int] = set()
+        #: A process died between a commit and what it does then, and upkeep has not come by yet.
+        self.is_owed = False
+
+    def obey(self) -> None:
+        self.before, self.now = self.now, {task.pk: task for task in Task.objects.order_by("pk")}
+        self.waiters = list(Waiter.objects.values_list("task_id", "awaited"))
+        self.no_task_vanishes()
+        self.what_runs_is_what_was_claimed()
+        self.statuses_move_as_they_may()
+        self.counters_only_count_up()
+        self.dates_are_those_of_the_status()
+        self.of_what_is_unique_there_is_one()
+        self.no_more_than_allowed_have_a_key()
+        if not self.is_owed:
+            self.nobody_overtakes_another_of_its_key()
+            self.whoever_waits_for_a_key_waits_for_somebody()
+            self.whoever_waits_for_others_is_counted()
+        self.pruned, self.retried = set(), set()
+
+    def no_task_vanishes(self) -> None:
+        assert self.before.keys() - self.now.keys() == self.pruned
+
+    def what_runs_is_what_was_claimed(self) -> None:
+        running = [task for task in self.now.values() if task.status == "RUNNING"]
+        assert {task.pk: (task.attempts, task.worker) for task in running} == self.live
+
+    def statuses_move_as_they_may(self) -> None:
+        for old, new in self._pairs():
+            if old.status != new.status and new.pk not in self.retried:
+                assert old.status not in FINISHED, f"{old} came back from {old.status}"
+                assert new.status in _reachable(old.status), f"{old} moved from {old.status} to {new.status}"
+
+    def counters_only_count_up(self) -> None:
+        for old, new in self._pairs():
+            assert new.attempts >= old.attempts
+            if new.pk in self.retried:
+                assert (new.retries, new.rescues) == (0, 0)
+            else:
+                assert new.retries >= old.retries
+                assert new.rescues >= old.rescues
+
+    def dates_are_those_of_the_status(self) -> None:
+        for task in self.now.values():
+            is_finished, is_running = task.status in FINISHED, task.status == "RUNNING"
+            assert (task.finished_at is not None) == is_finished
+            assert (task.expires_at is not None) == (is_finished and task.keep_result is not None), task
+            assert task.waits_for == 0 or is_finished or task.status == "BLOCKED"
+            assert task.cancel_requested_at is None or is_finished or is_running
+            if is_running:
+                assert task.enqueued_at <= task.started_at <= task.last_attempted_at
+            if task.status in WAITING:
+                assert task.worker is None
+
+    def of_what_is_unique_there_is_one(self) -> None:
+        taken = Counter(task.unique_key for task in self.now.values() if has_unique_key(task))
+        assert all(number == 1 for number in taken.values()), taken
+
+    def no_more_than_allowed_have_a_key(self) -> None:
+        for key, tasks in self._by_key().items():
+            ready, running = _with(tasks, "READY"), _with(tasks, "RUNNING")
+            if tasks[0].group_key:
+                assert len(ready) + bool(running) <= 1, f"two calls of {key}"
+                assert len({task.worker for task in running}) <= 1, f"two workers have {key}"
+            elif rate := tasks[0].meta.get("rate"):
+                assert len(ready) <= rate[1], f"more than a burst of {key}"
+            else:
+                limit = tasks[0].concurrency or 1
+                to_be_retried = _to_be_retried(tasks) if limit == 1 else []
+                assert len(ready) + len(running) + len(to_be_retried) <= limit, f"too many have {key}"
+
+    def nobody_overtakes_another_of_its_key(self) -> None:
+        for key, tasks in self._by_key().items():
+            waiting = [task.pk for task in _with(tasks, "BLOCKED") if task.waits_for == 0]
+            for task in _with(tasks, "READY"):
+                is_new = task.pk not in self.before or self.before[task.pk].status != "READY"
+                assert not is_new or not waiting or task.pk < waiting[0], f"{task} overtook {waiting[0]} of {key}"
+
+    def whoever_waits_for_a_key_waits_for_somebody(self) -> None:
+        for key, tasks in self._by_key().items():
+            if not any(task.waits_for == 0 for task in _with(tasks, "BLOCKED")):
+                continue
+            through = len(_with(tasks, "READY")) + len(_with(tasks, "RUNNING"))
+            first = tasks[0]
+            if "rate" in first.meta:
+                is_full = through or RateLimit.objects.filter(key=key, opens_at__isnull=False).exists()
+            elif first.group_key:
+                is_full = through
+            else:
+                limit = first.concurrency or 1
+                is_full = through >= limit or (limit == 1 and _to_be_retried(tasks))
+            assert is_full, f"nobody has {key}, and somebody waits"
+
+    def whoever_waits_for_others_is_counted(self) -> None:
+        awaited = defaultdict(list)
+        for task, other in self.waiters:
+            awaited[task].append(other)
+        for task in self.now.values():
+            if task.waits_for and task.status not in FINISHED:
+                assert task.waits_for == len(awaited[task.pk])
+                finished = [pk for pk in awaited[task.pk] if pk not in self.now or self.now[pk].status in FINISHED]
+                assert not finished, f"{task} waits for {finished} in vain"
+
+    def _pairs(self) -> list[tuple[Task, Task]]:
+        return [(self.before[pk], new) for pk, new in self.now.items() if pk in self.before]
+
+    def _by_key(self) -> dict[str, list[Task]]:
+        by_key = defaultdict(list)
+        for task in self.now.values():
+            if task.lock_key is not None and task.status not in FINISHED:
+                by_key[task.lock_key].append(task)
+        return by_key
+
+
+def has_unique_key(task: Task) -> bool:
+    """Say whether nobody else may have the task's unique key, as the table's index does."""
+    if task.unique_scope == "PERIOD":
+        return task.unique_key is not None
+    return (
+        task.unique_key is not None
+        and task.status not in FINISHED
+        and (task.unique_scope == "UNFINISHED" or task.attempts == 0)
+    )
+
+
+def _with(tasks: list[Task], status: str) -> list[Task]:
+    return [task for task in tasks if task.status == status]
+
+
+def _to_be_retried(tasks: list[Task]) -> list[Task]:
+    return [task for task in _with(tasks, "SCHEDULED") if task.started_at]
+
+
+def _reachable(status: str) -> set[str]:
+    """Return where a task may be after several moves that no person made."""
+    found, ends = {status}, [status]
+    while ends:
+        new = MOVES[ends.pop()] - found if status not in FINISHED else set()
+        found |= new
+        ends += [each for each in new if each not in FINISHED]
+    return found
