@@ -32,6 +32,16 @@ LARGEST_BATCH = 1000
 LINGER = 0.005
 
 
+#: Classes of SQLSTATE that tell of no row: what the statement names is not there, or not as it was when the statement
+#: was prepared, or nothing can be written. As while a migration runs, or after a failover.
+SCHEMA = ("0A", "25", "26", "42")
+
+
+def is_of_the_schema(error: DatabaseError) -> bool:
+    """Say whether every row would have met this error, and none will once the database is as it should be."""
+    return str(getattr(error.__cause__, "sqlstate", None))[:2] in SCHEMA
+
+
 class Settler(ConnectedService):
     """Takes endings from the outbox, settles them in batches, and announces what was accepted.
 
@@ -143,6 +153,8 @@ class Settler(ConnectedService):
             raise
         except DatabaseError as error:
             # One row that the database refuses must not hold up the others: halve until it stands alone.
+            if is_of_the_schema(error):
+                raise
             if len(endings) > 1:
                 middle = len(endings) // 2
                 return {**self._settle(endings[:middle]), **self._settle(endings[middle:])}
