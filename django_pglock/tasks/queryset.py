@@ -88,6 +88,10 @@ class TaskQuerySet(CountQuerySet):
 
     # Claim and settle: the worker's verbs
 
+    def prepare_session(self) -> None:
+        """Have the claims of this session walk their index in its order, whatever the statistics say."""
+        self._run(f"SELECT {statements.ALWAYS_BY_INDEX}")
+
     def claim_statement(
         self, *, worker: UUID, queue: str, paths: Sequence[str], behind: bool = False
     ) -> ClaimStatement:

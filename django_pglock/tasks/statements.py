@@ -93,6 +93,8 @@ RETURNING task.id, task.status, task.enqueued_at::text, task.unique_key, old.loc
 # For the rest of a transaction: walk an index in its order rather than to sort what is expected to be little. While the
 # statistics do not know of a backlog yet, the planner expects a few rows where there are a hundred thousand.
 BY_INDEX = "set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)"
+# The same for as long as the session lasts, which is then to be one of our own.
+ALWAYS_BY_INDEX = BY_INDEX.replace("true", "false")
 
 # Admission, the first of two statements of one transaction: whoever admits to a key is alone with it. A transaction of
 # its own, so that the second statement sees what the one before committed. By SHA-256, as the names of locks: of

@@ -87,6 +87,9 @@ class Fetcher(ConnectedService):
         # The answer to the last claim may have been lost with the session before. What is ours in the table and not
         # in our hands would be kept alive by our heartbeat for ever.
         self._sleeping_since = None
+        if self.listens:
+            # Not behind a pooler, where the session is others' as well.
+            self.rows.prepare_session()
         lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), older_than=0)
         if lost:
             logger.warning("Gave back %d tasks whose claim was answered too late.", lost)

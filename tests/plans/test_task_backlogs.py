@@ -13,13 +13,14 @@ from django.db import connection
 
 from django_pglock.models import Task
 from django_pglock.tasks import statements
+from django_pglock.worker import Worker
 from tests.plans.test_task_plans import nodes, reads
 
 pytestmark = pytest.mark.django_db
 
 PATH = "tests.sample.tasks.nothing"
-#: Statements of transactions in which indexes are walked in their order.
-ORDERED = ("ADMIT", "BLOCKED_KEYS", "NEXT_DUE", "RESCUE", "TAKE_ALONG", "promotion")
+#: Statements of transactions or sessions in which indexes are walked in their order.
+ORDERED = ("ADMIT", "BLOCKED_KEYS", "CLAIM_FAIR", "NEXT_DUE", "READY_QUEUES", "RESCUE", "TAKE_ALONG", "promotion")
 #: Rows of each kind that a statement has to deal with.
 BATCH = 10
 
@@ -105,7 +106,8 @@ def plans(worker, ids):
     }
     return {
         name: executed(
-            *((rows._sql(getattr(statements, name)), params) if name.isupper() else params), by_index=name in ORDERED
+            *((rows._sql(getattr(statements, name)), params) if name.isupper() else params),
+            by_index=name in ORDERED or name.startswith("a claim"),
         )
         for name, params in calls.items()
     }
@@ -145,6 +147,17 @@ def test_no_hot_statement_reads_the_backlog_or_the_history(backlog):
 def test_a_claim_neither_scans_nor_sorts(backlog):
     statement = Task.objects.all().claim_statement(worker=backlog, queue="default", paths=[PATH])
     for limit in (1, BATCH, 1000):
-        plan = executed(statement.sql(limit))
+        plan = executed(statement.sql(limit), by_index=True)
         assert ("Index Scan", "pglock_task_ready") in reads(plan)
         assert not {node["Node Type"] for node in nodes(plan)} & {"Seq Scan", "Sort"}
+
+
+@pytest.mark.parametrize(("listens", "shown"), [(True, "off"), (False, "on")])
+def test_only_a_session_of_its_own_walks_indexes_in_their_order(in_threads, listens, shown):
+    def show(number):
+        Worker(listens=listens).fetcher.open()
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW enable_sort")
+            return cursor.fetchone()[0]
+
+    assert in_threads(show, 1) == [shown]
