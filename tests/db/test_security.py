@@ -6,27 +6,32 @@ import builtins
 import io
 import json
 import os
+import re
 import sys
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, connections
 from django.db.models.functions import Now
 from django.test import RequestFactory
 from django.urls import reverse
 
-from django_pglock import Lease, lock, task
+from django_pglock import Lease, Unique, enqueue_many, lock, task
 from django_pglock.db import dedicated_connection
 from django_pglock.errors import LockKeyError
 from django_pglock.key_template import KeyTemplate
 from django_pglock.keys import make_key
 from django_pglock.locks.views import lock_view
-from django_pglock.models import AdvisoryLock, Attempt, Task
+from django_pglock.models import AdvisoryLock, Attempt, Schedule, Task, Worker
 from django_pglock.tasks.call_keys import LONGEST_KEY, keys_of
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import InvalidTask, TaskResultDoesNotExist, task_backends, task_finished
+from tests.conftest import ROOT
+from tests.db.test_names import KEYED
 from tests.sample import keyed_tasks as keyed
+from tests.sample import scheduled
 from tests.sample import tasks as sample
 from tests.sample.models import Effect
 
@@ -307,3 +312,68 @@ def test_no_key_of_a_task_meets_an_advisory_lock_of_the_program(other_session):
         finally:
             cursor.execute("SET lock_timeout = 0")
     assert Task.objects.get().status == "READY"
+
+
+# What a role needs
+
+
+@pytest.fixture
+def as_role():
+    """Make roles with just the rights that docs/security.md names, and connect as one of them."""
+    page = (ROOT / "docs" / "security.md").read_text()
+    name = f"pglock_{os.getpid()}"  # roles belong to the server, not to the tests' database
+    grants = re.sub(r"TO (app|worker);", rf"TO {name}_\1;", page)
+    app, besides = re.findall(r"```sql\n(.*?)```", grants, re.DOTALL)
+    settings = connection.settings_dict
+    before = settings["OPTIONS"]
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE ROLE {name}_app; CREATE ROLE {name}_worker IN ROLE {name}_app")
+        cursor.execute(app)
+        cursor.execute(besides)
+        # Of the tests' own functions.
+        cursor.execute(f"GRANT SELECT, INSERT ON sample_effect TO {name}_app")
+
+    def connect(role):
+        connections.close_all()
+        settings["OPTIONS"] = {**before, **({"options": f"-c role={name}_{role}"} if role else {})}
+
+    yield connect
+    connect(None)
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP OWNED BY {name}_app, {name}_worker; DROP ROLE {name}_worker, {name}_app")
+
+
+def test_the_rights_that_the_documentation_names_are_enough(as_role, worker, eventually, own_registry):
+    task(every=3600)(scheduled.nightly)
+    as_role("app")
+    done = sample.record.enqueue("a")
+    sample.record_atomically.enqueue("b")
+    failed = sample.fail_twice.enqueue("c")
+    sample.record.using(after=[done]).enqueue("d")
+    sample.record.using(after=[failed], run_after=timedelta(seconds=0.1), keep_result=0).enqueue("e")
+    for enqueue, _ in KEYED.values():
+        enqueue("7")
+    keyed.save.enqueue(1)
+    keyed.save.enqueue(1)
+    keyed.remind.using(unique=Unique("{number}", period=1)).enqueue(1)
+    enqueue_many(sample.nothing, range(3))
+    with lock("a"), Lease("a", ttl=60):
+        assert AdvisoryLock.objects.held().exists()
+    late = sample.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    assert [Task.objects.filter(pk=late.id).cancel(), Task.objects.filter(pk=late.id).retry()] == [1, 1]
+    as_role("worker")
+    write_row("os.system", status="RUNNING", worker=uuid4(), attempts=1, last_attempted_at="2020-01-01")
+    somebody = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
+    Worker.objects.all().beat(uuid4(), **somebody)
+    assert Schedule.objects.all().register() == ["tests.sample.scheduled.nightly"]
+    worker(queues=["default"])
+    waiting = Task.objects.filter(finished_at=None).exclude(task_path="os.system")
+    eventually(lambda: not waiting.exists())
+    assert Task.objects.get(task_path="os.system").status == "READY", "taken back from a worker that is gone"
+    assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL", "READY"}
+    assert Task.objects.all().prune(older_than=0) > 10
+    Worker.objects.all().forget()
+    as_role("app")
+    assert isinstance(sample.nothing.enqueue().id, str)
+    with pytest.raises(TimeoutError):
+        sample.nothing.enqueue().wait(0.01)
