@@ -376,4 +376,4 @@ def test_the_rights_that_the_documentation_names_are_enough(as_role, worker, eve
     as_role("app")
     assert isinstance(sample.nothing.enqueue().id, str)
     with pytest.raises(TimeoutError):
-        sample.nothing.enqueue().wait(0.01)
+        sample.nothing.using(queue_name="served by nobody").enqueue().wait(0.01)
