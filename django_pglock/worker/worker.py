@@ -32,7 +32,7 @@ logger = logging.getLogger("django_pglock.worker")
 LAST_WRITES = 10.0
 #: Seconds that a function whose time is over has to end, at least; else the grace.
 LEAST_PATIENCE = 1.0
-#: Seconds between two looks at whether a limit is reached.
+#: Seconds between two looks at whether a limit is reached, or a signal has come without waking anybody.
 BETWEEN_LOOKS = 1.0
 
 #: What can be done where nobody can replace the process.
@@ -143,7 +143,9 @@ class Worker:
     def run(self) -> None:
         """Start, wait until somebody asks to stop or a limit is reached, and shut down."""
         self.start()
-        while not self._asked_to_stop.wait(BETWEEN_LOOKS if self.limits.are_set else None):
+        # Never without a timeout: the kernel may hand a signal to another thread, as it does right after SIGCONT, and
+        # Python's handler runs in this one, which nothing wakes then.
+        while not self._asked_to_stop.wait(BETWEEN_LOOKS):
             if reason := self.limits.reached():
                 logger.info("Worker %s ends: %s.", self.identity.name, reason)
                 self.retire()

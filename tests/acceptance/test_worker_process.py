@@ -89,6 +89,16 @@ def test_a_signal_lets_running_tasks_finish(worker_process, eventually, number):
     assert not Worker.objects.exists()
 
 
+def test_a_signal_is_heard_right_after_a_stop(worker_process):
+    """The kernel may give it to a thread that does not handle it, and wakes nobody else."""
+    process = worker_process("--threads", "1")
+    process.send(signal.SIGSTOP)
+    time.sleep(1.5)  # its other threads have to be due to run, so that they take the signal
+    process.send(signal.SIGCONT)
+    process.send(signal.SIGTERM)
+    assert process.wait(10) == 0
+
+
 def test_the_second_signal_gives_everything_back(worker_process, eventually):
     process = worker_process("--threads", "1", "--grace", "60")
     tasks.note_and_sleep.enqueue("is cut short", 30)
