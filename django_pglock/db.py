@@ -69,6 +69,12 @@ def dedicated_connection(using: str, *, application_name: str | None = None) -> 
     return connection
 
 
+def parameters_of(connection: DatabaseWrapper) -> dict[str, Any]:
+    """Return how to connect as this Django connection does: what of it is text or a number, for another process."""
+    parameters = connection.get_connection_params()
+    return {name: value for name, value in parameters.items() if value is None or isinstance(value, str | int | float)}
+
+
 def has_hung_up(connection: DatabaseWrapper) -> bool:
     """Say whether the server has ended this session, without asking it.
 

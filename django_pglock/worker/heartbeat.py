@@ -1,5 +1,7 @@
 """The two signs of life of a worker: its row's heartbeat, and the session that holds its lock.
 
+While a task keeps this thread from running, the guard beats in its place: see ``guard.py``.
+
 Between two beats it passes on what concerns the running tasks: to them that somebody asks for their end, and from them
 how far they are.
 """
@@ -9,14 +11,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.db import Error as DatabaseFailure
 from django.db import connections
 
 from django_pglock.conf import get_settings
+from django_pglock.db import dedicated_connection, parameters_of
 from django_pglock.tasks import registry
+from django_pglock.worker.guarding import Guard
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.progress import Progress
@@ -58,6 +62,7 @@ class Heartbeat(ConnectedService):
         self.queues = queues
         self.progress = progress
         self.cancel = cancel
+        self.guard = Guard(self._guards_orders)
         self._news = threading.Event()
         self.is_draining = False
         self.first_beat = threading.Event()
@@ -71,6 +76,7 @@ class Heartbeat(ConnectedService):
 
     def turn(self) -> None:
         self.beat()
+        self.guard.note_beat()
         self.first_beat.set()
         self._compare()
         self._pass_on_requests()
@@ -111,6 +117,9 @@ class Heartbeat(ConnectedService):
             self._depart()
         super().close()
 
+    def finish(self) -> None:
+        self.guard.stop()
+
     def _depart(self) -> None:
         """Remove the worker's row: it ends in order and owns nothing any more."""
         try:
@@ -127,6 +136,19 @@ class Heartbeat(ConnectedService):
         lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), older_than=limit)
         if lost:
             logger.warning("Gave back %d tasks that this worker owned without knowing.", lost)
+
+    def _guards_orders(self) -> dict[str, Any]:
+        connection = dedicated_connection(self.using, application_name="lockworker guard")
+        settings = {"statement_timeout": "5s"}
+        if role := connection.settings_dict["OPTIONS"].get("assume_role"):
+            settings["role"] = role
+        return {
+            "connection": parameters_of(connection),
+            "session": settings,
+            "table": connection.ops.quote_name(self._workers().model._meta.db_table),
+            "worker": str(self.identity.id),
+            "interval": get_settings().HEARTBEAT_INTERVAL,
+        }
 
     def _workers(self) -> WorkerQuerySet:
         return apps.get_model("django_pglock", "Worker").objects.using(self.using)  # type: ignore[no-any-return]

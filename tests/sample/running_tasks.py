@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import threading
 import time
@@ -87,6 +88,14 @@ def note_and_close(name):
 def locked(key, seconds=0):
     note(f"locked {key}")
     sleep_in_sql(seconds)
+
+
+@task
+def keep_gil(seconds):
+    """Keep all other threads of the process from running, as a C library does that does not let go of the GIL."""
+    Effect.objects.create(name="begun", pid=os.getpid())
+    ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
+    return "once"
 
 
 @task
