@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
 import select
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import django.db.backends.utils
@@ -22,6 +25,25 @@ if TYPE_CHECKING:
 
 # RDHUP (Linux) tells of the peer's end also while its last message is still unread.
 _HANG_UP = getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0) | getattr(select, "POLLRDHUP", 0)
+
+
+#: How long libpq waits on a silent network, where its own defaults are hours, or for ever: seconds to connect, seconds
+#: and tries until an idle connection counts as lost, milliseconds until one does on which what was sent is not
+#: acknowledged.
+TIME_LIMITS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+
+
+SET_LIMITS = """
+SELECT set_config(wanted.name, wanted.value, false)
+FROM unnest(%s::text[], %s::text[]) AS wanted (name, value) JOIN pg_settings USING (name)
+WHERE pg_backend_pid() = %s
+"""
 
 
 def connection_for(using: str) -> DatabaseWrapper:
@@ -58,7 +80,7 @@ def dedicated_connection(using: str, *, application_name: str | None = None) -> 
     ``application_name`` is what ``pg_stat_activity`` shows.
     """
     settings = copy.deepcopy(connection_for(using).settings_dict)
-    options = settings["OPTIONS"]
+    options = settings["OPTIONS"] = {**TIME_LIMITS, **settings["OPTIONS"]}
     options.pop("pool", None)
     if application_name is not None:
         options["application_name"] = application_name[:63]
@@ -67,6 +89,21 @@ def dedicated_connection(using: str, *, application_name: str | None = None) -> 
     connection: DatabaseWrapper = wrapper(settings, alias=using)
     connection.inc_thread_sharing()
     return connection
+
+
+def limit_waiting(connection: DatabaseWrapper) -> None:
+    """Let this Django connection not wait for a silent network for ever, where its settings do not say how long."""
+    settings = connection.settings_dict
+    connection.settings_dict = {**settings, "OPTIONS": {**TIME_LIMITS, **settings["OPTIONS"]}}
+
+
+def set_limits(connection: DatabaseWrapper, limits: Mapping[str, str]) -> None:
+    """Set settings of the server for this session, whatever the role, the database or the server say. One statement.
+
+    Nothing is set that the server does not know, nor behind a pooler: there the next one in the session would have it.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(SET_LIMITS, (list(limits), list(limits.values()), backend_pid(connection)))
 
 
 def parameters_of(connection: DatabaseWrapper) -> dict[str, Any]:
@@ -103,15 +140,29 @@ def backend_pid(connection: DatabaseWrapper) -> int:
     return int(connection.connection.info.backend_pid)
 
 
+def statement_under_way(connection: DatabaseWrapper) -> bool:
+    """Say whether another thread waits for an answer on this connection."""
+    raw: Any = connection.connection
+    return raw is not None and raw.pgconn.transaction_status == TransactionStatus.ACTIVE
+
+
+def hang_up(connection: DatabaseWrapper) -> None:
+    """End a session under another thread that waits for its answer, without asking the server; that thread notices."""
+    raw: Any = connection.connection
+    # An error means that it has just ended by itself.
+    with contextlib.suppress(OSError, PsycopgError, AttributeError), socket.socket(fileno=os.dup(raw.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
 def cancel_statement(connection: DatabaseWrapper) -> bool:
     """Have the statement cancelled that another thread runs on this connection, and say whether there was one.
 
     Once this has returned, the request cannot meet a later statement. Raises psycopg's errors when the server does not
     answer; then it could.
     """
-    raw: Any = connection.connection
-    if raw is None or raw.pgconn.transaction_status != TransactionStatus.ACTIVE:
+    if not statement_under_way(connection):
         return False
+    raw: Any = connection.connection
     raw.cancel_safe(timeout=CANCEL_WITHIN)
     return True
 

@@ -12,10 +12,11 @@ from functools import lru_cache
 from inspect import iscoroutinefunction
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseFailure
 from django.db import connections
 
-from django_pglock.db import has_hung_up
+from django_pglock.db import connection_for, has_hung_up, limit_waiting
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_started
 from django_pglock.tasks.options import Group
@@ -89,6 +90,7 @@ class Executor:
 
     def _work(self) -> None:
         looked_at = 0.0
+        limit_waiting(connection_for(self.using))
         seat = self.watchdog.seat()
         try:
             while (claim := self.hand.inbox.get()) is not None:
@@ -140,6 +142,8 @@ class AsyncLoop:
         self._starting = threading.Lock()
         self._idle = threading.Condition()
         self._running: dict[asyncio.Task[Any], Attempt] = {}
+        self._looked_at = 0.0
+        self._look: asyncio.Future[None] | None = None
 
     def run(self, attempt: Attempt) -> None:
         """Start an attempt on the loop and return at once."""
@@ -150,6 +154,7 @@ class AsyncLoop:
         loop.call_soon_threadsafe(lambda: loop.create_task(self._run(attempt)))
 
     async def _run(self, attempt: Attempt) -> None:
+        await self._have_connections_looked_at()
         try:
             self.hand.ended(await run_async(attempt, self._call), 0.0)
         finally:
@@ -157,6 +162,17 @@ class AsyncLoop:
                 self.hand.running_async -= 1
                 self._idle.notify_all()
             self.hand.hungry.set()
+
+    async def _have_connections_looked_at(self) -> None:
+        """Look after the connections of the thread in which Django's ORM runs for coroutines.
+
+        Not waited for: something else may keep that thread busy. It takes turns, so the look comes first all the same.
+        """
+        now = time.perf_counter()
+        if now - self._looked_at > BETWEEN_LOOKS:
+            self._looked_at = now
+            self._look = asyncio.ensure_future(sync_to_async(look_at_connections)())
+            await asyncio.sleep(0)
 
     async def _call(self, attempt: Attempt) -> Any:
         """Call the function of an attempt. It can be interrupted where it awaits something, and nowhere else."""

@@ -70,6 +70,11 @@ class Heartbeat(ConnectedService):
         # How many functions our row says that we know. Functions are only ever added, so the number tells of news.
         self._told = -1
 
+    @property
+    def patience(self) -> float:  # type: ignore[override]
+        """A third of the limit: what is given up has to be tried again before the worker looks dead."""
+        return get_settings().HEARTBEAT_LIMIT / 3
+
     def connected(self) -> None:
         with connections[self.using].cursor() as cursor:
             cursor.execute("SELECT pg_try_advisory_lock(%s)", (self.identity.lock_key,))

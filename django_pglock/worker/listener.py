@@ -13,6 +13,9 @@ from django.db import connections
 from django_pglock.tasks.wakeup import CANCEL_CHANNEL, READY_CHANNEL, SCHEDULED_CHANNEL
 from django_pglock.worker.service import ConnectedService
 
+#: Seconds of silence after which the listener asks whether the server is still there.
+BETWEEN_QUESTIONS = 20.0
+
 
 class Listener(ConnectedService):
     """Calls ``ready`` with the queue's name, ``scheduled``, or ``cancelled`` with the task's id for each notification.
@@ -63,7 +66,11 @@ class Listener(ConnectedService):
     def turn(self) -> None:
         raw: Any = connections[self.using].connection
         assert self._pair is not None  # noqa: S101 - made by start()
-        select.select([raw.fileno(), self._pair[1]], [], [])
+        heard, _, _ = select.select([raw.fileno(), self._pair[1]], [], [], BETWEEN_QUESTIONS)
+        if not heard:
+            # Silence may mean that there is nothing to tell, or that nobody is there any more.
+            with connections[self.using].cursor() as cursor:
+                cursor.execute("SELECT 1")
         for note in raw.notifies(timeout=0):
             if note.channel == READY_CHANNEL:
                 self.ready(note.payload)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from django.db import DatabaseError, InterfaceError, connections
 
-from django_pglock.db import dedicated_connection
+from django_pglock.db import dedicated_connection, set_limits, statement_under_way
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds before the first new try after a failed turn; doubled each time up to the second number.
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
+
+#: The server's limits that end a statement, or a session that stands still in a transaction: for these we have our own.
+OWN_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
+#: Those that would end what is in order.
+NO_LIMITS = {"lock_timeout": "0", "idle_session_timeout": "0", "transaction_timeout": "0"}
 
 
 class Service:
@@ -103,22 +109,40 @@ class ConnectedService(Service):
     """A service with a database session of its own, opened before the first turn and again after each loss.
 
     The session stands in for the thread's Django connection, so every queryset that is used on this thread runs in it.
+    Limits that a database administrator has set for the role are meant for others: an idle session is in order here.
+    What takes longer than ``patience`` is ended by the server or, where that is out of reach, by ``Deadlines``.
     """
+
+    #: Seconds for one statement.
+    patience = 30.0
 
     def __init__(self, using: str) -> None:
         super().__init__()
         self.using = using
         self._connection: DatabaseWrapper | None = None
+        self._statements = 0
 
     def open(self) -> None:
         if self._connection is None:
             connection = dedicated_connection(self.using, application_name=f"lockworker {self.name}")
             connection.ensure_connection()
             self._connection = connections[self.using] = connection
+            connection.execute_wrappers.append(self._count)
+            patience = f"{self.patience * 1000:.0f}ms"
+            set_limits(connection, {**NO_LIMITS, **dict.fromkeys(OWN_LIMITS, patience)})
             self.connected()
 
     def connected(self) -> None:
         """Prepare a session that has just been opened."""
+
+    def under_way(self) -> tuple[DatabaseWrapper, int] | None:
+        """Return which statement, by session and number, waits for its answer now, if one does. For other threads."""
+        connection, number = self._connection, self._statements
+        return (connection, number) if connection is not None and statement_under_way(connection) else None
+
+    def _count(self, execute: Callable[..., Any], *statement: Any) -> Any:
+        self._statements += 1
+        return execute(*statement)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

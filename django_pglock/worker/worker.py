@@ -9,6 +9,7 @@ from typing import Any
 
 from django.apps import apps
 
+from django_pglock.worker.deadlines import Deadlines
 from django_pglock.worker.execution import Attempt
 from django_pglock.worker.executor import Executor
 from django_pglock.worker.fetcher import Fetcher
@@ -118,6 +119,8 @@ class Worker:
             if listens
             else None
         )
+        services = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener)
+        self.deadlines = Deadlines([service for service in services if service is not None])
 
     def start(self) -> None:
         """Start all parts: first the pulse, so that no claim is ever without one, last the fetcher.
@@ -126,6 +129,7 @@ class Worker:
         """
         if self.line is not None:
             self.line.start()
+        self.deadlines.start()
         self.heartbeat.start()
         while not self.heartbeat.first_beat.wait(0.1):
             if self._asked_to_stop.is_set():
@@ -197,7 +201,7 @@ class Worker:
             self._abandon_running(except_for=stuck)
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
-        self._end(self.settler, self.executor.watchdog, self.heartbeat)
+        self._end(self.settler, self.executor.watchdog, self.heartbeat, self.deadlines)
         return have_ended and not stuck
 
     def _end(self, *services: Service | None) -> None:

@@ -8,7 +8,8 @@ import os
 import threading
 import time
 
-from django.db import OperationalError, connection
+from asgiref.sync import sync_to_async
+from django.db import OperationalError, connection, connections
 
 from django_pglock import TaskContext, task
 from tests.sample.models import Effect
@@ -96,6 +97,15 @@ def keep_gil(seconds):
     Effect.objects.create(name="begun", pid=os.getpid())
     ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
     return "once"
+
+
+@task
+async def count_in_coroutine(*, closes):
+    """Use the connection of the thread in which the ORM runs for coroutines, and leave it open unless asked not to."""
+    count = await Effect.objects.acount()
+    if closes:
+        await sync_to_async(connections.close_all)()
+    return count
 
 
 @task
