@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from django_pglock.worker.guard import LONGEST, is_running
 from django_pglock.worker.line import ENDING, HURRY, NUMBER, REPLACE
 
 logger = logging.getLogger("django_pglock.worker")
@@ -29,6 +30,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 STABLE = 60.0
 #: Seconds beyond the grace in which a process has to have written its last outcomes and ended.
 MARGIN = 30.0
+#: Seconds between two looks at a process that says nothing but runs.
+BETWEEN_LOOKS = 1.0
 
 
 def pause_after(failures: int) -> float:
@@ -55,6 +58,8 @@ class Child:
         self.started_at = time.monotonic()
         #: When it was heard last. None: not yet, for to start takes as long as it takes; or its line is closed.
         self.heard_at: float | None = None
+        #: When it was last seen to run although it says nothing.
+        self.seen_at = 0.0
         #: Another process has its place.
         self.is_replaced = False
         #: When it has to be gone.
@@ -97,7 +102,8 @@ class Supervisor:
 
     A process that ends unexpectedly is started again, after a pause that grows while that happens again and again; one
     that asks for it is replaced at once. ``grace``: the seconds that tasks get to finish in each; ``silence``: the
-    seconds without a sign of life after which a process counts as frozen. With ``drain`` a process that ends with 0 has
+    seconds without a sign of life after which a process is frozen if it does not run; if it does, a task keeps its
+    threads from running, for which it has as long as its guard speaks for it. With ``drain`` a process that ends with 0 has
     done its work.
     """
 
@@ -168,7 +174,7 @@ class Supervisor:
         moments = [*self._starts.values()]
         for child in self.children:
             moments += [] if child.kill_at is None or child.is_killed else [child.kill_at]
-            moments += [] if child.heard_at is None or child.is_killed else [child.heard_at + self.silence]
+            moments += [] if child.heard_at is None or child.is_killed else [self._look_due(child)]
         timeout = max(0.0, min(moments) - time.monotonic()) if moments else None
         for key, _ in self._selector.select(timeout):
             if key.data is None:
@@ -218,12 +224,20 @@ class Supervisor:
             self._bury(child)
         elif not child.is_killed:
             now = time.monotonic()
-            if child.heard_at is not None and now - child.heard_at > self.silence:
-                logger.error("%r has been frozen for %.0f s; it is killed.", child, self.silence)
-                child.kill()
+            if child.heard_at is not None and now > self._look_due(child):
+                child.seen_at = now
+                self._kill_if_frozen(child, now - child.heard_at)
             elif child.kill_at is not None and now >= child.kill_at:
                 logger.error("%r has not ended in time; it is killed.", child)
                 child.kill()
+
+    def _look_due(self, child: Child) -> float:
+        return max((child.heard_at or 0.0) + self.silence, child.seen_at + BETWEEN_LOOKS)
+
+    def _kill_if_frozen(self, child: Child, silence: float) -> None:
+        if silence > LONGEST or not is_running(child.process.pid):
+            logger.error("%r has been frozen for %.0f s; it is killed.", child, silence)
+            child.kill()
 
     def _bury(self, child: Child) -> None:
         if child.line.fileno() >= 0:

@@ -94,7 +94,7 @@ def test_the_second_signal_gives_everything_back(supervisor, eventually):
     process.send(signal.SIGTERM)
 
     assert process.wait(10) == 0
-    assert list(Task.objects.values_list("status", "rescues")) == [("READY", 0)] * 2
+    assert list(Task.objects.values_list("status", "rescues")) == [("SCHEDULED", 0)] * 2
 
 
 def test_a_killed_supervisor_leaves_no_process_behind(supervisor, eventually):

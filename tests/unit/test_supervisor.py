@@ -105,7 +105,7 @@ def test_the_last_words_of_a_process_are_heard(supervise, monkeypatch):
 
 def test_what_is_frozen_is_killed(supervise, caplog):
     began = time.monotonic()
-    code, starts = supervise("start > 1 or line.send(b'.') and time.sleep(60)", silence=0.3)
+    code, starts = supervise("start > 1 or line.send(b'.') and os.kill(os.getpid(), signal.SIGSTOP)", silence=0.3)
     assert (code, len(starts)) == (0, 2)
     assert "frozen" in caplog.text
     assert "by SIGKILL" in caplog.text
@@ -114,6 +114,15 @@ def test_what_is_frozen_is_killed(supervise, caplog):
 
 def test_who_takes_long_to_start_is_not_frozen(supervise):
     assert len(supervise("time.sleep(0.5)", silence=0.1)[1]) == 1
+
+
+@pytest.mark.parametrize(("longest", "count"), [(3600, 1), (0.3, 2)])
+def test_what_keeps_its_threads_from_running_is_not_frozen_for_as_long_as_its_guard_speaks(
+    supervise, monkeypatch, longest, count
+):
+    monkeypatch.setattr(supervisor, "BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(supervisor, "LONGEST", longest)
+    assert len(supervise("start > 1 or line.send(b'.') and time.sleep(1)", silence=0.1)[1]) == count
 
 
 IGNORES = """
