@@ -24,7 +24,7 @@ from django_pglock.worker.guarding import Guard
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.progress import Progress
-from django_pglock.worker.service import ConnectedService, logger
+from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
 
 if TYPE_CHECKING:
     from django_pglock.tasks.liveness import WorkerQuerySet
@@ -74,6 +74,11 @@ class Heartbeat(ConnectedService):
     def patience(self) -> float:  # type: ignore[override]
         """A third of the limit: what is given up has to be tried again before the worker looks dead."""
         return get_settings().HEARTBEAT_LIMIT / 3
+
+    @property
+    def longest_pause(self) -> float:  # type: ignore[override]
+        """Try again no more rarely than there is a beat: when the server is back, the others wait for little more."""
+        return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL)
 
     def connected(self) -> None:
         with connections[self.using].cursor() as cursor:

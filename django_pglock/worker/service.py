@@ -35,6 +35,7 @@ class Service:
     """One looping thread. Subclasses say what a turn is, and may say how to be woken and what to do at the end."""
 
     name = "service"
+    longest_pause = LONGEST_PAUSE
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
@@ -101,7 +102,7 @@ class Service:
         if self._failures == 1:
             logger.warning("The %s has lost the database and keeps trying: %s", self.name, str(error).strip())
         self.close()
-        bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
+        bound = min(self.longest_pause, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
         self.stopping.wait(random.uniform(bound / 2, bound))  # noqa: S311
 
 

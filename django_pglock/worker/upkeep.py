@@ -42,6 +42,9 @@ SELECT pg_try_advisory_xact_lock(%s), set_config('idle_in_transaction_session_ti
 #: Seconds between two rounds, as a share of the heartbeat interval. Together with two missing beats a killed worker's
 #: tasks run elsewhere within ten seconds at default settings.
 ROUND = 0.9
+#: Beats after each connect before silent workers are taken for dead. While nobody could reach the server all of them
+#: were silent; those who live try again within one beat.
+SETTLING_IN = 2
 #: Tasks that one round looks at to prune them, and seconds of rest when the last old one is gone.
 PRUNED_AT_ONCE, PRUNING_REST = 5000, 60.0
 
@@ -59,11 +62,14 @@ class Upkeep(ConnectedService):
         self._registered: dict[str, Timing] = {}
         self._news = threading.Event()
         self.unknown = UnknownReport(rows, worker)
-        self._rescued_at = 0.0
+        self._rescued_at = self._rescue_from = 0.0
         # Where the last look for what was left waiting ended.
         self._key, self._waiter = "", 0
         # Where the walk of pruning has come to, and when it goes on.
         self._pruned_to, self._prune_at = 0, 0.0
+
+    def connected(self) -> None:
+        self._rescue_from = time.monotonic() + get_settings().HEARTBEAT_INTERVAL * SETTLING_IN
 
     def wake(self) -> None:
         """Look again now: a task may have been scheduled for sooner than the alarm is set."""
@@ -83,7 +89,8 @@ class Upkeep(ConnectedService):
             keys, awaited = self.rows.open_rates(), []
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
                 self._rescued_at = time.monotonic()
-                self._rescue()
+                if time.monotonic() >= self._rescue_from:
+                    self._rescue()
                 keys += self._stray_keys()
                 awaited = self._stray_waiters()
             due_in = self.rows.next_due_in()

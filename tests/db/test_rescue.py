@@ -186,3 +186,15 @@ def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_other
     worker(queues=["another"])
     eventually(lambda: Task.objects.filter(rescues=1).exists(), seconds=15, why="nobody rescued anything")
     assert has_hung_up(session)
+
+
+def test_who_has_just_come_lets_silent_workers_come_back_first(claim, worker, eventually):
+    """After an outage everybody has been silent, and one of them is the first to be connected again."""
+    silent = uuid4()
+    register(silent, silent_for=60)
+    tasks.nothing.enqueue()
+    [claimed] = claim(worker=silent)
+    alone = worker()
+    attempt = eventually(lambda: Attempt.objects.filter(task=claimed.id, outcome="LOST").first())
+    started = Worker.objects.get(pk=alone.identity.id).started_at
+    assert attempt.finished_at - started > timedelta(seconds=2 * 0.5)
