@@ -35,10 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
-    """A fault that failed before it could show anything has its row all the same."""
+    """A fault that failed before it could show anything has its row all the same, and so has one that was skipped."""
     report = yield
     fault = fault_of(item)
     rows = item.config.stash[_ROWS]
+    if report.skipped and fault:
+        rows.append(Row(fault, call.excinfo.value.msg, None, None, is_kept=None))
     if report.failed and fault and all(row.is_kept for row in rows if row.fault == fault):
         rows.append(Row(fault, f"{report.when} ended with an error", None, None, is_kept=False))
     return report
@@ -57,6 +59,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def fault_of(item: pytest.Item) -> str:
     marker = item.get_closest_marker("fault")
     return marker.args[0] if marker else ""
+
+
+@pytest.fixture(scope="session")
+def is_short(pytestconfig: pytest.Config) -> bool:
+    """Whether this is the short form: faults last for some seconds only."""
+    return bool(pytestconfig.option.markexpr == "short")
 
 
 def make_tables(server: PrivatePostgres) -> None:

@@ -156,6 +156,13 @@ class Evidence:
             others=min(finished, default=math.inf) - since,
         )
 
+    def begins(self, worker: UUID, since: float) -> float:
+        """Return after how many seconds a worker began anything, counted from a moment."""
+        return (
+            min((run.started for run in self.runs if run.worker == worker and run.started >= since), default=math.inf)
+            - since
+        )
+
 
 @dataclass(frozen=True)
 class Recovery:

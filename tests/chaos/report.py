@@ -11,17 +11,17 @@ HEAD = ("fault", "guarantee", "bound", "measured", "result")
 
 @dataclass(frozen=True)
 class Row:
-    """One guarantee under one fault. Seconds, or None where nothing is to be measured."""
+    """One guarantee under one fault. Seconds, or None where nothing is to be measured, or nothing could be shown."""
 
     fault: str
     guarantee: str
     bound: float | None
     measured: float | None
-    is_kept: bool
+    is_kept: bool | None
 
     def cells(self) -> tuple[str, ...]:
         """Return what the table shows."""
-        result = "kept" if self.is_kept else "BROKEN"
+        result = {True: "kept", False: "BROKEN", None: "not shown"}[self.is_kept]
         return (self.fault, self.guarantee, _seconds(self.bound), _seconds(self.measured), result)
 
 

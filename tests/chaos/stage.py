@@ -65,15 +65,16 @@ class Stage:
         self, *arguments: str, url: str | None = None, pglock: dict[str, Any] | None = None, **environment: str
     ) -> Member:
         """Start a worker and wait until it is ready. ``pglock`` are settings; all others are at their defaults."""
-        return self._ready(self._start(*arguments, url=url, pglock=pglock, **environment))
+        return self.welcome(self.start(*arguments, url=url, pglock=pglock, **environment))
 
     def workers(self, count: int, *arguments: str, **options: Any) -> list[Member]:
         """Start several workers alike."""
-        return [self._ready(member) for member in [self._start(*arguments, **options) for _ in range(count)]]
+        return [self.welcome(member) for member in [self.start(*arguments, **options) for _ in range(count)]]
 
-    def _start(
+    def start(
         self, *arguments: str, url: str | None = None, pglock: dict[str, Any] | None = None, **environment: str
     ) -> Member:
+        """Start a worker, and do not wait for it."""
         surroundings = {
             "DJANGO_SETTINGS_MODULE": "tests.chaos.settings",
             "CHAOS_PGLOCK": json.dumps(pglock or {}),
@@ -84,7 +85,8 @@ class Stage:
         member.again = lambda: self.worker(*arguments, url=url, pglock=pglock, **environment)
         return member
 
-    def _ready(self, member: Member) -> Member:
+    def welcome(self, member: Member) -> Member:
+        """Wait until a worker is ready."""
         member.wait_for("is ready", 60)
         member.id = Worker.objects.filter(pid=member.process.pid).latest("started_at").pk
         return member
@@ -118,6 +120,10 @@ class Stage:
         elif number == signal.SIGCONT:
             self._absences.append(Absence(member.id, self._stopped.pop(member.id), at))
         return Blow(member.id, at, self.hands(member.id))
+
+    def out_of_reach(self, worker: UUID, since: float, until: float) -> None:
+        """Take note that a worker reached nothing for some time. What it computed then, it had computed before."""
+        self._absences.append(Absence(worker, since, until))
 
     def hands(self, worker: UUID) -> set[int]:
         """Return the tasks that a worker has claimed."""
@@ -179,6 +185,11 @@ class Stage:
         """Show that something took no longer than it may."""
         self.rows.append(Row(self.fault, guarantee, bound, measured, measured <= bound))
         assert measured <= bound, f"{guarantee}: after {measured:.1f} s instead of {bound:.1f} s"
+
+    def affirm(self, guarantee: str, *, is_kept: bool) -> None:
+        """Show that something is so, or is not."""
+        self.rows.append(Row(self.fault, guarantee, None, None, is_kept))
+        assert is_kept, f"It is not so: {guarantee}."
 
     # The end
 

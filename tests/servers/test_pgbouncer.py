@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import socket
-import subprocess
-import tempfile
 import threading
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.core.checks import run_checks
@@ -22,66 +16,24 @@ from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.testing import assert_no_locks
 from django_pglock.worker import Worker
-from example_project.postgres import account
+from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
 from tests.sample import keyed_tasks, tasks
 from tests.sample.models import Effect
-
-# Debian keeps it where only root's PATH leads.
-PROGRAM = shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
 
 pytestmark = [
     pytest.mark.acceptance,
     pytest.mark.skipif(PROGRAM is None, reason="no PgBouncer on this machine: apt-get install pgbouncer"),
 ]
 
-# Each database is the tests' own, through a pool of that many sessions. PgBouncer before 1.20 refuses "options".
-CONFIGURATION = """
-[databases]
-one = {server} pool_size=1
-two = {server} pool_size=2
-
-[pgbouncer]
-listen_addr =
-listen_port = 6432
-unix_socket_dir = {folder}
-auth_type = any
-pool_mode = transaction
-ignore_startup_parameters = options, extra_float_digits
-logfile = {folder}/log
-"""
-
-# The end of the pipe is our end, whatever it was: then PgBouncer and its folder go, too.
-RUN = '"$1" -q "$2/ini" & read -r end; kill $!; wait; rm -rf "$2"'
-
 
 @pytest.fixture
 def pgbouncer(alias, eventually):
-    """Run PgBouncer on a Unix socket before the tests' database; return what is told to Django about it."""
-    folder = Path(tempfile.mkdtemp(prefix="pglock-pgbouncer-", dir="/tmp"))
+    """Run PgBouncer before the tests' database, through a pool of one session and one of two."""
     connection.ensure_connection()
-    (folder / "ini").write_text(CONFIGURATION.format(server=way_to_server(), folder=folder))
-    process = subprocess.Popen(
-        ["sh", "-c", RUN, "sh", PROGRAM, folder],
-        stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", **account(folder, folder),
-    )  # fmt: skip
-    try:
-        eventually(lambda: answers(folder / ".s.PGSQL.6432"), why=f"PgBouncer does not answer in {folder}")
-        yield {"HOST": str(folder), "PORT": "6432"}
-    finally:
-        process.communicate()
-        shutil.rmtree(folder, ignore_errors=True)
-        eventually(lambda: locks_held() == 0, why="sessions of PgBouncer are left with their locks")
-
-
-def way_to_server():
-    info = connection.connection.info
-    parts = {"host": info.host, "port": info.port, "dbname": info.dbname, "user": info.user, "password": info.password}
-    return " ".join("{}='{}'".format(name, str(value).replace("'", "''")) for name, value in parts.items() if value)
-
-
-def answers(path):
-    with socket.socket(socket.AF_UNIX) as client:
-        return client.connect_ex(str(path)) == 0
+    way = way_to_server(connection.connection.info)
+    with PgBouncer({"one": f"{way} pool_size=1", "two": f"{way} pool_size=2"}) as pgbouncer:
+        yield {"HOST": str(pgbouncer.folder), "PORT": ""}
+    eventually(lambda: locks_held() == 0, why="sessions of PgBouncer are left with their locks")
 
 
 def locks_held():

@@ -1,0 +1,129 @@
+"""What happens between workers and the server: connections that are cut, slow or mute, and PgBouncer."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from django.db import connection
+from django.db.models import Max
+from django.db.models.functions import Extract, Now
+
+from django_pglock.models import Attempt, Worker
+from tests.chaos.stage import Blow
+from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
+from tests.proxy import Proxy
+from tests.sample.models import Run
+
+#: Seconds until a worker works again once it can.
+AGAIN = 10.0
+#: Signs of life for the short form.
+QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 5.0}
+
+
+@pytest.fixture
+def beats(is_short):
+    """Signs of life of the workers: settings, and within how many seconds nobody's tasks are taken over.
+
+    That is the hard limit, a round of upkeep, and what the new claim takes.
+    """
+    settings = QUICK if is_short else {"HEARTBEAT_INTERVAL": 3.0, "HEARTBEAT_LIMIT": 30.0}
+    return settings, settings["HEARTBEAT_LIMIT"] + settings["HEARTBEAT_INTERVAL"] + 2
+
+
+@pytest.fixture
+def proxy(server):
+    with Proxy(str(server.folder)) as proxy:
+        yield proxy
+
+
+def works_again(stage, member, since):
+    """Enqueue a little and say whether the worker has begun something since."""
+    stage.load(2)
+    return stage.evidence().begins(member.id, since) < 60
+
+
+@pytest.mark.short
+@pytest.mark.fault("a worker's connections are swallowed")
+def test_a_worker_behind_a_black_hole(stage, proxy, beats, eventually):
+    settings, bound = beats
+    victim = stage.start("--threads", "2", url=proxy.url("postgres"), pglock=settings)
+    stage.worker("--threads", "2", pglock=settings)
+    stage.welcome(victim)
+    stage.load(12, seconds=0.3)
+    eventually(lambda: stage.running(4) and stage.hands(victim.id), why="the work did not begin")
+    proxy.black_hole()
+    blow = Blow(victim.id, time.time(), stage.hands(victim.id))
+    assert blow.hands, "the victim had nothing in hand"
+    eventually(stage.is_over, seconds=90, why="some task is stuck")
+    proxy.pass_through()
+    since = time.time()
+    stage.out_of_reach(victim.id, blow.at, since)
+    eventually(lambda: "was lost" in victim.output, seconds=60, why="the victim did not come back with any outcome")
+    eventually(lambda: works_again(stage, victim, since), seconds=60, why="the victim does not work again")
+    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    evidence = stage.judge()
+    recovery = evidence.recovery(blow.hands, blow.victim, blow.at)
+    stage.show("its tasks run elsewhere", recovery.last, bound)
+    stage.show("others go on", recovery.others, 2)
+    stage.show("it works again after the end", evidence.begins(victim.id, since), AGAIN)
+
+
+@pytest.mark.fault("a worker's connections are reset, again and again")
+def test_a_worker_whose_connections_are_cut(stage, proxy, eventually, is_short):
+    # An atomic task that is cut off counts as one that took its worker down, and here it is cut off all the time.
+    settings = {"MAX_RESCUES": 1000}
+    victim = stage.worker("--threads", "2", url=proxy.url("postgres"), pglock=settings)
+    end = time.monotonic() + (4 if is_short else 30)
+    while time.monotonic() < end:
+        stage.load(1)
+        proxy.cut()
+        time.sleep(0.3)
+    # And for a while there is nobody to connect to.
+    proxy.cut(new=True)
+    time.sleep(2 if is_short else 10)
+    proxy.pass_through()
+    since = time.time()
+    eventually(lambda: works_again(stage, victim, since), seconds=60, why="the victim does not work again")
+    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    stage.show("it works again after the end", stage.judge().begins(victim.id, since), AGAIN)
+
+
+@pytest.mark.fault("200 ms on every message of a worker")
+def test_a_worker_far_away(stage, proxy, eventually):
+    proxy.delay(0.2)
+    victim = stage.worker("--threads", "2", url=proxy.url("postgres"))
+    stage.load(10)
+    oldest = 0.0
+    while not stage.is_over():
+        age = Worker.objects.annotate(age=Extract(Now() - Max("heartbeat_at"), "epoch")).get(pk=victim.id).age
+        oldest = max(oldest, float(age))
+        time.sleep(0.1)
+    stage.judge()
+    stage.affirm("nothing is taken from it", is_kept=not Attempt.objects.exists())
+    stage.show("its sign of life is never older", oldest, 2 * 3.0)
+
+
+@pytest.mark.short
+@pytest.mark.skipif(PROGRAM is None, reason="not shown: no PgBouncer on this machine")
+@pytest.mark.fault("SIGKILL of a worker behind PgBouncer in transaction mode")
+def test_a_killed_worker_behind_pgbouncer(stage, beats, eventually):
+    """Its lock may stay in a session of the pool for ever: only the age of its heartbeat tells."""
+    settings, bound = beats
+    connection.ensure_connection()
+    with PgBouncer({"postgres": f"{way_to_server(connection.connection.info)} pool_size=20"}) as pgbouncer:
+        crew = stage.workers(3, "--no-listen", "--threads", "2", url=pgbouncer.url("postgres"), pglock=settings)
+        stage.load(30, seconds=0.1)
+        eventually(lambda: stage.running(10) and stage.hands(crew[0].id), why="the work did not begin")
+        blow = stage.strike(crew[0], signal.SIGKILL)
+        assert blow.hands, "the victim had nothing in hand"
+        eventually(stage.is_over, seconds=90, why="some task is stuck")
+        for member in crew:
+            member.end()
+    evidence = stage.judge()
+    recovery = evidence.recovery(blow.hands, blow.victim, blow.at)
+    stage.show("its tasks run elsewhere", recovery.last, bound)
+    stage.show("others go on", recovery.others, 2)
+    everyone = set(Run.objects.values_list("worker", flat=True))
+    stage.affirm("all workers take part", is_kept=everyone == {member.id for member in crew})
