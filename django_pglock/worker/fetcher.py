@@ -107,6 +107,8 @@ class Fetcher(ConnectedService):
         if room == 0:
             self._pause(HOARDING)
         elif claims := self._claim(room):
+            # The threads have waited for these, not these for the threads: the answer may have been long on its way.
+            self._got_on_at = time.monotonic()
             self.hand.take(self._last_chance.sift(claims))
             self._note_busy()
             if self.hand.left == 0:

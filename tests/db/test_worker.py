@@ -16,7 +16,9 @@ from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
 from django_pglock.tasks.outcome import Released, Succeeded
 from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker.fetcher import HOARDING
 from django_pglock.worker.hand import Ending, Hand
+from django_pglock.worker.queue_claims import QueueClaims
 from tests.sample import chaos_tasks, tasks
 from tests.sample.models import Effect, Run
 
@@ -355,3 +357,19 @@ def test_an_outcome_that_the_database_refuses_fails_alone(worker, claim, eventua
     row = Task.objects.get(pk=refused.id)
     assert row.status == "FAILED"
     assert row.failures.get().exception_path == "django.db.utils.DataError"
+
+
+def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatch):
+    """They have not waited for a thread yet, so they are not given back for having waited."""
+    claim = QueueClaims.claim
+
+    def claim_slowly(self, limit):
+        claims = claim(self, limit)
+        time.sleep(HOARDING * 1.2)
+        return claims
+
+    monkeypatch.setattr(QueueClaims, "claim", claim_slowly)
+    worker()
+    result = finished(tasks.nothing.enqueue())
+    assert result.status == TaskResultStatus.SUCCESSFUL
+    assert Task.objects.get().attempts == 1

@@ -1,0 +1,305 @@
+"""What happens to the server: sessions that end, restarts, an outage, no place, locks of a DBA."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from django.db import OperationalError, connection
+
+from django_pglock.models import Attempt, Task
+from django_pglock.tasks import enqueue_many
+from example_project.postgres import PrivatePostgres, account
+from tests.chaos.conftest import make_tables
+from tests.sample import chaos_tasks
+from tests.sample.tasks import nothing
+
+# Every session of the database but the asker's.
+TERMINATE = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
+#: Seconds within which work goes on, and within which each worker has part in it.
+GOES_ON, ALL_GO_ON = 5.0, 10.0
+#: Signs of life for the short form, where the fault has to last longer than the limit.
+QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 5.0}
+
+
+@pytest.fixture(scope="module")
+def own_server():
+    with PrivatePostgres(durable=True, settings={"max_connections": "40"}) as server:
+        make_tables(server)
+        yield server
+
+
+@pytest.fixture
+def server(own_server):
+    """A server that may be harmed. It runs when a test begins, whatever the one before did to it."""
+    with contextlib.suppress(psycopg.OperationalError), closing(connect(own_server)):
+        return own_server
+    own_server.restart("immediate")
+    return own_server
+
+
+@pytest.fixture
+def show_work_goes_on(stage, eventually):
+    """Show that all work is done, and how soon each worker worked again after each of some moments."""
+
+    def show(crew, *moments, **exceptions):
+        eventually(stage.is_over, seconds=90, why="some task is stuck")
+        evidence = stage.judge(**exceptions)
+        begins = [[evidence.begins(member.id, moment) for member in crew] for moment in moments]
+        stage.show("work goes on", max(map(min, begins)), GOES_ON)
+        stage.show("every worker works again", max(map(max, begins)), ALL_GO_ON)
+
+    return show
+
+
+@pytest.fixture
+def keep_busy(stage, eventually):
+    """Enqueue a little until each of the workers has begun something after a moment."""
+
+    def keep(crew, since):
+        def all_begun():
+            stage.load(2)
+            return all(stage.evidence().begins(member.id, since) < 60 for member in crew)
+
+        eventually(all_begun, seconds=60, why="some worker does not work again")
+
+    return keep
+
+
+def connect(server, **options):
+    return psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True, **options)
+
+
+def ask(statement):
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetchone()[0] if cursor.description else None
+
+
+@pytest.mark.short
+@pytest.mark.fault("storm of pg_terminate_backend")
+def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_work_goes_on, eventually, is_short):
+    # An atomic task that is cut off counts as one that took its worker down, and here it is cut off all the time.
+    crew = stage.workers(2, "--threads", "2", pglock={"MAX_RESCUES": 1000})
+    stage.load(5)
+    eventually(stage.running, why="the work did not begin")
+    terminated, end = 0, time.monotonic() + (4 if is_short else 30)
+    while time.monotonic() < end:
+        stage.load(1)
+        terminated += ask(TERMINATE)
+        time.sleep(0.25)
+    since = time.time()
+    assert terminated > 20, "hardly any session was there to be terminated"
+    keep_busy(crew, since)
+    show_work_goes_on(crew, since)
+
+
+@pytest.mark.short
+@pytest.mark.fault("immediate restart of PostgreSQL")
+def test_an_immediate_restart(stage, keep_busy, show_work_goes_on, eventually, is_short):
+    crew = stage.workers(2, "--threads", "2")
+    moments = []
+    for _ in range(1 if is_short else 5):
+        stage.load(20, seconds=0.1)
+        eventually(lambda: Task.objects.filter(status="RUNNING").exists(), why="the work did not begin")
+        stage.server.restart("immediate")
+        connection.close()
+        moments.append(time.time())
+        keep_busy(crew, moments[-1])
+    show_work_goes_on(crew, *moments)
+
+
+@pytest.mark.short
+@pytest.mark.fault("outage of PostgreSQL")
+def test_an_outage(stage, keep_busy, show_work_goes_on, eventually, is_short):
+    """Longer than two beats, in the long form as long as the hard limit; functions run on through all of it."""
+    seconds, beats = (6, QUICK) if is_short else (30, {})
+    crew = stage.workers(2, "--threads", "3", pglock=beats)
+    long = stage.expect(*[chaos_tasks.work.enqueue(seconds + 8) for _ in range(3)])
+    eventually(lambda: stage.running(3), why="the work did not begin")
+    stage.load(10)
+    stage.server.halt()
+    connection.close()
+    time.sleep(seconds)
+    stage.server.launch()
+    since = time.time()
+    keep_busy(crew, since)
+    show_work_goes_on(crew, since)
+    stage.affirm("no living worker is taken for dead", is_kept=not lost_of(long))
+
+
+def lost_of(tasks):
+    return Attempt.objects.filter(task__in=tasks, outcome="LOST").count()
+
+
+@pytest.mark.short
+@pytest.mark.fault("all of max_connections taken")
+def test_all_connections_are_taken(stage, keep_busy, show_work_goes_on, eventually, is_short):
+    old = stage.worker("--threads", "2")
+    stage.load(20)
+    eventually(stage.running, why="the work did not begin")
+    with contextlib.ExitStack() as guests:
+        while sessions_of_workers():
+            ask(TERMINATE_WORKERS)
+            take_all(stage.server, guests)
+        new = stage.start("--threads", "2")
+        for member in (old, new):
+            member.wait_for("has lost the database and keeps trying", 60)
+        time.sleep(1 if is_short else 20)
+        assert "is ready" not in new.output
+    since = time.time()
+    stage.welcome(new)
+    stage.show("a worker that waited for its start is ready", time.time() - since, ALL_GO_ON)
+    keep_busy([old, new], since)
+    show_work_goes_on([old, new], since)
+
+
+TERMINATE_WORKERS = TERMINATE + " AND application_name <> 'guest'"
+
+
+def sessions_of_workers():
+    return ask(f"SELECT count(*) FROM ({TERMINATE_WORKERS.replace('count(pg_terminate_backend(pid))', 'pid')}) AS pids")
+
+
+def take_all(server, guests):
+    with contextlib.suppress(psycopg.OperationalError):
+        while True:
+            guests.enter_context(closing(connect(server, application_name="guest")))
+
+
+@pytest.mark.short
+@pytest.mark.fault("ACCESS EXCLUSIVE on the tasks, statement_timeout on the role")
+def test_the_table_is_locked(stage, keep_busy, show_work_goes_on, eventually, is_short):
+    """As by VACUUM FULL or REINDEX."""
+    crew = stage.workers(2, "--threads", "2")
+    stage.load(40)
+    eventually(lambda: stage.running(5), why="the work did not begin")
+    ask("ALTER ROLE postgres SET statement_timeout = '500ms'")
+    try:
+        ask(TERMINATE)
+        with closing(connect(stage.server, options="-c statement_timeout=0")) as dba:
+            with dba.transaction():
+                dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
+                time.sleep(4 if is_short else 20)
+            since = time.time()
+            keep_busy(crew, since)
+            # What a DBA does at night, while they work.
+            for statement in ("VACUUM FULL django_pglock_task", "REINDEX TABLE django_pglock_task"):
+                dba.execute(statement)
+    finally:
+        ask("ALTER ROLE postgres RESET statement_timeout")
+    show_work_goes_on(crew, since)
+
+
+@pytest.mark.short
+@pytest.mark.fault("ACCESS EXCLUSIVE on the tasks for longer than HEARTBEAT_LIMIT")
+def test_the_table_is_locked_for_long(stage, keep_busy, show_work_goes_on, eventually, is_short):
+    """While functions run. Whoever waits for a table is alive."""
+    seconds, beats = (8, QUICK) if is_short else (40, {})
+    crew = stage.workers(2, "--threads", "3", pglock=beats)
+    long = stage.expect(*[chaos_tasks.work.enqueue(seconds + 8) for _ in range(3)])
+    eventually(lambda: stage.running(3), why="the work did not begin")
+    stage.load(10)
+    with closing(connect(stage.server)) as dba, dba.transaction():
+        dba.execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
+        time.sleep(seconds)
+    since = time.time()
+    keep_busy(crew, since)
+    show_work_goes_on(crew, since)
+    stage.affirm("no living worker is taken for dead", is_kept=not lost_of(long))
+
+
+@pytest.mark.short
+@pytest.mark.fault("a transaction that holds xmin back")
+def test_an_old_snapshot(stage, eventually, is_short):
+    """No dead row can be removed while it lasts."""
+    count = 20_000 if is_short else 60_000
+    stage.worker()
+    with closing(connect(stage.server)) as reader:
+        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        reader.execute("SELECT count(*) FROM django_pglock_task")
+        enqueue_many(nothing, range(count))
+        stage.load(20, seconds=0)
+        eventually(lambda: time.sleep(0.5) or stage.is_over(), seconds=120, why="some task is stuck")
+    done = Task.objects.filter(task_path="tests.sample.tasks.nothing", status="SUCCESSFUL")
+    times = sorted(done.values_list("finished_at", flat=True))
+    assert len(times) == count
+    done.delete()
+    stage.judge()
+    fifth = count // 5
+    first, last = ((times[end - 1] - times[end - fifth]).total_seconds() for end in (fifth, count))
+    stage.show(f"the last fifth of {count} tasks takes as long as the first, or thrice", last, 3 * first)
+
+
+@pytest.mark.short
+@pytest.mark.fault("disk full")
+def test_no_space_is_left(stage, small_disk, keep_busy, show_work_goes_on, eventually, is_short):
+    """For tables and indexes, not for the log of the server: without that no server runs, which is an outage."""
+    with tables_on(small_disk):
+        crew = stage.workers(2, "--threads", "2")
+        stage.load(100, seconds=0.01)
+        eventually(stage.running, why="the work did not begin")
+        ballast = small_disk / "ballast"
+        fill(ballast)
+        with pytest.raises(OperationalError, match="No space left on device"):
+            while True:
+                stage.load(20, seconds=0.01)
+        eventually(lambda: any("No space left on device" in member.output for member in crew), why="no worker met it")
+        time.sleep(1 if is_short else 20)
+        ballast.unlink()
+        since = time.time()
+        keep_busy(crew, since)
+        show_work_goes_on(crew, since)
+
+
+@contextlib.contextmanager
+def tables_on(folder):
+    """Have all tables and indexes in a folder, for a while."""
+    move = "ALTER TABLE ALL IN TABLESPACE {0} SET TABLESPACE {1}; ALTER INDEX ALL IN TABLESPACE {0} SET TABLESPACE {1}"
+    ask(f"CREATE TABLESPACE small LOCATION '{folder / 'tables'}'")
+    try:
+        ask(move.format("pg_default", "small"))
+        # The functions under test have to be able to say that they run.
+        ask("ALTER TABLE sample_run SET TABLESPACE pg_default; ALTER INDEX sample_run_pkey SET TABLESPACE pg_default")
+        yield
+    finally:
+        (folder / "ballast").unlink(missing_ok=True)
+        ask(move.format("small", "pg_default"))
+        ask("DROP TABLESPACE small")
+
+
+def fill(path):
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+#: The end of the pipe is our end, whatever it was.
+MOUNT = 'mount -t tmpfs -o size=32m tmpfs "$1" && echo mounted && read -r end; umount -l "$1"; rmdir "$1"'
+
+
+@pytest.fixture
+def small_disk(server):
+    """A file system of 32 MB with a folder ``tables`` for the server."""
+    folder = Path(tempfile.mkdtemp(prefix="pglock-disk-", dir="/tmp"))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    holder = subprocess.Popen(["sh", "-c", MOUNT, "sh", folder], text=True, **pipes)
+    try:
+        if holder.stdout.readline() != "mounted\n":
+            pytest.skip("not shown: to mount a small file system needs root on Linux")
+        folder.chmod(0o755)
+        (folder / "tables").mkdir()
+        account(folder, folder / "tables")
+        folder.chmod(0o755)
+        yield folder
+    finally:
+        holder.communicate()
