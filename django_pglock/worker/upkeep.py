@@ -42,8 +42,8 @@ SELECT pg_try_advisory_xact_lock(%s), set_config('idle_in_transaction_session_ti
 #: Seconds between two rounds, as a share of the heartbeat interval. Together with two missing beats a killed worker's
 #: tasks run elsewhere within ten seconds at default settings.
 ROUND = 0.9
-#: Beats after each connect before silent workers are taken for dead. While nobody could reach the server all of them
-#: were silent; those who live try again within one beat.
+#: Beats for which silent workers are not taken for dead, after each connect and after each delay. While nobody could
+#: reach the server, or get at the tasks, all of them were silent; those who live are heard again within one beat.
 SETTLING_IN = 2
 #: Tasks that one round looks at to prune them, and seconds of rest when the last old one is gone.
 PRUNED_AT_ONCE, PRUNING_REST = 5000, 60.0
@@ -62,14 +62,22 @@ class Upkeep(ConnectedService):
         self._registered: dict[str, Timing] = {}
         self._news = threading.Event()
         self.unknown = UnknownReport(rows, worker)
-        self._rescued_at = self._rescue_from = 0.0
+        self._rescued_at = self._rescue_from = self._began_at = 0.0
         # Where the last look for what was left waiting ended.
         self._key, self._waiter = "", 0
         # Where the walk of pruning has come to, and when it goes on.
         self._pruned_to, self._prune_at = 0, 0.0
 
     def connected(self) -> None:
+        self._excuse_silence()
+
+    def _excuse_silence(self) -> None:
         self._rescue_from = time.monotonic() + get_settings().HEARTBEAT_INTERVAL * SETTLING_IN
+
+    def _look_for_delay(self) -> None:
+        """Excuse the others if we were held up ourselves, as by a lock on the table. Less condemns nobody."""
+        if time.monotonic() - self._began_at > get_settings().HEARTBEAT_LIMIT / 3:
+            self._excuse_silence()
 
     def wake(self) -> None:
         """Look again now: a task may have been scheduled for sooner than the alarm is set."""
@@ -77,18 +85,24 @@ class Upkeep(ConnectedService):
 
     def turn(self) -> None:
         self._news.clear()
+        self._began_at = time.monotonic()
         waits = (get_settings().HEARTBEAT_INTERVAL * ROUND, self._round(), self._keep_schedules())
+        self._look_for_delay()
         self._news.wait(max(0.0, min(seconds for seconds in waits if seconds is not None)))
 
     def _round(self) -> float | None:
         """Do what is to be done; return the seconds until the next task is due, if that is known."""
         with transaction.atomic(using=self.using, durable=True):
             if not self._is_my_turn():
+                # Whoever is at it may be held up, and so may all others.
+                self._excuse_silence()
                 return None
             promoted = self.rows.promote()
             keys, awaited = self.rows.open_rates(), []
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
                 self._rescued_at = time.monotonic()
+                # This transaction has been at the tasks by now: nobody can lock it out any more.
+                self._look_for_delay()
                 if time.monotonic() >= self._rescue_from:
                     self._rescue()
                 keys += self._stray_keys()

@@ -6,6 +6,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test import override_settings
 
@@ -198,3 +199,36 @@ def test_who_has_just_come_lets_silent_workers_come_back_first(claim, worker, ev
     attempt = eventually(lambda: Attempt.objects.filter(task=claimed.id, outcome="LOST").first())
     started = Worker.objects.get(pk=alone.identity.id).started_at
     assert attempt.finished_at - started > timedelta(seconds=2 * 0.5)
+
+
+HELD_UP = """
+SELECT 1 FROM pg_stat_activity WHERE application_name = 'lockworker upkeep' AND wait_event_type = 'Lock'
+    AND query_start < clock_timestamp() - interval '1.5 seconds'
+"""
+
+
+def test_who_was_held_up_lets_silent_workers_come_back_first(claim, session, worker, eventually):
+    """They waited for the same lock. Here that of a migration, for longer than a third of the hard limit."""
+
+    def lose_task():
+        silent = uuid4()
+        register(silent, silent_for=60)
+        tasks.nothing.enqueue()
+        claim(worker=silent)
+
+    def ask(connection, statement):
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchone()
+
+    worker(queues=["elsewhere"])
+    lose_task()
+    eventually(lambda: Attempt.objects.count() == 1, why="nothing is rescued at all")
+    with transaction.atomic():
+        Task.objects.all().delete()
+        connection.cursor().execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
+        lose_task()
+        eventually(lambda: ask(session, HELD_UP), why="the upkeep does not wait")
+        (released_at,) = ask(connection, "SELECT clock_timestamp()")
+    attempt = eventually(lambda: Attempt.objects.filter(finished_at__gt=released_at).first())
+    assert attempt.finished_at - released_at > timedelta(seconds=2 * 0.5)
