@@ -67,7 +67,8 @@ class Fetcher(ConnectedService):
         self._known: list[str] = []
         self._sleeping_since: float | None = None
         self._busy_since: float | None = None
-        self._last_chance = LastChance(hand)
+        # Who is to end when nothing is left runs also what would be put off, and then it would be left.
+        self._last_chance = LastChance(hand, puts_off=drained is None)
         self._done = -1
         self._got_on_at = 0.0
 

@@ -16,10 +16,11 @@ from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
 from django_pglock.tasks.outcome import Released, Succeeded
 from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker import last_chance
 from django_pglock.worker.fetcher import HOARDING
 from django_pglock.worker.hand import Ending, Hand
 from django_pglock.worker.queue_claims import QueueClaims
-from tests.sample import chaos_tasks, tasks
+from tests.sample import chaos_tasks, running_tasks, tasks
 from tests.sample.models import Effect, Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -269,6 +270,59 @@ def test_a_task_on_its_last_chance_runs_alone(worker, eventually):
     for suspect in Run.objects.filter(task__in=suspects):
         beside = [run for run in runs if run.started_at < suspect.ended_at and run.ended_at > suspect.started_at]
         assert [run.pk for run in beside] == [suspect.pk]
+
+
+@pytest.fixture
+def gate():
+    """Keep ``running_tasks.wait_for_note`` running until the note is there."""
+    yield lambda: Effect.objects.create(name="go on")
+    Effect.objects.create(name="go on")
+
+
+def test_a_last_chance_does_not_keep_idle_threads_waiting_for_long(worker, eventually, monkeypatch, caplog, gate):
+    """A neighbour runs for hours: the suspects are put off, the others go on, and each suspect is alone at last."""
+    monkeypatch.setattr(last_chance, "PATIENCE", 0.5)
+    running_tasks.wait_for_note.enqueue("go on")
+    running = worker(threads=3)
+    eventually(lambda: Effect.objects.filter(name="waits").exists())
+    with transaction.atomic():
+        suspects = [int(chaos_tasks.work.enqueue(0.05).id) for _ in range(3)]
+        Task.objects.filter(pk__in=suspects).update(rescues=get_settings().MAX_RESCUES)
+        others = [int(chaos_tasks.work.enqueue(0.01).id) for _ in range(10)]
+    eventually(lambda: Task.objects.filter(pk__in=others, status="SUCCESSFUL").count() == 10, why="they wait")
+    eventually(lambda: Task.objects.filter(pk__in=suspects, status="SCHEDULED").count() == 3, why="not put off")
+    assert not Run.objects.filter(task__in=suspects).exists(), "it was not alone"
+    assert sum("was not alone" in message for message in caplog.messages) == 1, "each of them made the others wait"
+    claims = sum(Task.objects.filter(pk__in=suspects).values_list("attempts", flat=True))
+    assert claims <= 10, "claimed and given back again and again"
+    assert running.fetcher._last_chance._patience == 1.0
+
+    gate()
+    eventually(lambda: Task.objects.filter(pk__in=suspects, status="SUCCESSFUL").count() == 3, seconds=30)
+    assert set(Task.objects.filter(pk__in=suspects).values_list("rescues", "retries")) == {(3, 0)}
+    runs = list(Run.objects.all())
+    for suspect in Run.objects.filter(task__in=suspects):
+        beside = [run for run in runs if run.started_at < suspect.ended_at and run.ended_at > suspect.started_at]
+        assert [run.pk for run in beside] == [suspect.pk]
+    assert running.fetcher._last_chance._patience == 0.5, "the next one begins anew"
+
+
+def test_a_worker_that_drains_puts_no_last_chance_off(worker, eventually, monkeypatch, gate):
+    """It would end without it."""
+    monkeypatch.setattr(last_chance, "PATIENCE", 0.05)
+    running_tasks.wait_for_note.enqueue("go on")
+    running = worker(threads=2, drain=True)
+    eventually(lambda: Effect.objects.filter(name="waits").exists())
+    with transaction.atomic():
+        suspect = int(chaos_tasks.work.enqueue(0).id)
+        Task.objects.filter(pk=suspect).update(rescues=get_settings().MAX_RESCUES)
+    eventually(lambda: Task.objects.filter(pk=suspect, status="RUNNING").exists())
+    time.sleep(0.3)
+    assert Task.objects.get(pk=suspect).status == "RUNNING"
+    gate()
+    assert running._asked_to_stop.wait(15)
+    assert running.shutdown() is True
+    assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
 
 
 def test_a_worker_that_ends_gives_back_what_waits_to_be_alone(worker, eventually):
