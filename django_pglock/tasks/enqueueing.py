@@ -148,8 +148,8 @@ class EnqueueQuerySet(WaitQuerySet):
         with connections[self.db].cursor() as cursor:
             for call in calls:
                 keys = call.keys
-                values: tuple[Any, ...] = (call.args, call.kwargs, task.priority, meta, *keys[:3])
-                values += (task.queue_name, keys.lock, *_due(task), keys.unique)
+                values: tuple[Any, ...] = (keys.unique, call.args, call.kwargs, task.priority, meta, *keys[:3])
+                values += (task.queue_name, keys.lock, *_due(task))
                 cursor.execute(self._sql(statements.REPLACE_UNIQUE), values)
                 for *row, key_before in cursor.fetchall():
                     replaced.append(_existing(row))

@@ -76,6 +76,10 @@ WHERE unique_key = ANY (%s::text[])
 # Gives a waiting task the new call's arguments, priority and date. One that is claimed meanwhile is no longer found.
 # Returns its lock key as it was, too: if it has another now, it has left its place at that one.
 REPLACE_UNIQUE = """
+WITH old AS MATERIALIZED (
+    SELECT id, lock_key FROM {task}
+    WHERE unique_key = %s AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL FOR UPDATE
+)
 UPDATE {task} AS task
 SET args = %s::jsonb, kwargs = %s::jsonb, priority = %s, run_after = moment.due, meta = %s::jsonb,
     lock_key = %s, group_key = %s, fair_key = %s, queue = %s,
@@ -83,10 +87,8 @@ SET args = %s::jsonb, kwargs = %s::jsonb, priority = %s, run_after = moment.due,
                   WHEN moment.due > statement_timestamp() THEN 'SCHEDULED'
                   WHEN %s::text IS NOT NULL THEN 'BLOCKED'
                   ELSE 'READY' END
-FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS moment,
-     (SELECT id, lock_key FROM {task}
-      WHERE unique_key = %s AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL FOR UPDATE) AS old
-WHERE task.id = old.id
+FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS moment, old
+WHERE task.id = old.id AND task.id = ANY (ARRAY(SELECT id FROM old))
 RETURNING task.id, task.status, task.enqueued_at::text, task.unique_key, old.lock_key
 """
 
