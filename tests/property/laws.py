@@ -94,7 +94,8 @@ class Laws:
 
     def nobody_overtakes_another_of_its_key(self) -> None:
         for key, tasks in self._by_key().items():
-            waiting = [task.pk for task in _with(tasks, "BLOCKED") if task.waits_for == 0]
+            # A unique one may have come to this key only now, in place of one with another.
+            waiting = [task.pk for task in _with(tasks, "BLOCKED") if task.waits_for == 0 and not task.unique_key]
             for task in _with(tasks, "READY"):
                 is_new = task.pk not in self.before or self.before[task.pk].status != "READY"
                 assert not is_new or not waiting or task.pk < waiting[0], f"{task} overtook {waiting[0]} of {key}"
