@@ -134,7 +134,8 @@ class TaskQuerySet(CountQuerySet):
         group = (leader.lock_key, leader.lock_key, leader.task_path)
         with transaction.atomic(using=self.db):
             self._run(f"SELECT {statements.BY_INDEX}")
-            rows = self._run(statements.TAKE_ALONG, *group, limit, *group, gather, limit, limit, leader.worker)
+            found = (*group, limit, *group, gather, limit, limit)
+            rows = self._run(statements.TAKE_ALONG, leader.id, leader.attempt, *found, leader.worker)
         return sorted((Claim(id_, attempt, leader.worker, *rest) for id_, attempt, *rest in rows), key=attrgetter("id"))
 
     @staticmethod

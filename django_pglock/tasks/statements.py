@@ -198,9 +198,12 @@ SELECT lock_key FROM found WHERE lock_key IS NOT NULL
 """
 
 # Takes the others of a group along with the one that was claimed: those that wait for its key, and those that still
-# gather. They have the same key, so nobody else can be doing it. ADMIT says why ranges.
+# gather. They have the same key, so nobody else can be doing it, unless this worker was frozen and its claim is lost.
+# ADMIT says why ranges.
 TAKE_ALONG = """
-WITH waiting AS MATERIALIZED (
+WITH leader AS MATERIALIZED (
+    SELECT id FROM {task} WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
+), waiting AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
     WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
@@ -217,7 +220,7 @@ WITH waiting AS MATERIALIZED (
 UPDATE {task} AS task
 SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
     started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
-WHERE task.id = ANY (ARRAY(SELECT id FROM others))
+WHERE task.id = ANY (ARRAY(SELECT id FROM others)) AND EXISTS (SELECT FROM leader)
 RETURNING {claim_columns}
 """
 

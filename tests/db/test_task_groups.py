@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
 from django_pglock.models import Attempt, Task
@@ -64,3 +66,16 @@ def test_a_group_that_is_cancelled_meanwhile_does_not_disturb_the_rest(worker, e
     worker()
     eventually(lambda: done(4))
     assert Effect.objects.get().name == "0,1,3,4"
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_who_has_lost_the_claim_of_the_first_takes_nobody_along(is_lost):
+    for number in range(3):
+        keyed.digest.enqueue(user=1, text=number)
+    rows = Task.objects.all()
+    worker = uuid4()
+    statement = rows.claim_statement(worker=worker, queue="default", paths=[keyed.digest.module_path])
+    [leader] = rows.claims_of(statement.execute(10), worker)
+    if is_lost:
+        Task.objects.filter(pk=leader.id).update(attempts=leader.attempt + 1)
+    assert len(rows.claim_group(leader, limit=10, gather=0.0)) == (0 if is_lost else 2)

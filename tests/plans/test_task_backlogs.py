@@ -99,7 +99,7 @@ def plans(worker, ids):
         "NEXT_DUE": None,
         "ADMIT": (["backlog"],),
         "BLOCKED_KEYS": ("", 1000),
-        "TAKE_ALONG": (*group, BATCH, *group, 0.0, BATCH, BATCH, worker),
+        "TAKE_ALONG": (ids[0], 1, *group, BATCH, *group, 0.0, BATCH, BATCH, worker),
         "FIND_UNIQUE": (["key 7"],),
         "FREE_EXPIRED_UNIQUE": (["key 7"],),
         "promotion": (due, due_values),
