@@ -103,8 +103,8 @@ class Supervisor:
     A process that ends unexpectedly is started again, after a pause that grows while that happens again and again; one
     that asks for it is replaced at once. ``grace``: the seconds that tasks get to finish in each; ``silence``: the
     seconds without a sign of life after which a process is frozen if it does not run; if it does, a task keeps its
-    threads from running, for which it has as long as its guard speaks for it. With ``drain`` a process that ends with 0 has
-    done its work.
+    threads from running, for which it has as long as its guard speaks for it. With ``drain`` a process that ends with 0
+    has done its work.
     """
 
     def __init__(
