@@ -42,12 +42,19 @@ class CountQuerySet(PruneQuerySet):
         """Return the names of the queues that have something ready, one index probe each."""
         return [queue for (queue,) in self._run(statements.READY_QUEUES)]
 
+    def ready_counts(self, *, most: int = MOST_COUNTED) -> dict[str, tuple[int, float | None]]:
+        """Return for each queue that has something ready how much that is, and the age of the oldest in seconds.
+
+        No more than ``most`` tasks of a queue are counted.
+        """
+        return self._count_ready(self.ready_queues(), most)
+
     def queue_counts(self, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
         """Return what is in each queue that has something unfinished or failed, or is paused, by name.
 
         No more than ``most`` tasks are counted: of what is ready, in each queue; of each other status, in all.
         """
-        ready = self._count_ready(self.ready_queues(), most)
+        ready = self.ready_counts(most=most)
         others, capped = self._count_others(most)
         paused = self._paused()
         found = []

@@ -42,6 +42,7 @@ class Executor:
         self.using = using
         self.loop = AsyncLoop(hand)
         self.watchdog = watchdog
+        self._is_stopping = False
         self._threads = [
             threading.Thread(target=self._work, name=f"lockworker-thread-{number}", daemon=True)
             for number in range(1, hand.threads + 1)
@@ -54,8 +55,15 @@ class Executor:
 
     def stop(self) -> None:
         """Let each thread end after its present task."""
+        self._is_stopping = True
         for _ in self._threads:
             self.hand.inbox.put(None)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether a thread has ended although nobody asked for that."""
+        ended = [thread for thread in self._threads if thread.ident is not None and not thread.is_alive()]
+        return bool(ended) and not self._is_stopping
 
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until nothing runs any more but what is stuck, and say whether that came."""

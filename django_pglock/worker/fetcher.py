@@ -71,6 +71,8 @@ class Fetcher(ConnectedService):
         self._last_chance = LastChance(hand, puts_off=drained is None)
         self._done = -1
         self._got_on_at = 0.0
+        #: Whether it has looked for tasks in its present session.
+        self.is_claiming = False
 
     def wake(self) -> None:
         self.hand.hungry.set()
@@ -94,6 +96,10 @@ class Fetcher(ConnectedService):
         lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), older_than=0)
         if lost:
             logger.warning("Gave back %d tasks whose claim was answered too late.", lost)
+
+    def close(self) -> None:
+        self.is_claiming = False
+        super().close()
 
     def turn(self) -> None:
         # Cleared before the look: what sets it from now on is news.
@@ -145,7 +151,9 @@ class Fetcher(ConnectedService):
 
     def _pause(self, seconds: float) -> None:
         """Sleep until there is news, but look after claims that wait."""
-        self.hand.hungry.wait(min(seconds, HOARDING) if self.hand.inbox.qsize() else seconds)
+        seconds = min(seconds, HOARDING) if self.hand.inbox.qsize() else seconds
+        self.note_life(seconds)
+        self.hand.hungry.wait(seconds)
 
     # Claim
 
@@ -155,6 +163,7 @@ class Fetcher(ConnectedService):
             claims += self._claims_of(queue).claim(room - len(claims))
             if len(claims) >= room:
                 break
+        self.is_claiming = True
         return claims
 
     def _in_turn(self) -> list[str]:

@@ -62,6 +62,9 @@ class Hand:
         self.settling = 0
         self.running_async = 0
         self.done = 0
+        #: How many tasks were claimed from the beginning. The threads claim for their groups, too, hence the lock.
+        self.claimed = 0
+        self._counting = threading.Lock()
         self._cost: float | None = None
         self._ahead = 0
 
@@ -69,6 +72,11 @@ class Hand:
     def unsettled(self) -> int:
         """Endings that wait for the database; about right, as several threads move them meanwhile."""
         return self.outbox.qsize() + self.settling
+
+    @property
+    def running(self) -> int:
+        """Tasks that are being run; about right, too."""
+        return max(0, len(self.claims) - self.inbox.qsize() - self.unsettled)
 
     def room(self) -> int:
         """Return how many tasks to claim now."""
@@ -94,6 +102,8 @@ class Hand:
         """Add claims that are run already."""
         for claim in claims:
             self.claims[claim.id, claim.attempt] = claim
+        with self._counting:
+            self.claimed += len(claims)
 
     def ended(self, ending: Ending, cost: float) -> None:
         """Pass an ending on to the settler; ``cost`` is how many seconds the attempt kept a thread."""

@@ -39,6 +39,7 @@ class Heartbeat(ConnectedService):
     """Beats, and now and then compares what the table says is ours with what we have in hand.
 
     It starts before the first claim and stops after the last settle: a worker that drains must not look dead.
+    ``beaten`` is called after each beat.
     ``cancel`` is called with the ids and attempts of running tasks that somebody has asked to end, again at each beat
     until they have ended.
     """
@@ -63,9 +64,12 @@ class Heartbeat(ConnectedService):
         self.progress = progress
         self.cancel = cancel
         self.guard = Guard(self._guards_orders)
+        self.beaten: Callable[[], None] = lambda: None
         self._news = threading.Event()
         self.is_draining = False
         self.first_beat = threading.Event()
+        #: When the last beat was written, by time.monotonic().
+        self.beat_at: float | None = None
         self._compared_at = time.monotonic()
         # How many functions our row says that we know. Functions are only ever added, so the number tells of news.
         self._told = -1
@@ -87,7 +91,9 @@ class Heartbeat(ConnectedService):
     def turn(self) -> None:
         self.beat()
         self.guard.note_beat()
+        self.beat_at = time.monotonic()
         self.first_beat.set()
+        self.beaten()
         self._compare()
         self._pass_on_requests()
         self._rest()
@@ -97,7 +103,9 @@ class Heartbeat(ConnectedService):
         self._news.set()
 
     def _rest(self) -> None:
-        beat_at = time.monotonic() + get_settings().HEARTBEAT_INTERVAL
+        interval = get_settings().HEARTBEAT_INTERVAL
+        self.note_life(interval)
+        beat_at = time.monotonic() + interval
         while not self.stopping.is_set() and (left := beat_at - time.monotonic()) > 0:
             if self._news.wait(min(left, BETWEEN_PROGRESS)):
                 self._news.clear()

@@ -66,7 +66,9 @@ class Listener(ConnectedService):
     def turn(self) -> None:
         raw: Any = connections[self.using].connection
         assert self._pair is not None  # noqa: S101 - made by start()
+        self.note_life(BETWEEN_QUESTIONS)
         heard, _, _ = select.select([raw.fileno(), self._pair[1]], [], [], BETWEEN_QUESTIONS)
+        self.note_life()
         if not heard:
             # Silence may mean that there is nothing to tell, or that nobody is there any more.
             with connections[self.using].cursor() as cursor:

@@ -2,13 +2,17 @@
 
 Each turn of its loop survives a lost connection: it says so once, closes what it had, backs off with jitter and goes
 on. Sleeping is always waiting on an event, so that a stop is felt at once.
+
+A service notes by when it will have shown life again, so that health.py can say of each whether it is stuck.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +45,8 @@ class Service:
         self.stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
+        #: The moment, of time.monotonic(), up to which it is no bad sign to hear nothing of this service.
+        self.awake_by = math.inf
 
     def start(self) -> None:
         """Start the thread. Starting twice is an error of ours."""
@@ -58,6 +64,20 @@ class Service:
             return True
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has been started and has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the thread has ended although nobody asked for that."""
+        return self._thread is not None and not self._thread.is_alive() and not self.stopping.is_set()
+
+    def note_life(self, sleep: float = 0.0) -> None:
+        """Note that the service lives and may sleep, or wait for somebody else, for so many seconds from now on."""
+        self.awake_by = time.monotonic() + sleep
 
     def wake(self) -> None:
         """End the sleep of the present turn, if the service sleeps on something else than ``stopping``."""
@@ -84,6 +104,7 @@ class Service:
             self.finish()
 
     def _one_turn(self) -> None:
+        self.note_life()
         try:
             self.open()
             self.turn()
@@ -103,6 +124,7 @@ class Service:
             logger.warning("The %s has lost the database and keeps trying: %s", self.name, str(error).strip())
         self.close()
         bound = min(self.longest_pause, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
+        self.note_life(bound)
         self.stopping.wait(random.uniform(bound / 2, bound))  # noqa: S311
 
 
@@ -122,11 +144,26 @@ class ConnectedService(Service):
         self.using = using
         self._connection: DatabaseWrapper | None = None
         self._statements = 0
+        self._sessions = 0
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a session, as far as the service knows."""
+        return self._connection is not None
+
+    @property
+    def reconnects(self) -> int:
+        """How many sessions were opened because one before was lost."""
+        return max(0, self._sessions - 1)
 
     def open(self) -> None:
         if self._connection is None:
             connection = dedicated_connection(self.using, application_name=f"lockworker {self.name}")
+            # A server that does not answer may be waited for as long as the client's settings say.
+            self.note_life(math.inf)
             connection.ensure_connection()
+            self.note_life()
+            self._sessions += 1
             self._connection = connections[self.using] = connection
             connection.execute_wrappers.append(self._count)
             patience = f"{self.patience * 1000:.0f}ms"

@@ -6,7 +6,9 @@ What gathers while one write is on its way is the next batch: no delay when idle
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from queue import Empty
 from typing import TYPE_CHECKING, Any
@@ -62,6 +64,8 @@ class Settler(ConnectedService):
         self.scheduled = scheduled
         self._batch: list[Ending] = []
         self._followers: list[Ending] = []
+        #: How many claims have ended in which way, by the class of the outcome; None: how many were lost.
+        self.counts: Counter[type[Any] | None] = Counter()
 
     def wake(self) -> None:
         self.hand.outbox.put(None)
@@ -88,7 +92,9 @@ class Settler(ConnectedService):
             self.hand.settling = 0
 
     def _gather(self) -> list[Ending]:
+        self.note_life(math.inf)
         batch = [self.hand.outbox.get()]
+        self.note_life()
         self._gather_more(batch)
         if all(ending is not None and ending.is_settled and ending.claim.lock_key is None for ending in batch):
             # Nothing of this has to be written, and nobody's turn depends on it.
@@ -108,6 +114,7 @@ class Settler(ConnectedService):
         self.progress.note_last(ending.claim for ending in open_)
         accepted = self._settle(open_) if open_ else {}
         self._look_up_dates([ending for ending in batch if ending.is_settled and ending.result is not None])
+        lost = []
         for ending in batch:
             if ending.is_settled:
                 announce(ending)
@@ -117,8 +124,16 @@ class Settler(ConnectedService):
                     ending.outcome = NOT_AGAIN
                 announce(ending)
             else:
+                lost.append(ending)
                 announce_lost(ending)
+        self._note_ends(batch, lost)
         self._tell([ending for ending in open_ if ending.claim.id in accepted])
+
+    def _note_ends(self, batch: list[Ending], lost: list[Ending]) -> None:
+        self.counts.update(type(ending.outcome) for ending in batch)
+        if lost:
+            self.counts.subtract(type(ending.outcome) for ending in lost)
+            self.counts[None] += len(lost)
 
     def _look_up_dates(self, endings: list[Ending]) -> None:
         """Find out when tasks finished that were settled by their own transactions, for those who hear of them."""

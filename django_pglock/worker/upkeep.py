@@ -25,6 +25,7 @@ from django_pglock.tasks.gates import KEYS_AT_ONCE
 from django_pglock.tasks.pruning import ages_of
 from django_pglock.tasks.statements import BY_INDEX
 from django_pglock.tasks.waiting import WAITERS_AT_ONCE
+from django_pglock.worker.ready_counts import ReadyCounts
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.unknown import UnknownReport
 
@@ -62,6 +63,7 @@ class Upkeep(ConnectedService):
         self._registered: dict[str, Timing] = {}
         self._news = threading.Event()
         self.unknown = UnknownReport(rows, worker)
+        self.ready_counts = ReadyCounts(rows)
         self._rescued_at = self._rescue_from = self._began_at = 0.0
         # Where the last look for what was left waiting ended.
         self._key, self._waiter = "", 0
@@ -88,7 +90,10 @@ class Upkeep(ConnectedService):
         self._began_at = time.monotonic()
         waits = (get_settings().HEARTBEAT_INTERVAL * ROUND, self._round(), self._keep_schedules())
         self._look_for_delay()
-        self._news.wait(max(0.0, min(seconds for seconds in waits if seconds is not None)))
+        self.ready_counts.look()
+        sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
+        self.note_life(sleep)
+        self._news.wait(sleep)
 
     def _round(self) -> float | None:
         """Do what is to be done; return the seconds until the next task is due, if that is known."""

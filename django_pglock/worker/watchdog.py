@@ -103,8 +103,10 @@ class Watchdog(Service):
             if attempt is not None:
                 soonest = min(soonest, attempt.look_at)
         self._sleeps_until = soonest
+        sleep = max(0.0, min(LONGEST_SLEEP, soonest - time.monotonic()))
+        self.note_life(sleep)
         with contextlib.suppress(Empty):
-            self._news.get(timeout=max(0.0, min(LONGEST_SLEEP, soonest - time.monotonic())))
+            self._news.get(timeout=sleep)
 
 
 class Seat:

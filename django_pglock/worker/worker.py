@@ -14,12 +14,14 @@ from django_pglock.worker.execution import Attempt
 from django_pglock.worker.executor import Executor
 from django_pglock.worker.fetcher import Fetcher
 from django_pglock.worker.hand import Hand
+from django_pglock.worker.health import Health
 from django_pglock.worker.heartbeat import Heartbeat
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.interruption import Interruptible
 from django_pglock.worker.limits import Limits
 from django_pglock.worker.line import ENDING, REPLACE, Line
 from django_pglock.worker.listener import Listener
+from django_pglock.worker.probes import DEFAULT_HOST, Probes
 from django_pglock.worker.progress import Progress
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import Service
@@ -58,6 +60,9 @@ class Worker:
 
     Raises ``ConfigurationError`` for queues nobody can mean.
 
+    ``probe_port`` and ``probe_host`` say where it answers probes over HTTP;
+    ``start()`` raises ``ConfigurationError`` where it cannot.
+
     ``start()`` returns at once; ``stop()`` may be called from a signal handler; ``shutdown()`` blocks until the end.
     """
 
@@ -76,6 +81,8 @@ class Worker:
         max_memory: float | None = None,
         max_time: float | None = None,
         line: Line | None = None,
+        probe_port: int | None = None,
+        probe_host: str = DEFAULT_HOST,
     ) -> None:
         self.identity = Identity()
         self.queues = Queues(queues, exclude=exclude, order=order)
@@ -108,25 +115,30 @@ class Worker:
             drained=self.end if drain else None,
             spent=self._ask_for_replacement,
         )
-        self.listener = (
-            Listener(
-                using,
-                ready=self.fetcher.hear,
-                scheduled=self.upkeep.wake,
-                cancelled=self._heard_of_cancel,
-                missed=self._missed_news,
-            )
-            if listens
-            else None
-        )
+        self.listener = self._make_listener(using) if listens else None
         services = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener)
         self.deadlines = Deadlines([service for service in services if service is not None])
+        self.health = Health(self)
+        self.probes = None if probe_port is None else Probes(self, host=probe_host, port=probe_port)
+
+    @property
+    def services(self) -> list[Service]:
+        """The parts that run in threads of their own."""
+        parts = [self.heartbeat, self.settler, self.executor.watchdog, self.upkeep, self.fetcher, self.deadlines]
+        return parts if self.listener is None else [*parts, self.listener]
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether somebody has asked the worker to stop."""
+        return self._asked_to_stop.is_set()
 
     def start(self) -> None:
         """Start all parts: first the pulse, so that no claim is ever without one, last the fetcher.
 
-        Waits for the database as long as it takes, or until somebody asks to stop.
+        Waits for the database and its tables as long as it takes, or until somebody asks to stop.
         """
+        if self.probes is not None:
+            self.probes.start()
         if self.line is not None:
             self.line.start()
         self.deadlines.start()
@@ -202,6 +214,7 @@ class Worker:
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
         self._end(self.settler, self.executor.watchdog, self.heartbeat, self.deadlines)
+        self._give_up_signs()
         return have_ended and not stuck
 
     def _end(self, *services: Service | None) -> None:
@@ -246,11 +259,26 @@ class Worker:
 
     def _ask_for_replacement(self) -> None:
         if self.line is not None:
+            # The other one is to have them. The supervisor looks after this one.
+            self._give_up_signs()
             self.line.tell(REPLACE)
+
+    def _give_up_signs(self) -> None:
+        if self.probes is not None:
+            self.probes.stop()
 
     def _give_up_grace(self) -> None:
         self._hurry.set()
         self.end()
+
+    def _make_listener(self, using: str) -> Listener:
+        return Listener(
+            using,
+            ready=self.fetcher.hear,
+            scheduled=self.upkeep.wake,
+            cancelled=self._heard_of_cancel,
+            missed=self._missed_news,
+        )
 
     def _heard_of_cancel(self, task_id: str) -> None:
         if task_id in map(str, self.hand.task_ids()):

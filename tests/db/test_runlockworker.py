@@ -31,6 +31,7 @@ OURS = "django_pglock.backend.PostgresBackend"
         (["--processes", "65"], "from 1 to 64"),
         (["--max-memory", "0"], "'0' is not above zero"),
         (["--max-tasks", "0"], "no number from 1"),
+        (["--probe-port", "65536"], "'65536' is no port from 0 to 65535"),
     ],
 )
 @override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": ["default", "mail"]}})
@@ -62,7 +63,8 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
     monkeypatch.setattr("django_pglock.management.commands.runlockworker.Worker", Recorder)
     monkeypatch.setattr("django_pglock.management.commands.runlockworker.stop_at_signals", lambda worker: None)
     queues = ["any=3", "thing*", "--exclude", "thing-1", "--exclude=x", "--order", "weighted"]
-    call_command("runlockworker", *queues, "--threads", "3", "--grace", "1.5", "--no-listen", "--no-reload")
+    signs = ["--probe-port", "9187", "--probe-host", "::"]
+    call_command("runlockworker", *queues, *signs, "--threads", "3", "--grace", "1.5", "--no-listen", "--no-reload")
     [options] = built
     assert (options.pop("queues"), options.pop("exclude")) == (["any=3", "thing*"], ["thing-1", "x"])
     assert options == {
@@ -75,6 +77,8 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
         "max_tasks": None,
         "max_memory": None,
         "max_time": None,
+        "probe_port": 9187,
+        "probe_host": "::",
     }
 
 

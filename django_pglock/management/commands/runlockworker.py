@@ -23,13 +23,14 @@ from django_pglock.tasks.compat import task_backends
 from django_pglock.worker import Worker
 from django_pglock.worker.line import Line, to_supervisor
 from django_pglock.worker.logs import silence_what_nobody_hears
+from django_pglock.worker.probes import DEFAULT_HOST
 from django_pglock.worker.queues import ORDERS, Queues
 from django_pglock.worker.supervisor import Supervisor
 
 #: The exit code with which Django's reloader says that code changed.
 CHANGED = 3
 #: Options that are arguments of ``Worker``, too.
-PASSED_ON = ("queues", "exclude", "order", "threads", "grace", "listens", "drain")
+PASSED_ON = ("queues", "exclude", "order", "threads", "grace", "listens", "drain", "probe_port", "probe_host")
 #: So are those after which a process is replaced.
 RECYCLING = ("max_tasks", "max_memory", "max_time")
 
@@ -84,6 +85,7 @@ class Command(BaseCommand):
             help=_("Only poll. For databases that are reached through a pooler in transaction mode."),
         )
         self._add_arguments_of_processes(parser)
+        self._add_signs_of_life(parser)
         parser.add_argument(
             "--drain",
             action="store_true",
@@ -124,6 +126,23 @@ class Command(BaseCommand):
             type=_amount,
             metavar="SECONDS",
             help=_("Replace a process after this time, or up to a tenth sooner. Running tasks get the grace."),
+        )
+
+    def _add_signs_of_life(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--probe-port",
+            type=_port,
+            metavar="PORT",
+            help=_(
+                "Answer /livez, /readyz and /metrics over HTTP at this port; "
+                "the second of several processes at the next one, and so on."
+            ),
+        )
+        parser.add_argument(
+            "--probe-host",
+            default=DEFAULT_HOST,
+            metavar="ADDRESS",
+            help=_("The address for them (default: 0.0.0.0, as probes and scrapers ask from outside)."),
         )
 
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:
@@ -180,7 +199,10 @@ def run_until_signal(build: dict[str, Any]) -> None:
     silence_what_nobody_hears()
     worker = Worker(**build)
     stop_at_signals(worker)
-    worker.run()
+    try:
+        worker.run()
+    except ConfigurationError as error:
+        raise CommandError(str(error)) from None
 
 
 def stop_at_signals(worker: Worker) -> None:
@@ -304,6 +326,12 @@ def _up_to(most: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(_("%r is no port from 0 to 65535") % text)
+    return int(text)
 
 
 def _seconds(text: str) -> float:
