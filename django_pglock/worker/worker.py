@@ -16,6 +16,7 @@ from django_pglock.worker.fetcher import Fetcher
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.health import Health
 from django_pglock.worker.heartbeat import Heartbeat
+from django_pglock.worker.heartbeat_file import HeartbeatFile
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.interruption import Interruptible
 from django_pglock.worker.limits import Limits
@@ -60,8 +61,8 @@ class Worker:
 
     Raises ``ConfigurationError`` for queues nobody can mean.
 
-    ``probe_port`` and ``probe_host`` say where it answers probes over HTTP;
-    ``start()`` raises ``ConfigurationError`` where it cannot.
+    ``probe_port`` and ``probe_host`` say where it answers probes over HTTP, ``heartbeat_file`` the path of a file whose
+    mtime is that of its last beat; ``start()`` raises ``ConfigurationError`` where it cannot.
 
     ``start()`` returns at once; ``stop()`` may be called from a signal handler; ``shutdown()`` blocks until the end.
     """
@@ -83,6 +84,7 @@ class Worker:
         line: Line | None = None,
         probe_port: int | None = None,
         probe_host: str = DEFAULT_HOST,
+        heartbeat_file: str | None = None,
     ) -> None:
         self.identity = Identity()
         self.queues = Queues(queues, exclude=exclude, order=order)
@@ -101,9 +103,11 @@ class Worker:
         watchdog = Watchdog(patience=max(grace, LEAST_PATIENCE), stuck=self._give_up_thread)
         self.executor = Executor(self.hand, using, watchdog)
         progress = Progress(self.hand, rows)
+        self.heartbeat_file = HeartbeatFile(heartbeat_file, number=1 if line is None else line.number)
         self.heartbeat = Heartbeat(
             self.hand, rows, self.identity, self.queues.asked, progress=progress, cancel=self.executor.cancel
         )
+        self.heartbeat.beaten = self.heartbeat_file.touch
         self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.hungry.set)
         self.settler = Settler(self.hand, rows, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
         self.fetcher = Fetcher(
@@ -137,6 +141,7 @@ class Worker:
 
         Waits for the database and its tables as long as it takes, or until somebody asks to stop.
         """
+        self.heartbeat_file.check()
         if self.probes is not None:
             self.probes.start()
         if self.line is not None:
@@ -264,6 +269,7 @@ class Worker:
             self.line.tell(REPLACE)
 
     def _give_up_signs(self) -> None:
+        self.heartbeat_file.remove()
         if self.probes is not None:
             self.probes.stop()
 

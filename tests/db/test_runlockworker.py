@@ -63,7 +63,7 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
     monkeypatch.setattr("django_pglock.management.commands.runlockworker.Worker", Recorder)
     monkeypatch.setattr("django_pglock.management.commands.runlockworker.stop_at_signals", lambda worker: None)
     queues = ["any=3", "thing*", "--exclude", "thing-1", "--exclude=x", "--order", "weighted"]
-    signs = ["--probe-port", "9187", "--probe-host", "::"]
+    signs = ["--probe-port", "9187", "--probe-host", "::", "--heartbeat-file", "alive"]
     call_command("runlockworker", *queues, *signs, "--threads", "3", "--grace", "1.5", "--no-listen", "--no-reload")
     [options] = built
     assert (options.pop("queues"), options.pop("exclude")) == (["any=3", "thing*"], ["thing-1", "x"])
@@ -79,6 +79,7 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
         "max_time": None,
         "probe_port": 9187,
         "probe_host": "::",
+        "heartbeat_file": "alive",
     }
 
 

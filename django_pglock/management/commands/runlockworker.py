@@ -30,7 +30,18 @@ from django_pglock.worker.supervisor import Supervisor
 #: The exit code with which Django's reloader says that code changed.
 CHANGED = 3
 #: Options that are arguments of ``Worker``, too.
-PASSED_ON = ("queues", "exclude", "order", "threads", "grace", "listens", "drain", "probe_port", "probe_host")
+PASSED_ON = (
+    "queues",
+    "exclude",
+    "order",
+    "threads",
+    "grace",
+    "listens",
+    "drain",
+    "probe_port",
+    "probe_host",
+    "heartbeat_file",
+)
 #: So are those after which a process is replaced.
 RECYCLING = ("max_tasks", "max_memory", "max_time")
 
@@ -143,6 +154,11 @@ class Command(BaseCommand):
             default=DEFAULT_HOST,
             metavar="ADDRESS",
             help=_("The address for them (default: 0.0.0.0, as probes and scrapers ask from outside)."),
+        )
+        parser.add_argument(
+            "--heartbeat-file",
+            metavar="PATH",
+            help=_("A file to touch at each heartbeat that was written, for probes that look at its age."),
         )
 
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:

@@ -1,0 +1,61 @@
+"""A file whose age is that of the last heartbeat, for whoever can look at files better than ask over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from pathlib import Path
+
+from django_pglock.errors import ConfigurationError
+
+logger = logging.getLogger("django_pglock.worker")
+
+
+class HeartbeatFile:
+    """An empty file, touched at each beat and removed at the end. Without a path it does nothing.
+
+    The processes of a supervisor have one each, by their ``number``: ``path``, ``path.2``, ``path.3``...
+    """
+
+    def __init__(self, path: str | None, *, number: int = 1) -> None:
+        self.path = Path(path if number == 1 else f"{path}.{number}") if path else None
+        self._has_failed = False
+        # It is removed by another thread than touches it, and then must not come back.
+        self._moving = threading.Lock()
+
+    def check(self) -> None:
+        """Raise ``ConfigurationError`` if the file could not be written, without making it: nothing has beaten yet."""
+        if self.path is None:
+            return
+        try:
+            if self.path.exists():
+                self.path.open("ab").close()
+            else:
+                tempfile.TemporaryFile(dir=self.path.parent).close()
+        except OSError as error:
+            raise ConfigurationError(f"The heartbeat file {self.path} cannot be written: {error.strerror}.") from None
+
+    def touch(self) -> None:
+        """Set the file's mtime to now; make it if it is not there. A failure is logged once and harms nobody."""
+        with self._moving:
+            if self.path is None:
+                return
+            try:
+                self.path.touch()
+            except OSError as error:
+                if not self._has_failed:
+                    self._has_failed = True
+                    logger.warning("The heartbeat file %s cannot be written; the worker goes on: %s", self.path, error)
+            else:
+                self._has_failed = False
+
+    def remove(self) -> None:
+        """Remove the file and touch it no more: the worker has ended in order, or another has its place."""
+        with self._moving:
+            path, self.path = self.path, None
+        if path is not None:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("The heartbeat file %s cannot be removed: %s", path, error)
