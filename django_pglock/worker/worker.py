@@ -22,6 +22,7 @@ from django_pglock.worker.interruption import Interruptible
 from django_pglock.worker.limits import Limits
 from django_pglock.worker.line import ENDING, REPLACE, Line
 from django_pglock.worker.listener import Listener
+from django_pglock.worker.notify import Notifier
 from django_pglock.worker.probes import DEFAULT_HOST, Probes
 from django_pglock.worker.progress import Progress
 from django_pglock.worker.queues import Queues
@@ -123,6 +124,7 @@ class Worker:
         services = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener)
         self.deadlines = Deadlines([service for service in services if service is not None])
         self.health = Health(self)
+        self.notifier = Notifier(self.health, is_one_of_several=line is not None)
         self.probes = None if probe_port is None else Probes(self, host=probe_host, port=probe_port)
 
     @property
@@ -144,6 +146,7 @@ class Worker:
         self.heartbeat_file.check()
         if self.probes is not None:
             self.probes.start()
+        self.notifier.start()
         if self.line is not None:
             self.line.start()
         self.deadlines.start()
@@ -157,6 +160,7 @@ class Worker:
         if self.listener is not None:
             self.listener.start()
         self.fetcher.start()
+        self.notifier.tell_ready()
         logger.info(
             "Worker %s is ready: %s.", self.identity.name, ", ".join(map(repr, self.queues.asked)) or "all queues"
         )
@@ -204,6 +208,7 @@ class Worker:
         self._asked_to_stop.set()
         if self.line is not None:
             self.line.tell(ENDING)
+        self.notifier.tell_stopping()
         self.heartbeat.is_draining = True
         self.fetcher.stop()
         self.fetcher.wait(LAST_WRITES)
@@ -219,6 +224,7 @@ class Worker:
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
         self._end(self.settler, self.executor.watchdog, self.heartbeat, self.deadlines)
+        self.notifier.stop()
         self._give_up_signs()
         return have_ended and not stuck
 
