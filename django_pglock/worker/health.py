@@ -40,6 +40,8 @@ class Health:
         heartbeat, fetcher = self.worker.heartbeat, self.worker.fetcher
         if self.worker.is_stopping:
             return "The worker is stopping."
+        if heartbeat.pending:
+            return "Migrations of django_pglock are pending."
         if not heartbeat.is_connected:
             return "The database is away."
         age = self.beat_age()

@@ -23,6 +23,7 @@ from django_pglock.tasks import registry
 from django_pglock.worker.guarding import Guard
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
+from django_pglock.worker.migrations import pending_migrations
 from django_pglock.worker.progress import Progress
 from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
 
@@ -33,13 +34,15 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at what running tasks have told of their progress.
 BETWEEN_PROGRESS = 1.0
+#: Seconds between two looks whether the tables are there.
+BETWEEN_LOOKS = 1.0
 
 
 class Heartbeat(ConnectedService):
     """Beats, and now and then compares what the table says is ours with what we have in hand.
 
     It starts before the first claim and stops after the last settle: a worker that drains must not look dead.
-    ``beaten`` is called after each beat.
+    Before that it waits until no migration of the tables is pending. ``beaten`` is called after each beat.
     ``cancel`` is called with the ids and attempts of running tasks that somebody has asked to end, again at each beat
     until they have ended.
     """
@@ -70,6 +73,8 @@ class Heartbeat(ConnectedService):
         self.first_beat = threading.Event()
         #: When the last beat was written, by time.monotonic().
         self.beat_at: float | None = None
+        #: Names of the migrations for which the worker waits.
+        self.pending: list[str] = []
         self._compared_at = time.monotonic()
         # How many functions our row says that we know. Functions are only ever added, so the number tells of news.
         self._told = -1
@@ -89,6 +94,9 @@ class Heartbeat(ConnectedService):
             cursor.execute("SELECT pg_try_advisory_lock(%s)", (self.identity.lock_key,))
 
     def turn(self) -> None:
+        if not self.first_beat.is_set() and not self._has_tables():
+            self.stopping.wait(BETWEEN_LOOKS)
+            return
         self.beat()
         self.guard.note_beat()
         self.beat_at = time.monotonic()
@@ -97,6 +105,18 @@ class Heartbeat(ConnectedService):
         self._compare()
         self._pass_on_requests()
         self._rest()
+
+    def _has_tables(self) -> bool:
+        """Say whether no migration is pending, and tell the log once if one is."""
+        was_told = bool(self.pending)
+        self.pending = pending_migrations(self.using)
+        if self.pending and not was_told:
+            logger.warning(
+                "Waiting for migrations of django_pglock (%s). Run: manage.py migrate django_pglock --database %s",
+                ", ".join(self.pending),
+                self.using,
+            )
+        return not self.pending
 
     def wake(self) -> None:
         """Look now for tasks that somebody has asked to end."""
@@ -131,7 +151,7 @@ class Heartbeat(ConnectedService):
         )
 
     def close(self) -> None:
-        if self.stopping.is_set() and self._connection is not None:
+        if self.stopping.is_set() and self._connection is not None and self.first_beat.is_set():
             self._depart()
         super().close()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
+from django.test import override_settings
 
 from django_pglock.models import Task
+from django_pglock.worker.migrations import pending_migrations
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -40,3 +42,30 @@ def test_an_outcome_waits_until_the_table_is_back(worker, eventually, request):
     assert Task.objects.get().attempts == 1
     result = tasks.echo.enqueue("still here")
     eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
+
+
+def test_nothing_is_pending_here():
+    assert pending_migrations("default") == []
+
+
+def test_what_is_not_recorded_is_pending():
+    execute("DELETE FROM django_migrations WHERE app = 'django_pglock' AND name LIKE '0003%'")
+    try:
+        assert pending_migrations("default") == ["0003_lease"]
+    finally:
+        execute("INSERT INTO django_migrations (app, name, applied) VALUES ('django_pglock', '0003_lease', now())")
+
+
+def test_tables_that_were_made_without_migrations_are_taken_as_they_are():
+    """As tests without migrations have them. And where nothing is recorded and nothing is there, all is pending."""
+    with override_settings(MIGRATION_MODULES={"django_pglock": None}):
+        assert pending_migrations("default") == []
+    connections["default"].set_autocommit(False)
+    try:
+        execute("DELETE FROM django_migrations WHERE app = 'django_pglock'")
+        assert pending_migrations("default") == []
+        execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
+        assert pending_migrations("default")[:2] == ["0001_initial", "0002_advisory_lock"]
+    finally:
+        connections["default"].rollback()
+        connections["default"].set_autocommit(True)

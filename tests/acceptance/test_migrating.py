@@ -1,0 +1,92 @@
+"""A deploy that starts its workers before it has migrated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from http.client import HTTPConnection
+from uuid import uuid4
+
+import psycopg
+import pytest
+from django.db import connections
+
+from tests.conftest import ROOT, WorkerProcess
+
+pytestmark = pytest.mark.acceptance
+
+ENQUEUE = """
+INSERT INTO django_pglock_task (queue, backend, task_path, args)
+VALUES ('default', 'default', 'tests.sample.tasks.echo', '["hello"]')
+"""
+
+
+def session_in(name):
+    """Return a session in a database of the tests' server."""
+    settings = connections.settings["default"]
+    server = {key: settings[key.upper()] or None for key in ("host", "port", "user", "password")}
+    return psycopg.connect(**server, dbname=name, autocommit=True)
+
+
+@pytest.fixture
+def empty_database():
+    """The name of a database of this test's own, on the server of the tests."""
+    name = f"migrating_{uuid4().hex}"
+    with session_in("postgres") as session:
+        session.execute(f"CREATE DATABASE {name}")
+        yield name
+        session.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def url_of(name):
+    return f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{name}"
+
+
+def migrate(database, *names):
+    environment = {**os.environ, "DATABASE_URL": url_of(database), "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    command = [sys.executable, str(ROOT / "manage.py"), "migrate", "-v0", "django_pglock", *names]
+    subprocess.run(command, env=environment, check=True, cwd=ROOT)
+
+
+def readiness(port):
+    client = HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        client.request("GET", "/readyz")
+        return client.getresponse().read().decode()
+    finally:
+        client.close()
+
+
+def test_a_worker_waits_for_its_migrations_and_then_works(empty_database, eventually):
+    """First there is nothing at all, then all but the last migration, then all."""
+    process = WorkerProcess("--probe-port", "0", "--probe-host", "127.0.0.1", url=url_of(empty_database))
+    try:
+        process.wait_for("manage.py migrate django_pglock --database default")
+        port = int(process.output.partition("127.0.0.1 port ")[2].partition(".")[0])
+        migrate(empty_database, "0003")
+        assert readiness(port) == "Migrations of django_pglock are pending.\n"
+        assert "is ready" not in process.output
+        migrate(empty_database)
+        process.wait_for("is ready")
+        with session_in(empty_database) as session:
+            session.execute(ENQUEUE)
+            look = "SELECT 1 FROM django_pglock_task WHERE status = 'SUCCESSFUL'"
+            eventually(lambda: session.execute(look).fetchone(), why=process.output)
+        assert process.output.count("migrate django_pglock") == 1
+        process.process.terminate()
+        assert process.wait() == 0
+        assert "Traceback" not in process.output
+    finally:
+        process.end()
+
+
+def test_a_worker_that_waits_can_be_stopped(empty_database):
+    process = WorkerProcess(url=url_of(empty_database))
+    try:
+        process.wait_for("manage.py migrate")
+        process.process.terminate()
+        assert process.wait() == 0
+        assert "sign off" not in process.output
+    finally:
+        process.end()
