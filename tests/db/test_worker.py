@@ -134,8 +134,10 @@ def test_higher_priorities_run_first(worker, finished):
         result = tasks.record.using(priority=priority).enqueue("order", number)
     worker(threads=1)
     finished(result)
-    assert [effect.number for effect in Effect.objects.order_by("id")] == [1, 3, 0, 2] or Effect.objects.count() < 4
-    Task.objects.all()
+    # The last ones may still be to come, also between two looks.
+    found = [effect.number for effect in Effect.objects.order_by("id")]
+    assert len(found) >= 2
+    assert found == [1, 3, 0, 2][: len(found)]
 
 
 def test_a_worker_serves_the_queues_it_is_told_to(worker, finished):
