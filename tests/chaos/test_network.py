@@ -19,7 +19,7 @@ from tests.sample.models import Run
 #: Seconds until a worker works again once it can.
 AGAIN = 10.0
 #: Signs of life for the short form.
-QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 5.0}
+QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 4.0}
 
 
 @pytest.fixture
