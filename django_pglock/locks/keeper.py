@@ -12,11 +12,14 @@ import threading
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import Error as DatabaseFailure
 
 from django_pglock.locks.sessions import AsyncSession, AsyncSessions
+
+if TYPE_CHECKING:
+    from django_pglock.locks.lease import LeaseHandle
 
 T = TypeVar("T")
 #: Where it is said that a lease was given back; the payload is its key.
@@ -35,7 +38,9 @@ class Keeper:
         self.loop = asyncio.SelectorEventLoop()
         self._sessions: dict[str, AsyncSessions] = {}
         self._bells: dict[str, Bell] = {}
-        self._users = 0
+        self._users: set[LeaseHandle] = set()
+        #: This process was forked from the keeper's, which has the thread.
+        self.is_left_behind = False
         threading.Thread(target=self.loop.run_forever, name="django_pglock leases", daemon=True).start()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -53,14 +58,14 @@ class Keeper:
 
     # The rest runs in the keeper's loop
 
-    def come(self) -> None:
+    def come(self, user: LeaseHandle) -> None:
         """Note that somebody needs sessions from now on."""
-        self._users += 1
+        self._users.add(user)
 
-    def go(self) -> None:
+    def go(self, user: LeaseHandle) -> None:
         """Note that somebody needs them no more; the last one closes them."""
-        self._users -= 1
-        if self._users == 0:
+        self._users.discard(user)
+        if not self._users:
             for bell in self._bells.values():
                 bell.stop()
             for sessions in self._sessions.values():
@@ -85,8 +90,14 @@ class Keeper:
             raise
         finally:
             sessions.give_back(session)
-            if self._users == 0:
+            if not self._users:
                 sessions.close_idle()
+
+    def leave_behind(self) -> None:
+        """Tell the leases that this process has inherited that they are not its own."""
+        self.is_left_behind = True
+        for user in self._users:
+            user.leave_to_parent()
 
     def bell(self, alias: str) -> Bell:
         """Return what rings when a lease on ``alias`` is given back."""
@@ -141,6 +152,8 @@ class Bell:
 
 _keeper: Keeper | None = None
 _guard = threading.Lock()
+#: Kept, for nobody may close a loop whose selector is the parent's as well.
+_of_parents: list[Keeper] = []
 
 
 def keeper() -> Keeper:
@@ -155,7 +168,10 @@ def keeper() -> Keeper:
 def _forget_after_fork() -> None:
     # The thread stayed behind, and its sessions are the parent's.
     global _keeper, _guard
-    _keeper, _guard = None, threading.Lock()
+    parents, _keeper, _guard = _keeper, None, threading.Lock()
+    if parents is not None:
+        _of_parents.append(parents)
+        parents.leave_behind()
 
 
 if hasattr(os, "register_at_fork"):

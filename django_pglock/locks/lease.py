@@ -107,6 +107,7 @@ class LeaseHandle(Holding):
 
     def extend(self, ttl: Timeout = None) -> None:
         """Let the lease last for ``ttl`` from now on (default: as long as before). Raises ``LockLost``."""
+        self._refuse_if_inherited()
         self._keeper.call(self._extend(ttl))
 
     def assert_held(self) -> None:
@@ -117,7 +118,7 @@ class LeaseHandle(Holding):
     def release(self, error: BaseException | None = None) -> None:
         """Give the lease back. Raises ``LockLost`` unless ``error`` is what the body raised."""
         self._refuse_unless_held()
-        self._finish(self._keeper.call(self._give_back()), error)
+        self._finish(not self._keeper.is_left_behind and self._keeper.call(self._give_back()), error)
 
     # What both kinds of handle do here
 
@@ -130,6 +131,17 @@ class LeaseHandle(Holding):
         if not self.is_held:
             raise LockError(f"Lease {self.name!r} is not held.", name=self.name, key=self.key)
         self.is_held = False
+
+    def leave_to_parent(self) -> None:
+        """Note that it is held by the process from which this one was forked."""
+        self._reason = "it is held by the process from which this one was forked"
+        # A new one: the other may be locked by a thread that is not here.
+        self.lost = threading.Event()
+        self.lost.set()
+
+    def _refuse_if_inherited(self) -> None:
+        if self._keeper.is_left_behind:
+            raise self._lost(self._reason)
 
     def _finish(self, was_ours: bool, error: BaseException | None) -> None:
         if not was_ours or self.lost.is_set():
@@ -144,13 +156,13 @@ class LeaseHandle(Holding):
 
     async def _acquire(self) -> bool:
         self._taking = asyncio.current_task()
-        self._keeper.come()
+        self._keeper.come(self)
         is_granted = False
         try:
             is_granted = await self._wait_for_it()
         finally:
             if not is_granted:
-                self._keeper.go()
+                self._keeper.go(self)
         return is_granted
 
     async def _wait_for_it(self) -> bool:
@@ -277,7 +289,7 @@ class LeaseHandle(Holding):
         finally:
             if self._gone is not None:
                 self._gone.set()
-            self._keeper.go()
+            self._keeper.go(self)
 
     async def _give_back_patiently(self) -> bool:
         """Ask again for some seconds: a server that restarts comes back."""
@@ -312,17 +324,18 @@ class AsyncLeaseHandle(LeaseHandle):
 
     async def extend(self, ttl: Timeout = None) -> None:  # type: ignore[override]
         """Let the lease last for ``ttl`` from now on; as ``LeaseHandle.extend``."""
+        self._refuse_if_inherited()
         await self._keeper.acall(self._extend(ttl))
 
     async def until_lost(self) -> None:
         """Wait until the lease cannot be counted on any more, or is given back."""
-        if self._gone is not None:
+        if self._gone is not None and not self._keeper.is_left_behind:
             await self._keeper.acall(self._gone.wait())
 
     async def release(self, error: BaseException | None = None) -> None:  # type: ignore[override]
         """Give the lease back; as ``LeaseHandle.release``."""
         self._refuse_unless_held()
-        self._finish(await self._keeper.acall(self._give_back()), error)
+        self._finish(not self._keeper.is_left_behind and await self._keeper.acall(self._give_back()), error)
 
 
 class Terms:

@@ -19,6 +19,7 @@ from psycopg import AsyncConnection, Notify
 from django_pglock.conf import get_settings
 from django_pglock.db import connection_for, has_ended
 from django_pglock.errors import LockError
+from django_pglock.forking import keep_from_children
 from django_pglock.keys import Key
 from django_pglock.locks.conversation import HANG_UP, Row
 from django_pglock.locks.statements import comment
@@ -154,6 +155,7 @@ class AsyncSessions:
             parameters.pop("cursor_factory", None)
             parameters.pop("pool", None)
             raw = await AsyncConnection.connect(**parameters, autocommit=True)
+        keep_from_children(raw)
         session = AsyncSession(raw, self.alias)
         self._all.add(session)
         if not self._is_watching:

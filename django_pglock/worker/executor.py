@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -25,6 +27,7 @@ from django_pglock.worker.announcing import sender_of
 from django_pglock.worker.execution import Attempt, prepare, run, run_async
 from django_pglock.worker.grouping import with_others
 from django_pglock.worker.hand import Ending, Hand
+from django_pglock.worker.offspring import end_here
 from django_pglock.worker.watchdog import Seat, Watchdog
 
 logger = logging.getLogger("django_pglock.worker")
@@ -146,6 +149,7 @@ class AsyncLoop:
 
     def __init__(self, hand: Hand) -> None:
         self.hand = hand
+        self.process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
         self._idle = threading.Condition()
@@ -192,6 +196,8 @@ class AsyncLoop:
         try:
             return await attempt.call()
         finally:
+            if os.getpid() != self.process:
+                end_here(sys.exc_info()[1])
             del self._running[me]
             if timer is not None:
                 timer.cancel()

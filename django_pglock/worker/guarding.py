@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from django_pglock.forking import keep_from_children
+
 logger = logging.getLogger("django_pglock.worker")
 
 SCRIPT = Path(__file__).with_name("guard.py")
@@ -76,6 +78,7 @@ class Guard:
         self._started_at = time.monotonic()
         self._socket, its_end = socket.socketpair()
         self._socket.setblocking(False)
+        keep_from_children(self._socket)
         with its_end:
             self._process = start(its_end)
         self._tell_orders()

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import logging
 import math
+import os
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ from django.db.backends.signals import connection_created
 from django_pglock.db import cancel_statement
 from django_pglock.errors import TaskTimeout
 from django_pglock.worker.interruption import Interruptible
+from django_pglock.worker.offspring import end_here
 from django_pglock.worker.service import Service
 
 if TYPE_CHECKING:
@@ -116,6 +118,7 @@ class Seat:
         self.watchdog = watchdog
         self.attempt: Interruptible | None = None
         self.thread = threading.get_ident()
+        self.process = os.getpid()
         self._striking = threading.Lock()
         self._sessions: list[weakref.ReferenceType[DatabaseWrapper]] = []
         _here.seat = self
@@ -132,6 +135,8 @@ class Seat:
                 self._begin(attempt)
                 return attempt.call()
             finally:
+                if os.getpid() != self.process:
+                    end_here(sys.exc_info()[1])
                 self._end(attempt)
         except TaskTimeout:
             self._end(attempt)

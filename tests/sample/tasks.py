@@ -11,7 +11,7 @@ import time
 from django.db import connection
 
 from django_pglock import Cancel, Retry, Snooze, lock, task
-from tests.sample import chaos_tasks, running_tasks  # noqa: F401 - a worker finds what this module imports
+from tests.sample import chaos_tasks, forking_tasks, running_tasks  # noqa: F401 - a worker finds what this module imports
 from tests.sample.models import Effect
 
 

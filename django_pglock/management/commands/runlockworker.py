@@ -226,8 +226,17 @@ def stop_at_signals(worker: Worker) -> None:
 
     Under a supervisor all count as the first: service managers tell every process of a service, and so does it.
     """
+    process = os.getpid()
+
+    def stop(number: int, frame: Any) -> None:
+        if os.getpid() != process:
+            # A child that a task has forked is meant by itself: multiprocessing's terminate(), for example.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        worker.stop() if worker.line is None else worker.end()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop() if worker.line is None else worker.end())
+        signal.signal(number, stop)
 
 
 def supervise(options: dict[str, Any]) -> int:

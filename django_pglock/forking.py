@@ -1,0 +1,81 @@
+"""What a process that is forked from this one must leave alone: sessions and sockets that are its parent's.
+
+After ``fork()`` the child has them, too. What it sends there becomes a part of the parent's conversation, to close a
+connection ends the parent's session, and while the child has it open the server does not see that the parent has died.
+So in the child a socket without another end takes the place of each: whoever still knows one finds that it has ended,
+and whoever needs one opens a new one. Nothing is said on them and nothing freed, for nobody knows what other threads of
+the parent were doing with them at that moment.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import suppress
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+from django.db import connections
+from django.db.backends.signals import connection_created
+from psycopg import Error as PsycopgError
+
+
+class Channel(Protocol):
+    """A connection or a socket."""
+
+    def fileno(self) -> int: ...
+
+
+_channels: WeakValueDictionary[int, Channel] = WeakValueDictionary()
+# Of each thread, for several may fork at once.
+_here = threading.local()
+
+
+def keep_from_children(channel: Channel) -> None:
+    """Let processes that are forked from this one find that ``channel`` has ended. Django's connections are known."""
+    _channels[id(channel)] = channel
+
+
+def _note_session(connection: Any, **kwargs: Any) -> None:
+    if connection.vendor == "postgresql":
+        keep_from_children(connection.connection)
+
+
+def _hold() -> None:
+    # Those of other threads would be gone in the child before anybody could look, but their sockets would not.
+    _here.inherited = [channel for each in _channels.valuerefs() if (channel := each()) is not None]
+
+
+def _let_go() -> None:
+    del _here.inherited
+
+
+def _leave_to_parent() -> None:
+    # What was inherited is kept: to be rid of it would mean to close it.
+    if not _here.inherited:
+        return
+    ended, other_end = socket.socketpair()
+    other_end.close()
+    with ended:
+        for channel in _here.inherited:
+            # An error means that it was closed before the fork.
+            with suppress(OSError, PsycopgError):
+                os.dup2(ended.fileno(), channel.fileno(), inheritable=False)
+    _forget_connections()
+
+
+def _forget_connections() -> None:
+    """Let Django begin anew in this thread, the only one: without transaction, hooks and held locks."""
+    connection: Any
+    for connection in connections.all(initialized_only=True):
+        if connection.vendor == "postgresql":
+            pools = getattr(connection, "_connection_pools", {})
+            _here.inherited += pools.values()
+            pools.clear()
+            del connections[connection.alias]
+
+
+if hasattr(os, "register_at_fork"):
+    connection_created.connect(_note_session, dispatch_uid="django_pglock.forking")
+    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_leave_to_parent)
