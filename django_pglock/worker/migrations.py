@@ -6,9 +6,10 @@ import pkgutil
 from importlib import import_module
 
 from django.apps import apps
-from django.db import connections
+from django.db import ProgrammingError, connections
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
+from psycopg.errors import InsufficientPrivilege
 
 APP = "django_pglock"
 
@@ -17,7 +18,7 @@ def pending_migrations(using: str) -> list[str]:
     """Return the names of the migrations of this package that are not applied to the database, in order.
 
     None where the project does not use them: switched off by ``MIGRATION_MODULES``, or the table of tasks is there
-    and none of them is recorded.
+    and none of them is recorded; and none where the role may not read what is recorded.
     """
     module, _ = MigrationLoader.migrations_module(APP)
     if module is None:
@@ -25,7 +26,13 @@ def pending_migrations(using: str) -> list[str]:
     package = import_module(module)
     names = {each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] not in "_~"}
     connection = connections[using]
-    applied = {name for app, name in MigrationRecorder(connection).applied_migrations() if app == APP}
+    try:
+        recorded = MigrationRecorder(connection).applied_migrations()
+    except ProgrammingError as error:
+        if isinstance(error.__cause__, InsufficientPrivilege):
+            return []
+        raise
+    applied = {name for app, name in recorded if app == APP}
     table = apps.get_model(APP, "Task")._meta.db_table
     if not applied and table in connection.introspection.table_names():
         return []

@@ -159,10 +159,14 @@ def test_a_deadlock_is_no_busy_lock_and_leaves_nothing(in_threads):
 
 
 @pytest.mark.parametrize("scope", ["session", "transaction"])
-def test_ctrl_c_while_waiting_leaves_nothing(somebody, scope):
+def test_ctrl_c_while_waiting_leaves_nothing(somebody, scope, request):
     import _thread
+    import signal
     import threading
 
+    # Some runners of tests have the signal ignored.
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, earlier))
     somebody.holds("a")
     timer = threading.Timer(0.2, _thread.interrupt_main)
     timer.start()

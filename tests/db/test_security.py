@@ -369,7 +369,8 @@ def test_the_rights_that_the_documentation_names_are_enough(as_role, worker, eve
     worker(queues=["default"])
     waiting = Task.objects.filter(finished_at=None).exclude(task_path="os.system")
     eventually(lambda: not waiting.exists())
-    assert Task.objects.get(task_path="os.system").status == "READY", "taken back from a worker that is gone"
+    gone = Task.objects.filter(task_path="os.system", status="READY")
+    eventually(gone.exists, why="it was not taken back from a worker that is gone")
     assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL", "READY"}
     assert Task.objects.all().prune(older_than=0) > 10
     Worker.objects.all().forget()
