@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
+import sys
 import threading
 import time
 
@@ -219,3 +221,11 @@ def together(context: TaskContext, calls):
         if Effect.objects.filter(name="go on").exists():
             return
         time.sleep(0.01)
+
+
+@task
+def weigh():
+    """Return how many objects the process has and its resident memory in bytes."""
+    gc.collect()
+    with open("/proc/self/statm") as numbers:
+        return [sys.getallocatedblocks(), int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")]
