@@ -30,8 +30,8 @@ KINDS = {
     running_tasks.locked: (200, lambda number: {"key": number // 2}),
     running_tasks.tell: (50, lambda number: {"count": 3}),
 }
-#: What may come in the last rounds for each task. A leak of an object in five tasks is seen, and one of 200 bytes outside
-#: of Python's own memory; without any, less than half of this is measured, from caches and allocators.
+#: What may come in the last rounds for each task. A leak of one object in five tasks is seen, and one of 200 bytes a
+#: task outside of Python's objects; without any, less than half of this is measured, from caches and allocators.
 MOST_OBJECTS, MOST_BYTES = 0.2, 220
 SESSIONS = """
 FROM pg_stat_activity
