@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.forking import keep_from_children
 from django_pglock.worker.metrics import CONTENT_TYPE, exposition
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Server(ThreadingTCPServer):
         # When each request began.
         self._requests: dict[Any, float] = {}
         super().__init__((host, port), Handler)
+        keep_from_children(self)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Turn away who comes while too many are being answered."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -94,8 +95,10 @@ def test_a_signal_to_a_child_ends_the_child(run):
 
 
 def test_a_child_that_outlives_its_worker_does_not_make_it_look_alive(worker_process, eventually):
-    """The server sees that the worker is dead although another process has its sockets; as does the guard."""
-    process = worker_process("--threads", "1")
+    """The server sees that the worker is dead although another process has its sockets, and its port is free again."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = worker_process("--threads", "1", "--probe-port", str(port))
     forking_tasks.leave_a_child.enqueue()
     eventually(lambda: Effect.objects.filter(name="left").exists())
     child = Effect.objects.get(name="left").pid
@@ -105,6 +108,7 @@ def test_a_child_that_outlives_its_worker_does_not_make_it_look_alive(worker_pro
         process.process.wait(10)
         eventually(lambda: not sessions(), seconds=5, why="the child keeps the sessions open")
         os.kill(child, 0)
+        socket.create_server(("127.0.0.1", port)).close()
     finally:
         os.kill(child, signal.SIGKILL)
 
