@@ -46,7 +46,7 @@ def works_again(stage, member, since):
 
 @pytest.mark.short
 @pytest.mark.fault("a worker's connections are swallowed")
-def test_a_worker_behind_a_black_hole(stage, proxy, beats, eventually):
+def test_a_worker_behind_a_black_hole(proxy, stage, beats, eventually):
     settings, bound = beats
     victim = stage.start("--threads", "2", url=proxy.url("postgres"), pglock=settings)
     stage.worker("--threads", "2", pglock=settings)
@@ -71,7 +71,7 @@ def test_a_worker_behind_a_black_hole(stage, proxy, beats, eventually):
 
 
 @pytest.mark.fault("a worker's connections are reset, again and again")
-def test_a_worker_whose_connections_are_cut(stage, proxy, eventually, is_short):
+def test_a_worker_whose_connections_are_cut(proxy, stage, eventually, is_short):
     # An atomic task that is cut off counts as one that took its worker down, and here it is cut off all the time.
     settings = {"MAX_RESCUES": 1000}
     victim = stage.worker("--threads", "2", url=proxy.url("postgres"), pglock=settings)
@@ -91,7 +91,7 @@ def test_a_worker_whose_connections_are_cut(stage, proxy, eventually, is_short):
 
 
 @pytest.mark.fault("200 ms on every message of a worker")
-def test_a_worker_far_away(stage, proxy, eventually):
+def test_a_worker_far_away(proxy, stage, eventually):
     proxy.delay(0.2)
     victim = stage.worker("--threads", "2", url=proxy.url("postgres"))
     stage.load(10)
