@@ -29,7 +29,8 @@ DO $$ DECLARE filled record; BEGIN
         WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND pg_relation_size(oid) > 0
           AND relname NOT IN ('auth_permission', 'django_content_type', 'django_migrations')
     LOOP
-        EXECUTE format(CASE WHEN filled.size > 1000000 THEN 'TRUNCATE %s CASCADE' ELSE 'DELETE FROM %s' END, filled.name);
+        EXECUTE format(
+            CASE WHEN filled.size > 1000000 THEN 'TRUNCATE %s CASCADE' ELSE 'DELETE FROM %s' END, filled.name);
     END LOOP;
 END $$
 """

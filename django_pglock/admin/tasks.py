@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     AnyInline = admin.TabularInline[Attempt, Task]
 else:
     AnyInline = admin.TabularInline
+
+
+#: How many others are named of those that a task waits for.
+FEW = 5
 
 
 class KnownValuesFilter(admin.SimpleListFilter):
@@ -125,13 +129,14 @@ class TaskAdmin(ReadOnlyAdmin):
     fieldsets = [
         (None, {"fields": ["task_path", "status_mark", "queue", "priority", "backend"]}),
         (_("Call"), {"fields": ["shown_args", "shown_kwargs", "shown_progress", "shown_result", "shown_meta"]}),
+        (_("Keys"), {"fields": ["lock_key", "concurrency", "fair_key", "unique_key", "unique_until"]}),
         (_("Attempts"), {"fields": ["attempts", "retries", "max_retries", "rescues", "worker"]}),
         (
             _("Times"),
             {
                 "fields": [
                     *("enqueued_at", "run_after", "started_at"),
-                    *("last_attempted_at", "cancel_requested_at", "finished_at"),
+                    *("last_attempted_at", "cancel_requested_at", "finished_at", "expires_at"),
                 ]
             },
         ),
@@ -223,7 +228,7 @@ class TaskAdmin(ReadOnlyAdmin):
             for verb in VERBS.values()
             if task is not None and task.status in verb.statuses and self._may(request, verb.permission)
         ]
-        context = {"pglock_verbs": verbs, "pglock_warning": task and _why_nobody_runs(task)}
+        context = {"pglock_verbs": verbs, "pglock_warning": task and _why_it_waits(task)}
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
 
     # What may be asked
@@ -282,10 +287,32 @@ class TaskAdmin(ReadOnlyAdmin):
         return request.user.has_perm(f"django_pglock.{verb}_task")
 
 
-def _why_nobody_runs(task: Task) -> str:
-    """Return what is to be said of a waiting task that no worker can run; of all others, nothing."""
-    if task.status != TaskStatus.READY:
+def _why_it_waits(task: Task) -> str:
+    """Return what a task waits for, other than its turn; of one that does not wait, nothing."""
+    if task.status == TaskStatus.READY:
+        return _why_nobody_runs(task)
+    if task.status != TaskStatus.BLOCKED:
         return ""
+    if task.waits_for:
+        awaited = task.awaiting.values_list("awaited", flat=True)[:FEW]
+        return gettext("It waits for the end of %(tasks)s.") % {"tasks": _numbers(awaited)}
+    holders = Task.objects.filter(
+        Q(status__in=["READY", "RUNNING"]) | Q(status="SCHEDULED", started_at__isnull=False),
+        lock_key=task.lock_key,
+        finished_at__isnull=True,
+    )
+    return gettext("It waits for its key, %(key)s, which is with %(tasks)s.") % {
+        "key": task.lock_key,
+        "tasks": _numbers(holders.values_list("pk", flat=True)[:FEW]) or gettext("nobody at this moment"),
+    }
+
+
+def _numbers(ids: Iterable[int]) -> str:
+    return ", ".join(f"#{each}" for each in ids)
+
+
+def _why_nobody_runs(task: Task) -> str:
+    """Return what is to be said of a ready task that no worker can run; of all others, nothing."""
     alive = Worker.objects.all().alive()
     known = list(alive.annotate(knows=Q(task_paths__contains=[task.task_path])).values_list("knows", flat=True))
     if not known:

@@ -20,6 +20,8 @@ from django_pglock.models import Attempt, Task, Worker
 from django_pglock.models import Lease as LeaseRow
 from tests.db.test_locks import Somebody
 from tests.plans.test_task_plans import nodes
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -510,3 +512,20 @@ def test_the_list_of_leases_walks_an_index():
         plan = rows.order_by("-acquired_at")[:100].explain()
         assert "django_pglock_lease_" in plan
         assert "Seq Scan" not in plan
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_blocked_task_says_what_it_waits_for(client):
+    first, second = (keyed.step.enqueue("7") for _ in range(2))
+    child = tasks.nothing.using(after=[first, second]).enqueue()
+    person(client, "view_task")
+
+    def page(result):
+        return client.get(reverse("admin:django_pglock_task_change", args=[result.id])).content.decode()
+
+    key = Task.objects.get(pk=second.id).lock_key
+    assert f"It waits for its key, {key}, which is with #{first.id}." in page(second)
+    assert "It waits" not in page(first)
+    assert f"It waits for the end of #{first.id}, #{second.id}." in page(child)
+    Task.objects.filter(pk=first.id).update(status="SUCCESSFUL", finished_at=Now())
+    assert "which is with nobody at this moment" in page(second)
