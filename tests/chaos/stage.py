@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -178,8 +178,12 @@ class Stage:
         evidence = self.evidence()
         findings = evidence.findings(**exceptions)
         self.rows.append(Row(self.fault, guarantee, None, None, not findings))
-        assert not findings, findings
+        assert not findings, "\n".join([*map(str, findings), *self._history(finding.task for finding in findings)])
         return evidence
+
+    def _history(self, tasks: Iterable[int]) -> Iterator[str]:
+        for attempt in Attempt.objects.filter(task__in=list(tasks)).order_by("task", "number"):
+            yield f"{attempt!r} from {attempt.started_at} to {attempt.finished_at}\n{attempt.traceback}"
 
     def show(self, guarantee: str, measured: float, bound: float) -> None:
         """Show that something took no longer than it may."""

@@ -275,6 +275,8 @@ def tables_on(folder):
         (folder / "ballast").unlink(missing_ok=True)
         ask(move.format("small", "pg_default"))
         ask("DROP TABLESPACE small")
+        # After a crash the server would look for the folder, if it were in its log since the last checkpoint.
+        ask("CHECKPOINT")
 
 
 def fill(path):
