@@ -65,8 +65,9 @@ def things_of(pid):
 
 def test_nothing_grows(worker_process, finish, eventually):
     """Also not with sessions that are ended in the middle."""
-    # One arena for all threads: how memory is spread over several is chance.
-    process = worker_process("--threads", "2", MALLOC_ARENA_MAX="1")
+    # One arena for all threads: how memory is spread over several is chance. And nothing that measures coverage.
+    surroundings = {"MALLOC_ARENA_MAX": "1", "COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
+    process = worker_process("--threads", "2", **surroundings)
     pid = process.process.pid
 
     def weigh():
