@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.worker")
 
+#: Steps of a loop in which at the latest an exception strikes that was sent to a thread. One is enough.
+STEPS = 3
 #: Seconds between two strikes at a function whose time is over and that still runs.
 BETWEEN_STRIKES = 1.0
 #: Seconds over its time after which the log says that a function cannot be stopped.
@@ -154,10 +156,15 @@ class Seat:
     def _end(self, attempt: Interruptible) -> None:
         # No lock is taken: TaskTimeout could strike between taking it and knowing that. Each line may run twice.
         attempt.is_over = True
-        while self._striking.locked():
-            time.sleep(0.0002)
-        if attempt.is_struck:
-            _send(self.thread, None)
+        try:
+            while self._striking.locked():
+                time.sleep(0.0002)
+            # What was sent and has not struck does so here, in the steps of a loop. It is not taken back: CPython would
+            # go on looking for it at each step of each thread, and 3.11 would do nothing else where it is traced.
+            for _ in range(STEPS):
+                pass
+        except TaskTimeout:
+            pass
         self.attempt = None
 
     def cancel(self, attempt: Interruptible) -> None:
@@ -212,10 +219,9 @@ def _note_session(connection: Any, **kwargs: Any) -> None:
         seat.add(connection)
 
 
-def _send(thread: int, error: type[BaseException] | None) -> None:
-    """Have a thread raise an exception at its next step in Python. None takes back what it has not raised yet."""
-    value = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), value)
+def _send(thread: int, error: type[BaseException]) -> None:
+    """Have a thread raise an exception at its next step in Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 def _report(attempt: Interruptible) -> None:

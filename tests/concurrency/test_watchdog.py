@@ -50,10 +50,13 @@ def quick_switches():
     sys.setswitchinterval(before)
 
 
-def test_nothing_strikes_after_the_function_has_returned(watchdog, in_threads, quick_switches):
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_nothing_strikes_after_the_function_has_returned(watchdog, in_threads, quick_switches, is_traced):
+    """Nor does anything stay behind that would keep a thread that is traced at one line for ever, as in 3.11."""
     timeout = 0.0005
 
     def work(number):
+        sys.settrace((lambda *_: None) if is_traced else sys.gettrace())
         seat = watchdog.seat()
         ends = {"returned": 0, "struck": 0}
         for turn in range(400):
@@ -115,14 +118,6 @@ def test_the_thread_waits_until_nobody_strikes_any_more(watchdog, monkeypatch, i
     assert order == ["strike", "next task"]
 
 
-@pytest.mark.parametrize("is_late", [True, False])
-def test_what_was_sent_too_late_is_taken_back(watchdog, monkeypatch, is_late):
-    pending = {}
-    monkeypatch.setattr("django_pglock.worker.watchdog._send", pending.__setitem__)
-    watchdog.seat().call(Call(0.3 if is_late else 0.0, timeout=0.05))
-    assert pending == ({threading.get_ident(): None} if is_late else {})
-
-
 def test_one_that_strikes_at_the_very_end_leaves_the_seat_in_order(watchdog, monkeypatch):
     seat, call = watchdog.seat(), Call(0)
     looks = iter([TaskTimeout(), False, False])
@@ -134,8 +129,7 @@ def test_one_that_strikes_at_the_very_end_leaves_the_seat_in_order(watchdog, mon
             return look
 
     monkeypatch.setattr(seat, "_striking", Striking())
-    with pytest.raises(TaskTimeout):
-        seat.call(call)
+    assert seat.call(call) == "returned", "it was done by then"
     assert call.is_over
     assert seat.attempt is None
     assert seat.call(Call(0)) == "returned"
