@@ -115,6 +115,8 @@ def test_an_immediate_restart(stage, keep_busy, show_work_goes_on, eventually, i
         connection.close()
         moments.append(time.time())
         keep_busy(crew, moments[-1])
+        # An atomic task that all of them cut off would end FAILED, as one that takes its worker down.
+        eventually(stage.is_over, seconds=90, why="some task is stuck")
     show_work_goes_on(crew, *moments)
 
 
