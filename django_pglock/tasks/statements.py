@@ -276,8 +276,12 @@ ORDER BY waiter.id
 
 # Wakes sleeping workers, if there are any. Sent after the commit, because before it a worker could look, see nothing
 # and fall asleep between our look at its flag and our commit. Conditional, because each NOTIFY takes a lock that
-# serialises the commits of the whole server.
-WAKE = "SELECT pg_notify(%s, %s) WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)"
+# serialises the commits of the whole server. Nobody waits for its commit to be on the disk: what a crash takes is found
+# by the poll.
+WAKE = """
+SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)
+WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
+"""
 
 # The common ending, with as few columns as it needs. The guard is the fence: a claim that was rescued, cancelled or
 # reset meanwhile finds another number of attempts or another status, and its outcome is dropped.
