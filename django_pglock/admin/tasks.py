@@ -129,7 +129,10 @@ class TaskAdmin(ReadOnlyAdmin):
     fieldsets = [
         (None, {"fields": ["task_path", "status_mark", "queue", "priority", "backend"]}),
         (_("Call"), {"fields": ["shown_args", "shown_kwargs", "shown_progress", "shown_result", "shown_meta"]}),
-        (_("Keys"), {"fields": ["lock_key", "concurrency", "fair_key", "unique_key", "unique_until"]}),
+        (
+            _("Keys"),
+            {"fields": ["shown_lock_key", "concurrency", "shown_fair_key", "shown_unique_key", "unique_until"]},
+        ),
         (_("Attempts"), {"fields": ["attempts", "retries", "max_retries", "rescues", "worker"]}),
         (
             _("Times"),
@@ -200,6 +203,21 @@ class TaskAdmin(ReadOnlyAdmin):
     def shown_kwargs(self, task: Task) -> str:
         """Return the keyword arguments."""
         return _as_json(shown(task, "kwargs"))
+
+    @admin.display(description=_("lock key"), empty_value="-")
+    def shown_lock_key(self, task: Task) -> str | None:
+        """Return the key that one task at a time has."""
+        return _text_of(task, "lock_key")
+
+    @admin.display(description=_("fair key"), empty_value="-")
+    def shown_fair_key(self, task: Task) -> str | None:
+        """Return the key that takes turns with others."""
+        return _text_of(task, "fair_key")
+
+    @admin.display(description=_("unique key"), empty_value="-")
+    def shown_unique_key(self, task: Task) -> str | None:
+        """Return the key of which there is one."""
+        return _text_of(task, "unique_key")
 
     @admin.display(description=_("progress"))
     def shown_progress(self, task: Task) -> str:
@@ -302,7 +320,7 @@ def _why_it_waits(task: Task) -> str:
         finished_at__isnull=True,
     )
     return gettext("It waits for its key, %(key)s, which is with %(tasks)s.") % {
-        "key": task.lock_key,
+        "key": shown(task, "lock_key"),
         "tasks": _numbers(holders.values_list("pk", flat=True)[:FEW]) or gettext("nobody at this moment"),
     }
 
@@ -320,6 +338,11 @@ def _why_nobody_runs(task: Task) -> str:
     if not any(known):
         return gettext("No worker knows this task. Is its module imported, or its deploy still to come?")
     return ""
+
+
+def _text_of(task: Task, field: str) -> str | None:
+    value = shown(task, field)
+    return None if value is None else str(value)
 
 
 def _as_json(value: Any) -> str:

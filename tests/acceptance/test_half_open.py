@@ -198,6 +198,8 @@ def test_a_coroutine_does_not_meet_a_connection_that_died_while_idle(worker, eve
             "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = ''"
         )
         assert cursor.rowcount == 1
+    # A connection that has just been seen alive is not looked at again.
+    time.sleep(0.2)
     running_tasks.count_in_coroutine.enqueue(closes=True)
     eventually(lambda: not Task.objects.filter(status__in=("READY", "RUNNING")).exists())
     assert done(), "the second one met the dead connection"
