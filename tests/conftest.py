@@ -16,7 +16,7 @@ import pytest
 from django.db import connection, connections
 from django.test import TransactionTestCase
 
-from django_pglock.tasks import registry
+from django_pglock.tasks import registry, wakeup
 from django_pglock.worker import Worker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,6 +90,12 @@ def in_threads() -> Callable[..., list[Any]]:
         return results
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def unknown_sleepers() -> None:
+    """Forget that nobody slept, which the test before may just have seen: then nobody is notified for a moment."""
+    wakeup._nobody_slept_at.clear()
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from django_pglock.errors import ConfigurationError, LockKeyError, TaskArguments
 from django_pglock.locks.statements import LONGEST_NAME
 from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.models import Lease as LeaseRow
-from django_pglock.tasks import wakeup
 from django_pglock.tasks.compat import InvalidTask
 from django_pglock.tasks.wakeup import READY_CHANNEL
 from django_pglock.worker.queues import Queues
@@ -145,9 +144,7 @@ def test_a_reason_has_no_limit_and_a_name_that_is_cut_says_so():
 
 
 @pytest.mark.parametrize("name", [HARMLESS["as_long_as_can_be"], HARMLESS["newlines"], HARMLESS["quotes"]])
-def test_a_notification_carries_the_whole_name(name, monkeypatch):
-    # The test before this one may just have seen that nobody sleeps.
-    monkeypatch.setattr(wakeup, "NEGATIVE_TTL", 0.0)
+def test_a_notification_carries_the_whole_name(name):
     listener = Somebody()
     try:
         worker = uuid4()
