@@ -64,7 +64,9 @@ class Upkeep(ConnectedService):
         self._news = threading.Event()
         self.unknown = UnknownReport(rows, worker)
         self.ready_counts = ReadyCounts(rows)
-        self._rescued_at = self._rescue_from = self._began_at = 0.0
+        self._rescued_at = self._rescue_from = 0.0
+        # When this turn began, or the first of those in a row that were somebody else's.
+        self._began_at = self._kept_out_since = 0.0
         # Where the last look for what was left waiting ended.
         self._key, self._waiter = "", 0
         # Where the walk of pruning has come to, and when it goes on.
@@ -99,9 +101,10 @@ class Upkeep(ConnectedService):
         """Do what is to be done; return the seconds until the next task is due, if that is known."""
         with transaction.atomic(using=self.using, durable=True):
             if not self._is_my_turn():
-                # Whoever is at it may be held up, and so may all others.
-                self._excuse_silence()
+                self._kept_out_since = self._kept_out_since or self._began_at
                 return None
+            # Whoever was at it for so long was held up, and so may have been all others.
+            self._began_at, self._kept_out_since = self._kept_out_since or self._began_at, 0.0
             promoted = self.rows.promote()
             keys, awaited = self.rows.open_rates(), []
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:

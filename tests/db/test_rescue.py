@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from django_pglock.db import dedicated_connection, has_hung_up
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks.liveness import lock_key_of
 from django_pglock.tasks.outcome import Failed, Failure, Succeeded
+from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.upkeep import TURN, UPKEEP_LOCK
 from tests.sample import tasks
 
@@ -232,3 +234,16 @@ def test_who_was_held_up_lets_silent_workers_come_back_first(claim, session, wor
         (released_at,) = ask(connection, "SELECT clock_timestamp()")
     attempt = eventually(lambda: Attempt.objects.filter(finished_at__gt=released_at).first())
     assert attempt.finished_at - released_at > timedelta(seconds=2 * 0.5)
+
+
+@pytest.mark.parametrize(("kept_out", "is_excused"), [(0.0, False), (11.0, True)])
+def test_a_turn_that_was_somebody_elses_excuses_silence_only_if_that_took_long(monkeypatch, kept_out, is_excused):
+    """Workers that are woken for the same scheduled task meet at each of their turns."""
+    upkeep = WorkerUnderTest().upkeep
+    turns = iter([False, False, True])
+    monkeypatch.setattr(upkeep, "_is_my_turn", lambda: next(turns))
+    for _ in range(3):
+        upkeep._began_at = time.monotonic() - kept_out
+        kept_out = 0.0
+        upkeep._round()
+    assert (upkeep._rescue_from > 0) is is_excused
