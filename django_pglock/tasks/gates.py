@@ -10,11 +10,12 @@ two sees what the other has committed. What a crash leaves undone between the tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 from django.db import connections, models, transaction
+from psycopg import ClientCursor
 
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.claiming import ClaimQuerySet
@@ -37,9 +38,8 @@ class GateQuerySet(ClaimQuerySet[Any]):
 
     def _admit(self, keys: list[str]) -> list[str]:
         # Two statements, so that the second one's snapshot is younger than the lock.
-        with transaction.atomic(using=self.db):
-            self._run(statements.LOCK_KEYS, keys)
-            return [queue for (queue,) in self._run(statements.ADMIT, keys)]
+        rows = self._run_together((statements.LOCK_KEYS, [keys]), (statements.ADMIT, [keys]))
+        return [queue for (queue,) in rows]
 
     def admit_on_commit(self, keys: Collection[str | None]) -> None:
         """Admit once the current transaction is committed."""
@@ -63,6 +63,20 @@ class GateQuerySet(ClaimQuerySet[Any]):
         with connections[self.db].cursor() as cursor:
             cursor.execute(self._sql(statement), values or None)
             return cursor.fetchall() if cursor.description else []
+
+    def _run_together(self, *parts: tuple[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
+        """Run statements as one transaction, or within the one there is; return the rows of the last.
+
+        In one message: a process that is frozen between two would keep what the first has locked from everybody, for as
+        long as its session may stand still. PostgreSQL makes one transaction of a message, and takes a new snapshot for
+        each statement: https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-MULTI-STATEMENT.
+        """
+        with connections[self.db].cursor() as cursor:
+            bind = ClientCursor(cursor.connection).mogrify
+            cursor.execute(";".join(bind(self._sql(statement), values or None) for statement, values in parts))
+            while cursor.nextset():
+                pass
+            return cursor.fetchall()
 
     def _sql(self, statement: str) -> str:
         model: Any = self.model

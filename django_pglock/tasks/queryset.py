@@ -132,10 +132,9 @@ class TaskQuerySet(CountQuerySet):
         ``gather`` is the time in seconds for which tasks of the group are held back.
         """
         group = (leader.lock_key, leader.lock_key, leader.task_path)
-        with transaction.atomic(using=self.db):
-            self._run(f"SELECT {statements.BY_INDEX}")
-            found = (*group, limit, *group, gather, limit, limit)
-            rows = self._run(statements.TAKE_ALONG, leader.id, leader.attempt, *found, leader.worker)
+        found = (*group, limit, *group, gather, limit, limit)
+        values = (leader.id, leader.attempt, *found, leader.worker)
+        rows = self._run_together((f"SELECT {statements.BY_INDEX}", ()), (statements.TAKE_ALONG, values))
         return sorted((Claim(id_, attempt, leader.worker, *rest) for id_, attempt, *rest in rows), key=attrgetter("id"))
 
     @staticmethod

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from uuid import uuid4
 
+import psycopg
 import pytest
+from django.db import connection
 
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks.compat import TaskResultStatus
@@ -79,3 +81,25 @@ def test_who_has_lost_the_claim_of_the_first_takes_nobody_along(is_lost):
     if is_lost:
         Task.objects.filter(pk=leader.id).update(attempts=leader.attempt + 1)
     assert len(rows.claim_group(leader, limit=10, gather=0.0)) == (0 if is_lost else 2)
+
+
+def test_between_two_messages_nothing_is_held(claim):
+    """Who is frozen there would keep it from everybody until the server ends the session."""
+    for number in range(3):
+        keyed.digest.enqueue(user=1, text=number)
+    held = []
+    with connection.cursor() as cursor:
+        process = cursor.connection.info.backend_pid
+
+    def look(execute, *statement):
+        answer = execute(*statement)
+        with psycopg.connect(**connection.get_connection_params(), autocommit=True) as other:
+            mine = "SELECT locktype, relation::regclass FROM pg_locks WHERE pid = %s AND locktype <> 'virtualxid'"
+            held.append(other.execute(mine, [process]).fetchall())
+        return answer
+
+    [leader] = claim()
+    with connection.execute_wrapper(look):
+        assert len(Task.objects.all().claim_group(leader, limit=10, gather=0.0)) == 2
+        Task.objects.all().admit([leader.lock_key])
+    assert held == [[], []]
