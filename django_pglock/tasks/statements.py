@@ -98,7 +98,7 @@ BY_INDEX = "set_config('enable_sort', 'off', true), set_config('enable_bitmapsca
 # The same for as long as the session lasts, which is then to be one of our own.
 ALWAYS_BY_INDEX = BY_INDEX.replace("true", "false")
 
-# Admission, the first of two statements of one transaction: whoever admits to a key is alone with it. A transaction of
+# Admission, the first of two statements of one message: whoever admits to a key is alone with it. A transaction of
 # its own, so that the second statement sees what the one before committed. By SHA-256, as the names of locks: of
 # PostgreSQL's own hashes one can find the text that meets a given number, and keys may come from outside.
 LOCK_KEYS = """
@@ -113,6 +113,9 @@ FROM (SELECT DISTINCT unnest(%s::text[]) COLLATE "C" AS key ORDER BY key) AS key
 # order is what they asked for. At a rated key each one through takes a token from its bucket; those that nobody has
 # begun yet count against the burst, so that a busy worker cannot save them up.
 #
+# Nobody is let through before an older task whose wait for others (after=) has just ended, only that ``RELEASE`` has not
+# come to say so: ``RELEASE`` admits to its key again. The first hundred such tasks are looked at, to bound it.
+#
 # The first that wait are asked for by a range of the index of keys, in its order: with "=" the planner may walk another
 # index, through all that waits for other keys, in the hope to meet them soon. They are updated by an array, which it
 # takes for a few; a LIMIT that it does not know it takes for a tenth of all.
@@ -121,10 +124,18 @@ WITH head AS MATERIALIZED (
     SELECT first.*, (first.meta -> 'rate' ->> 0)::float8 AS interval, (first.meta -> 'rate' ->> 1)::int AS burst
     FROM (SELECT DISTINCT unnest(%s::text[]) AS key) AS keys
     CROSS JOIN LATERAL (
-        SELECT task.lock_key AS key, task.concurrency, task.group_key, task.meta FROM {task} AS task
+        SELECT task.lock_key AS key, task.id, task.concurrency, task.group_key, task.meta FROM {task} AS task
         WHERE (task.lock_key, task.status) BETWEEN (keys.key, 'BLOCKED') AND (keys.key, 'BLOCKED')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
         ORDER BY task.lock_key, task.status, task.id LIMIT 1) AS first
+    WHERE NOT EXISTS (
+        SELECT FROM (
+            SELECT task.id FROM {task} AS task
+            WHERE (task.lock_key, task.status) BETWEEN (first.key, 'BLOCKED') AND (first.key, 'BLOCKED')
+              AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.id < first.id AND task.waits_for > 0
+            ORDER BY task.lock_key, task.status, task.id LIMIT 100) AS older
+        WHERE (SELECT bool_and(awaited.finished_at IS NOT NULL) FROM {waiter} AS waiter
+               JOIN {task} AS awaited ON awaited.id = waiter.awaited WHERE waiter.task_id = older.id))
 ), gate AS MATERIALIZED (
     SELECT head.key, head.interval, head.burst, busy.ready,
            COALESCE(head.concurrency, CASE WHEN head.burst IS NULL THEN 1 ELSE 32767 END) - busy.admitted

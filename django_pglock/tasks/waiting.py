@@ -44,7 +44,8 @@ class WaitQuerySet(GateQuerySet):
         moved = [row for row in rows if row[0] is not None]
         self.wake(queue for _, status, queue, *_ in moved if status == TaskStatus.READY)
         self.wake((queue for _, status, queue, *_ in moved if status == TaskStatus.SCHEDULED), wakeup.SCHEDULED_CHANNEL)
-        self.admit(key for _, _, _, key, waits_for in moved if waits_for == 0)
+        # One that is cancelled is in nobody's way any more, whatever else it waited for.
+        self.admit(key for _, status, _, key, waits_for in moved if waits_for == 0 or status == TaskStatus.CANCELLED)
         return moved
 
     def release_on_commit(self, awaited: Collection[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from django.db import transaction
@@ -101,6 +102,35 @@ def test_it_has_its_turn_at_its_key_when_what_it_waited_for_has_the_same(worker,
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 3)
     begun = Effect.objects.filter(name="begin a").order_by("id")
     assert list(begun.values_list("number", flat=True)) == [1, 2, 3]
+
+
+def test_nobody_of_its_key_comes_between_the_end_and_the_word_of_it(claim):
+    """Whoever admits after the end of what it waited for, and before those who wait are told."""
+    first = keyed.step.enqueue("a", 1)
+    keyed.step.using(after=[first]).enqueue("a", 2)
+    keyed.step.enqueue("a", 3)
+    Task.objects.all().settle([(claim()[0], Succeeded())], uuid4())
+    Task.objects.all().admit(["order:a"])
+    assert statuses() == ["SUCCESSFUL", "BLOCKED", "BLOCKED"]
+    Task.objects.all().release([int(first.id)])
+    assert statuses() == ["SUCCESSFUL", "READY", "BLOCKED"]
+
+
+def test_one_that_is_cancelled_holds_up_nobody_of_its_key(claim):
+    first, other = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
+    keyed.step.using(after=[first, other]).enqueue("a", 1)
+    one, two = claim(2)
+    Task.objects.all().settle([(one, Failed(FAILURE)), (two, Succeeded())], one.worker)
+    keyed.step.enqueue("a", 2)
+    assert statuses()[2:] == ["BLOCKED", "BLOCKED"]
+    Task.objects.all().release([int(first.id)])
+    assert statuses()[2:] == ["CANCELLED", "READY"]
+
+
+def test_one_that_still_waits_holds_up_nobody_of_its_key():
+    keyed.step.using(after=[tasks.echo.enqueue(1)]).enqueue("a", 1)
+    keyed.step.enqueue("a", 2)
+    assert statuses()[1:] == ["BLOCKED", "READY"]
 
 
 def test_one_that_does_not_exist_is_refused():
