@@ -113,8 +113,8 @@ FROM (SELECT DISTINCT unnest(%s::text[]) COLLATE "C" AS key ORDER BY key) AS key
 # order is what they asked for. At a rated key each one through takes a token from its bucket; those that nobody has
 # begun yet count against the burst, so that a busy worker cannot save them up.
 #
-# Nobody is let through before an older task whose wait for others (after=) has just ended, only that ``RELEASE`` has not
-# come to say so: ``RELEASE`` admits to its key again. The first hundred such tasks are looked at, to bound it.
+# Nobody is let through before an older task whose wait for others (after=) is over, only that ``RELEASE`` has not said
+# so yet: it will, and admit to the key again. The first hundred such tasks are looked at, to bound it.
 #
 # The first that wait are asked for by a range of the index of keys, in its order: with "=" the planner may walk another
 # index, through all that waits for other keys, in the hope to meet them soon. They are updated by an array, which it
