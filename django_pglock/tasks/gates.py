@@ -76,7 +76,8 @@ class GateQuerySet(ClaimQuerySet[Any]):
             cursor.execute(";".join(bind(self._sql(statement), values or None) for statement, values in parts))
             while cursor.nextset():
                 pass
-            return cursor.fetchall()
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
 
     def _sql(self, statement: str) -> str:
         model: Any = self.model
