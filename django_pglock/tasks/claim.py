@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
-from django.utils.dateparse import parse_datetime
+
+def date_of(seconds: float | None) -> datetime | None:
+    """Return what the database gave as seconds since the epoch, to the microsecond as it was there."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, tz=timezone.utc)
 
 
 @dataclass(slots=True, eq=False)
@@ -15,7 +18,7 @@ class Claim:
     """One claimed attempt: the task's row as the claiming statement returned it.
 
     ``id`` and ``attempt`` together are the fence: every later write asks whether the row still carries both.
-    ``args``, ``kwargs`` and ``meta`` are JSON text, and the dates are PostgreSQL's; who needs a value decodes it.
+    ``args``, ``kwargs`` and ``meta`` are JSON text, dates are seconds since the epoch; who needs a value decodes it.
     """
 
     id: int
@@ -31,10 +34,10 @@ class Claim:
     retries: int
     max_retries: int
     rescues: int
-    run_after: str | None
-    enqueued_at: str
-    started_at: str
-    last_attempted_at: str
+    run_after: float | None
+    enqueued_at: float
+    started_at: float
+    last_attempted_at: float
     lock_key: str | None = None
     #: Somebody has asked for its end.
     is_cancelled: bool = False
@@ -44,8 +47,7 @@ class Claim:
 
     def date(self, name: str) -> datetime | None:
         """Return one of the dates as a value."""
-        text: str | None = getattr(self, name)
-        return None if text is None else parse_datetime(text)
+        return date_of(getattr(self, name))
 
     @property
     def is_first(self) -> bool:

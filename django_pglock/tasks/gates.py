@@ -107,13 +107,18 @@ CLAIM_COLUMNS = (
     "last_attempted_at",
     "lock_key",
 )
-#: Those that are returned as text: to make a date of each takes longer than to claim the task, and few are looked at.
+#: Those that are returned as seconds since the epoch: a text takes the server ten times as long, a date the worker, and
+#: few are looked at. A double has room for the microseconds of the next two centuries.
 DATES = ("run_after", "enqueued_at", "started_at", "last_attempted_at")
 
 
 def claim_columns(quote: Callable[[str], str], prefix: str = "") -> str:
     """Return the columns of a claim as SQL."""
-    return ", ".join(f"{prefix}{quote(each)}{'::text' if each in DATES else ''}" for each in CLAIM_COLUMNS)
+    columns = [f"{prefix}{quote(each)}" for each in CLAIM_COLUMNS]
+    return ", ".join(
+        f"date_part('epoch', {column})" if name in DATES else column
+        for name, column in zip(CLAIM_COLUMNS, columns, strict=True)
+    )
 
 
 def array_of_numbers(numbers: Iterable[int]) -> str:

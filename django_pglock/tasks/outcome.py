@@ -19,6 +19,10 @@ class Succeeded:
     status = TaskStatus.SUCCESSFUL
 
 
+#: The most common ending: the function returned None.
+SUCCEEDED = Succeeded()
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An exception, as it is stored with the attempt."""

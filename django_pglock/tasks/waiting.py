@@ -32,11 +32,14 @@ class WaitQuerySet(GateQuerySet):
         cancelled, and so are those that wait for it.
         """
         moved, ids = 0, sorted(set(awaited))
-        while ids:
+        while ids and (ids := self._awaited(ids)):
             rows = self._release(ids)
             moved += len(rows)
             ids = sorted(id_ for id_, status, *_ in rows if status == TaskStatus.CANCELLED)
         return moved
+
+    def _awaited(self, ids: list[int]) -> list[int]:
+        return sorted(id_ for (id_,) in self._run(statements.AWAITED, array_of_numbers(ids)))
 
     def _release(self, ids: list[int]) -> list[tuple[int, str, str, str | None, int]]:
         text = "Task %s, which this one was to run after, did not succeed or is gone."

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from django.utils.dateparse import parse_datetime
-
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import from_json
-from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.claim import Claim, date_of
 from django_pglock.tasks.compat import TaskError, TaskResultStatus, task_backends, task_finished
 from django_pglock.tasks.outcome import (
     Abandoned,
@@ -42,7 +40,9 @@ def announce(ending: Ending) -> None:
     """Say what became of a claim whose outcome was accepted."""
     match ending.outcome:
         case Succeeded(result):
-            _finish(ending, TaskResultStatus.SUCCESSFUL, value=from_json(result) if result != "null" else None)
+            # Most that end are these, and of most nobody hears.
+            if ending.result is not None:
+                _finish(ending, TaskResultStatus.SUCCESSFUL, value=from_json(result) if result != "null" else None)
         case Failed(failure):
             logger.error("%r failed: %s", ending.claim, failure.exception_path, extra=ending.claim.log_fields())
             _finish(ending, TaskResultStatus.FAILED, error=error_of(failure))
@@ -83,7 +83,7 @@ def _finish(ending: Ending, status: TaskResultStatus, *, value: Any = None, erro
     if result is None:
         return
     object.__setattr__(result, "status", status)
-    object.__setattr__(result, "finished_at", ending.finished_at and parse_datetime(ending.finished_at))
+    object.__setattr__(result, "finished_at", date_of(ending.finished_at))
     object.__setattr__(result, "_return_value", value)
     if error is not None:
         result.errors.append(error)

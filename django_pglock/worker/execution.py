@@ -27,6 +27,7 @@ from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.flow import Cancel, Retry, Snooze
 from django_pglock.tasks.outcome import (
+    SUCCEEDED,
     Cancelled,
     Failed,
     Failure,
@@ -98,7 +99,7 @@ class Attempt(Interruptible):
     def success(self, value: Any) -> Outcome:
         """Return the outcome of a call that returned ``value``. Raises when the value is no JSON."""
         if value is None:
-            return Succeeded()
+            return SUCCEEDED
         return Succeeded(to_json(value, what=f"The return value of {self.claim.task_path}"))
 
     def failure(self, error: BaseException) -> Outcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: Seconds of work that may wait in this process beyond what its threads are doing. More would hoard what an idle
 #: worker elsewhere could start at once; less would leave threads waiting for the next answer of the database.
 AHEAD = 0.025
-#: No claim takes more tasks than this, and no more wait in the process. A thousand no-op tasks are 20 ms of work.
-MOST_AHEAD = 1000
+#: No claim takes more tasks than this, and no more wait in the process. Two thousand no-op tasks are 20 ms of work.
+MOST_AHEAD = 2000
 #: Outcomes that may wait for the database. While more do, nothing new is claimed.
 MOST_UNSETTLED = 5000
 #: Coroutines that may be under way at once, besides the threads.
@@ -40,9 +40,9 @@ class Ending:
     outcome: Outcome | None
     result: TaskResult[..., object] | None = None
     is_settled: bool = False
-    finished_at: str | None = None
+    finished_at: float | None = None
     #: The endings of the other claims that were run by the same call.
-    companions: list[Ending] = field(default_factory=list)
+    companions: Sequence[Ending] = ()
 
 
 class Hand:
@@ -65,7 +65,11 @@ class Hand:
         #: How many tasks were claimed from the beginning. The threads claim for their groups, too, hence the lock.
         self.claimed = 0
         self._counting = threading.Lock()
+        # Nothing was claimed because too much waits for the database: whoever settles has to say when that is over.
+        self._is_held_back = False
         self._cost: float | None = None
+        # Seconds that a task may cost so that the most may wait that ever do.
+        self._short = threads * AHEAD / MOST_AHEAD
         self._ahead = 0
 
     @property
@@ -80,11 +84,17 @@ class Hand:
 
     def room(self) -> int:
         """Return how many tasks to claim now."""
-        if self.unsettled > MOST_UNSETTLED or self.running_async >= MOST_ASYNC:
+        if self.unsettled > MOST_UNSETTLED:
+            self._is_held_back = True
             return 0
-        held = len(self.claims) - self.unsettled - self.running_async
+        if self.running_async >= MOST_ASYNC:
+            return 0
+        waiting = len(self.claims) - self.unsettled - self.running_async - self.threads
+        if waiting * 2 > self._ahead:
+            # A claim takes about as long for a few as for many.
+            return 0
         most = MOST_AHEAD if self.left is None else min(MOST_AHEAD, self.left)
-        return max(0, min(most, self.threads + self._ahead - held))
+        return max(0, min(most, self._ahead - waiting))
 
     def task_ids(self) -> list[int]:
         """Return the ids of the tasks in hand."""
@@ -121,14 +131,20 @@ class Hand:
         self._ahead = int(min(MOST_AHEAD, self.threads * AHEAD / max(cost, 1e-6)))
 
     def _note_cost(self, cost: float) -> None:
-        # Follows upwards fast and downwards slowly: to hoard long tasks is worse than to wait for short ones.
         known = self._cost
+        if known is not None and known < self._short and cost < self._short:
+            # As many as may wait do so in any case.
+            return
+        # Follows upwards fast and downwards slowly: to hoard long tasks is worse than to wait for short ones.
         self.expect_cost(cost if known is None else known + (cost - known) * (0.3 if cost > known else 0.03))
 
     def let_go(self, endings: Sequence[Ending]) -> None:
         """Forget claims that were settled or lost."""
         for ending in endings:
             self.claims.pop((ending.claim.id, ending.claim.attempt), None)
+        if self._is_held_back:
+            self._is_held_back = False
+            self.hungry.set()
 
     def give_back(self) -> int:
         """Take back what no thread has begun and have its claims released. Returns how many."""

@@ -142,7 +142,7 @@ class Settler(ConnectedService):
             dates = dict(self.rows.filter(pk__in=ids).values_list("pk", "finished_at"))
             for ending in endings:
                 date = dates.get(ending.claim.id)
-                ending.finished_at = date and date.isoformat()
+                ending.finished_at = date and date.timestamp()
 
     def _let_through(self, endings: list[Ending]) -> None:
         """Let those through that waited for the keys of these tasks, or for their end. After the commit: gates.py."""

@@ -6,8 +6,9 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.errors import TaskOptionError
@@ -150,6 +151,14 @@ def test_many_after_one_and_one_after_many(worker, eventually):
     rows = {row.pk: row for row in Task.objects.all()}
     assert all(rows[int(id_)].started_at >= rows[int(first.id)].finished_at for id_ in ids)
     assert rows[int(last.id)].started_at >= max(rows[int(id_)].finished_at for id_ in ids)
+
+
+def test_what_nobody_waits_for_costs_one_small_statement():
+    """To plan the one that tells those who wait takes longer than to settle a task."""
+    tasks.nothing.using(after=[tasks.echo.enqueue(1)]).enqueue()
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.all().release(range(10**6, 10**6 + 500)) == 0
+    assert [query["sql"].split()[0] for query in queries] == ["SELECT"]
 
 
 def test_whatever_finishes_at_once_the_last_one_lets_it_through(in_threads, claim):

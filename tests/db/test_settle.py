@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -11,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.errors import ClaimLost
 from django_pglock.models import Attempt, Task
+from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Interrupted, Released, Retried, Succeeded
 from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.sample import tasks
@@ -209,3 +211,16 @@ class TestInTheTasksOwnTransaction:
             transaction.set_rollback(True)
             Task.objects.all().settle_and_commit([(mine, Succeeded())])
         assert not Effect.objects.exists()
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_dates_of_a_claim_are_those_of_the_row_to_the_microsecond(claim, attempt):
+    tasks.nothing.using(run_after=timedelta(seconds=0)).enqueue()
+    for _ in range(attempt):
+        Task.objects.update(status="READY")
+        [mine] = claim()
+    row = Task.objects.get()
+    names = ("run_after", "enqueued_at", "started_at", "last_attempted_at")
+    assert {name: mine.date(name) for name in names} == {name: getattr(row, name) for name in names}
+    accepted = settle(mine, Succeeded())
+    assert date_of(accepted[mine.id]) == Task.objects.get().finished_at

@@ -94,6 +94,7 @@ def plans(worker, ids):
         "SETTLE_OTHERS": (*others, worker),
         "RESCUE": (6.6, 30.0, 1000, 3, "x", "y"),
         "RELEASE_UNKNOWN": (worker, ids[:1], 0.0),
+        "AWAITED": (f"{{{ids[0]}}}",),
         "RELEASE": (f"{{{ids[0]}}}", "x", "%s", "done"),
         "READY_QUEUES": None,
         "NEXT_DUE": None,
