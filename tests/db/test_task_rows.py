@@ -1,0 +1,52 @@
+"""What the table itself refuses, whoever writes to it."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from django_pglock.models import Task
+from django_pglock.tasks.states import FINISHED, TaskStatus
+
+pytestmark = pytest.mark.django_db
+
+CALL = {"queue": "default", "backend": "default", "task_path": "x"}
+NOW = timezone.now()
+#: What a row of each status needs, one thing after the other.
+NEEDS = {
+    "READY": {},
+    "RUNNING": {"worker": uuid4(), "last_attempted_at": NOW},
+    "SCHEDULED": {"run_after": NOW},
+    "BLOCKED": {"lock_key": "a"},
+    **{status: {"finished_at": NOW} for status in FINISHED},
+}
+
+
+def refused(**values):
+    with pytest.raises(IntegrityError, match="pglock_task"), transaction.atomic():
+        Task.objects.create(**CALL, **values)
+    return True
+
+
+@pytest.mark.parametrize("status", TaskStatus.values)
+def test_a_row_has_what_its_status_needs(status):
+    needs = NEEDS[status]
+    row = Task.objects.create(**CALL, status=status, **needs)
+    row.validate_constraints()
+    for name in needs:
+        assert refused(status=status, **{other: value for other, value in needs.items() if other != name})
+    if status not in FINISHED:
+        assert refused(status=status, **needs, finished_at=NOW)
+
+
+def test_a_blocked_row_may_wait_for_other_tasks_instead_of_a_key():
+    assert Task.objects.create(**CALL, status="BLOCKED", waits_for=1).pk
+
+
+def test_nothing_else_is_a_status_a_priority_or_a_unique_key():
+    assert refused(status="WAITING")
+    assert refused(priority=101)
+    assert refused(unique_key="a")
