@@ -9,18 +9,19 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 from django.apps import apps
 from django.db import transaction
-from django.utils.dateparse import parse_datetime
+from django.utils.functional import cached_property
 
 from django_pglock.conf import get_settings
 from django_pglock.db import connection_for
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
 from django_pglock.tasks.call_keys import keys_of
+from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.compat import (
     BaseTaskBackend,
     InvalidTask,
@@ -41,6 +42,8 @@ LONGEST_PATH = 512
 BATCH = 5000
 #: Characters of arguments after which a statement of ``enqueue_many`` is full.
 LARGEST_BATCH = 8_000_000
+#: Backends are numbered, so that a task can remember which one has found it valid.
+_numbers = count(1)
 
 
 class PostgresBackend(BaseTaskBackend):
@@ -58,6 +61,7 @@ class PostgresBackend(BaseTaskBackend):
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
         self.database: str = self.options.get("database", "default")
+        self._number = next(_numbers)
 
     def validate_task(self, task: Task[..., Any]) -> None:
         """Raise ``InvalidTask`` unless a worker of this backend could run the task as it is asked for."""
@@ -81,9 +85,8 @@ class PostgresBackend(BaseTaskBackend):
 
         Raises ``TaskArgumentsError`` before anything is written when the arguments are not JSON, and ``InvalidTask``.
         """
-        self._refuse_foreign(task)
-        self.validate_task(task)
-        row = self._rows().enqueue(task, _call_of(task, args, kwargs), meta=_meta_of(task))
+        self._check_task(task)
+        row = self._rows.enqueue(task, _call_of(task, args, kwargs), meta=_meta_of(task))
         if not row.is_new:
             return self.get_result(str(row.id))
         result = make_result(
@@ -93,22 +96,20 @@ class PostgresBackend(BaseTaskBackend):
             args=list(args),
             kwargs=kwargs,
             backend=self.alias,
-            enqueued_at=parse_datetime(row.enqueued_at),
+            enqueued_at=date_of(row.enqueued_at),
         )
         task_enqueued.send(type(self), task_result=result)
         return result
 
     def check_call(self, task: Any, args: Any, kwargs: Any) -> None:
         """Raise what ``enqueue()`` would raise for this call, and write nothing."""
-        self._refuse_foreign(task)
-        self.validate_task(task)
+        self._check_task(task)
         _call_of(task, args, kwargs)
 
     def enqueue_many(self, task: Any, calls: Iterable[Any]) -> list[str]:
         """Write many calls of ``task``, all or none, and return their ids; see ``django_pglock.enqueue_many``."""
-        self._refuse_foreign(task)
-        self.validate_task(task)
-        rows = self._rows()
+        self._check_task(task)
+        rows = self._rows
         meta = _meta_of(task)
         ids: list[str] = []
         calls = iter(calls)
@@ -118,14 +119,18 @@ class PostgresBackend(BaseTaskBackend):
                 ids += [str(row.id) for row in rows.enqueue_many(task, batch, meta=meta)]
         return ids
 
-    def _refuse_foreign(self, task: Any) -> None:
+    def _check_task(self, task: Any) -> None:
         if not isinstance(task, PostgresTask):
             name = getattr(task, "module_path", None) or repr(task)
             raise InvalidTask(f"{name} was not made for this backend; decorate the function with @task.")
+        if task.valid_for != self._number:
+            self.validate_task(task)
+            # Neither of the two changes any more.
+            object.__setattr__(task, "valid_for", self._number)
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Return the result object of a task by its id. Raises ``TaskResultDoesNotExist``."""
-        row = self._rows().filter(pk=result_id, backend=self.alias).first() if _is_id(result_id) else None
+        row = self._rows.filter(pk=result_id, backend=self.alias).first() if _is_id(result_id) else None
         if row is None:
             raise TaskResultDoesNotExist(f"No task of backend {self.alias!r} has the id {result_id!r}.")
         result = result_of_row(row)
@@ -139,6 +144,7 @@ class PostgresBackend(BaseTaskBackend):
         """Raise nothing and find nothing here: our system checks look at the database of every backend."""
         return []
 
+    @cached_property
     def _rows(self) -> Any:
         connection_for(self.database)
         return apps.get_model("django_pglock", "Task").objects.using(self.database)

@@ -7,7 +7,7 @@ import copy
 import os
 import select
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import django.db.backends.utils
@@ -15,7 +15,7 @@ from django.db import connections
 from django.db.backends.utils import CursorWrapper
 from django.utils.module_loading import import_string
 from psycopg import Error as PsycopgError
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Escaping, TransactionStatus
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.libpq import CAN_EXCHANGE, CANCEL_WITHIN, begin_for, exchange
@@ -186,6 +186,17 @@ def send(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
     except PsycopgError:
         with connection.wrap_database_errors:
             raise
+
+
+def literals(connection: DatabaseWrapper, values: Iterable[str | int]) -> tuple[str, ...]:
+    """Quote texts by libpq, whose ``PQescapeLiteral`` takes a tenth of the time of a cursor; numbers need no quotes.
+
+    The connection has to be open.
+    """
+    quote = Escaping(connection.connection.pgconn).escape_literal
+    return tuple(
+        str(int(value)) if isinstance(value, int) else bytes(quote(value.encode())).decode() for value in values
+    )
 
 
 def _send_by_cursor(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:

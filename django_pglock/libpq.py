@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
 #: pg_type's numbers of the types that are more than text here.
-BOOL, BIGINT = 16, 20
+BOOL, BIGINT, DOUBLE = 16, 20, 701
 #: Seconds for the server to hear of a cancel.
 CANCEL_WITHIN = 5.0
 #: Milliseconds.
@@ -112,4 +112,8 @@ def _value(result: PGresult, column: int) -> Any:
     if value is None:
         return None
     kind = result.ftype(column)
-    return value == b"t" if kind == BOOL else int(value) if kind == BIGINT else value.decode()
+    if kind == BIGINT:
+        return int(value)
+    if kind == DOUBLE:
+        return float(value)
+    return value == b"t" if kind == BOOL else value.decode()

@@ -115,6 +115,8 @@ class PostgresTask(Task):  # type: ignore[type-arg]
 
     #: What differs from the decorated definition and travels with the row; empty for the definition itself.
     carried: dict[str, Any] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
+    #: The number of the backend that has found it valid. What is made from it begins anew.
+    valid_for: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check_options()

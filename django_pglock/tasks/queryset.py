@@ -20,11 +20,10 @@ from django.db import DataError, IntegrityError, connections, models, transactio
 from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce, Now
-from psycopg import ClientCursor
 from psycopg.errors import DivisionByZero
 
 from django_pglock.conf import get_settings
-from django_pglock.db import connection_for, send
+from django_pglock.db import connection_for, literals, send
 from django_pglock.errors import ClaimLost
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.claim import Claim
@@ -170,9 +169,9 @@ class TaskQuerySet(CountQuerySet):
         """
         connection = connection_for(self.db)
         connection.ensure_connection()
-        bind = ClientCursor(connection.connection).mogrify
         statement = self._sql(statements.SETTLE_OWN_SUCCESS)
-        bound = [bind(statement, (outcome.result, claim.id, claim.attempt)) for claim, outcome in successes]
+        values = [(outcome.result, claim.id, claim.attempt) for claim, outcome in successes]
+        bound = [statement % literals(connection, each) for each in values]
         try:
             send(connection, ";".join([*bound, "COMMIT"]))
         except DataError as error:

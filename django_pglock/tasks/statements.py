@@ -19,7 +19,7 @@ EXPIRES_AT = """CASE WHEN keep_result IS NOT NULL
 ENQUEUE = """
 INSERT INTO {task} (status, queue, priority, task_path, args, kwargs, backend, max_retries, meta)
 VALUES ('READY', %s, %s, %s, %s, %s, %s, %s, %s)
-RETURNING id, status, enqueued_at::text
+RETURNING id, status, date_part('epoch', enqueued_at)
 """
 
 # One call for later. Decides by the server's clock whether it is due.
@@ -28,7 +28,7 @@ INSERT INTO {task} (status, run_after, queue, priority, task_path, args, kwargs,
 SELECT CASE WHEN due > statement_timestamp() THEN 'SCHEDULED' ELSE 'READY' END, due,
        %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb
 FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS moment
-RETURNING id, status, enqueued_at::text
+RETURNING id, status, date_part('epoch', enqueued_at)
 """
 
 # The same for many calls, which may differ in their arguments and keys. Ids are drawn in the order of the rows. A task
@@ -56,7 +56,7 @@ WITH new AS (
 ), waiters AS (
     INSERT INTO {waiter} (task_id, awaited) SELECT new.id, awaited FROM new, unnest(%s::bigint[]) AS awaited
 )
-SELECT id, status, enqueued_at::text, unique_key FROM new ORDER BY id
+SELECT id, status, date_part('epoch', enqueued_at), unique_key FROM new ORDER BY id
 """
 
 # A key that was taken for a period which is over is free again.
@@ -67,7 +67,7 @@ WHERE unique_key = ANY (%s::text[]) AND unique_scope = 'PERIOD' AND unique_until
 
 # Who has these unique keys.
 FIND_UNIQUE = """
-SELECT id, status, enqueued_at::text, unique_key FROM {task}
+SELECT id, status, date_part('epoch', enqueued_at), unique_key FROM {task}
 WHERE unique_key = ANY (%s::text[])
   AND (unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
        OR unique_scope = 'UNFINISHED' AND finished_at IS NULL OR unique_scope = 'PERIOD')
@@ -89,7 +89,7 @@ SET args = %s::jsonb, kwargs = %s::jsonb, priority = %s, run_after = moment.due,
                   ELSE 'READY' END
 FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS moment, old
 WHERE task.id = old.id AND task.id = ANY (ARRAY(SELECT id FROM old))
-RETURNING task.id, task.status, task.enqueued_at::text, task.unique_key, old.lock_key
+RETURNING task.id, task.status, date_part('epoch', task.enqueued_at), task.unique_key, old.lock_key
 """
 
 # For the rest of a transaction: walk an index in its order rather than to sort what is expected to be little. While the

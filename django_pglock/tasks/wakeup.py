@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from django.db import connections, transaction
+from django.db import connections
 
 #: Workers listen here for tasks that can be claimed; the payload is the queue's name.
 READY_CHANNEL = "django_pglock_ready"
@@ -39,9 +39,13 @@ _untold: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
 
 def wake_on_commit(using: str, channel: str, queue: str, statement: str) -> None:
     """Wake sleeping workers after the commit, as ``wake`` does, once however often it is asked for before."""
-    untold = _untold.setdefault(connections[using], set())
+    connection = connections[using]
+    if connection.autocommit and _nobody_sleeps(using):
+        # It is committed.
+        return
+    untold = _untold.setdefault(connection, set())
     untold.add((channel, queue))
-    transaction.on_commit(partial(_wake_once, untold, using, channel, queue, statement), using=using, robust=True)
+    connection.on_commit(partial(_wake_once, untold, using, channel, queue, statement), robust=True)
 
 
 def _wake_once(untold: set[tuple[str, str]], using: str, channel: str, queue: str, statement: str) -> None:
@@ -52,10 +56,14 @@ def _wake_once(untold: set[tuple[str, str]], using: str, channel: str, queue: st
 
 def wake(using: str, channel: str, queue: str, statement: str) -> None:
     """Send a NOTIFY for ``queue`` on ``channel`` if a worker sleeps in the database ``using``."""
-    now = time.monotonic()
-    if now - _nobody_slept_at.get(using, -NEGATIVE_TTL) < NEGATIVE_TTL:
+    if _nobody_sleeps(using):
         return
+    now = time.monotonic()
     with connections[using].cursor() as cursor:
         cursor.execute(statement, (channel, queue))
         if cursor.fetchone() is None:
             _nobody_slept_at[using] = now
+
+
+def _nobody_sleeps(using: str) -> bool:
+    return time.monotonic() - _nobody_slept_at.get(using, -NEGATIVE_TTL) < NEGATIVE_TTL

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from django.apps import apps
@@ -213,10 +213,12 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> Ending:
 
 def _settle_and_commit(attempt: Attempt, outcome: Outcome) -> None:
     rows = _rows(attempt.using)
-    rows.note_progress([each for each in attempt.claims if each.progress is not each.noted_progress], is_last=True)
+    if told := [each for each in attempt.claims if each.progress is not each.noted_progress]:
+        rows.note_progress(told, is_last=True)
     rows.settle_and_commit(attempt.outcomes(outcome))
 
 
+@cache
 def _rows(using: str) -> Any:
     return apps.get_model("django_pglock", "Task").objects.using(using)
 

@@ -165,3 +165,13 @@ def test_what_cannot_be_passed_is_refused_before_anything_is_written(value, word
         else:
             getattr(tasks.echo, how)(value)
     assert not Task.objects.exists()
+
+
+def test_a_task_that_was_valid_is_looked_at_again_by_other_settings(settings):
+    """That it is valid is remembered for the backend that has found it so."""
+    mail = tasks.echo.using(queue_name="mail")
+    mail.enqueue(1)
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["default"]}}
+    with pytest.raises(InvalidTask, match="mail"):
+        mail.enqueue(2)
+    assert Task.objects.count() == 1
