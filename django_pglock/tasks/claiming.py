@@ -7,7 +7,6 @@ The claimable set is said once, as a queryset; Django compiles it, and the resul
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -16,6 +15,8 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections, models, transaction
 from django.db.models.sql import UpdateQuery
 from psycopg import ClientCursor
+
+from django_pglock.tasks.plans import kept
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -197,23 +198,37 @@ class ClaimStatement:
         """Compile it. ``returning`` is SQL."""
         sql, params = queryset._marking_sql(_ANY_LIMIT, changes, returning, keep_order=False)
         self._using = queryset.db
+        # Texts, and numbers for the holes: a name that reads like one of these is a text.
+        first, *others = sql.split("%s")
+        self._pieces: list[str | int] = _cut_limit(first)
         with connections[queryset.db].cursor() as cursor:
-            text = ClientCursor(cursor.connection).mogrify(sql, params)
-        self._pieces = re.split(rf"\b({'|'.join(map(str, self.HOLES))})\b", text)
+            bind = ClientCursor(cursor.connection).mogrify
+            for value, text in zip(params, others, strict=True):
+                self._pieces.append(value if value in self.HOLES else bind("%s", [value]))
+                self._pieces += _cut_limit(text)
+        self._holes = [hole for hole in self.HOLES if hole in self._pieces]
+        self._to_be_kept = self._filled([f"${place}" for place in range(1, len(self._holes) + 1)])
+
+    def _filled(self, values: Sequence[object]) -> str:
+        known = dict(zip(self._holes, values, strict=True))
+        return "".join(piece if isinstance(piece, str) else str(known[piece]) for piece in self._pieces)
 
     def sql(self, limit: int, *numbers: int) -> str:
         """Return the statement with its numbers filled in."""
-        values = dict(zip(map(str, self.HOLES), (*numbers, *self.HOLES[len(numbers) : -1], limit), strict=True))
-        pieces = self._pieces.copy()
-        pieces[1::2] = [str(int(values[piece])) for piece in pieces[1::2]]
-        return "".join(pieces)
+        return self._filled([int(number) for number in (*numbers, limit)])
 
     def execute(self, limit: int, *numbers: int) -> list[tuple[Any, ...]]:
         """Claim up to ``limit`` rows on this thread's connection; return the columns asked for, in no order."""
         with connections[self._using].cursor() as cursor:
-            cursor.execute(self.sql(limit, *numbers))
+            cursor.execute(kept(cursor, self._to_be_kept, *numbers, limit) or self.sql(limit, *numbers))
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
+
+
+def _cut_limit(sql: str) -> list[str | int]:
+    # Django writes the limit into the text.
+    before, limit, after = sql.partition(str(_ANY_LIMIT))
+    return [before, _ANY_LIMIT, after] if limit else [before]
 
 
 def _checked(limit: int) -> int:

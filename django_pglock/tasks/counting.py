@@ -7,9 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from django.db import connections
 from django.db.models.functions import Now
 
 from django_pglock.tasks import statements
+from django_pglock.tasks.plans import kept
 from django_pglock.tasks.pruning import PruneQuerySet
 from django_pglock.tasks.states import TaskStatus
 
@@ -40,7 +42,10 @@ class CountQuerySet(PruneQuerySet):
 
     def ready_queues(self) -> list[str]:
         """Return the names of the queues that have something ready, one index probe each."""
-        return [queue for (queue,) in self._run(statements.READY_QUEUES)]
+        with connections[self.db].cursor() as cursor:
+            statement = self._sql(statements.READY_QUEUES)
+            cursor.execute(kept(cursor, statement) or statement)
+            return [queue for (queue,) in cursor.fetchall()]
 
     def ready_counts(self, *, most: int = MOST_COUNTED) -> dict[str, tuple[int, float | None]]:
         """Return for each queue that has something ready how much that is, and the age of the oldest in seconds.

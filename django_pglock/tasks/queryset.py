@@ -25,7 +25,7 @@ from psycopg.errors import DivisionByZero
 from django_pglock.conf import get_settings
 from django_pglock.db import connection_for, literals, send
 from django_pglock.errors import ClaimLost
-from django_pglock.tasks import statements, wakeup
+from django_pglock.tasks import plans, statements, wakeup
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimStatement
 from django_pglock.tasks.counting import CountQuerySet
@@ -88,8 +88,8 @@ class TaskQuerySet(CountQuerySet):
     # Claim and settle: the worker's verbs
 
     def prepare_session(self) -> None:
-        """Have the claims of this session walk their index in its order, whatever the statistics say."""
-        self._run(f"SELECT {statements.ALWAYS_BY_INDEX}")
+        """Have the claims of this session be planned once, by their index, whatever the statistics say."""
+        plans.keep_plans(connection_for(self.db))
 
     def claim_statement(
         self, *, worker: UUID, queue: str, paths: Sequence[str], behind: bool = False

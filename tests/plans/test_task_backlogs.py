@@ -13,6 +13,8 @@ from django.db import connection
 
 from django_pglock.models import Task
 from django_pglock.tasks import statements
+from django_pglock.tasks.claiming import ClaimStatement
+from django_pglock.tasks.plans import _prepared, keep_plans
 from django_pglock.worker import Worker
 from tests.plans.test_task_plans import nodes, reads
 
@@ -143,6 +145,53 @@ def test_no_hot_statement_reads_the_backlog_or_the_history(backlog):
     ids = list(Task.objects.filter(status="RUNNING").values_list("pk", flat=True))
     read = {name: (rows_read(plan), pages_read(plan)) for name, plan in plans(backlog, ids).items()}
     assert {name: counts for name, counts in read.items() if counts[0] > 20 * BATCH or counts[1] > 800} == {}
+
+
+def test_nothing_is_compiled_before_it_is_executed(backlog):
+    """A sort that is forbidden and has to be looks so expensive to servers before 18 that they would."""
+    ids = list(Task.objects.filter(status="RUNNING").values_list("pk", flat=True))
+    assert [name for name, plan in plans(backlog, ids).items() if "JIT" in plan[0]] == []
+
+
+@pytest.fixture
+def keeps_plans():
+    keep_plans(connection)
+    yield
+    del _prepared[connection.connection]
+    with connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")
+
+
+def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(keeps_plans):
+    rows, worker = Task.objects.all(), uuid4()
+    plain = rows.claim_statement(worker=worker, queue="default", paths=[PATH])
+    behind = rows.claim_statement(worker=worker, queue="default", paths=[PATH], behind=True)
+    assert (plain.execute(1), behind.execute(1, 0, 0), rows.ready_queues()) == ([], [], [])
+    insert("SUCCESSFUL", 50_000)
+    insert("BLOCKED", 100_000, lock="backlog")
+    insert("READY", 100_000)
+    calls = {"pglock_1 (1)": 1, f"pglock_1 ({BATCH})": BATCH, f"pglock_2 (0, 0, {BATCH})": BATCH, "pglock_3": 1}
+    for call, count in calls.items():
+        plan = executed(f"EXECUTE {call}")
+        assert "Seq Scan" not in {kind for kind, _ in reads(plan)}, call
+        assert rows_read(plan) <= 4 * count, call
+        assert pages_read(plan) < 800, call
+    assert rows.ready_queues() == ["default"]
+    claims = rows.claims_of(behind.execute(BATCH, 0, 0), worker)
+    assert len(claims) == BATCH
+
+
+def test_names_that_read_like_the_places_of_numbers_are_names(keeps_plans):
+    worker, names = uuid4(), [*map(str, ClaimStatement.HOLES), "$1", "a $2 'b' %s"]
+    for name in names:
+        Task.objects.create(queue=name, backend="default", task_path=PATH)
+    for name in names:
+        statement = Task.objects.all().claim_statement(worker=worker, queue=name, paths=[PATH, name], behind=True)
+        assert len(statement.execute(5, 0, 0)) == 1, name
+        Task.objects.update(status="READY")
+        with connection.cursor() as cursor:
+            cursor.execute(statement.sql(5, 0, 0))
+            assert len(cursor.fetchall()) == 1, name
 
 
 def test_a_claim_neither_scans_nor_sorts(backlog):
