@@ -146,7 +146,7 @@ def print_table(rows: list[Sequence[str]], failed: dict[str, str]) -> None:
 
 
 def drain(bench: Bench) -> list[Sequence[str]]:
-    """Empty a full queue of no-op tasks with one worker process of default settings (100,000; slow ones get fewer)."""
+    """Empty a full queue of no-op tasks with one worker process of default settings (200,000; slow ones get fewer)."""
     cases = {each.name: partial(drained, bench, each, bench.tasks // each.slowness) for each in bench.enter(())}
     return rates_table(bench.medians(cases), DRAIN_AIMS)
 
@@ -371,7 +371,7 @@ def slept(bench: Bench, processes: int, count: int, seconds: str) -> float:
 #: compared with 100,000 tasks or more: with 60,000 rows the planner reads the whole table in each claim, and a case
 #: with more rows than the other would seem to cost nothing.
 MEASUREMENTS: dict[str, tuple[Callable[[Bench], list[Sequence[str]]], int, int]] = {
-    "drain": (drain, 100_000, 5),
+    "drain": (drain, 200_000, 5),
     "atomic": (atomic, 10_000, 5),
     "enqueue": (enqueue, 2_000, 5),
     "enqueue_many": (enqueue_many, 100_000, 5),

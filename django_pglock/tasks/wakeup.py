@@ -22,6 +22,8 @@ from weakref import WeakKeyDictionary
 
 from django.db import connections
 
+from django_pglock.db import connection_for, literals, send
+
 #: Workers listen here for tasks that can be claimed; the payload is the queue's name.
 READY_CHANNEL = "django_pglock_ready"
 #: And here for tasks that were scheduled: somebody has to set the alarm for them.
@@ -59,10 +61,10 @@ def wake(using: str, channel: str, queue: str, statement: str) -> None:
     if _nobody_sleeps(using):
         return
     now = time.monotonic()
-    with connections[using].cursor() as cursor:
-        cursor.execute(statement, (channel, queue))
-        if cursor.fetchone() is None:
-            _nobody_slept_at[using] = now
+    connection = connection_for(using)
+    connection.ensure_connection()
+    if send(connection, statement % literals(connection, (channel, queue))) is None:
+        _nobody_slept_at[using] = now
 
 
 def _nobody_sleeps(using: str) -> bool:
