@@ -66,7 +66,7 @@ class Settings:
     )
     HEARTBEAT_LIMIT: float = field(
         default=30.0,
-        metadata={"help": "Seconds without a sign of life after which a worker's tasks go elsewhere in any case."},
+        metadata={"help": "Seconds without a sign of life within which a worker's tasks run elsewhere in any case."},
     )
     POLL_INTERVAL: float = field(
         default=5.0,

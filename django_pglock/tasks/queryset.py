@@ -234,7 +234,9 @@ class TaskQuerySet(CountQuerySet):
         text = "Its worker died, or gave no sign of life for too long, while it held this attempt."
         # Two beats must be missing; the little more is for one that is on its way.
         beats = 2.2 * settings.HEARTBEAT_INTERVAL
-        values = (beats, settings.HEARTBEAT_LIMIT, limit, most, LOST_WITH_WORKER, text)
+        # Early enough for what a frozen worker had to run elsewhere within the limit: upkeep looks once an interval.
+        longest = max(beats, settings.HEARTBEAT_LIMIT - settings.HEARTBEAT_INTERVAL)
+        values = (beats, longest, limit, most, LOST_WITH_WORKER, text)
         rescued = [Rescued(*row) for row in self._run(statements.RESCUE, *values)]
         self.wake(each.queue for each in rescued if each.status == TaskStatus.READY)
         self.admit_on_commit({each.lock_key for each in rescued})

@@ -85,7 +85,9 @@ def test_a_zombie(stage, eventually, pglock):
     assert dict(Task.objects.values_list("pk", "finished_at")) == before, "an outcome came too late and was written"
     evidence = stage.judge()
     recovery = evidence.recovery(blow.hands, blow.victim, blow.at)
-    stage.show(f"its tasks run elsewhere (limit: {limit:.0f} s)", recovery.last, bound=limit + 10)
+    # The short form shares its machine with everything else.
+    bound = limit + 10 if pglock else limit
+    stage.show(f"its tasks run elsewhere (limit: {limit:.0f} s)", recovery.last, bound=bound)
     stage.show("others go on", recovery.others, bound=2)
     runs = Run.objects.filter(worker=zombie.id).count()
     stage.load(10)

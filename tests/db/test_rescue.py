@@ -47,6 +47,8 @@ def hold_lock(session, worker):
         (0.0, False, False),  # just started, or its lock is behind a pooler
         (2.0, True, False),  # beats are missing, but its session lives: the server was busy
         (2.0, False, True),  # killed
+        (3.2, True, False),
+        (3.7, True, True),  # the next look would be too late for its tasks to run elsewhere within the limit
         (5.0, True, True),  # frozen: the session lives, nobody is at home
         (5.0, False, True),
     ],
