@@ -17,6 +17,7 @@ from django_pglock.worker.identity import Identity
 from django_pglock.worker.last_chance import LastChance
 from django_pglock.worker.queue_claims import QueueClaims
 from django_pglock.worker.queues import Queues
+from django_pglock.worker.ready_queues import ReadyQueues
 from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Fetcher(ConnectedService):
         self.listens = listens
         # Queues of which a notification told while the worker slept.
         self._told: set[str] = set()
+        self._ready = ReadyQueues(rows)
         self._queues_claims: dict[str, QueueClaims] = {}
         self._known: list[str] = []
         self._sleeping_since: float | None = None
@@ -158,12 +160,21 @@ class Fetcher(ConnectedService):
     # Claim
 
     def _claim(self, room: int) -> list[Claim]:
+        claims = self._claim_in_turn(room)
+        if not claims and self._ready.is_from_memory:
+            self._ready.forget()
+            claims = self._claim_in_turn(room)
+        if len(claims) < room:
+            self._ready.forget()
+        self.is_claiming = True
+        return claims
+
+    def _claim_in_turn(self, room: int) -> list[Claim]:
         claims: list[Claim] = []
         for queue in self._in_turn():
             claims += self._claims_of(queue).claim(room - len(claims))
             if len(claims) >= room:
                 break
-        self.is_claiming = True
         return claims
 
     def _in_turn(self) -> list[str]:
@@ -172,7 +183,7 @@ class Fetcher(ConnectedService):
         if self.queues.only is not None:
             return [self.queues.only]
         is_asleep = self._sleeping_since is not None and self._busy_since is None
-        return self.queues.in_turn(sorted(told) if told and is_asleep else self.rows.ready_queues())
+        return self.queues.in_turn(sorted(told) if told and is_asleep else self._ready.names())
 
     def _claims_of(self, queue: str) -> QueueClaims:
         known = registry.known_paths()

@@ -71,6 +71,18 @@ def test_only_news_of_a_served_queue_wakes_the_worker(queue, wakes):
     assert silent.hand.hungry.is_set() is wakes
 
 
+def test_what_is_remembered_of_the_queues_keeps_no_task_waiting(monkeypatch):
+    """It believes that only one queue has something ready, which is empty by now."""
+    fetcher = WorkerUnderTest().fetcher
+    monkeypatch.setattr("django_pglock.worker.ready_queues.LINE", 10**9)
+    fill("a", 2)
+    assert [claim.queue for claim in fetcher._claim(2)] == ["a", "a"]
+    fill("b", 1)
+    assert [claim.queue for claim in fetcher._claim(2)] == ["b"]
+    fill("a", 1)
+    assert [claim.queue for claim in fetcher._claim(2)] == ["a"], "there was less than was asked for: forgotten"
+
+
 @pytest.mark.parametrize(
     ("options", "looks"),
     [({"queues": ["mail"]}, False), ({"queues": ["mail=2", "x"], "exclude": ["x"]}, False), ({"queues": ["m*"]}, True)],
