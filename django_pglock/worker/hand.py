@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 #: Seconds of work that may wait in this process beyond what its threads are doing. More would hoard what an idle
 #: worker elsewhere could start at once; less would leave threads waiting for the next answer of the database.
 AHEAD = 0.025
-#: No claim takes more tasks than this, and no more wait in the process. Two thousand no-op tasks are 20 ms of work.
-MOST_AHEAD = 2000
+#: Tasks that wait in the process at most, and that one claim takes at most: while one half is run, the other is claimed.
+#: Two thousand no-op tasks are 20 ms of work.
+MOST_AHEAD, MOST_AT_ONCE = 2000, 1000
 #: Outcomes that may wait for the database. While more do, nothing new is claimed.
 MOST_UNSETTLED = 5000
 #: Coroutines that may be under way at once, besides the threads.
@@ -93,7 +94,7 @@ class Hand:
         if waiting * 2 > self._ahead:
             # A claim takes about as long for a few as for many.
             return 0
-        most = MOST_AHEAD if self.left is None else min(MOST_AHEAD, self.left)
+        most = MOST_AT_ONCE if self.left is None else min(MOST_AT_ONCE, self.left)
         return max(0, min(most, self._ahead - waiting))
 
     def task_ids(self) -> list[int]:

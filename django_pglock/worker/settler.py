@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_pglock.worker")
 
 #: Outcomes in one statement at most.
-LARGEST_BATCH = 1000
+LARGEST_BATCH = 1500
 #: Seconds for which endings gather that are written already: enough to be spared a statement for each.
 LINGER = 0.005
 

@@ -14,7 +14,7 @@ from django_pglock.management.commands.runlockworker import GARBAGE, look_less_f
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.outcome import SUCCEEDED
 from django_pglock.worker import hand as module
-from django_pglock.worker.hand import AHEAD, MOST_AHEAD, Ending, Hand
+from django_pglock.worker.hand import AHEAD, MOST_AHEAD, MOST_AT_ONCE, Ending, Hand
 
 QUICK, SLOW = 1e-6, 1.0
 
@@ -33,8 +33,8 @@ def test_a_free_thread_is_not_kept_waiting_by_tasks_that_others_are_about_to_tak
 
 
 def test_quick_tasks_are_claimed_in_few_large_bites():
-    assert filled(0).room() == MOST_AHEAD
-    assert filled(4 + MOST_AHEAD // 2).room() == MOST_AHEAD // 2
+    assert filled(0).room() == MOST_AT_ONCE
+    assert filled(4 + MOST_AHEAD // 2).room() == MOST_AT_ONCE
     assert filled(5 + MOST_AHEAD // 2).room() == 0
 
 
