@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: Seconds of work that may wait in this process beyond what its threads are doing. More would hoard what an idle
 #: worker elsewhere could start at once; less would leave threads waiting for the next answer of the database.
 AHEAD = 0.025
-#: Tasks that wait in the process at most, and that one claim takes at most: while one half is run, the other is claimed.
-#: Two thousand no-op tasks are 20 ms of work.
+#: Tasks that wait in the process at most, and that one claim takes: while one half is run, the other is claimed. Two
+#: thousand no-op tasks are 20 ms of work.
 MOST_AHEAD, MOST_AT_ONCE = 2000, 1000
 #: Outcomes that may wait for the database. While more do, nothing new is claimed.
 MOST_UNSETTLED = 5000
