@@ -140,7 +140,7 @@ class Arena:
         return (waiting - left) / (ended - began)
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """Wait until something is true and return it. Asking takes up to a twentieth of the time.
+        """Wait until something is true and return it. Asking takes up to a tenth of the time.
 
         Raises ``Failed`` when a worker ends meanwhile, or when it takes too long.
         """
@@ -151,7 +151,7 @@ class Arena:
                 return answer
             if any(process.poll() for process in self._running):
                 raise Failed("the worker ended")
-            time.sleep(max(0.005, 20 * (time.perf_counter() - asked)))
+            time.sleep(max(0.005, 10 * (time.perf_counter() - asked)))
         raise Failed(f"it was not done after {PATIENCE:.0f} s")
 
     def _environment(self, contestant: Contestant, database: str) -> dict[str, str]:

@@ -268,7 +268,7 @@ def memory(bench: Bench) -> list[Sequence[str]]:
 
 
 def history(bench: Bench) -> list[Sequence[str]]:
-    """Empty a queue beside a million finished tasks, and without them (100,000)."""
+    """Empty a queue beside a million finished tasks, and without them (400,000)."""
 
     def measure() -> float:
         with bench.arena.fresh(bench.ours) as database:
@@ -303,7 +303,7 @@ def xmin(bench: Bench) -> list[Sequence[str]]:
 
 
 def keys(bench: Bench) -> list[Sequence[str]]:
-    """Empty a queue beside 100,000 tasks that wait for one lock key, and without them (100,000).
+    """Empty a queue beside 100,000 tasks that wait for one lock key, and without them (400,000).
 
     The key's holder sleeps, in one of the worker's threads, in both cases.
     """
@@ -368,7 +368,7 @@ def slept(bench: Bench, processes: int, count: int, seconds: str) -> float:
 
 
 #: Each measurement, with its default for --tasks and --rounds. For ``idle``, --tasks are seconds. Rates of draining are
-#: compared with 100,000 tasks or more: with 60,000 rows the planner reads the whole table in each claim, and a case
+#: compared with 200,000 tasks or more: with 60,000 rows the planner reads the whole table in each claim, and a case
 #: with more rows than the other would seem to cost nothing.
 MEASUREMENTS: dict[str, tuple[Callable[[Bench], list[Sequence[str]]], int, int]] = {
     "drain": (drain, 200_000, 5),
@@ -378,11 +378,11 @@ MEASUREMENTS: dict[str, tuple[Callable[[Bench], list[Sequence[str]]], int, int]]
     "latency": (latency, 200, 3),
     "idle": (idle, 20, 1),
     "memory": (memory, 400_000, 1),
-    "history": (history, 100_000, 5),
+    "history": (history, 400_000, 5),
     "xmin": (xmin, 150_000, 3),
     "scaling": (scaling, 3_000, 3),
     "long": (long, 800, 3),
-    "keys": (keys, 100_000, 5),
+    "keys": (keys, 400_000, 5),
 }
 
 
