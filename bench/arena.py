@@ -163,3 +163,8 @@ class Arena:
 def resident(process: subprocess.Popen[bytes]) -> float:
     """Return the resident memory of a process, in megabytes."""
     return int(run(["ps", "-o", "rss=", "-p", str(process.pid)])) / 1024
+
+
+def threads(process: subprocess.Popen[bytes]) -> int:
+    """Return how many threads a process has."""
+    return int(run(["ps", "-o", "nlwp=", "-p", str(process.pid)]))

@@ -30,7 +30,7 @@ import psycopg
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.arena import ROOT, Arena, resident
+from bench.arena import ROOT, Arena, resident, threads
 from bench.contestants import ALL
 from bench.contestants.base import WARM_UP, Contestant, Failed
 
@@ -243,27 +243,32 @@ def idle(bench: Bench) -> list[Sequence[str]]:
 
 
 def memory(bench: Bench) -> list[Sequence[str]]:
-    """Resident memory of our worker: idle, after the first half of the tasks, after all (400,000)."""
+    """Resident memory, threads and sessions of our worker: idle, after half of the tasks, after all (1,000,000)."""
 
-    def measure(contestant: Contestant) -> list[float]:
+    def measure(contestant: Contestant) -> list[tuple[float, int, int]]:
         half = bench.tasks // 2
         with bench.arena.filled(contestant, 1) as database, bench.arena.worker(contestant) as process:
-            sizes = []
+            found = []
             for count in (0, half, half):
                 if count:
                     bench.arena.call(contestant, "many", str(count))
                 bench.arena.until(lambda: contestant.left(database, "nothing") == 0)
                 time.sleep(1)
-                sizes.append(resident(process))
-        return sizes
+                sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND pid <> %s"
+                others = bench.arena.value(sessions, contestant.key, database.info.backend_pid)
+                found.append((resident(process), threads(process), others))
+        return found
 
-    rows: list[Sequence[str]] = [("when", "MB", "aim")]
-    for sizes in bench.measure({each.name: partial(measure, each) for each in bench.enter((OURS,))}).values():
-        idle, half, full = map(statistics.median, zip(*sizes, strict=True))
-        rows.append(("at the start", f"{idle:.1f}", verdict(idle <= 70, "at most 70")))
-        rows.append((f"after {bench.tasks // 2:,} tasks", f"{half:.1f}", verdict(half <= 70, "at most 70")))
-        flat = verdict(full <= min(70, 1.05 * half), "at most 70, and 5 % more than before")
-        rows.append((f"after {bench.tasks:,} tasks", f"{full:.1f}", flat))
+    rows: list[Sequence[str]] = [("when", "MB", "threads", "sessions", "aim")]
+    moments = ("at the start", f"after {bench.tasks // 2:,} tasks", f"after {bench.tasks:,} tasks")
+    for rounds in bench.measure({each.name: partial(measure, each) for each in bench.enter((OURS,))}).values():
+        found = [tuple(map(statistics.median, zip(*moment, strict=True))) for moment in zip(*rounds, strict=True)]
+        _, half, full = found
+        is_flat = full[0] <= 1.05 * half[0] and full[1:] == half[1:]
+        aims = ["at most 70", "at most 70", "at most 70, 5 % more than before, and no thread or session more"]
+        for moment, values, aim in zip(moments, found, aims, strict=True):
+            is_met = values[0] <= 70 and (is_flat or values is not full)
+            rows.append((moment, f"{values[0]:.1f}", *(f"{value:.0f}" for value in values[1:]), verdict(is_met, aim)))
     return rows
 
 
@@ -377,7 +382,7 @@ MEASUREMENTS: dict[str, tuple[Callable[[Bench], list[Sequence[str]]], int, int]]
     "enqueue_many": (enqueue_many, 100_000, 5),
     "latency": (latency, 200, 3),
     "idle": (idle, 20, 1),
-    "memory": (memory, 400_000, 1),
+    "memory": (memory, 1_000_000, 1),
     "history": (history, 400_000, 5),
     "xmin": (xmin, 150_000, 3),
     "scaling": (scaling, 3_000, 3),
