@@ -400,6 +400,8 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
 def test_an_outcome_that_the_database_refuses_fails_alone(worker, claim, eventually):
     """One row that cannot be stored must not hold up its batch, nor lose its own outcome."""
     running = worker(queues=["another"])
+    # Before, it gives back what it does not know of.
+    eventually(lambda: running.fetcher.is_claiming)
     for _ in range(9):
         tasks.nothing.enqueue()
     # By this very worker: its upkeep would rescue the claims of one that does not exist.
