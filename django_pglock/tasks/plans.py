@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from django_pglock.tasks.statements import OFF
+
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-#: Settings of such a session. ``BY_INDEX`` says why the first three; the last is for plans that are made once.
-_OFF = ("enable_sort", "enable_bitmapscan", "jit", "enable_seqscan")
+#: Settings of such a session: what ``BY_INDEX`` sets, and what plans need that are made once.
 _SETTINGS = f"""
-SELECT {", ".join(f"set_config('{name}', 'off', false)" for name in _OFF)},
+SELECT {", ".join(f"set_config('{name}', 'off', false)" for name in (*OFF, "enable_seqscan"))},
        set_config('plan_cache_mode', 'force_generic_plan', false)
 """
 

@@ -96,8 +96,8 @@ RETURNING task.id, task.status, date_part('epoch', task.enqueued_at), task.uniqu
 # statistics do not know of a backlog yet, the planner expects a few rows where there are a hundred thousand. Compile no
 # plan, either: one that has to sort all the same looks to servers before 18 as if it were worth it, for a quarter of a
 # second.
-_BY_INDEX = ("enable_sort", "enable_bitmapscan", "jit")
-BY_INDEX = ", ".join(f"set_config('{name}', 'off', true)" for name in _BY_INDEX)
+OFF = ("enable_sort", "enable_bitmapscan", "jit")
+BY_INDEX = ", ".join(f"set_config('{name}', 'off', true)" for name in OFF)
 
 # Admission, the first of two statements of one message: whoever admits to a key is alone with it. A transaction of
 # its own, so that the second statement sees what the one before committed. By SHA-256, as the names of locks: of
