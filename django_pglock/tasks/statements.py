@@ -463,14 +463,15 @@ NOTIFY_CANCEL = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
 # What running tasks tell of their progress, guarded by their claims. Touches no column of an index, so it is written
 # beside the old version of the row. Skips what is locked, because who writes it has a pulse to keep.
 NOTE_PROGRESS = """
-WITH told AS MATERIALIZED (
-    SELECT task.id, said.progress
-    FROM {task} AS task JOIN unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
-         ON said.id = task.id
-    WHERE task.attempts = said.attempt AND task.status = 'RUNNING'
+WITH said AS MATERIALIZED (
+    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
+), told AS MATERIALIZED (
+    SELECT task.id, said.progress FROM {task} AS task JOIN said ON said.id = task.id
+    WHERE task.id = ANY (ARRAY(SELECT id FROM said)) AND task.attempts = said.attempt AND task.status || '' = 'RUNNING'
     ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
 )
-UPDATE {task} AS task SET progress = told.progress FROM told WHERE task.id = told.id RETURNING task.id
+UPDATE {task} AS task SET progress = told.progress
+FROM told WHERE task.id = told.id AND task.id = ANY (ARRAY(SELECT id FROM told)) RETURNING task.id
 """
 
 # The same, right before the end of these tasks: their last word, for which it waits as the end itself does.
@@ -564,13 +565,15 @@ FROM unnest(%s::text[]) AS name (queue) CROSS JOIN LATERAL (
 GROUP BY name.queue
 """
 
-# The newest tasks of each other status that somebody may have to look after, by queue: no index knows their queues.
+# The newest tasks of each other status that somebody may have to look after, by queue: no index knows their queues. A
+# range of statuses, in its order: with "=" the planner may walk the key, through all that succeeded, in the hope to
+# meet them soon.
 COUNT_OTHERS = """
 SELECT newest.status, newest.queue, count(*)
 FROM unnest(ARRAY['BLOCKED', 'SCHEDULED', 'RUNNING', 'FAILED']) AS wanted (status) CROSS JOIN LATERAL (
     SELECT task.status, task.queue FROM {task} AS task
-    WHERE task.status = wanted.status AND task.status <> 'SUCCESSFUL'
-    ORDER BY task.id DESC LIMIT (SELECT %s::bigint)) AS newest
+    WHERE task.status BETWEEN wanted.status AND wanted.status AND task.status <> 'SUCCESSFUL'
+    ORDER BY task.status DESC, task.id DESC LIMIT (SELECT %s::bigint)) AS newest
 GROUP BY newest.status, newest.queue
 """
 

@@ -17,7 +17,7 @@ LIST = reverse("admin:django_pglock_task_changelist")
 
 
 @pytest.fixture
-def many(admin_client):
+def many(admin_client, new_table):
     with connection.cursor() as cursor:
         cursor.execute(
             """INSERT INTO django_pglock_task

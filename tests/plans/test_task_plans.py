@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def history():
+def history(new_table):
     """Twenty thousand finished rows, two thousand waiting, and statistics that know it."""
     with connection.cursor() as cursor:
         cursor.execute(
