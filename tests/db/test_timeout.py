@@ -101,8 +101,8 @@ def test_a_worker_does_not_wait_for_what_does_not_end(worker, eventually, gate, 
     result = running.block_in_c.enqueue()
     eventually(lambda: process.executor.stuck())
     process.grace = 60
-    neighbour = running.keep_busy.enqueue(0.5)
-    eventually(lambda: Task.objects.filter(pk=neighbour.id, status="RUNNING").exists())
+    neighbour = tasks.note_and_sleep.enqueue("neighbour", 0.5)
+    eventually(lambda: Effect.objects.filter(name="neighbour").exists())
     began = time.monotonic()
     assert process.shutdown() is False
     assert time.monotonic() - began < 20
