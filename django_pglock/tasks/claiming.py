@@ -16,6 +16,7 @@ from django.db import connections, models, transaction
 from django.db.models.sql import UpdateQuery
 from psycopg import ClientCursor
 
+from django_pglock.db import connection_for, literals
 from django_pglock.tasks.plans import kept
 
 if TYPE_CHECKING:
@@ -186,19 +187,19 @@ class ClaimManager(models.Manager.from_queryset(ClaimQuerySet)):  # type: ignore
 class ClaimStatement:
     """A marking UPDATE compiled and bound once, executed with many limits.
 
-    All its values are known when it is made, so psycopg writes them into the text once and the server always sees
-    literals: a partial index is used whatever the plan mode, and a claim costs no binding in Python. Numbers that are
-    not known yet are ``HOLES`` in the queryset, filled in at each execution.
+    Nearly all its values are known when it is made, so psycopg writes them into the text once and the server always
+    sees literals: a partial index is used whatever the plan mode, and a claim costs no binding in Python. What is not
+    known yet are ``HOLES`` in the queryset, filled in at each execution.
     """
 
-    #: Numbers that stand for those that come later. The last is the limit's.
-    HOLES = (30_313, 918_273_646, _ANY_LIMIT)
+    #: What stands for values that come later: a name, which no name can be, and numbers. The last is the limit's.
+    HOLES = ("\0name", 30_313, 918_273_646, _ANY_LIMIT)
 
     def __init__(self, queryset: ClaimQuerySet[Any], changes: dict[str, Any], returning: str) -> None:
         """Compile it. ``returning`` is SQL."""
         sql, params = queryset._marking_sql(_ANY_LIMIT, changes, returning, keep_order=False)
         self._using = queryset.db
-        # Texts, and numbers for the holes: a name that reads like one of these is a text.
+        # Texts, and holes: a value that reads like one of the numbers is a text by then.
         first, *others = sql.split("%s")
         self._pieces: list[str | int] = _cut_limit(first)
         with connections[queryset.db].cursor() as cursor:
@@ -209,18 +210,18 @@ class ClaimStatement:
         self._holes = [hole for hole in self.HOLES if hole in self._pieces]
         self._to_be_kept = self._filled([f"${place}" for place in range(1, len(self._holes) + 1)])
 
-    def _filled(self, values: Sequence[object]) -> str:
-        known = dict(zip(self._holes, values, strict=True))
-        return "".join(piece if isinstance(piece, str) else str(known[piece]) for piece in self._pieces)
+    def _filled(self, values: Sequence[str]) -> str:
+        known: dict[str | int, str] = dict(zip(self._holes, values, strict=True))
+        return "".join(known.get(piece, str(piece)) for piece in self._pieces)
 
-    def sql(self, limit: int, *numbers: int) -> str:
-        """Return the statement with its numbers filled in."""
-        return self._filled([int(number) for number in (*numbers, limit)])
+    def sql(self, limit: int, *values: str | int) -> str:
+        """Return the statement with its holes filled in. The connection has to be open."""
+        return self._filled(literals(connection_for(self._using), (*values, limit)))
 
-    def execute(self, limit: int, *numbers: int) -> list[tuple[Any, ...]]:
+    def execute(self, limit: int, *values: str | int) -> list[tuple[Any, ...]]:
         """Claim up to ``limit`` rows on this thread's connection; return the columns asked for, in no order."""
         with connections[self._using].cursor() as cursor:
-            cursor.execute(kept(cursor, self._to_be_kept, *numbers, limit) or self.sql(limit, *numbers))
+            cursor.execute(kept(cursor, self._to_be_kept, *values, limit) or self.sql(limit, *values))
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 

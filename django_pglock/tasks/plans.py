@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from django_pglock.db import literals
 from django_pglock.tasks.statements import OFF
 
 if TYPE_CHECKING:
@@ -32,10 +33,11 @@ def keep_plans(connection: DatabaseWrapper) -> None:
     _prepared[connection.connection] = {}
 
 
-def kept(cursor: Any, statement: str, *numbers: int) -> str | None:
+def kept(cursor: Any, statement: str, *values: str | int) -> str | None:
     """Return what executes a statement with a kept plan, or None in a session that keeps none.
 
-    In the statement ``$1`` and so on stand for the numbers.
+    In the statement ``$1`` and so on stand for the values. What may have any number of them, such as the names of
+    queues, has to be one: each statement stays in the memory of the server.
     """
     names = _prepared.get(cursor.connection)
     if names is None:
@@ -44,5 +46,5 @@ def kept(cursor: Any, statement: str, *numbers: int) -> str | None:
         name = f"pglock_{len(names) + 1}"
         cursor.execute(f"PREPARE {name} AS {statement}")
         names[statement] = name
-    values = f" ({', '.join(map(str, map(int, numbers)))})" if numbers else ""
-    return f"EXECUTE {names[statement]}{values}"
+    given = f" ({', '.join(literals(cursor.db, values))})" if values else ""
+    return f"EXECUTE {names[statement]}{given}"

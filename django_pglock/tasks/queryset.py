@@ -91,16 +91,15 @@ class TaskQuerySet(CountQuerySet):
         """Have the claims of this session be planned once, by their index, whatever the statistics say."""
         plans.keep_plans(connection_for(self.db))
 
-    def claim_statement(
-        self, *, worker: UUID, queue: str, paths: Sequence[str], behind: bool = False
-    ) -> ClaimStatement:
-        """Return the statement that claims tasks of one queue for a worker, among the functions it knows.
+    def claim_statement(self, *, worker: UUID, paths: Sequence[str], behind: bool = False) -> ClaimStatement:
+        """Return the statement that claims tasks of a queue for a worker, among the functions it knows.
 
-        With ``behind``, only those of one priority that were enqueued after a task: two numbers to fill in.
+        The name of the queue is to be filled in. With ``behind``, also two numbers: only tasks of that priority are
+        claimed which were enqueued after the task of that id.
         """
+        queue, priority, id_, _ = ClaimStatement.HOLES
         claimable = self.ready().filter(queue=queue, task_path__in=paths, fair_key__isnull=True)
         if behind:
-            priority, id_, _ = ClaimStatement.HOLES
             claimable = claimable.filter(priority=priority, id__gt=id_)
         paused = self.model._meta.apps.get_model("django_pglock", "Queue").objects.paused().filter(name=queue)
         changes = {

@@ -15,7 +15,7 @@ from django_pglock.tasks.wakeup import NEGATIVE_TTL
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.last_chance import LastChance
-from django_pglock.worker.queue_claims import QueueClaims
+from django_pglock.worker.queue_claims import WorkerClaims
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.ready_queues import ReadyQueues
 from django_pglock.worker.service import ConnectedService, logger
@@ -65,8 +65,7 @@ class Fetcher(ConnectedService):
         # Queues of which a notification told while the worker slept.
         self._told: set[str] = set()
         self._ready = ReadyQueues(rows)
-        self._queues_claims: dict[str, QueueClaims] = {}
-        self._known: list[str] = []
+        self._claims: WorkerClaims | None = None
         self._sleeping_since: float | None = None
         self._busy_since: float | None = None
         # Who is to end when nothing is left runs also what would be put off, and then it would be left.
@@ -171,8 +170,10 @@ class Fetcher(ConnectedService):
 
     def _claim_in_turn(self, room: int) -> list[Claim]:
         claims: list[Claim] = []
-        for queue in self._in_turn():
-            claims += self._claims_of(queue).claim(room - len(claims))
+        queues, of_worker = self._in_turn(), self._claims_of_known()
+        of_worker.forget_others(queues)
+        for queue in queues:
+            claims += of_worker.of(queue).claim(room - len(claims))
             if len(claims) >= room:
                 break
         return claims
@@ -185,15 +186,12 @@ class Fetcher(ConnectedService):
         is_asleep = self._sleeping_since is not None and self._busy_since is None
         return self.queues.in_turn(sorted(told) if told and is_asleep else self._ready.names())
 
-    def _claims_of(self, queue: str) -> QueueClaims:
+    def _claims_of_known(self) -> WorkerClaims:
+        """Return the claims of the functions that are known by now."""
         known = registry.known_paths()
-        if known != self._known:
-            self._known, self._queues_claims = known, {}
-        if queue not in self._queues_claims:
-            self._queues_claims[queue] = QueueClaims(
-                self.rows, worker=self.identity.id, queue=queue, paths=known, is_fair=registry.has_fair()
-            )
-        return self._queues_claims[queue]
+        if self._claims is None or self._claims.paths != known:
+            self._claims = WorkerClaims(self.rows, worker=self.identity.id, paths=known, is_fair=registry.has_fair())
+        return self._claims
 
     # Sleep
 

@@ -1,4 +1,4 @@
-"""Claiming from one queue, and remembering where the last claim ended."""
+"""Claiming from queues, and remembering where the last claim of each ended."""
 
 from __future__ import annotations
 
@@ -16,6 +16,42 @@ if TYPE_CHECKING:
 LONGEST_LINE = 1.0
 #: It looks again sooner when that is cheap: so many times as long as the last look took.
 LINE = 20
+#: So many queues are remembered in any case.
+FEW_QUEUES = 100
+
+
+class WorkerClaims:
+    """The claims of one worker, by queue. ``paths``: the functions it knows; ``is_fair``: whether one has ``fair=``."""
+
+    def __init__(
+        self,
+        rows: TaskQuerySet,
+        *,
+        worker: UUID,
+        paths: Sequence[str],
+        is_fair: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.rows = rows
+        self.worker = worker
+        self.paths = paths
+        self.is_fair = is_fair
+        self.clock = clock
+        # For all queues, whose names are filled in: there may be one for each of a hundred thousand tenants.
+        self.first = rows.claim_statement(worker=worker, paths=paths)
+        self.behind = rows.claim_statement(worker=worker, paths=paths, behind=True)
+        self._queues: dict[str, QueueClaims] = {}
+
+    def of(self, queue: str) -> QueueClaims:
+        """Return the claims from one queue."""
+        if queue not in self._queues:
+            self._queues[queue] = QueueClaims(self, queue)
+        return self._queues[queue]
+
+    def forget_others(self, queues: Sequence[str]) -> None:
+        """Forget where the claims from other queues ended, when there are many more of these."""
+        if len(self._queues) > 2 * len(queues) + FEW_QUEUES:
+            self._queues = {queue: self._queues[queue] for queue in queues if queue in self._queues}
 
 
 class QueueClaims:
@@ -25,25 +61,9 @@ class QueueClaims:
     through all of them. So a claim draws a line in the sand: the next one begins behind it.
     """
 
-    def __init__(
-        self,
-        rows: TaskQuerySet,
-        *,
-        worker: UUID,
-        queue: str,
-        paths: Sequence[str],
-        is_fair: bool,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.rows = rows
-        self.worker = worker
+    def __init__(self, shared: WorkerClaims, queue: str) -> None:
+        self.shared = shared
         self.queue = queue
-        self.paths = paths
-        #: Whether a function with ``fair=`` is known, so that its tasks are to be looked for first as often as others.
-        self.is_fair = is_fair
-        self._clock = clock
-        self._statement = rows.claim_statement(worker=worker, queue=queue, paths=paths)
-        self._behind = rows.claim_statement(worker=worker, queue=queue, paths=paths, behind=True)
         self._line: tuple[int, int] | None = None
         self._line_until = 0.0
         self._last_key = ""
@@ -51,7 +71,7 @@ class QueueClaims:
 
     def claim(self, limit: int) -> list[Claim]:
         """Claim up to ``limit`` tasks, in the order in which they are to run."""
-        if not self.is_fair:
+        if not self.shared.is_fair:
             claims = self._claim_plain(limit)
             # Rows that ask for turns may come from elsewhere; they are looked for when there is nothing else.
             return claims or self._claim_fair(limit)
@@ -64,13 +84,13 @@ class QueueClaims:
 
     def _claim_plain(self, limit: int) -> list[Claim]:
         rows: list[tuple[Any, ...]] = []
-        if self._line is not None and self._clock() < self._line_until:
-            rows = self._behind.execute(limit, *self._line)
+        if self._line is not None and self.shared.clock() < self._line_until:
+            rows = self.shared.behind.execute(limit, self.queue, *self._line)
         if len(rows) < limit:
-            began = self._clock()
-            rows += self._statement.execute(limit - len(rows))
-            self._line_until = self._clock() + min(LONGEST_LINE, LINE * (self._clock() - began))
-        claims = self.rows.claims_of(rows, self.worker)
+            began = self.shared.clock()
+            rows += self.shared.first.execute(limit - len(rows), self.queue)
+            self._line_until = self.shared.clock() + min(LONGEST_LINE, LINE * (self.shared.clock() - began))
+        claims = self.shared.rows.claims_of(rows, self.shared.worker)
         self._line = (claims[-1].priority, claims[-1].id) if len(claims) == limit else None
         return claims
 
@@ -84,4 +104,6 @@ class QueueClaims:
         return claims
 
     def _claim_turn(self, limit: int, after: str) -> tuple[list[Claim], str]:
-        return self.rows.claim_fair(worker=self.worker, queue=self.queue, paths=self.paths, after=after, limit=limit)
+        return self.shared.rows.claim_fair(
+            worker=self.shared.worker, queue=self.queue, paths=self.shared.paths, after=after, limit=limit
+        )

@@ -36,11 +36,9 @@ def test_eight_workers_claim_every_task_exactly_once(in_threads):
 
     def claim_all(number):
         worker = uuid4()
-        statement = Task.objects.all().claim_statement(
-            worker=worker, queue="default", paths=["tests.sample.tasks.nothing"]
-        )
+        statement = Task.objects.all().claim_statement(worker=worker, paths=["tests.sample.tasks.nothing"])
         claims = []
-        while rows := statement.execute(11):
+        while rows := statement.execute(11, "default"):
             claims += Task.objects.all().claims_of(rows, worker)
         return [(claim.id, claim.attempt) for claim in claims]
 

@@ -20,6 +20,6 @@ def claim() -> Callable[..., list[Claim]]:
         worker = worker or uuid4()
         paths = list(Task.objects.values_list("task_path", flat=True).distinct().order_by("task_path"))
         rows: Any = Task.objects.all()
-        return rows.claims_of(rows.claim_statement(worker=worker, queue=queue, paths=paths).execute(limit), worker)
+        return rows.claims_of(rows.claim_statement(worker=worker, paths=paths).execute(limit, queue), worker)
 
     return take

@@ -12,7 +12,7 @@ from django_pglock import enqueue_many
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Queue, RateLimit, Task
 from django_pglock.tasks.options import Rate
-from django_pglock.worker.queue_claims import QueueClaims
+from django_pglock.worker.queue_claims import WorkerClaims
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -22,7 +22,7 @@ PATHS = ["tests.sample.keyed_tasks.serve", "tests.sample.tasks.nothing"]
 
 
 def claims_of(queue="default", *, is_fair=True):
-    return QueueClaims(Task.objects.all(), worker=uuid4(), queue=queue, paths=PATHS, is_fair=is_fair)
+    return WorkerClaims(Task.objects.all(), worker=uuid4(), paths=PATHS, is_fair=is_fair).of(queue)
 
 
 def tenants(claims):

@@ -16,7 +16,7 @@ from django_pglock import task
 from django_pglock.db import dedicated_connection
 from django_pglock.models import Attempt, Schedule, Task, Worker
 from django_pglock.tasks import wakeup
-from django_pglock.worker.queue_claims import LONGEST_LINE, QueueClaims
+from django_pglock.worker.queue_claims import LONGEST_LINE, WorkerClaims
 from tests.sample import keyed_tasks as keyed
 from tests.sample import running_tasks, scheduled, tasks
 from tests.sample.models import Effect
@@ -227,9 +227,8 @@ def test_a_claim_begins_where_the_one_before_it_ended():
     for _ in range(9):
         tasks.nothing.enqueue()
     ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))
-    claims = QueueClaims(
-        Task.objects.all(), worker=uuid4(), queue="default", paths=[PATH], is_fair=False, clock=lambda: now[0]
-    )
+    rows = Task.objects.all()
+    claims = WorkerClaims(rows, worker=uuid4(), paths=[PATH], is_fair=False, clock=lambda: now[0]).of("default")
     assert [each.id for each in claims.claim(3)] == ids[:3]
     claims._line_until = LONGEST_LINE  # by this clock the first look took no time at all
     urgent = tasks.nothing.using(priority=50).enqueue()

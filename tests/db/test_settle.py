@@ -37,8 +37,8 @@ def test_only_known_functions_are_claimed():
     tasks.nothing.enqueue()
     Task.objects.create(queue="default", backend="default", task_path="shop.tasks.not_deployed_yet")
     rows = Task.objects.all()
-    statement = rows.claim_statement(worker=uuid4(), queue="default", paths=["tests.sample.tasks.nothing"])
-    assert len(statement.execute(10)) == 1
+    statement = rows.claim_statement(worker=uuid4(), paths=["tests.sample.tasks.nothing"])
+    assert len(statement.execute(10, "default")) == 1
     assert Task.objects.get(task_path="shop.tasks.not_deployed_yet").attempts == 0
 
 

@@ -77,8 +77,8 @@ def test_who_has_lost_the_claim_of_the_first_takes_nobody_along(is_lost):
         keyed.digest.enqueue(user=1, text=number)
     rows = Task.objects.all()
     worker = uuid4()
-    statement = rows.claim_statement(worker=worker, queue="default", paths=[keyed.digest.module_path])
-    [leader] = rows.claims_of(statement.execute(10), worker)
+    statement = rows.claim_statement(worker=worker, paths=[keyed.digest.module_path])
+    [leader] = rows.claims_of(statement.execute(10, "default"), worker)
     if is_lost:
         Task.objects.filter(pk=leader.id).update(attempts=leader.attempt + 1)
     assert len(rows.claim_group(leader, limit=10, gather=0.0)) == (0 if is_lost else 2)

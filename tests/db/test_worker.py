@@ -376,7 +376,7 @@ def _claims_of_one_task():
     rows = Task.objects.all()
     for _ in range(2):
         worker = uuid4()
-        taken = rows.claim_statement(worker=worker, queue="elsewhere", paths=["nobody.knows"]).execute(1)
+        taken = rows.claim_statement(worker=worker, paths=["nobody.knows"]).execute(1, "elsewhere")
         claims = rows.claims_of(taken, worker)
         yield claims
         rows.settle([(claims[0], Released())], worker)

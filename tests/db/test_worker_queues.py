@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from django.db import connection
 
 from django_pglock.models import Task, Worker
 from django_pglock.tasks.queryset import TaskQuerySet
 from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker.queue_claims import FEW_QUEUES
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -95,3 +97,27 @@ def test_nobody_asks_which_queues_are_ready_where_there_is_one(worker, eventuall
     fill("mail", 3)
     eventually(lambda: Effect.objects.count() == 3)
     assert bool(asked) is looks
+
+
+def test_a_queue_for_each_of_many_tenants_is_no_statement_for_each(in_threads):
+    """What is prepared stays in the server's memory for as long as the worker lives, and what is remembered in ours."""
+    tenants = [f"tenant {number}" for number in range(1000)]
+    for tenant in tenants:
+        fill(tenant, 1)
+
+    def claim_all(_):
+        fetcher = WorkerUnderTest(threads=1).fetcher
+        fetcher.open()
+        while fetcher._claim(7):
+            pass
+        fill("the last", 1)
+        assert len(fetcher._claim(7)) == 1
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_prepared_statements")
+            [prepared] = cursor.fetchone()
+        return prepared, len(fetcher._claims._queues)
+
+    [(prepared, remembered)] = in_threads(claim_all, 1)
+    assert not Task.objects.exclude(status="RUNNING").exists()
+    assert prepared <= 3, "the queues that are ready, their claims, and their claims from a place on"
+    assert remembered <= FEW_QUEUES

@@ -78,8 +78,8 @@ def pages_read(plan):
 def plans(worker, ids):
     """Execute each hot statement once; return their plans by name."""
     rows = Task.objects.all()
-    plain = rows.claim_statement(worker=worker, queue="default", paths=[PATH])
-    behind = rows.claim_statement(worker=worker, queue="default", paths=[PATH], behind=True)
+    plain = rows.claim_statement(worker=worker, paths=[PATH])
+    behind = rows.claim_statement(worker=worker, paths=[PATH], behind=True)
     due, due_values = rows.due()._marking_sql(1000, {"status": "READY"}, '"queue"', keep_order=False)
     texts = ["null"] * len(ids)
     group = ("backlog", "backlog", PATH)
@@ -88,9 +88,9 @@ def plans(worker, ids):
     first = Task.objects.earliest("pk").pk
     others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts)
     calls = {
-        "a claim of one": (plain.sql(1), None),
-        "a claim of many": (plain.sql(1000), None),
-        "a claim behind the last": (behind.sql(BATCH, 0, 0), None),
+        "a claim of one": (plain.sql(1, "default"), None),
+        "a claim of many": (plain.sql(1000, "default"), None),
+        "a claim behind the last": (behind.sql(BATCH, "default", 0, 0), None),
         "CLAIM_FAIR": ("default", "", "default", "default", BATCH, "default", [PATH], BATCH, BATCH, worker),
         "SETTLE_SUCCESSES": (ids, ones, texts),
         "SETTLE_OWN_SUCCESS": ("null", ids[0], 1),
@@ -185,40 +185,46 @@ def keeps_plans(new_table):
 
 def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(keeps_plans):
     rows, worker = Task.objects.all(), uuid4()
-    plain = rows.claim_statement(worker=worker, queue="default", paths=[PATH])
-    behind = rows.claim_statement(worker=worker, queue="default", paths=[PATH], behind=True)
-    assert (plain.execute(1), behind.execute(1, 0, 0), rows.ready_queues()) == ([], [], [])
+    plain = rows.claim_statement(worker=worker, paths=[PATH])
+    behind = rows.claim_statement(worker=worker, paths=[PATH], behind=True)
+    assert (plain.execute(1, "default"), behind.execute(1, "default", 0, 0), rows.ready_queues()) == ([], [], [])
     insert("SUCCESSFUL", 50_000)
     insert("BLOCKED", 100_000, lock="backlog")
     insert("READY", 100_000)
-    calls = {"pglock_1 (1)": 1, f"pglock_1 ({BATCH})": BATCH, f"pglock_2 (0, 0, {BATCH})": BATCH, "pglock_3": 1}
+    calls = {
+        "pglock_1 ('default', 1)": 1,
+        f"pglock_1 ('default', {BATCH})": BATCH,
+        f"pglock_2 ('default', 0, 0, {BATCH})": BATCH,
+        "pglock_3": 1,
+    }
     for call, count in calls.items():
         plan = executed(f"EXECUTE {call}")
         assert "Seq Scan" not in {kind for kind, _ in reads(plan)}, call
         assert rows_read(plan) <= 4 * count, call
         assert pages_read(plan) < 800, call
     assert rows.ready_queues() == ["default"]
-    claims = rows.claims_of(behind.execute(BATCH, 0, 0), worker)
+    claims = rows.claims_of(behind.execute(BATCH, "default", 0, 0), worker)
     assert len(claims) == BATCH
 
 
 def test_names_that_read_like_the_places_of_numbers_are_names(keeps_plans):
-    worker, names = uuid4(), [*map(str, ClaimStatement.HOLES), "$1", "a $2 'b' %s"]
+    worker, names = uuid4(), [*map(str, ClaimStatement.HOLES[1:]), "name", "$1", "a $2 'b' %s \\"]
+    rows = Task.objects.all()
     for name in names:
         Task.objects.create(queue=name, backend="default", task_path=PATH)
     for name in names:
-        statement = Task.objects.all().claim_statement(worker=worker, queue=name, paths=[PATH, name], behind=True)
-        assert len(statement.execute(5, 0, 0)) == 1, name
+        statement = rows.claim_statement(worker=worker, paths=[PATH, name], behind=True)
+        assert len(statement.execute(5, name, 0, 0)) == 1, name
         Task.objects.update(status="READY")
         with connection.cursor() as cursor:
-            cursor.execute(statement.sql(5, 0, 0))
+            cursor.execute(statement.sql(5, name, 0, 0))
             assert len(cursor.fetchall()) == 1, name
 
 
 def test_a_claim_neither_scans_nor_sorts(backlog):
-    statement = Task.objects.all().claim_statement(worker=backlog, queue="default", paths=[PATH])
+    statement = Task.objects.all().claim_statement(worker=backlog, paths=[PATH])
     for limit in (1, BATCH, 1000):
-        plan = executed(statement.sql(limit), by_index=True)
+        plan = executed(statement.sql(limit, "default"), by_index=True)
         assert ("Index Scan", "pglock_task_ready") in reads(plan)
         assert "Seq Scan" not in {kind for kind, _ in reads(plan)}
         assert "Sort" not in {node["Node Type"] for node in nodes(plan)}

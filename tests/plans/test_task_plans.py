@@ -58,10 +58,8 @@ def reads(plan):
 
 
 def test_a_claim_walks_the_ready_index_in_order(history):
-    statement = Task.objects.all().claim_statement(
-        worker=uuid4(), queue="q1", paths=["tests.sample.tasks.nothing", "tests.sample.tasks.echo"]
-    )
-    plan = plan_of(statement.sql(10))
+    paths = ["tests.sample.tasks.nothing", "tests.sample.tasks.echo"]
+    plan = plan_of(Task.objects.all().claim_statement(worker=uuid4(), paths=paths).sql(10, "q1"))
     assert ("Index Scan", "pglock_task_ready") in reads(plan)
     assert "Seq Scan" not in {kind for kind, _ in reads(plan)}
     assert "Sort" not in {node["Node Type"] for node in nodes(plan)}

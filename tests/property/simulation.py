@@ -59,5 +59,5 @@ def beat(worker: UUID) -> None:
 
 def claim(worker: UUID, limit: int, paths: list[str]) -> list[Claim]:
     rows = Task.objects.all()
-    statement = rows.claim_statement(worker=worker, queue="default", paths=paths)
-    return rows.claims_of(statement.execute(limit), worker)
+    statement = rows.claim_statement(worker=worker, paths=paths)
+    return rows.claims_of(statement.execute(limit, "default"), worker)
