@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import Error as DatabaseFailure
 from django.db import connections, transaction
+from django.utils.asyncio import async_unsafe
 
 from django_pglock.conf import get_settings
 from django_pglock.db import OWN_WRAPPERS, connection_for, has_hung_up, in_atomic, send
@@ -45,6 +46,7 @@ class Handle(Holding):
 
     # Taking it
 
+    @async_unsafe("Taking a lock stops the event loop here. Use 'async with', or await its aacquire().")
     def acquire(self, *, may_begin: bool) -> Handle:
         """Take the lock. ``may_begin``: the caller will also call ``release``, so a transaction may be opened for it.
 

@@ -14,7 +14,18 @@ from django.test import AsyncClient, RequestFactory, override_settings
 from django.urls import path
 from django.views import View
 
-from django_pglock import LockError, LockLost, LockNotAvailable, lock, lock_all, lock_view, semaphore, try_lock
+from django_pglock import (
+    Lease,
+    LockError,
+    LockLost,
+    LockNotAvailable,
+    leader,
+    lock,
+    lock_all,
+    lock_view,
+    semaphore,
+    try_lock,
+)
 from django_pglock.models import AdvisoryLock
 from tests.db.test_locks import somebody as somebody  # a fixture
 
@@ -219,9 +230,10 @@ def test_cancels_at_any_moment_leave_nothing():
     asyncio.run(main())
 
 
-def test_a_lock_for_threads_in_a_coroutine_is_refused_as_django_refuses_it():
+@pytest.mark.parametrize("what", [lock("a"), lock_all("a", "b"), semaphore("a", 2), Lease("a"), leader("a")])
+def test_what_is_for_threads_is_refused_in_a_coroutine_and_says_what_to_write(what):
     async def main():
-        with pytest.raises(SynchronousOnlyOperation), lock("a"):
+        with pytest.raises(SynchronousOnlyOperation, match="async with"), what:
             pass
 
     asyncio.run(main())
