@@ -21,6 +21,7 @@ from typing import Any
 from uuid import uuid4
 
 from django.db import Error as DatabaseFailure
+from django.utils.asyncio import async_unsafe
 
 from django_pglock.errors import LockError, LockKeyError
 from django_pglock.keys import Key, make_key, sha256_key
@@ -95,6 +96,7 @@ class LeaseHandle(Holding):
     def __bool__(self) -> bool:
         return self.is_held and not self._is_over()
 
+    @async_unsafe("Taking a lease stops the event loop here. Use 'async with', or await its aacquire().")
     def acquire(self, *, may_begin: bool = True) -> LeaseHandle:
         """Take the lease. Raises ``LockNotAvailable`` when it is taken for longer than the timeout."""
         try:
@@ -106,7 +108,10 @@ class LeaseHandle(Holding):
         return self
 
     def extend(self, ttl: Timeout = None) -> None:
-        """Let the lease last for ``ttl`` from now on (default: as long as before). Raises ``LockLost``."""
+        """Let the lease last for ``ttl`` from now on (default: as long as before).
+
+        Raises ``LockLost`` when it is not held any more, ``ValueError`` for a ttl that is too short.
+        """
         self._refuse_if_inherited()
         self._keeper.call(self._extend(ttl))
 
@@ -197,7 +202,7 @@ class LeaseHandle(Holding):
             self._gone = asyncio.Event()
             self._set_deadline(began)
             if self._ttl is not None:
-                self._renewing = asyncio.ensure_future(self._renew())
+                self._renew_from_now_on()
         return seconds
 
     async def _undo(self) -> None:
@@ -238,6 +243,11 @@ class LeaseHandle(Holding):
             self._deadline - time.monotonic(), self._lose, f"it could not be renewed for {self._ttl:g} s"
         )
 
+    def _renew_from_now_on(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+        self._renewing = asyncio.ensure_future(self._renew())
+
     async def _renew(self) -> None:
         """Renew it three times in its time, until it is given back or lost."""
         while not self.lost.is_set():
@@ -268,11 +278,13 @@ class LeaseHandle(Holding):
                 self._gone.set()
 
     async def _extend(self, ttl: Timeout) -> None:
-        seconds = seconds_of(ttl, name="ttl")
+        seconds = _ttl_of(ttl)
         if self._ttl is None:
             raise LockError(f"Lease {self.name!r} has no end to put off.", name=self.name, key=self.key)
         self.assert_held()
-        self._ttl = seconds or self._ttl
+        self._ttl = self._ttl if seconds is None else seconds
+        # Who renews it sleeps for a third of the time as it was, which may be more than there is now.
+        self._renew_from_now_on()
         began = time.monotonic()
         if await self._ask(RENEW) is None:
             self._lose("the database says that it is somebody else's or was taken away")
@@ -382,9 +394,7 @@ class Lease(Lockable[LeaseHandle, AsyncLeaseHandle]):
         on_busy: OnBusy = "raise",
     ) -> None:
         super().__init__(parts, on_busy)
-        seconds = seconds_of(ttl, name="ttl")
-        if seconds is not None and seconds < SHORTEST_TTL:
-            raise ValueError(f"ttl is {ttl!r}; give at least {SHORTEST_TTL} s, or None for a lease without end.")
+        seconds = _ttl_of(ttl)
         if "\x00" in owner or any("\ud800" <= each <= "\udfff" for each in owner):
             raise ValueError(f"owner is {owner!r}; no row can hold a NUL or a lone surrogate.")
         self._options = Options(timeout=seconds_of(timeout), using=using)
@@ -434,6 +444,13 @@ class leader(Lease):  # noqa: N801 - reads like lock
         if ttl is None:
             raise ValueError("A leader needs a ttl: without one, nobody could follow a leader that died.")
         super().__init__(*parts, ttl=ttl, timeout=timeout, owner=owner, using=using, on_busy=on_busy)
+
+
+def _ttl_of(ttl: Timeout) -> float | None:
+    seconds = seconds_of(ttl, name="ttl")
+    if seconds is not None and seconds < SHORTEST_TTL:
+        raise ValueError(f"ttl is {ttl!r}; give at least {SHORTEST_TTL} s.")
+    return seconds
 
 
 def _key(parts: tuple[Any, ...]) -> Key:

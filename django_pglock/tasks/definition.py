@@ -25,7 +25,7 @@ from django_pglock.tasks.compat import (
     Task,
     TaskResult,
 )
-from django_pglock.tasks.context import TaskContext
+from django_pglock.tasks.context import OWN_META, TaskContext
 from django_pglock.tasks.options import (
     Group,
     GroupOption,
@@ -84,7 +84,7 @@ class PostgresTask(Task):  # type: ignore[type-arg]
     - ``cron`` (with ``timezone``) or ``every``: enqueue it by the clock, each tick once.
 
     Of one call, with ``using()``: ``run_after``, which also takes a ``timedelta``, counted by the database's clock;
-    ``after``, results or ids of tasks that have to succeed first; ``meta``, a dict that travels with the task.
+    ``after``, results or ids of tasks that have to succeed first, or one; ``meta``, a dict that travels with the task.
     """
 
     # Declared again because Django 6.0 has no defaults for them.
@@ -159,7 +159,11 @@ class PostgresTask(Task):  # type: ignore[type-arg]
         check_schedule(self, where)
         if not isinstance(self.meta, dict):
             raise TaskOptionError(f"{where}: meta is {self.meta!r}; give a dict.")
-        object.__setattr__(self, "after", tuple(map(_task_id, self.after)))
+        if own := sorted(set(OWN_META) & set(self.meta)):
+            raise TaskOptionError(
+                f"{where}: meta has {', '.join(own)}, which the package keeps there itself; rename it."
+            )
+        object.__setattr__(self, "after", _task_ids(self.after))
 
     def _check_keys(self, where: str) -> None:
         for name, make in (("unique", unique_of), ("group", group_of), ("rate", rate_of)):
@@ -214,6 +218,15 @@ _OPTIONS = {each.name for each in fields(PostgresTask) if each.init} - {"func", 
 _CHANGEABLE = sorted({*_OPTIONS, *CALL_ONLY} - {"takes_context", *DECORATOR_ONLY})
 
 
+def _task_ids(after: Any) -> tuple[int, ...]:
+    # One result or id is what people mean by it. An id is a text, and its digits are no ids.
+    is_one = isinstance(after, (str, int)) or hasattr(after, "id")
+    try:
+        return tuple(map(_task_id, (after,) if is_one else after))
+    except TypeError:
+        raise TaskOptionError(f"after takes results or their ids, not {after!r}.") from None
+
+
 def _task_id(value: Any) -> int:
     text = str(getattr(value, "id", value))
     if not (text.isascii() and text.isdigit()):
@@ -242,7 +255,7 @@ if TYPE_CHECKING:
             fair: str | None = None,
             rate: RateOption | None = None,
             keep_result: float | timedelta | None = None,
-            after: Iterable[TaskResult[..., Any] | str | int] | None = None,
+            after: TaskResult[..., Any] | str | int | Iterable[TaskResult[..., Any] | str | int] | None = None,
             meta: dict[str, Any] | None = None,
         ) -> TaskFunction[P, R]: ...
 

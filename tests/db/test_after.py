@@ -137,8 +137,17 @@ def test_one_that_still_waits_holds_up_nobody_of_its_key():
 def test_one_that_does_not_exist_is_refused():
     with pytest.raises(TaskOptionError, match="999999999"):
         tasks.nothing.using(after=["999999999"]).enqueue()
-    with pytest.raises(TaskOptionError, match="results or their ids"):
-        tasks.nothing.using(after=["yesterday"])
+    for wrong in (["yesterday"], "yesterday", 1.5, [None], True):
+        with pytest.raises(TaskOptionError, match="results or their ids"):
+            tasks.nothing.using(after=wrong)
+
+
+def test_one_need_not_be_in_a_list():
+    """The digits of an id are no ids."""
+    for _ in range(12):
+        result = tasks.nothing.enqueue()
+    for one in (result, result.id, int(result.id)):
+        assert tasks.nothing.using(after=one).after == (int(result.id),)
 
 
 def test_many_after_one_and_one_after_many(worker, eventually):

@@ -6,10 +6,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock.errors import TaskArgumentsError
+from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskContext as DjangoTaskContext
-from django_pglock.tasks.context import TaskContext
+from django_pglock.tasks.context import OWN_META, TaskContext
 from django_pglock.tasks.outcome import Succeeded
 from tests.sample import running_tasks as running
 from tests.sample import tasks
@@ -152,6 +152,12 @@ def test_the_context_is_djangos_and_more(claim):
         with pytest.raises(TaskArgumentsError):
             context.progress(wrong)
     assert mine.progress is None
+
+
+@pytest.mark.parametrize("name", OWN_META)
+def test_meta_has_no_names_of_ours(name):
+    with pytest.raises(TaskOptionError, match=f"meta has {name}, which"):
+        tasks.nothing.using(meta={name: "mine", "trace": "abc"})
 
 
 def test_meta_and_token_arrive(worker, eventually):

@@ -148,6 +148,16 @@ def test_extend_puts_the_end_off():
         lease.extend(5)
 
 
+def test_one_that_is_to_last_for_less_is_renewed_sooner():
+    with Lease("long", ttl=60) as lease:
+        lease.extend(3)
+        with pytest.raises(ValueError, match=r"0\.3"):
+            lease.extend(0)
+        time.sleep(3.5)
+        lease.assert_held()
+        assert Row.objects.get().ttl == timedelta(seconds=3)
+
+
 def test_a_holder_that_died_is_followed_when_its_time_is_over():
     with Lease("a", ttl=60) as lease:
         pass
