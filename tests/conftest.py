@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from django.db import connection, connections
 from django.test import TransactionTestCase
@@ -20,6 +21,10 @@ from django_pglock.tasks import registry, wakeup
 from django_pglock.worker import Worker
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# How long an example takes is the machine's business.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 #: Empties what a test has filled. Of small tables the rows are deleted: to truncate takes as long as many a test.
 EMPTY = """
@@ -159,7 +164,9 @@ class WorkerProcess:
     def wait_for(self, text: str, seconds: float = 20.0) -> None:
         deadline = time.monotonic() + seconds
         while text not in self.output:
-            assert self.process.poll() is None, f"the worker ended:\n{self.output}"
+            if self.process.poll() is not None:
+                self._reader.join(5)  # its last words may not have been read yet
+                assert text in self.output, f"the worker ended:\n{self.output}"
             assert time.monotonic() < deadline, f"{text!r} did not come:\n{self.output}"
             time.sleep(0.01)
 

@@ -39,8 +39,8 @@ def run(worker_process, eventually):
     process = worker_process("--threads", "2")
     tasks.record.enqueue("warm")
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
+    eventually(lambda: len(sessions("lockworker")) == 5, why="the services are not connected")
     before = sessions("lockworker")
-    assert len(before) == 5
     count = 0
 
     def run_one(function, *args):

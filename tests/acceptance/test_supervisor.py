@@ -46,13 +46,14 @@ def supervisor(worker_process, eventually):
 
 def test_a_killed_process_is_replaced_and_its_task_runs_again(supervisor, eventually):
     process = supervisor()
-    tasks.note_and_sleep.enqueue("again", 2)
+    running_tasks.wait_for_note.enqueue("go on")
     victim = eventually(lambda: Effect.objects.first()).pid
     survivor = (ready(process) - {victim}).pop()
     os.kill(victim, signal.SIGKILL)
 
+    eventually(lambda: Effect.objects.count() == 2, why=process.output)
+    Effect.objects.create(name="go on")
     eventually(lambda: done() == 1, why=process.output)
-    assert Effect.objects.count() == 2
     assert Task.objects.get().rescues == 1
     eventually(lambda: len(ready(process)) == 3, why=process.output)
     numbers = {pid: number for number, pid in started(process)}
@@ -66,11 +67,13 @@ def test_a_killed_process_is_replaced_and_its_task_runs_again(supervisor, eventu
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_lets_the_tasks_of_all_finish(supervisor, eventually, number):
     process = supervisor("--grace", "20")
-    for name in "ab":
-        tasks.note_and_sleep.enqueue(name, 0.7)
+    for _ in range(2):
+        running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.count() == 2)
     tasks.record.enqueue("stays")
     process.send(number)
+    eventually(lambda: process.output.count("Waiting up to") == 2, why=process.output)
+    Effect.objects.create(name="go on")
 
     assert process.wait() == 0
     assert Counter(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL": 2, "READY": 1}
@@ -153,7 +156,7 @@ def test_processes_that_drain_end_together(supervisor, eventually, worker_proces
 
 def test_a_process_with_a_task_that_does_not_end_is_replaced(worker_process, eventually):
     """What sleeps in C cannot be interrupted. Its neighbour may finish; then it is tried again, in the new process."""
-    process = worker_process("--max-time", "3600", "--threads", "2", "--grace", "2")
+    process = worker_process("--max-time", "3600", "--threads", "2", "--grace", "6")
     neighbour = running_tasks.wait_for_note.enqueue("go on")
     stuck = running_tasks.stuck_once.enqueue()
     eventually(lambda: "The process is replaced." in process.output, why=process.output)

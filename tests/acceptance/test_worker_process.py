@@ -10,6 +10,7 @@ import pytest
 from django.db import transaction
 
 from django_pglock.models import Attempt, Task, Worker
+from tests.conftest import WorkerProcess
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -46,7 +47,7 @@ def test_kill_9_under_load_loses_nothing(worker_process, eventually):
 def test_what_a_killed_worker_was_running_runs_elsewhere(worker_process, eventually):
     """Its tasks are taken back within seconds, counted as a rescue and not as a retry."""
     victim = worker_process("--threads", "1")
-    tasks.note_and_sleep.enqueue("interrupted", 3)
+    running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists(), why="the task did not begin")
     worker_process("--threads", "1")
     victim.send(signal.SIGKILL)
@@ -54,6 +55,7 @@ def test_what_a_killed_worker_was_running_runs_elsewhere(worker_process, eventua
 
     eventually(lambda: Effect.objects.count() == 2, why="the task was not taken over")
     assert time.monotonic() - killed < 10
+    Effect.objects.create(name="go on")
     eventually(lambda: done() == 1)
     task = Task.objects.get()
     assert (task.retries, task.rescues, task.attempts) == (0, 1, 2)
@@ -63,12 +65,14 @@ def test_what_a_killed_worker_was_running_runs_elsewhere(worker_process, eventua
 def test_a_frozen_worker_is_replaced_and_its_late_outcome_has_no_effect(worker_process, eventually):
     """SIGSTOP for longer than the limit, then SIGCONT: the zombie meets the fence."""
     zombie = worker_process("--threads", "1")
-    tasks.record_slowly.enqueue("once", 1)
+    running_tasks.write_and_wait_for_note.enqueue("once", "go on")
     eventually(lambda: Task.objects.filter(status="RUNNING").exists())
     zombie.send(signal.SIGSTOP)
     worker_process("--threads", "1")
 
-    eventually(lambda: done() == 1, seconds=30, why="the frozen worker's task was not taken over")
+    eventually(lambda: Task.objects.filter(attempts=2).exists(), seconds=30, why="the task was not taken over")
+    Effect.objects.create(name="go on")
+    eventually(lambda: done() == 1)
     zombie.send(signal.SIGCONT)
     zombie.wait_for("was lost")
     assert Effect.objects.filter(name="once").count() == 1
@@ -78,10 +82,12 @@ def test_a_frozen_worker_is_replaced_and_its_late_outcome_has_no_effect(worker_p
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_running_tasks_finish(worker_process, eventually, number):
     process = worker_process("--threads", "1", "--grace", "20")
-    tasks.note_and_sleep.enqueue("finishes", 1)
+    running_tasks.wait_for_note.enqueue("go on")
     tasks.record.enqueue("stays")
-    eventually(lambda: Effect.objects.filter(name="finishes").exists())
+    eventually(lambda: Effect.objects.exists())
     process.send(number)
+    process.wait_for("Waiting up to")
+    Effect.objects.create(name="go on")
 
     assert process.wait() == 0
     assert done() == 1
@@ -133,7 +139,12 @@ def test_a_task_that_kills_its_worker_ends_failed(worker_process, eventually):
     tasks.kill_own_worker.enqueue()
     tasks.record.enqueue("neighbour")
     for _ in range(4):
-        assert worker_process("--threads", "1").wait(30) == -signal.SIGKILL
+        # It may end before it has said that it is ready.
+        victim = WorkerProcess("--threads", "1")
+        try:
+            assert victim.wait(30) == -signal.SIGKILL
+        finally:
+            victim.end()
     worker_process("--threads", "1")
     eventually(lambda: Task.objects.filter(status="FAILED").exists())
     eventually(lambda: Effect.objects.filter(name="neighbour").exists())

@@ -128,13 +128,14 @@ def test_shared_holders_are_together_and_an_exclusive_one_is_alone(in_threads):
     assert in_threads(read, 4) == [False] * 4
 
 
-def test_a_waiter_gets_the_lock_when_the_holder_leaves(in_threads):
+def test_a_waiter_gets_the_lock_when_the_holder_leaves(in_threads, eventually):
     is_held, others = threading.Event(), []
 
     def holder_or_waiter(number):
         if number == 0:
             with lock("baton"):
                 is_held.set()
+                eventually(lambda: locks_held() == 2, why="nobody waits")
                 time.sleep(0.2)
                 others.append("holder leaves")
         else:

@@ -149,19 +149,28 @@ def test_a_deadline_that_comes_sooner_than_the_one_it_waits_for_is_met(watchdog,
         time.sleep(number * 0.1)
         began = time.monotonic()
         with pytest.raises(TaskTimeout):
-            seat.call(Call(20, timeout=1.0 - number * 0.8))
+            seat.call(Call(20, timeout=0.2 if number else 5.0))
         return time.monotonic() - began
 
     long, short = in_threads(work, 2)
-    assert 0.2 <= short < 0.9
-    assert 1.0 <= long < 5
+    assert 0.2 <= short < 4.5, "it was met with the other one"
+    assert 5.0 <= long < 20
 
 
-def test_a_function_that_cannot_be_stopped_is_reported_once(watchdog, monkeypatch, caplog):
+def test_a_function_that_cannot_be_stopped_is_reported_once(watchdog, monkeypatch, caplog, eventually):
     monkeypatch.setattr("django_pglock.worker.watchdog.OVERRUN", 0.1)
     monkeypatch.setattr("django_pglock.worker.watchdog.BETWEEN_STRIKES", 0.05)
     call = Call(0, timeout=0.05)
-    call.call = lambda: time.sleep(0.6)
+    blocked = threading.Lock()
+    blocked.acquire()
+    call.call = lambda: blocked.acquire(timeout=60)
+
+    def let_go():
+        eventually(lambda: "cannot be stopped" in caplog.text)
+        time.sleep(0.3)  # for more strikes, which are not reported
+        blocked.release()
+
+    threading.Thread(target=let_go, daemon=True).start()
     with pytest.raises(TaskTimeout):
         watchdog.seat().call(call)
     assert caplog.text.count("cannot be stopped") == 1

@@ -225,7 +225,7 @@ def test_what_cannot_be_audited_is_not_done(client, monkeypatch):
     assert row.status == "FAILED"
 
 
-def test_only_what_is_stuck_is_reset(client):
+def test_only_what_is_stuck_is_reset(client, slow_beats):
     """The worker of one of two running tasks lives."""
     person(client, "view_task", "reset_task")
     living = uuid4()

@@ -7,7 +7,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock import LockNotAvailable, lock
+from django_pglock import lock
 from django_pglock.db import dedicated_connection
 from django_pglock.keys import make_key
 from django_pglock.models import AdvisoryLock, Worker
@@ -39,10 +39,12 @@ def test_holder_and_waiter_are_named_and_joined(somebody, in_threads, eventually
 
     def wait_or_look(number):
         if number == 0:
-            with pytest.raises(LockNotAvailable), lock("contended", timeout=2):
-                pass
-            return None
-        return eventually(lambda: len(found := list(AdvisoryLock.objects.for_name("contended"))) == 2 and found)
+            with lock("contended", timeout=30):
+                return None
+        try:
+            return eventually(lambda: len(found := list(AdvisoryLock.objects.for_name("contended"))) == 2 and found)
+        finally:
+            somebody.leaves()
 
     held, waiting = in_threads(wait_or_look, 2)[1]
     assert (held.is_granted, held.pid, held.name, held.waiters) == (True, holder, "contended", 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from django.db import connection, transaction
@@ -27,12 +29,6 @@ from tests.sample.models import Effect
 pytestmark = pytest.mark.django_db(transaction=True)
 
 FAILURE = Failure("builtins.ValueError", "Traceback …")
-
-
-@pytest.fixture
-def slow_beats(settings):
-    """So slow that only the notification can be what is heard."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 60.0, "HEARTBEAT_LIMIT": 200.0}
 
 
 def begun(eventually, name="begun"):
@@ -72,24 +68,29 @@ def test_only_a_running_task_is_worth_a_notification_and_only_after_the_commit(c
         assert any("django_pglock_cancel" in query["sql"] for query in queries) is runs
 
 
-def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_threads):
+def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_threads, monkeypatch):
     """Its progress is being written."""
     tasks.nothing.enqueue()
     [mine] = claim()
+    locked, left_out, free = threading.Event(), threading.Event(), threading.Event()
+
+    def rest(seconds):
+        left_out.set()
+        assert free.wait(10)
+
+    monkeypatch.setattr("django_pglock.tasks.queryset.time", SimpleNamespace(sleep=rest))
 
     def work(number):
         if number == 0:
             with transaction.atomic():
                 Task.objects.select_for_update().get(pk=mine.id)
                 locked.set()
-                time.sleep(0.012)
+                assert left_out.wait(10)
+            free.set()
             return None
         assert locked.wait(10)
         return Task.objects.cancel()
 
-    import threading
-
-    locked = threading.Event()
     assert in_threads(work, 2)[1] == 1
 
 
@@ -233,10 +234,12 @@ def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, cl
     eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
     tasks.record.enqueue("never")
     [waits] = claim(worker=process.identity.id)
-    running.keep_busy.enqueue(0.3)
+    running.wait_for_note.enqueue("go on")
     [busy] = claim(worker=process.identity.id)
     process.hand.take([busy, waits])
     Task.objects.filter(pk=waits.id).cancel()
+    eventually(lambda: waits.is_cancelled, why="it has not heard of it")
+    running.note("go on")
     eventually(lambda: Task.objects.filter(pk=waits.id, status="CANCELLED").exists())
     assert not Effect.objects.filter(name="never").exists()
     assert Attempt.objects.get(task=waits.id).exception_path == "django_pglock.errors.TaskCancelled"

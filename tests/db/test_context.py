@@ -49,9 +49,9 @@ def test_progress_shows_while_the_task_runs(worker, eventually, function):
     worker()
     arguments = (3, 3) if function == "tell" else (3,)
     result = getattr(running, function).enqueue(*arguments)
-    told = eventually(lambda: progress_of(result), why="nothing was told")
+    told = {"done": 3, "total": 3} if function == "tell" else {"done": 1, "total": 2}
+    eventually(lambda: progress_of(result) == told, why="it was not told")
     assert Task.objects.get(pk=result.id).status == "RUNNING"
-    assert told == ({"done": 3, "total": 3} if function == "tell" else {"done": 1, "total": 2})
     assert ends(result, eventually).status == "SUCCESSFUL"
 
 

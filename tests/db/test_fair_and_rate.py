@@ -96,18 +96,18 @@ def test_a_paused_queue_is_not_claimed_from_and_costs_one_probe():
     assert len(claims_of().claim(10)) == 6
 
 
-def test_pausing_and_resuming_are_felt_at_once(worker, eventually):
+def test_pausing_and_resuming_are_felt_at_once(worker, eventually, settings):
     import time
+
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
 
     worker()
     Queue.objects.pause("default")
     result = tasks.echo.enqueue(1)
     time.sleep(0.3)
     assert Task.objects.get(pk=result.id).status == "READY"
-    began = time.monotonic()
     Queue.objects.resume("default")
     eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
-    assert time.monotonic() - began < 2.0
 
 
 def test_starts_are_spread_by_the_rate(worker, eventually):

@@ -88,16 +88,14 @@ def test_a_decorated_function_and_a_busy_one():
         assert report("x") is None
 
 
-def test_it_is_kept_from_others_for_at_least_min_hold(eventually):
+def test_it_is_kept_from_others_for_at_least_min_hold():
     """Two hosts start a nightly job by clocks that differ by less; the job takes no time at all."""
-    with Lease("nightly", ttl=5, min_hold=0.4):
+    with Lease("nightly", ttl=60, min_hold=2):
+        first = Row.objects.get().acquired_at
+    with pytest.raises(LockNotAvailable), Lease("nightly", ttl=60):
         pass
-    began = time.monotonic()
-    with pytest.raises(LockNotAvailable), Lease("nightly", ttl=5):
-        pass
-    with Lease("nightly", ttl=5, timeout=10) as lease:
-        assert 0.2 < time.monotonic() - began < 5
-        assert lease.waited > 0.2
+    with Lease("nightly", ttl=60, timeout=30):
+        assert Row.objects.get().acquired_at - first >= timedelta(seconds=2)
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 0.1, "1", True])
@@ -124,9 +122,9 @@ def test_any_name_is_only_a_name(name):
 
 
 def test_it_is_renewed_for_as_long_as_it_is_held():
-    with Lease("long", ttl=0.6) as lease:
+    with Lease("long", ttl=2) as lease:
         first = Row.objects.get()
-        deadline = time.monotonic() + 1.5
+        deadline = time.monotonic() + 4
         while time.monotonic() < deadline:
             lease.assert_held()
             with pytest.raises(LockNotAvailable), Lease("long"):
@@ -158,16 +156,16 @@ def test_one_that_is_to_last_for_less_is_renewed_sooner():
         assert Row.objects.get().ttl == timedelta(seconds=3)
 
 
-def test_a_holder_that_died_is_followed_when_its_time_is_over():
+def test_a_holder_that_died_is_followed_when_its_time_is_over(monkeypatch):
+    """As soon as it ends, not at the next look, which would come after the timeout."""
+    monkeypatch.setattr("django_pglock.locks.lease.LOOK_AGAIN", 600.0)
     with Lease("a", ttl=60) as lease:
         pass
-    Row.objects.update(released_at=None, expires_at=now() + timedelta(seconds=0.3), holder=lease._holder)
+    Row.objects.update(released_at=None, expires_at=now() + timedelta(seconds=2), holder=lease._holder)
     with pytest.raises(LockNotAvailable), Lease("a", ttl=5):
         pass
-    began = time.monotonic()
-    with Lease("a", ttl=5, timeout=5) as lease:
+    with Lease("a", ttl=60, timeout=20) as lease:
         assert lease.token == 2
-        assert 0.1 < time.monotonic() - began < 0.9, "as soon as it ends, not at the next look"
 
 
 # Lost
@@ -177,9 +175,9 @@ def test_a_lease_that_was_taken_away_is_noticed(eventually):
     heard = []
     signals.lock_lost.connect(receiver := lambda sender, handle, **kwargs: heard.append(handle.name))
     try:
-        with pytest.raises(LockLost, match="taken away"), Lease("a", ttl=0.6) as lease:
+        with pytest.raises(LockLost, match="taken away"), Lease("a", ttl=3) as lease:
             assert Row.objects.all().free() == 1
-            assert lease.lost.wait(5)
+            assert lease.lost.wait(15)
             with pytest.raises(LockLost):
                 lease.assert_held()
             with pytest.raises(LockLost):
@@ -214,10 +212,10 @@ def end_sessions(somebody):
 
 
 def test_a_session_that_was_ended_costs_no_lease(somebody):
-    with Lease("a", ttl=0.9) as lease:
+    with Lease("a", ttl=3) as lease:
         for _ in range(4):
             end_sessions(somebody)
-            time.sleep(0.3)
+            time.sleep(1)
         lease.assert_held()
     assert not lease.lost.is_set()
 
@@ -260,14 +258,15 @@ def test_the_token_keeps_out_what_a_holder_writes_too_late():
 # Waiting
 
 
-def test_who_waits_is_woken_when_the_leader_resigns(in_threads):
-    """By a notification: the next look would come up to a second later."""
+def test_who_waits_is_woken_when_the_leader_resigns(in_threads, monkeypatch):
+    """By a notification: the next look would come when the lease ends."""
+    monkeypatch.setattr("django_pglock.locks.lease.LOOK_AGAIN", 600.0)
     elected, resigned, entered = threading.Event(), [], []
 
     def lead(number):
         if number:
             elected.wait(10)
-        with leader("a", ttl=30) as leadership:
+        with leader("a", ttl=300) as leadership:
             entered.append((time.monotonic(), leadership.token))
             elected.set()
             if not number:
@@ -277,7 +276,7 @@ def test_who_waits_is_woken_when_the_leader_resigns(in_threads):
     in_threads(lead, 2)
     (_, first), (when, second) = entered
     assert (first, second) == (1, 2)
-    assert when - resigned[0] < 0.4
+    assert when - resigned[0] < 15
 
 
 def test_many_candidates_lead_one_after_another(in_threads, eventually):

@@ -93,6 +93,8 @@ def test_the_timeout_is_for_all_together(somebody, in_transaction):
 
 def _free_one_after_another(others, pause):
     def free():
+        while not others[0].ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+            time.sleep(0.01)
         for other in others:
             time.sleep(pause)
             other.leaves()

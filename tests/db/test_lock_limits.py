@@ -56,7 +56,7 @@ def test_in_a_transaction_max_hold_ends_with_it(timeout):
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_a_holder_that_stalls_loses_the_lock_and_hears_of_it(somebody, eventually, in_transaction):
     """A request that hangs in a call to somewhere else must not keep the lock for ever."""
-    with pytest.raises(LockLost), lock("a", scope="session", max_hold=0.2) as handle:
+    with pytest.raises(LockLost), lock("a", scope="session", max_hold=1) as handle:
         with connection.cursor() as cursor:
             cursor.execute("BEGIN" if in_transaction else "SELECT 1")
         eventually(lambda: somebody.can_have("a"), why="the lock was kept")
@@ -103,12 +103,13 @@ def test_short_waits_and_holds_are_not_worth_a_line(caplog):
 
 
 @override_settings(DJANGO_PGLOCK={"SLOW_WAIT": 0.05, "SLOW_HOLD": 0.05})
-def test_long_waits_and_holds_are_warned_of(somebody, in_threads, caplog):
+def test_long_waits_and_holds_are_warned_of(somebody, in_threads, caplog, eventually):
     somebody.holds("a")
+    waited = "SELECT count(*) FROM pg_locks WHERE NOT granted AND waitstart < clock_timestamp() - interval '60 ms'"
 
     def work(number):
         if number == 0:
-            time.sleep(0.1)
+            eventually(lambda: somebody.ask(waited), why="nobody waits")
             somebody.leaves()
         else:
             with lock("a"):
@@ -159,7 +160,7 @@ def test_a_deadlock_is_no_busy_lock_and_leaves_nothing(in_threads):
 
 
 @pytest.mark.parametrize("scope", ["session", "transaction"])
-def test_ctrl_c_while_waiting_leaves_nothing(somebody, scope, request):
+def test_ctrl_c_while_waiting_leaves_nothing(somebody, scope, request, eventually):
     import _thread
     import signal
     import threading
@@ -168,11 +169,16 @@ def test_ctrl_c_while_waiting_leaves_nothing(somebody, scope, request):
     earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, earlier))
     somebody.holds("a")
-    timer = threading.Timer(0.2, _thread.interrupt_main)
-    timer.start()
-    with pytest.raises(KeyboardInterrupt), lock("a", scope=scope):
+
+    def interrupt_who_waits():
+        eventually(lambda: somebody.ask("SELECT count(*) FROM pg_locks WHERE NOT granted"), why="nobody waits")
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=interrupt_who_waits)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), lock("a", scope=scope, timeout=30):
         pytest.fail("the body ran without the lock")
-    timer.join()
+    thread.join()
     assert advisory_rows() == 0
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")

@@ -177,7 +177,7 @@ def test_cancel_reaches_a_running_task():
     assert row.status == "CANCELLED" or row.cancel_requested_at
 
 
-def test_a_living_workers_task_is_not_reset():
+def test_a_living_workers_task_is_not_reset(slow_beats):
     living = uuid4()
     Worker.objects.all().beat(living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     row = make("RUNNING", worker=living)

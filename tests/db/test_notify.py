@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
+from queue import SimpleQueue
 from uuid import uuid4
 
 import pytest
@@ -26,18 +28,32 @@ def heard(request, tmp_path, monkeypatch):
     name = f"@{uuid4().hex}" if request.param == "abstract" else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.bind(f"\0{name[1:]}" if name[0] == "@" else name)
-        channel.setblocking(False)
         monkeypatch.setenv("NOTIFY_SOCKET", name)
+
+        came = SimpleQueue()
+
+        def listen():
+            while data := channel.recv(4096):
+                came.put(data.decode())
+
+        # All the time: the kernel keeps ten messages at most for who does not listen, and loses the rest.
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
 
         def take():
             lines = []
-            while True:
-                try:
-                    lines += channel.recv(4096).decode().split("\n")
-                except BlockingIOError:
-                    return lines
+            send(b"the end")
+            while (text := came.get(timeout=10)) != "the end":
+                lines += text.split("\n")
+            return lines
+
+        def send(data):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.sendto(data, channel.getsockname())
 
         yield take
+        send(b"")
+        listener.join(10)
 
 
 def test_systemd_hears_of_start_life_and_end(heard, worker, eventually, monkeypatch):
@@ -50,7 +66,8 @@ def test_systemd_hears_of_start_life_and_end(heard, worker, eventually, monkeypa
         lines.extend(heard())
         return all(line in lines for line in wanted)
 
-    eventually(lambda: has_heard("READY=1", "WATCHDOG=1", "STATUS=0 tasks running, 0 succeeded, 0 failed"), why=lines)
+    wanted = ("READY=1", "WATCHDOG=1", "STATUS=0 tasks running, 0 succeeded, 0 failed")
+    eventually(lambda: has_heard(*wanted), why="not all was told")
     assert "STOPPING=1" not in lines
     running.shutdown()
     assert has_heard("STOPPING=1", "STATUS=The worker is stopping.")

@@ -25,7 +25,7 @@ from django_pglock.worker import health, probes, service
 from django_pglock.worker.line import REPLACE, Line
 from django_pglock.worker.metrics import exposition
 from django_pglock.worker.probes import Probes
-from tests.sample import tasks
+from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -126,13 +126,14 @@ def test_a_process_that_is_replaced_leaves_its_port_to_the_other(probed, line):
 
 def test_a_worker_that_drains_lives_and_is_not_ready(probed, eventually):
     worker = probed()
-    tasks.note_and_sleep.enqueue("runs", 1)
+    running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())
     draining = threading.Thread(target=worker.shutdown)
     draining.start()
     eventually(lambda: worker.heartbeat.is_draining)
     assert ask(worker, "/readyz")[:2] == (503, "The worker is stopping.\n")
     assert ask(worker, "/livez")[0] == 200
+    running_tasks.note("go on")
     draining.join(20)
     assert Task.objects.get().status == "SUCCESSFUL"
     with pytest.raises(ConnectionRefusedError):
@@ -249,13 +250,15 @@ def test_a_heartbeat_that_cannot_be_written_is_seen(probed, eventually, monkeypa
     end.set()
 
 
-def test_what_became_of_claims_is_counted(probed, eventually):
+def test_what_became_of_claims_is_counted(probed, eventually, monkeypatch):
+    monkeypatch.setattr("django_pglock.worker.fetcher.HOARDING", 60)  # else a claim that waits for long counts twice
     worker = probed()
     for call in (tasks.nothing, tasks.nothing, tasks.fail_twice, tasks.fail_for_good):
         call.enqueue(*["a"] * (call is tasks.fail_twice))
-    tasks.note_and_sleep.enqueue("is lost", 0.5)
-    eventually(lambda: Effect.objects.exists())
-    Task.objects.filter(task_path__endswith="note_and_sleep").update(attempts=F("attempts") + 1)
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.filter(name="waits").exists())
+    Task.objects.filter(task_path__endswith="wait_for_note").update(attempts=F("attempts") + 1)
+    running_tasks.note("go on")
 
     eventually(lambda: metrics(worker)["outcomes_total outcome=succeeded"] >= 3)
     # Counted when it is written, and let go right after.
@@ -271,9 +274,10 @@ def test_what_became_of_claims_is_counted(probed, eventually):
 
 def test_what_is_in_hand_is_counted(probed, eventually):
     worker = probed(threads=1)
-    tasks.note_and_sleep.enqueue("runs", 1)
+    running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())
     found = metrics(worker)
+    running_tasks.note("go on")
     assert (found["tasks_in_hand"], found["tasks_running"]) == (1, 1)
 
 

@@ -41,7 +41,7 @@ def ask(sql, *values):
 # Claiming
 
 
-def test_a_task_may_run_for_longer_than_any_limit(claim):
+def test_a_task_may_run_for_longer_than_any_limit(claim, slow_beats):
     """It began ten days ago, and its worker gives signs of life."""
     worker = uuid4()
     beat(worker)
@@ -64,7 +64,7 @@ def test_a_restart_under_the_same_name_does_not_vouch_for_the_one_before(claim):
     assert [each.worker for each in Task.objects.all().rescue()] == [before]
 
 
-def test_tasks_of_the_living_take_no_room_in_a_page_of_rescue(claim):
+def test_tasks_of_the_living_take_no_room_in_a_page_of_rescue(claim, slow_beats):
     living = uuid4()
     beat(living)
     for _ in range(6):
@@ -193,8 +193,9 @@ def test_a_rescue_meets_no_conflict_with_the_one_that_waits(claim):
 
 @pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("hours", [-24, 24])
-def test_the_clock_of_the_host_does_not_matter(worker, eventually, monkeypatch, hours):
+def test_the_clock_of_the_host_does_not_matter(worker, eventually, monkeypatch, settings, hours):
     """A worker whose clock is a day late, or early: nothing begins too soon, nobody is taken for dead."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_LIMIT": 600.0}
     right = time.time
     monkeypatch.setattr(time, "time", lambda: right() + hours * 3600)
     monkeypatch.setattr("django.utils.timezone.now", lambda: pytest.fail("somebody asked the host for the time"))

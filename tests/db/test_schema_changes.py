@@ -8,7 +8,7 @@ from django.test import override_settings
 
 from django_pglock.models import Task
 from django_pglock.worker.migrations import pending_migrations
-from tests.sample import tasks
+from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,9 +32,10 @@ def away():
 def test_an_outcome_waits_until_the_table_is_back(worker, eventually, request):
     """It is not the row's fault that it cannot be written, so the task does not fail for it."""
     running = worker()
-    tasks.note_and_sleep.enqueue("ends meanwhile", 0.3)
+    running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())
     bring_back = request.getfixturevalue("away")
+    running_tasks.note("go on")
     for part in (running.settler, running.fetcher, running.upkeep):
         eventually(lambda: part._failures > 1, why=f"the {part.name} has not tried again")  # noqa: B023
     bring_back()

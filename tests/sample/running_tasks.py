@@ -116,17 +116,15 @@ def keep_busy(seconds):
     return seconds
 
 
-@task(timeout=0.2, max_attempts=2, backoff=0)
-def too_long_once(kind):
+@task(timeout=0.2, max_attempts=2, backoff=0, takes_context=True)
+def too_long_once(context: TaskContext, kind):
     """Take too long at the first attempt only."""
-    is_first = not Effect.objects.filter(name=kind).exists()
-    note(kind)
-    if is_first:
+    if context.attempt == 1:
         {"sql": sleep_in_sql, "python": sleep_in_python}[kind](30)
     return "second"
 
 
-@task(timeout=0.2)
+@task(timeout=1)
 def swallow_once(kind, seconds):
     """Not give up at the first error."""
     try:
@@ -161,7 +159,14 @@ def stuck_once():
 
 @task
 def wait_for_note(name):
-    note("waits")
+    Effect.objects.create(name="waits", pid=os.getpid())
+    while not Effect.objects.filter(name=name).exists():
+        time.sleep(0.01)
+
+
+@task(atomic=True)
+def write_and_wait_for_note(written, name):
+    note(written)
     while not Effect.objects.filter(name=name).exists():
         time.sleep(0.01)
 
@@ -172,9 +177,9 @@ def write_too_long():
     sleep_in_python(30)
 
 
-@task(timeout=0.2, max_attempts=2, backoff=0)
-async def wait_too_long_once():
-    if await asyncio.to_thread(note_and_close, "coroutine") == 1:
+@task(timeout=0.2, max_attempts=2, backoff=0, takes_context=True)
+async def wait_too_long_once(context: TaskContext):
+    if context.attempt == 1:
         await asyncio.sleep(30)
     return "second"
 
