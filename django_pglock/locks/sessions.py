@@ -154,7 +154,7 @@ class AsyncSessions:
             parameters: dict[str, Any] = connection.get_connection_params()
             parameters.pop("cursor_factory", None)
             parameters.pop("pool", None)
-            raw = await AsyncConnection.connect(**parameters, autocommit=True)
+            raw = await _connect(parameters)
         keep_from_children(raw)
         session = AsyncSession(raw, self.alias)
         self._all.add(session)
@@ -173,6 +173,21 @@ class AsyncSessions:
                 self._all.pop().end()
             # What waits is bound to its loop, which could not be collected while it is known here.
             _of_loops.pop(asyncio.get_running_loop(), None)
+
+
+async def _connect(parameters: dict[str, Any]) -> AsyncConnection[Any]:
+    connecting = asyncio.ensure_future(AsyncConnection.connect(**parameters, autocommit=True))
+    try:
+        return await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        # Cancelled halfway it would stay open until Python happens to collect it.
+        connecting.add_done_callback(_end_at_once)
+        raise
+
+
+def _end_at_once(connecting: asyncio.Future[AsyncConnection[Any]]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().pgconn.finish()
 
 
 _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, AsyncSessions]] = WeakKeyDictionary()

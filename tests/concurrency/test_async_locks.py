@@ -26,6 +26,7 @@ from django_pglock import (
     semaphore,
     try_lock,
 )
+from django_pglock.locks.sessions import sessions_for
 from django_pglock.models import AdvisoryLock
 from tests.db.test_locks import somebody as somebody  # a fixture
 
@@ -189,6 +190,37 @@ async def _is(function, value):
     return await function() == value
 
 
+def sessions():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        return cursor.fetchone()[0]
+
+
+async def asessions():
+    return await asyncio.to_thread(_closing, sessions)
+
+
+def test_a_wait_that_is_cut_short_while_it_connects_leaves_no_session():
+    async def main():
+        before = await asessions()
+        kept = []
+        for moment in range(40):
+            coming = asyncio.create_task(lock(f"a {moment}").aacquire())
+            await asyncio.sleep(moment * 0.00025)
+            coming.cancel()
+            try:
+                await (await coming).release()
+            except asyncio.CancelledError as error:
+                kept.append(error)  # Python would close what only its frames know, sooner or later
+        sessions_for("default").close_idle()
+        await until(lambda: _is(asessions, before), "a session is left")
+
+    asyncio.run(main())
+
+
 def test_an_inner_wait_that_is_cut_short_does_not_cost_the_outer_lock(somebody):
     """``asyncio.timeout`` around an inner lock is how one writes it; the outer one must still be held."""
     somebody.holds("inner")
@@ -230,7 +262,7 @@ def test_cancels_at_any_moment_leave_nothing():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("what", [lock("a"), lock_all("a", "b"), semaphore("a", 2), Lease("a"), leader("a")])
+@pytest.mark.parametrize("what", [lock("a"), lock_all("a", "b"), semaphore("a", limit=2), Lease("a"), leader("a")])
 def test_what_is_for_threads_is_refused_in_a_coroutine_and_says_what_to_write(what):
     async def main():
         with pytest.raises(SynchronousOnlyOperation, match="async with"), what:
