@@ -98,6 +98,12 @@ class Task(models.Model):
                 name="pglock_task_lock",
                 condition=Q(lock_key__isnull=False, finished_at__isnull=True),
             ),
+            # Of keys that one at a time has: whose turn it still is, while it waits to be tried again.
+            models.Index(
+                fields=["lock_key"],
+                name="pglock_task_retried",
+                condition=Q(lock_key__isnull=False, status="SCHEDULED", started_at__isnull=False),
+            ),
             models.Index(fields=["expires_at"], name="pglock_task_expires", condition=Q(expires_at__isnull=False)),
             models.Index(fields=["run_after", "id"], name="pglock_task_due", condition=Q(status="SCHEDULED")),
             models.Index(fields=["worker", "id"], name="pglock_task_running", condition=Q(status="RUNNING")),

@@ -70,10 +70,14 @@ class GateQuerySet(ClaimQuerySet[Any]):
         In one message: a process that is frozen between two would keep what the first has locked from everybody, for as
         long as its session may stand still. PostgreSQL makes one transaction of a message, and takes a new snapshot for
         each statement: https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-MULTI-STATEMENT.
+        At the level of isolation at which it does, whatever the role's default is.
         """
-        with connections[self.db].cursor() as cursor:
+        connection = connections[self.db]
+        with connection.cursor() as cursor:
             bind = ClientCursor(cursor.connection).mogrify
-            cursor.execute(";".join(bind(self._sql(statement), values or None) for statement, values in parts))
+            message = [bind(self._sql(statement), values or None) for statement, values in parts]
+            begin = [] if connection.in_atomic_block else ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED"]
+            cursor.execute(";".join((*begin, *message)))
             while cursor.nextset():
                 pass
             rows: list[tuple[Any, ...]] = cursor.fetchall()

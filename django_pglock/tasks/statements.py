@@ -111,19 +111,26 @@ FROM (SELECT DISTINCT unnest(%s::text[]) COLLATE "C" AS key ORDER BY key) AS key
 
 # Lets the first that wait at these keys through, as many as have room. What has been admitted and has not finished
 # takes up room; so does, at a key that lets one through, what will be tried again: the others wait for it, because
-# order is what they asked for. At a rated key each one through takes a token from its bucket; those that nobody has
-# begun yet count against the burst, so that a busy worker cannot save them up.
+# order is what they asked for. Where functions that share a key differ in their concurrency, nobody is let in beside
+# one that has less room for company. At a rated key each one through takes a token from its bucket; those that nobody
+# has begun yet count against the burst, so that a busy worker cannot save them up. When no token is what they wait for,
+# there is a look all the same, the rarer the longer that lasts.
 #
 # Nobody is let through before an older task whose wait for others (after=) is over, only that ``RELEASE`` has not said
 # so yet: it will, and admit to the key again. The first hundred such tasks are looked at, to bound it.
+#
+# Whoever keeps the row of one that waits locked, in a transaction that may be long, holds up that key and nothing else:
+# the row and what is behind it are left alone. Who has changed it admits after the commit; upkeep does in any case.
 #
 # The first that wait are asked for by a range of the index of keys, in its order: with "=" the planner may walk another
 # index, through all that waits for other keys, in the hope to meet them soon. They are updated by an array, which it
 # takes for a few; a LIMIT that it does not know it takes for a tenth of all.
 ADMIT = """
 WITH head AS MATERIALIZED (
-    SELECT first.*, (first.meta -> 'rate' ->> 0)::float8 AS interval, (first.meta -> 'rate' ->> 1)::int AS burst
-    FROM (SELECT DISTINCT unnest(%s::text[]) AS key) AS keys
+    SELECT first.*, (first.meta -> 'rate' ->> 0)::float8 AS interval, (first.meta -> 'rate' ->> 1)::int AS burst,
+           COALESCE(first.concurrency, keys.otherwise) AS most, keys.otherwise
+    FROM (SELECT DISTINCT key, CASE WHEN starts_with(key, '%%rate ') THEN 32767 ELSE 1 END AS otherwise
+          FROM unnest(%s::text[]) AS key) AS keys
     CROSS JOIN LATERAL (
         SELECT task.lock_key AS key, task.id, task.concurrency, task.group_key, task.meta FROM {task} AS task
         WHERE (task.lock_key, task.status) BETWEEN (keys.key, 'BLOCKED') AND (keys.key, 'BLOCKED')
@@ -138,18 +145,21 @@ WITH head AS MATERIALIZED (
         WHERE (SELECT bool_and(awaited.finished_at IS NOT NULL) FROM {waiter} AS waiter
                JOIN {task} AS awaited ON awaited.id = waiter.awaited WHERE waiter.task_id = older.id))
 ), gate AS MATERIALIZED (
-    SELECT head.key, head.interval, head.burst, busy.ready,
-           COALESCE(head.concurrency, CASE WHEN head.burst IS NULL THEN 1 ELSE 32767 END) - busy.admitted
-               - CASE WHEN COALESCE(head.concurrency, 1) = 1 AND head.group_key IS NULL AND head.burst IS NULL
-                      THEN busy.to_be_retried ELSE 0 END AS room,
+    SELECT head.key, head.otherwise, head.interval, head.burst, busy.ready, busy.admitted,
+           LEAST(head.most, busy.least) - busy.admitted
+               - CASE WHEN head.most = 1 AND head.group_key IS NULL AND (
+                   SELECT task.lock_key FROM {task} AS task
+                   WHERE task.lock_key BETWEEN head.key AND head.key
+                     AND task.status = 'SCHEDULED' AND task.started_at IS NOT NULL
+                   ORDER BY task.lock_key LIMIT 1) IS NOT NULL THEN 1 ELSE 0 END AS room,
+           EXTRACT(EPOCH FROM clock_timestamp() - bucket.arrives_at) AS idle,
            GREATEST(bucket.arrives_at, clock_timestamp()) AS arrives_at
     FROM head LEFT JOIN {rate_limit} AS bucket ON bucket.key = head.key
     CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE task.status = 'READY')::int AS ready,
-               count(*) FILTER (WHERE task.status IN ('READY', 'RUNNING'))::int AS admitted,
-               count(*) FILTER (WHERE task.status = 'SCHEDULED' AND task.started_at IS NOT NULL)::int AS to_be_retried
+        SELECT count(*) FILTER (WHERE task.status = 'READY')::int AS ready, count(*)::int AS admitted,
+               min(COALESCE(task.concurrency, head.otherwise)) AS least
         FROM {task} AS task
-        WHERE (task.lock_key, task.status) BETWEEN (head.key, 'READY') AND (head.key, 'SCHEDULED')
+        WHERE (task.lock_key, task.status) BETWEEN (head.key, 'READY') AND (head.key, 'RUNNING')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL) AS busy
 ), allowed AS MATERIALIZED (
     SELECT gate.*, GREATEST(0, CASE
@@ -158,18 +168,32 @@ WITH head AS MATERIALIZED (
                    burst - EXTRACT(EPOCH FROM arrives_at - clock_timestamp()) / interval + 0.000001)::int)
                END) AS count
     FROM gate
+), next AS MATERIALIZED (
+    SELECT first.id, allowed.key FROM allowed CROSS JOIN LATERAL (
+        SELECT waiting.id, row_number() OVER earlier AS place,
+               min(COALESCE(waiting.concurrency, allowed.otherwise)) OVER earlier AS least
+        FROM (SELECT task.lock_key, task.status, task.id, task.concurrency FROM {task} AS task
+              WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
+                AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
+              ORDER BY task.lock_key, task.status, task.id LIMIT allowed.count) AS waiting
+        WINDOW earlier AS (ORDER BY waiting.lock_key, waiting.status, waiting.id ROWS UNBOUNDED PRECEDING)) AS first
+    WHERE allowed.admitted + first.place <= first.least
+), locked AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE task.id = ANY (ARRAY(SELECT id FROM next)) AND task.status || '' = 'BLOCKED'
+    FOR NO KEY UPDATE SKIP LOCKED
 ), admitted AS MATERIALIZED (
-    SELECT next.id, allowed.key FROM allowed CROSS JOIN LATERAL (
-        SELECT task.id FROM {task} AS task
-        WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
-          AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
-        ORDER BY task.lock_key, task.status, task.id LIMIT allowed.count) AS next
+    SELECT id, key FROM (
+        SELECT id, key, bool_and(id IN (SELECT id FROM locked)) OVER (PARTITION BY key ORDER BY id) AS is_free
+        FROM next) AS each
+    WHERE is_free
 ), bucket AS (
     INSERT INTO {rate_limit} AS bucket (key, arrives_at, opens_at)
     SELECT allowed.key, moment.arrives_at,
            CASE WHEN gate_has_more.more THEN GREATEST(
                moment.arrives_at - make_interval(secs => (burst - 1) * interval),
-               clock_timestamp() + make_interval(secs => LEAST(interval, 0.05))) END
+               clock_timestamp() + make_interval(secs => GREATEST(LEAST(interval, 0.05),
+                   CASE WHEN through.taken = 0 THEN LEAST(1, allowed.idle / 10) END))) END
     FROM allowed
     CROSS JOIN LATERAL (SELECT count(*) AS taken FROM admitted WHERE admitted.key = allowed.key) AS through
     CROSS JOIN LATERAL (

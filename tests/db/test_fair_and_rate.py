@@ -143,6 +143,9 @@ def test_what_nobody_has_begun_counts_against_the_burst():
         cursor.execute("UPDATE django_pglock_ratelimit SET arrives_at = now() - interval '1 day', opens_at = now()")
     Task.objects.all().admit(Task.objects.all().open_rates())
     assert Task.objects.filter(status="READY").count() == 2
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT opens_at > now() + interval '0.5 s' FROM django_pglock_ratelimit")
+        assert cursor.fetchone()[0], "for one that nobody begins there is a look a second, not twenty"
     Task.objects.filter(status="READY").claim_update(2, status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
     Task.objects.all().admit(["%rate tenant:1"])
     assert Task.objects.filter(status="READY").count() == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
@@ -9,9 +10,12 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
+from django_pglock.db import dedicated_connection
 from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
+from django_pglock.tasks.options import Rate
 from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
+from django_pglock.tasks.statements import LOCK_KEYS
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
 
@@ -32,6 +36,18 @@ def settle(claim, outcome):
     accepted = rows().settle([(claim, outcome)], claim.worker)
     rows().admit([claim.lock_key])
     return accepted
+
+
+@contextmanager
+def hold_key(key):
+    """Be about to admit to a key, in a session of one's own."""
+    holder = dedicated_connection("default")
+    try:
+        with holder.cursor() as cursor:
+            cursor.execute(rows()._sql(LOCK_KEYS).replace("_xact", ""), [[key]])
+        yield holder.connection
+    finally:
+        holder.close()
 
 
 def test_one_of_a_key_is_let_through_and_the_next_when_it_has_finished(claim):
@@ -82,6 +98,76 @@ def test_of_several_at_once_who_waits_for_a_retry_leaves_the_place_to_others(cla
     assert statuses() == ["READY"] * 3 + ["BLOCKED"]
     settle(claim()[0], Retried(FAILURE, 60))
     assert statuses() == ["SCHEDULED", "READY", "READY", "READY"]
+
+
+def test_nobody_is_let_in_beside_one_that_has_less_room_for_company(claim):
+    """Functions may share a key and differ in how many may run at once: one that writes, and many that read."""
+    writer, reader = keyed.step, keyed.step.using(concurrency=3)
+    for each in (writer, reader, reader, writer, reader):
+        each.enqueue(1)
+    assert statuses() == ["READY", "BLOCKED", "BLOCKED", "BLOCKED", "BLOCKED"]
+    [first] = claim()
+    rows().admit([first.lock_key])
+    assert statuses()[1:] == ["BLOCKED", "BLOCKED", "BLOCKED", "BLOCKED"]
+    settle(first, Succeeded())
+    assert statuses()[1:] == ["READY", "READY", "BLOCKED", "BLOCKED"], "not the third that reads: it came later"
+    for each in claim(2):
+        assert statuses()[3] == "BLOCKED"
+        settle(each, Succeeded())
+    assert statuses()[3:] == ["READY", "BLOCKED"]
+
+
+def test_a_key_that_also_has_a_rate_is_still_one_at_a_time(claim):
+    task = keyed.fail_first.using(rate=Rate(100, per=1, burst=10))
+    for _ in range(3):
+        task.enqueue(1)
+    assert statuses() == ["READY", "BLOCKED", "BLOCKED"]
+    [first] = claim()
+    rows().admit([first.lock_key])
+    assert statuses()[1:] == ["BLOCKED", "BLOCKED"]
+    settle(first, Retried(FAILURE, 60))
+    assert statuses() == ["SCHEDULED", "BLOCKED", "BLOCKED"], "it keeps its turn"
+
+
+def test_a_row_that_somebody_has_locked_holds_up_its_key_and_nobody_else(in_threads):
+    """A person cancels in a long transaction, or a call is replaced in one."""
+    with transaction.atomic():
+        for order in (1, 1, 2):
+            keyed.step.enqueue(order)
+
+        def admit_all(number):
+            return rows().admit(["order:1", "order:2"])
+
+        transaction.get_connection().run_on_commit.clear()  # as if we had died right after the commit
+    with transaction.atomic():
+        Task.objects.select_for_update().earliest("id")
+        assert in_threads(admit_all, 2).count(1) == 1
+        assert statuses() == ["BLOCKED", "BLOCKED", "READY"]
+    assert admit_all(0) == 1
+    assert statuses() == ["READY", "BLOCKED", "READY"]
+
+
+def test_whatever_isolation_is_the_default_it_sees_what_was_let_through_while_it_waited(in_threads, eventually):
+    """One snapshot for both statements would be older than the lock, and a second task would be let through."""
+    with transaction.atomic():
+        for order in (1, 2, 2):
+            keyed.step.enqueue(order)
+        transaction.get_connection().run_on_commit.clear()
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with hold_key("order:1") as holder:
+
+        def admit(number):
+            if number == 0:
+                with connection.cursor() as cursor:
+                    cursor.execute("SET default_transaction_isolation = 'repeatable read'")
+                return rows().admit(["order:1", "order:2"])
+            eventually(lambda: holder.execute(waiting).fetchone()[0], why="nobody waits")
+            count = rows().admit(["order:2"])
+            holder.execute("SELECT pg_advisory_unlock_all()")
+            return count
+
+        assert in_threads(admit, 2) == [1, 1]
+    assert statuses() == ["READY", "READY", "BLOCKED"]
 
 
 def test_a_scheduled_task_gets_its_place_when_it_is_due(claim):
@@ -181,7 +267,7 @@ def test_many_calls_are_admitted_by_one_message():
     with CaptureQueriesContext(connection) as queries:
         enqueue_many(keyed.step, [{"order_id": number % 50} for number in range(200)])
     told = [query["sql"] for query in queries if "pg_notify" not in query["sql"]]
-    assert len([sql for sql in told if sql.lstrip().startswith(("WITH", "SELECT"))]) == 2, told
+    assert len([sql for sql in told if sql.lstrip().startswith(("WITH", "SELECT", "SET"))]) == 2, told
     assert Task.objects.filter(status="READY").count() == 50
 
 

@@ -168,6 +168,13 @@ def test_no_hot_statement_reads_the_backlog_or_the_history(backlog):
     assert {name: counts for name, counts in read.items() if counts[0] > 20 * BATCH or counts[1] > 800} == {}
 
 
+def test_admission_does_not_read_what_of_its_key_is_for_later(backlog):
+    insert("SCHEDULED", 20_000, lock="backlog", seconds=60)
+    plan = executed(Task.objects.all()._sql(statements.ADMIT), (["backlog"],), by_index=True)
+    assert rows_read(plan) < 20 * BATCH
+    assert pages_read(plan) < 800
+
+
 def test_nothing_is_compiled_before_it_is_executed(backlog):
     """A sort that is forbidden and has to be looks so expensive to servers before 18 that they would."""
     ids = list(Task.objects.filter(status="RUNNING").values_list("pk", flat=True))
