@@ -14,6 +14,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, TypeVar, overload
 
 from django.db import connections, transaction
+from django.utils.module_loading import import_string
 
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import registry
@@ -128,6 +129,11 @@ class PostgresTask(Task):  # type: ignore[type-arg]
             carried = {name: value for name, value in own.items() if value != getattr(definition, name)}
             object.__setattr__(self, "carried", carried)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As Django 6.1 has it, on every version, and without the fields that __post_init__ fills in.
+        options = {each.name: getattr(self, each.name) for each in fields(self) if each.init and each.name != "func"}
+        return _made_again, (self.module_path, options)
+
     @property
     def has_keys(self) -> bool:
         """Whether calls of this task have keys, so that their arguments are looked at when they are enqueued."""
@@ -225,6 +231,12 @@ def _task_ids(after: Any) -> tuple[int, ...]:
         return tuple(map(_task_id, (after,) if is_one else after))
     except TypeError:
         raise TaskOptionError(f"after takes results or their ids, not {after!r}.") from None
+
+
+def _made_again(path: str, options: dict[str, Any]) -> PostgresTask:
+    """Return the task that was copied or pickled. In another process its module may not have been imported yet."""
+    definition = registry.find(path) or import_string(path)
+    return PostgresTask(func=definition.func, **options)
 
 
 def _task_id(value: Any) -> int:

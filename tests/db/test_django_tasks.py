@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from datetime import timedelta
 
 import django
 import pytest
+from django.test import override_settings
 from django.utils import timezone
 
-from django_pglock.tasks.compat import InvalidTask, TaskResultStatus, task_backends
+from django_pglock import enqueue_many
+from django_pglock.tasks import registry
+from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask, TaskResultStatus, task_backends
+from tests.sample import keyed_tasks
 from tests.sample import portable_tasks as tasks
+from tests.sample import tasks as own_tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -87,3 +94,62 @@ def test_djangos_own_decorator_takes_our_options():
     from django.tasks import task
 
     assert task(max_attempts=4)(tasks.add.func).max_attempts == 4
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickled])
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(own_tasks.echo, id="definition"),
+        pytest.param(own_tasks.echo.using(timeout=5, priority=7, meta={"a": [1]}), id="using"),
+        pytest.param(keyed_tasks.remind, id="unique"),
+        pytest.param(keyed_tasks.gather, id="group"),
+        pytest.param(keyed_tasks.trickle, id="rate"),
+    ],
+)
+def test_a_copy_of_a_task_is_equal_and_asks_for_the_same(task, duplicate):
+    """Django's DummyBackend copies tasks, caches and pools of processes pickle them."""
+    again = duplicate(task)
+    assert again == task
+    assert again is not task
+    assert again.carried == task.carried
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_of_a_task_runs(finished, duplicate):
+    result = duplicate(own_tasks.echo.using(timeout=5)).enqueue("x")
+    assert duplicate(finished(result)).return_value == "x"
+
+
+def test_a_pickled_task_imports_its_module(own_registry):
+    """As in the process of a pool, which has imported nothing."""
+    data = pickle.dumps(own_tasks.echo.using(priority=3))
+    del registry._definitions[own_tasks.echo.module_path]
+    assert pickle.loads(data).func is own_tasks.echo.func
+
+
+def backend_of_django(name):
+    return override_settings(TASKS={"default": {"BACKEND": f"{BaseTaskBackend.__module__.removesuffix('base')}{name}"}})
+
+
+def test_djangos_dummy_backend_keeps_the_calls():
+    with backend_of_django("dummy.DummyBackend"):
+        result = own_tasks.echo.using(priority=5).enqueue("x")
+        enqueue_many(own_tasks.echo, ["y", "z"])
+        kept = task_backends["default"].results
+        assert [each.args for each in kept] == [["x"], ["y"], ["z"]]
+        assert own_tasks.echo.get_result(result.id).task.priority == result.task.priority == 5
+        assert keyed_tasks.remind.enqueue(1).status == TaskResultStatus.READY
+
+
+def test_djangos_immediate_backend_runs_the_calls():
+    with backend_of_django("immediate.ImmediateBackend"):
+        assert own_tasks.echo.using(priority=5).enqueue("x").return_value == "x"
+        assert own_tasks.tell_context.enqueue("x").return_value[2] == "x"
+        assert pickled(own_tasks.echo.enqueue("y")).return_value == "y"
+        failed = own_tasks.fail.enqueue("no")
+        assert (failed.status, failed.errors[0].exception_class) == (TaskResultStatus.FAILED, ValueError)
