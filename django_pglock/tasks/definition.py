@@ -14,6 +14,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, TypeVar, overload
 
 from django.db import connections, transaction
+from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_pglock.errors import TaskOptionError
@@ -121,6 +122,9 @@ class PostgresTask(Task):  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
         self._check_options()
+        if isinstance(self.run_after, timedelta) and not issubclass(self.get_backend().task_class, PostgresTask):
+            # Django's own backends, for tests and development, know only dates.
+            object.__setattr__(self, "run_after", timezone.now() + self.run_after)
         # Not super(): without arguments it fails in a dataclass with slots, which is a new class.
         Task.__post_init__(self)
         definition = registry.register(self)

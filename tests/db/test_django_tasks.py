@@ -144,6 +144,8 @@ def test_djangos_dummy_backend_keeps_the_calls():
         assert [each.args for each in kept] == [["x"], ["y"], ["z"]]
         assert own_tasks.echo.get_result(result.id).task.priority == result.task.priority == 5
         assert keyed_tasks.remind.enqueue(1).status == TaskResultStatus.READY
+        later = own_tasks.echo.using(run_after=timedelta(hours=1)).enqueue("x").task.run_after
+        assert timedelta(minutes=59) < later - timezone.now() <= timedelta(hours=1)
 
 
 def test_djangos_immediate_backend_runs_the_calls():
