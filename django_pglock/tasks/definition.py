@@ -6,12 +6,12 @@ our typed ``task`` decorator on every version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, Protocol, TypedDict, TypeVar, overload
 
 from django.db import connections, transaction
 from django.utils import timezone
@@ -45,7 +45,7 @@ from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption, check_back
 from django_pglock.tasks.schedules import check_schedule
 
 if TYPE_CHECKING:
-    from typing_extensions import ParamSpec, Self
+    from typing_extensions import ParamSpec, Self, Unpack
 
     P = ParamSpec("P")
 
@@ -252,8 +252,14 @@ def _task_id(value: Any) -> int:
 
 if TYPE_CHECKING:
 
+    class Result(TaskResult[P, R]):
+        """What a type checker sees of the result of a decorated function."""
+
+        def wait(self, timeout: float | None = None) -> Self: ...
+        async def await_(self, timeout: float | None = None) -> Self: ...
+
     class TaskFunction(Task[P, R]):
-        """What a type checker sees of a decorated function."""
+        """What a type checker sees of a decorated function. R is what it returns when it is awaited, if it is async."""
 
         def using(
             self,
@@ -275,7 +281,60 @@ if TYPE_CHECKING:
             meta: dict[str, Any] | None = None,
         ) -> TaskFunction[P, R]: ...
 
+        def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[P, R]: ...
+        async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[P, R]: ...
         def enqueue_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
+        def get_result(self, result_id: str) -> Result[P, R]: ...
+        async def aget_result(self, result_id: str) -> Result[P, R]: ...
+
+    class Options(TypedDict, total=False):
+        """The options of ``@task`` that do not change how the function is called."""
+
+        priority: int
+        queue_name: str
+        backend: str
+        max_attempts: int
+        backoff: BackoffOption
+        retry_on: type[BaseException] | tuple[type[BaseException], ...]
+        no_retry_on: type[BaseException] | tuple[type[BaseException], ...]
+        atomic: bool
+        timeout: float | timedelta | None
+        lock: str | None
+        concurrency: int | None
+        unique: UniqueOption | None
+        fair: str | None
+        rate: RateOption | None
+        keep_result: float | timedelta | None
+        cron: str | None
+        every: float | timedelta | None
+        timezone: str | None
+        redact: RedactOption
+
+    class Decorator(Protocol):
+        @overload
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> TaskFunction[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+
+    class ContextDecorator(Protocol):
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[TaskContext, P], Coroutine[Any, Any, R]], /
+        ) -> TaskFunction[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[TaskContext, P], R], /) -> TaskFunction[P, R]: ...
+
+    class GroupDecorator(Protocol):
+        """The function takes a list of calls; what stands in a call, only its template and its body know."""
+
+        @overload
+        def __call__(self, function: Callable[..., Coroutine[Any, Any, R]], /) -> TaskFunction[..., R]: ...
+        @overload
+        def __call__(self, function: Callable[..., R], /) -> TaskFunction[..., R]: ...
+
+
+@overload
+def task(function: Callable[P, Coroutine[Any, Any, R]], /) -> TaskFunction[P, R]: ...
 
 
 @overload
@@ -283,57 +342,15 @@ def task(function: Callable[P, R], /) -> TaskFunction[P, R]: ...
 
 
 @overload
-def task(
-    *,
-    priority: int = ...,
-    queue_name: str = ...,
-    backend: str = ...,
-    takes_context: Literal[True],
-    max_attempts: int = ...,
-    backoff: BackoffOption = ...,
-    retry_on: type[BaseException] | tuple[type[BaseException], ...] = ...,
-    no_retry_on: type[BaseException] | tuple[type[BaseException], ...] = ...,
-    atomic: bool = ...,
-    timeout: float | timedelta | None = ...,
-    lock: str | None = ...,
-    concurrency: int | None = ...,
-    unique: UniqueOption | None = ...,
-    group: GroupOption | None = ...,
-    fair: str | None = ...,
-    rate: RateOption | None = ...,
-    keep_result: float | timedelta | None = ...,
-    cron: str | None = ...,
-    every: float | timedelta | None = ...,
-    timezone: str | None = ...,
-    redact: RedactOption = ...,
-) -> Callable[[Callable[Concatenate[TaskContext, P], R]], TaskFunction[P, R]]: ...
+def task(*, group: GroupOption, takes_context: bool = ..., **options: Unpack[Options]) -> GroupDecorator: ...
 
 
 @overload
-def task(
-    *,
-    priority: int = ...,
-    queue_name: str = ...,
-    backend: str = ...,
-    takes_context: Literal[False] = ...,
-    max_attempts: int = ...,
-    backoff: BackoffOption = ...,
-    retry_on: type[BaseException] | tuple[type[BaseException], ...] = ...,
-    no_retry_on: type[BaseException] | tuple[type[BaseException], ...] = ...,
-    atomic: bool = ...,
-    timeout: float | timedelta | None = ...,
-    lock: str | None = ...,
-    concurrency: int | None = ...,
-    unique: UniqueOption | None = ...,
-    group: GroupOption | None = ...,
-    fair: str | None = ...,
-    rate: RateOption | None = ...,
-    keep_result: float | timedelta | None = ...,
-    cron: str | None = ...,
-    every: float | timedelta | None = ...,
-    timezone: str | None = ...,
-    redact: RedactOption = ...,
-) -> Callable[[Callable[P, R]], TaskFunction[P, R]]: ...
+def task(*, takes_context: Literal[True], group: None = ..., **options: Unpack[Options]) -> ContextDecorator: ...
+
+
+@overload
+def task(*, takes_context: Literal[False] = ..., group: None = ..., **options: Unpack[Options]) -> Decorator: ...
 
 
 def task(function: Any = None, /, **options: Any) -> Any:

@@ -6,12 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
-from django.tasks import TaskContext
+from django.tasks import TaskContext, TaskResult
 from typing_extensions import assert_type
 
 from django_pglock import (
     Exponential,
+    Group,
     LockNotAvailable,
+    enqueue_many,
     lock,
     lock_all,
     lock_view,
@@ -45,11 +47,64 @@ def rebuild(context: OurTaskContext, pages: int) -> int:
     return context.fencing_token
 
 
+@task
+async def fetch(url: str) -> bytes:
+    return url.encode()
+
+
+@task(timeout=5)
+async def fetch_soon(url: str) -> bytes | None:
+    return url.encode() or None
+
+
+@task(takes_context=True)
+async def fetch_politely(context: OurTaskContext, url: str) -> list[bytes]:
+    context.check()
+    return [url.encode()]
+
+
+@task(group=Group("digest:{user_id}", limit=500, gather=30))
+def send_digest(calls: list[dict[str, Any]]) -> str:
+    return f"{len(calls)} news for user {calls[0]['user_id']}"
+
+
+@task(group="digest:{user_id}", takes_context=True, max_attempts=2)
+async def send_digest_async(context: OurTaskContext, calls: list[dict[str, int]]) -> int:
+    return len(calls) + context.attempt
+
+
+@task(cron="0 7 * * mon-fri", timezone="Europe/Paris", timeout=300, group=None)
+def send_report() -> None: ...
+
+
 assert_type(rebuild.enqueue(pages=3).return_value, int)
 result = send.enqueue(1, copy=True)
 assert_type(result.return_value, str)
+assert_type(result.wait(10).return_value, str)
+assert_type(send.get_result(result.id).wait().return_value, str)
 assert_type(tell.enqueue("x").return_value, int)
 book.using(run_after=timedelta(minutes=5), max_attempts=2).enqueue(amount=5)
+book.using(after=[result, result.id]).enqueue_on_commit(amount=5)
+send_report.enqueue()
+enqueue_many(send.using(priority=-5), ({"order_id": number} for number in range(1000)))
+
+assert_type(fetch.enqueue("https://example.org").wait(10).return_value, bytes)
+assert_type(fetch_soon.using(priority=5).enqueue(url="x").return_value, "bytes | None")
+assert_type(fetch_politely.enqueue("x").return_value, list[bytes])
+assert_type(fetch.call("x"), bytes)
+assert_type(send_digest.enqueue(user_id=1, text="Anna likes your picture").return_value, str)
+assert_type(send_digest_async.using(priority=5).enqueue(user_id=1).wait().return_value, int)
+
+send.enqueue("1")  # type: ignore[arg-type]
+fetch.enqueue(order_id=1)  # type: ignore[call-arg]
+rebuild.enqueue()  # type: ignore[call-arg]
+task(max_attemps=3)  # type: ignore[call-overload]
+
+
+def wait_for_any(results: list[TaskResult[..., str]]) -> None: ...
+
+
+wait_for_any([result, send.enqueue(2)])
 
 
 @lock("sync:{shop_id}", timeout=timedelta(seconds=2), on_busy="skip")
@@ -75,6 +130,10 @@ async def sync_async(shop_id: int) -> str:
 
 async def use_async() -> None:
     assert_type(await sync_async(1), str)
+    result = await fetch.aenqueue("https://example.org")
+    assert_type((await result.await_(10)).return_value, bytes)
+    assert_type((await (await send.aget_result(result.id)).await_()).return_value, str)
+    assert_type(await fetch.acall("x"), bytes)
     await (await lock("x", max_hold=30).aacquire()).release()
 
 
