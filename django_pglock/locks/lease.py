@@ -75,6 +75,8 @@ class LeaseHandle(Holding):
     any more; a body that runs for long looks at it, or calls ``assert_held()`` before each step.
     """
 
+    # Nobody is given a handle that has none yet.
+    token: int
     _model = "Lease"
 
     def __init__(self, key: Key, options: Options, terms: Terms) -> None:
@@ -89,6 +91,7 @@ class LeaseHandle(Holding):
         self._deadline: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._renewing: asyncio.Task[None] | None = None
+        #: Set when it is over; None until it is taken.
         self._gone: asyncio.Event | None = None
         self._taking: asyncio.Task[Any] | None = None
         self._keeper: Keeper = keeper()
@@ -176,7 +179,7 @@ class LeaseHandle(Holding):
         while True:
             seconds = await self._try()
             self.waited = time.monotonic() - began
-            if self.token is not None:
+            if self._gone is not None:
                 return True
             left = LOOK_AGAIN if timeout is None else min(LOOK_AGAIN, timeout - self.waited)
             if left <= 0:
@@ -196,9 +199,11 @@ class LeaseHandle(Holding):
             raise
         if row is None:
             return 0.0
+        token: int | None
         seconds: float | None
-        self.token, seconds = row
-        if self.token is not None:
+        token, seconds = row
+        if token is not None:
+            self.token = token
             self._gone = asyncio.Event()
             self._set_deadline(began)
             if self._ttl is not None:
@@ -215,7 +220,7 @@ class LeaseHandle(Holding):
         """Give back what was taken for somebody who was interrupted in the very moment and does not know of it."""
         if self._taking is not None:
             await asyncio.wait({self._taking})
-        if self.token is not None:
+        if self._gone is not None:
             await self._give_back()
 
     async def _ask(self, statement: str) -> Any:

@@ -12,8 +12,10 @@ from typing_extensions import assert_type
 from django_pglock import (
     Exponential,
     Group,
+    Lease,
     LockNotAvailable,
     enqueue_many,
+    leader,
     lock,
     lock_all,
     lock_view,
@@ -135,6 +137,10 @@ async def use_async() -> None:
     assert_type((await (await send.aget_result(result.id)).await_()).return_value, str)
     assert_type(await fetch.acall("x"), bytes)
     await (await lock("x", max_hold=30).aacquire()).release()
+    async with Lease("nightly", ttl=60) as lease:
+        assert_type(lease.token, int)
+        await lease.extend()
+        await lease.until_lost()
 
 
 def use() -> None:
@@ -145,6 +151,13 @@ def use() -> None:
     with try_lock("report") as held:
         if held:
             held.assert_held()
+    with Lease("nightly", ttl=60, min_hold=10) as lease:
+        fence: int = lease.token
+        lease.extend(fence)
+    with leader("scheduler", ttl=15) as leadership:
+        if not leadership.lost.wait(1):
+            fence = leadership.token
+    fence = Lease("nightly", ttl=timedelta(minutes=1)).acquire().token
     try:
         lock("x").acquire().release()
     except LockNotAvailable as busy:
