@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, overload
 
 from django_pglock.errors import LockKeyError, LockNotAvailable
 from django_pglock.keys import Key, key_of, make_key, name_of
@@ -12,9 +13,36 @@ from django_pglock.locks.handle import Handle, SlotHandle
 from django_pglock.locks.lockable import Lockable
 from django_pglock.locks.options import OnBusy, Options, Timeout, max_hold_of, seconds_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class SemaphoreOptions(TypedDict, total=False):
+        """The options that do not change what a decorated function returns."""
+
+        timeout: Timeout
+        scope: str | None
+        using: str | None
+
+    class LockOptions(SemaphoreOptions, total=False):
+        """Those of ``lock`` and ``lock_all``."""
+
+        shared: bool
+        reentrant: bool
+        stale_ok: bool
+        max_hold: Timeout
+
+
 #: PostgreSQL keeps locks in shared memory that all sessions share; thousands of them in one call could fill it up,
 #: and then nobody can connect any more.
 MOST_KEYS = 1000
+
+
+@overload
+def lock(*parts: Any, on_busy: Literal["skip"], **options: Unpack[LockOptions]) -> SkippingLock: ...
+
+
+@overload
+def lock(*parts: Any, on_busy: OnBusy = ..., **options: Unpack[LockOptions]) -> Lock: ...
 
 
 def lock(
@@ -72,6 +100,14 @@ def try_lock(
     return TryLock(parts, options, "skip")
 
 
+@overload
+def lock_all(*names: Any, on_busy: Literal["skip"], **options: Unpack[LockOptions]) -> SkippingLock: ...
+
+
+@overload
+def lock_all(*names: Any, on_busy: OnBusy = ..., **options: Unpack[LockOptions]) -> Lock: ...
+
+
 def lock_all(
     *names: Any,
     timeout: Timeout = None,
@@ -82,7 +118,7 @@ def lock_all(
     reentrant: bool = True,
     stale_ok: bool = False,
     max_hold: Timeout = None,
-) -> LockAll:
+) -> Lock:
     """Hold several locks, all or none: ``with lock_all("a", ("order", 5), account): ...``.
 
     Each of ``names`` is what ``lock`` takes: a string, an int, a saved model instance, or a tuple of parts. They are
@@ -95,6 +131,16 @@ def lock_all(
     return LockAll(names, options, on_busy)
 
 
+@overload
+def semaphore(
+    *parts: Any, limit: int, on_busy: Literal["skip"], **options: Unpack[SemaphoreOptions]
+) -> SkippingLock: ...
+
+
+@overload
+def semaphore(*parts: Any, limit: int, on_busy: OnBusy = ..., **options: Unpack[SemaphoreOptions]) -> Lock: ...
+
+
 def semaphore(
     *parts: Any,
     limit: int,
@@ -102,7 +148,7 @@ def semaphore(
     scope: str | None = None,
     using: str | None = None,
     on_busy: OnBusy = "raise",
-) -> Semaphore:
+) -> Lock:
     """Let at most ``limit`` holders in at once: ``with semaphore("render", limit=3): ...``.
 
     The other arguments are ``lock``'s. Everybody must name the same limit. A holder has one of the slots ``name#1`` to
@@ -180,6 +226,22 @@ class Semaphore(Lock):
 
     def _async_handle(self, parts: tuple[Any, ...]) -> AsyncHandle:
         return AsyncSlotHandle(self._keys(parts), self._options)
+
+
+if TYPE_CHECKING:
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+    class SkippingLock(Lock):
+        """What a type checker sees of a lock with ``on_busy="skip"``: a decorated call may return None."""
+
+        @overload  # type: ignore[override]
+        def __call__(
+            self, function: Callable[P, Coroutine[Any, Any, R]]
+        ) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+        @overload
+        def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]: ...
+        def __call__(self, function: Any) -> Any: ...
 
 
 def _parts_of(name: Any) -> tuple[Any, ...]:

@@ -114,7 +114,39 @@ def sync(shop_id: int) -> str:
     return str(shop_id)
 
 
-assert_type(sync(1), str)
+assert_type(sync(1), "str | None")
+sync("1")  # type: ignore[arg-type]
+
+
+@lock_all("shop:{shop_id}", "stock:{shop_id}", timeout=2, on_busy="skip")
+def count(shop_id: int) -> int:
+    return shop_id
+
+
+@semaphore("render", limit=3, on_busy="skip")
+def render(page: int) -> str:
+    return str(page)
+
+
+@lock("post:{number}", scope="transaction")
+def post(number: int) -> str:
+    return str(number)
+
+
+@lock("post:{number}", timeout=0, on_busy=lambda busy, number: f"{busy.name} is busy")
+def post_or_say(number: int) -> str:
+    return str(number)
+
+
+@lock("shop:{shop_id}", on_busy="raise", max_hold=30)
+async def close(shop_id: int) -> str:
+    return str(shop_id)
+
+
+assert_type(count(1), "int | None")
+assert_type(render(1), "str | None")
+assert_type(post(1), str)
+assert_type(post_or_say(1), str)
 
 
 @lock_view("checkout:{request.user.pk}", methods=["POST"])
@@ -131,7 +163,8 @@ async def sync_async(shop_id: int) -> str:
 
 
 async def use_async() -> None:
-    assert_type(await sync_async(1), str)
+    assert_type(await sync_async(1), "str | None")
+    assert_type(await close(1), str)
     result = await fetch.aenqueue("https://example.org")
     assert_type((await result.await_(10)).return_value, bytes)
     assert_type((await (await send.aget_result(result.id)).await_()).return_value, str)
@@ -144,6 +177,8 @@ async def use_async() -> None:
 
 
 def use() -> None:
+    with lock("report", timeout=2, on_busy="skip") as handle:
+        handle.assert_held()
     with semaphore("render", limit=3) as slot:
         assert_type(slot.name, str)
     with lock("report", 5, shared=True) as handle:
