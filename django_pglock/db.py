@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import django.db.backends.utils
 from django.db import connections
 from django.db.backends.utils import CursorWrapper
+from django.utils.connection import ConnectionDoesNotExist
 from django.utils.module_loading import import_string
 from psycopg import Error as PsycopgError
 from psycopg.pq import Escaping, TransactionStatus
@@ -49,9 +50,13 @@ WHERE pg_backend_pid() = %s
 def connection_for(using: str) -> DatabaseWrapper:
     """Return this thread's Django connection to the database alias ``using``.
 
-    Raises ``ConfigurationError`` when the alias is not PostgreSQL through psycopg 3.
+    Raises ``ConfigurationError`` when the alias is not in ``DATABASES``, or not PostgreSQL through psycopg 3.
     """
-    connection: Any = connections[using]
+    try:
+        connection: Any = connections[using]
+    except ConnectionDoesNotExist:
+        known = ", ".join(sorted(connections.settings))
+        raise ConfigurationError(f"DATABASES has no {using!r}; it has {known}.") from None
     if connection.vendor != "postgresql":
         raise ConfigurationError(
             f"Database {using!r} is {connection.vendor}; django_pglock needs PostgreSQL. "

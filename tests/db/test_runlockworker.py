@@ -6,7 +6,10 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
+from django_pglock.tasks.compat import BaseTaskBackend
+
 OURS = "django_pglock.backend.PostgresBackend"
+DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
 
 
 @pytest.mark.parametrize(
@@ -42,8 +45,26 @@ def test_a_worker_that_would_idle_for_ever_is_refused_with_what_there_is(argumen
 
 @override_settings(TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"database": "other"}}})
 def test_a_database_without_tasks_is_refused():
-    with pytest.raises(CommandError, match="No backend of TASKS"):
-        call_command("runlockworker")
+    with pytest.raises(CommandError, match="No backend of TASKS has its tasks in database 'default'"):
+        call_command("runlockworker", "--database", "default")
+
+
+@pytest.mark.parametrize("command", [["runlockworker"], ["locktasks", "keda"]])
+@pytest.mark.parametrize(
+    ("databases", "text"),
+    [
+        ([], "No backend of TASKS has its tasks in PostgreSQL. Set BACKEND to"),
+        (["other"], "DATABASES has no 'other'; it has default"),
+        (["other", "default", "other"], "TASKS has tasks in several databases: default, other. Choose one with --data"),
+    ],
+)
+def test_the_database_is_that_of_the_backend_if_there_is_just_one(command, databases, text):
+    """What a command reads in another one is nothing: an autoscaler would never start a worker."""
+    tasks = {"dummy": {"BACKEND": DUMMY}}
+    for number, database in enumerate(databases):
+        tasks[str(number)] = {"BACKEND": OURS, "OPTIONS": {"database": database}}
+    with override_settings(TASKS=tasks), pytest.raises(CommandError, match=text):
+        call_command(*command)
 
 
 @override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": []}})

@@ -11,7 +11,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import connections
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -28,6 +27,7 @@ from django_pglock.management.choosing import (
     plain_text,
     task_id,
 )
+from django_pglock.management.databases import add_database, database_of_tasks
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.tasks.counting import COUNTED, MOST_COUNTED, QueueCounts
@@ -88,7 +88,7 @@ class Command(BaseCommand):
 
         def add(name: str, run: Callable[..., None], help_: str) -> CommandParser:
             sub: CommandParser = verbs.add_parser(name, help=help_, description=help_, formatter_class=HelpFormatter)
-            sub.add_argument("--database", default="default", help=_("Database alias of the tasks (default: default)."))
+            add_database(sub)
             # Django's own options stand before the subcommand; some people write these two behind it.
             for option in ("--settings", "--pythonpath"):
                 sub.add_argument(option, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -141,11 +141,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Do what the subcommand says."""
-        alias = options["database"]
-        if alias not in connections.settings:
-            known = ", ".join(sorted(connections.settings))
-            raise CommandError(_("DATABASES has no %(name)r; it has %(known)s.") % {"name": alias, "known": known})
-        options["run"](Task.objects.using(alias), options)
+        options["run"](Task.objects.using(database_of_tasks(options["database"])), options)
 
     # To look
 

@@ -14,13 +14,12 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import connections
 from django.utils import autoreload
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
-from django_pglock.tasks.compat import task_backends
+from django_pglock.management.databases import add_database, database_of_tasks, no_backend, our_backends
 from django_pglock.worker import Worker
 from django_pglock.worker.line import Line, to_supervisor
 from django_pglock.worker.logs import silence_what_nobody_hears
@@ -91,7 +90,7 @@ class Command(BaseCommand):
             metavar="SECONDS",
             help=_("Time for running tasks to finish after the first signal (default: 30)."),
         )
-        parser.add_argument("--database", default="default", help=_("Database alias of the tasks (default: default)."))
+        add_database(parser)
         parser.add_argument(
             "--no-listen",
             action="store_false",
@@ -169,12 +168,12 @@ class Command(BaseCommand):
         line = to_supervisor()
         show_log(verbosity, line)
         build = {name: options[name] for name in PASSED_ON + RECYCLING}
-        build["using"] = options["database"]
+        build["using"] = database_of_tasks(options["database"])
         try:
             queues = Queues(options["queues"], exclude=options["exclude"], order=options["order"])
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
-        refuse_unknown(queues, options["database"])
+        refuse_unknown(queues, build["using"])
         if line is not None:
             run_until_signal({**build, "line": line})
             return
@@ -193,13 +192,9 @@ class Command(BaseCommand):
 
 def refuse_unknown(queues: Queues, database: str) -> None:
     """Raise ``CommandError`` for a database or a queue that nobody could mean: such a worker would idle for ever."""
-    if database not in connections.settings:
-        known = ", ".join(sorted(connections.settings))
-        raise CommandError(_("DATABASES has no %(name)r; it has %(known)s.") % {"name": database, "known": known})
-    backends = [backend for backend in task_backends.all() if getattr(backend, "database", None) == database]
+    backends = [backend for backend in our_backends() if backend.database == database]
     if not backends:
-        hint = _("Set BACKEND to django_pglock.backend.PostgresBackend and OPTIONS to the database in one of TASKS.")
-        raise CommandError(_("No backend of TASKS has its tasks in database %r.") % database + f" {hint}")
+        raise no_backend(_("No backend of TASKS has its tasks in database %r.") % database)
     # An empty QUEUES means that every name is one.
     if all(backend.queues for backend in backends):
         configured = {queue for backend in backends for queue in backend.queues}

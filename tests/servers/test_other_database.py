@@ -1,0 +1,75 @@
+"""Tasks in another database than the default one: the commands go there by themselves, the admin by a router."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connection
+from django.urls import reverse
+
+from django_pglock.models import Task
+from tests.conftest import ROOT
+from tests.docs.test_docs import blocks
+from tests.sample import tasks
+
+pytestmark = pytest.mark.acceptance
+
+OURS = "django_pglock.backend.PostgresBackend"
+
+
+@pytest.fixture
+def tasks_elsewhere(alias, settings):
+    """Tables of its own for the alias "tasks", which is the one that TASKS names."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA elsewhere")
+    alias("tasks", OPTIONS={"options": "-c search_path=elsewhere"})
+    call_command("migrate", database="tasks", verbosity=0)
+    settings.TASKS = {"default": {"BACKEND": OURS, "QUEUES": [], "OPTIONS": {"database": "tasks"}}}
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("DROP SCHEMA elsewhere CASCADE")
+
+
+@pytest.fixture
+def router(settings):
+    """The one that the documentation shows."""
+    [code] = [code for code in blocks(ROOT / "docs" / "operations.md", "python") if "DATABASE_ROUTERS" in code]
+    exec(code, names := {})
+    settings.DATABASE_ROUTERS = names["DATABASE_ROUTERS"]
+
+
+def locktasks(*arguments):
+    call_command("locktasks", *arguments, stdout=(out := StringIO()))
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("tasks_elsewhere")
+def test_the_commands_take_the_database_of_the_backend():
+    result = tasks.nothing.enqueue()
+    assert locktasks("keda") == "1\n", "or an autoscaler would never start a worker"
+    assert "default" in locktasks("status")
+    assert "tests.sample.tasks.nothing" in locktasks("list")
+    assert locktasks("keda", "--database", "default") == "0\n"
+    call_command("runlockworker", "--drain", "--no-reload")
+    result.refresh()
+    assert result.status == "SUCCESSFUL"
+
+
+@pytest.mark.usefixtures("tasks_elsewhere", "router")
+def test_the_admin_shows_them_by_the_router_of_the_documentation(client):
+    result = tasks.nothing.enqueue()
+    user = User.objects.create_superuser("boss")
+    client.force_login(user)
+    try:
+        for model in ("worker", "queue", "schedule", "lease", "advisorylock"):
+            assert client.get(reverse(f"admin:django_pglock_{model}_changelist")).status_code == 200
+        address = reverse("admin:django_pglock_task_changelist")
+        assert f"#{result.id}" in client.get(address).content.decode()
+        client.post(address, {"action": "cancel", "_selected_action": [result.id]})
+        assert Task.objects.get().status == "CANCELLED"
+        assert not Task.objects.using("default").exists()
+    finally:
+        user.delete()
