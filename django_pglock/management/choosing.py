@@ -38,8 +38,16 @@ VERBS = {
     "cancel": Verb(
         lambda rows: rows.filter(status__in=sorted({*WAITING, TaskStatus.RUNNING})),
         lambda rows: rows.cancel(),
-        ngettext_lazy("%(count)s task would be cancelled.", "%(count)s tasks would be cancelled.", "number"),
-        ngettext_lazy("%(count)s task was cancelled.", "%(count)s tasks were cancelled.", "number"),
+        ngettext_lazy(
+            "%(count)s task would be cancelled, or asked to end if it runs.",
+            "%(count)s tasks would be cancelled, or asked to end if they run.",
+            "number",
+        ),
+        ngettext_lazy(
+            "%(count)s task was cancelled, or asked to end if it runs.",
+            "%(count)s tasks were cancelled, or asked to end if they run.",
+            "number",
+        ),
     ),
     "reset": Verb(
         lambda rows: rows.stuck(),

@@ -172,7 +172,9 @@ def test_each_verb_moves_what_it_can(verb, before, after):
 def test_cancel_reaches_a_running_task():
     """At once, or when it listens: its own tests tell; here it has been asked."""
     row = make("RUNNING")
-    locktasks("cancel", row.pk)
+    asked = "1 task would be cancelled, or asked to end if it runs.\n"
+    assert locktasks("cancel", "--all", "--dry-run") == asked
+    assert locktasks("cancel", row.pk) == asked.replace("would be", "was"), "it may succeed all the same"
     row.refresh_from_db()
     assert row.status == "CANCELLED" or row.cancel_requested_at
 

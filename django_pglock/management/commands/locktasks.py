@@ -98,7 +98,7 @@ class Command(BaseCommand):
         self._add_looks(add)
         for name, help_ in (
             ("retry", _("Run failed or cancelled tasks again, with all their retries.")),
-            ("cancel", _("Cancel what has not finished. What runs loses its claim.")),
+            ("cancel", _("Cancel what has not finished. What runs is asked to end.")),
             ("reset", _("Make stuck tasks ready again: running ones whose worker is gone.")),
             ("run-now", _("Run scheduled tasks before their time.")),
         ):
