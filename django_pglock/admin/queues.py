@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router, transaction
+from django.forms import ModelForm
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
@@ -18,6 +19,11 @@ from django.utils.translation import ngettext
 from django_pglock.admin.actions import record
 from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, elapsed
 from django_pglock.models import Queue
+
+if TYPE_CHECKING:
+    AnyModelForm = ModelForm[Queue]
+else:
+    AnyModelForm = ModelForm
 
 VERBS = ("pause", "resume")
 
@@ -71,9 +77,23 @@ class QueueChangeList(CappedChangeList):
     older_query = ""
 
 
+class QueueForm(AnyModelForm):
+    """Asks for the name of a queue to pause."""
+
+    def clean_name(self) -> str:
+        """Return the name. Raises ``ValidationError`` where ``pause()`` would refuse it."""
+        name: str = self.cleaned_data["name"]
+        try:
+            Queue.objects.using(router.db_for_write(Queue)).check_name(name)
+        except ValueError as error:
+            raise ValidationError(str(error)) from error
+        return name
+
+
 class QueueAdmin(ReadOnlyAdmin):
     """Queues that have ever been paused. To add one is to pause it."""
 
+    form = QueueForm
     list_display = ["name", "state", "since", "paused_by", "reason"]
     list_filter = [IsPaused]
     search_fields = ["name"]

@@ -8,6 +8,7 @@ from django.db import models
 from django.db.models.functions import Now
 
 from django_pglock.tasks import wakeup
+from django_pglock.tasks.compat import task_backends
 
 #: The columns' widths.
 LONGEST_QUEUE = 128
@@ -39,9 +40,9 @@ class QueueQuerySet(models.QuerySet[Any]):
         """Let no worker claim from the queue ``name`` until it is resumed; say whether that is news.
 
         What a worker has claimed already runs to its end. Holds for queues that nobody has used yet, too.
-        Raises ``ValueError`` for a name that no queue can have, and for a reason that is no text.
+        Raises ``ValueError`` as ``check_name`` does, and for a reason that is no text.
         """
-        check_queue_name(name)
+        self.check_name(name)
         _check_text(reason, "The reason")
         self.get_or_create(name=name)
         values = {
@@ -54,14 +55,30 @@ class QueueQuerySet(models.QuerySet[Any]):
     def resume(self, name: str) -> bool:
         """Let workers claim from the queue again, at once; say whether it was paused.
 
-        Raises ``ValueError`` for a name that no queue can have.
+        Raises ``ValueError`` as ``check_name`` does.
         """
-        check_queue_name(name)
+        self.check_name(name)
         resumed = bool(self.filter(name=name).paused().update(paused_at=None, paused_by="", reason=""))
         if resumed:
-            tasks = self.model._meta.apps.get_model("django_pglock", "Task").objects.using(self.db)
-            tasks.wake([name], wakeup.READY_CHANNEL)
+            self._tasks().wake([name], wakeup.READY_CHANNEL)
         return resumed
+
+    def check_name(self, name: str) -> None:
+        """Raise ``ValueError`` for a name that no queue can have, or that ends in ``*`` and no queue has."""
+        check_queue_name(name)
+        if name.endswith("*") and not self._has_queue(name):
+            raise ValueError(
+                f"There is no queue {name!r}, and a * stands for how names begin only in runlockworker. "
+                "Pause or resume each queue by its name."
+            )
+
+    def _has_queue(self, name: str) -> bool:
+        is_named = any(name in backend.queues for backend in task_backends.all())
+        # Not every task is in an index by its queue, but few people call a queue so.
+        return is_named or self.filter(name=name).exists() or self._tasks().filter(queue=name).exists()
+
+    def _tasks(self) -> Any:
+        return self.model._meta.apps.get_model("django_pglock", "Task").objects.using(self.db)
 
 
 class QueueManager(models.Manager.from_queryset(QueueQuerySet)):  # type: ignore[misc]

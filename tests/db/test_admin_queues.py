@@ -109,6 +109,13 @@ def test_a_queue_that_nobody_has_used_is_paused_by_its_name(client):
     assert "already exists" in again.content.decode()
 
 
+def test_a_prefix_is_no_queue(client):
+    person(client, "view_queue", "pause_queue")
+    response = client.post(ADD, {"name": "defa*"})
+    assert "There is no queue &#x27;defa*&#x27;" in response.content.decode()
+    assert not Queue.objects.exists()
+
+
 def test_what_is_paused_is_not_deleted(client, queue):
     person(client, "view_queue", "delete_queue")
     url = reverse("admin:django_pglock_queue_delete", args=["mail"])

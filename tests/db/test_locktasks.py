@@ -313,6 +313,24 @@ def test_pause_and_resume():
     assert row.paused_at is None
 
 
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+@pytest.mark.parametrize("name", ["*", "defa*"])
+def test_a_prefix_is_no_queue(verb, name):
+    """ "Queue 'defa*' is paused." would be believed, and the queue "default" go on."""
+    with pytest.raises(CommandError, match=r"There is no queue '.*\*'.*Pause or resume each queue by its name"):
+        locktasks(verb, name)
+    assert not Queue.objects.exists()
+
+
+def test_a_queue_whose_name_ends_in_a_star_is_one(settings):
+    make("SCHEDULED", queue="has tasks*")
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["default", "is set*"]}}
+    for name in ("has tasks*", "is set*"):
+        assert "is paused" in locktasks("pause", name)
+    Task.objects.all().delete()
+    assert "goes on" in locktasks("resume", "has tasks*"), "its row is there"
+
+
 def test_a_container_without_users_can_pause(monkeypatch):
     def refuse():
         raise KeyError("getpwuid(): uid not found: 1000")
