@@ -19,7 +19,7 @@ class HeartbeatFile:
     """
 
     def __init__(self, path: str | None, *, number: int = 1) -> None:
-        self.path = Path(path if number == 1 else f"{path}.{number}") if path else None
+        self.path = Path(path if number == 1 else f"{path}.{number}") if path is not None else None
         self._has_failed = False
         # It is removed by another thread than touches it, and then must not come back.
         self._moving = threading.Lock()

@@ -41,9 +41,9 @@ class Probes:
     ``port`` 0 takes any that is free. The processes of a supervisor take ``port``, the next one, and so on.
     """
 
-    def __init__(self, worker: Worker, *, host: str, port: int) -> None:
+    def __init__(self, worker: Worker, *, host: str | None, port: int) -> None:
         self.worker = worker
-        self.host = host
+        self.host = DEFAULT_HOST if host is None else host
         self.port = port + worker.line.number - 1 if port and worker.line is not None else port
         self._server: Server | None = None
 

@@ -23,7 +23,8 @@ from django_pglock.worker.limits import Limits
 from django_pglock.worker.line import ENDING, REPLACE, Line
 from django_pglock.worker.listener import Listener
 from django_pglock.worker.notify import Notifier
-from django_pglock.worker.probes import DEFAULT_HOST, Probes
+from django_pglock.worker.options import check_options
+from django_pglock.worker.probes import Probes
 from django_pglock.worker.progress import Progress
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import Service
@@ -60,7 +61,8 @@ class Worker:
     ``run()`` ends, too, when the process has run ``max_tasks`` tasks, takes more than ``max_memory`` MiB, or after
     ``max_time`` seconds. ``line`` leads to the supervisor, if there is one, which then starts another in its place.
 
-    Raises ``ConfigurationError`` for queues nobody can mean.
+    Raises ``ConfigurationError`` for an alias that is not there, for queues nobody can mean, for a number that is out
+    of bounds, and for what would be ignored, such as a ``probe_host`` without a port.
 
     ``probe_port`` and ``probe_host`` say where it answers probes over HTTP, ``heartbeat_file`` the path of a file whose
     mtime is that of its last beat; ``start()`` raises ``ConfigurationError`` where it cannot.
@@ -84,9 +86,10 @@ class Worker:
         max_time: float | None = None,
         line: Line | None = None,
         probe_port: int | None = None,
-        probe_host: str = DEFAULT_HOST,
+        probe_host: str | None = None,
         heartbeat_file: str | None = None,
     ) -> None:
+        check_options(**locals())  # which are the arguments, here
         self.identity = Identity()
         self.queues = Queues(queues, exclude=exclude, order=order)
         self.grace = grace

@@ -316,7 +316,7 @@ def test_pause_and_resume():
 @pytest.mark.parametrize("verb", ["pause", "resume"])
 @pytest.mark.parametrize("name", ["*", "defa*"])
 def test_a_prefix_is_no_queue(verb, name):
-    """ "Queue 'defa*' is paused." would be believed, and the queue "default" go on."""
+    """To be told that 'defa*' is paused would be believed, while the queue "default" goes on."""
     with pytest.raises(CommandError, match=r"There is no queue '.*\*'.*Pause or resume each queue by its name"):
         locktasks(verb, name)
     assert not Queue.objects.exists()

@@ -35,6 +35,10 @@ DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
         (["--max-memory", "0"], "'0' is not above zero"),
         (["--max-tasks", "0"], "no number from 1"),
         (["--probe-port", "65536"], "'65536' is no port from 0 to 65535"),
+        (["--probe-port", "65535", "--processes", "3"], "at the ports 65535 to 65537, and the last one is 65535"),
+        (["--probe-host", "127.0.0.1"], "Probes have an address, '127.0.0.1', but no port"),
+        (["--heartbeat-file", ""], "The path of the heartbeat file is empty"),
+        (["--heartbeat-file", "", "--processes", "2"], "The path of the heartbeat file is empty"),
     ],
 )
 @override_settings(TASKS={"default": {"BACKEND": OURS, "QUEUES": ["default", "mail"]}})

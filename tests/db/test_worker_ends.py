@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from django.db import transaction
 
+from django_pglock.errors import ConfigurationError
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.worker import Worker as Process
 from django_pglock.worker.line import REPLACE
@@ -115,6 +116,28 @@ def test_it_ends_at_a_limit(limit, caplog):
     with caplog.at_level("INFO", logger="django_pglock"):
         run(**limit)
     assert "ends: it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"using": "nope"}, "DATABASES has no 'nope'; it has default"),
+        ({"threads": 0}, "threads: '0' is no number from 1 to 1000"),
+        ({"threads": True}, "threads: 'True' is no number"),
+        ({"grace": -1}, "grace: '-1' are no seconds, zero or more"),
+        ({"grace": float("nan")}, "grace: 'nan' are no seconds"),
+        ({"max_tasks": 0}, "max_tasks: '0' is no number from 1"),
+        ({"max_memory": 0}, "max_memory: '0' is not above zero"),
+        ({"max_time": -1}, "max_time: '-1' are no seconds"),
+        ({"probe_port": 65536}, "probe_port: '65536' is no port"),
+        ({"probe_host": "127.0.0.1"}, "but no port"),
+        ({"heartbeat_file": ""}, "heartbeat file is empty"),
+    ],
+)
+def test_what_the_command_refuses_is_refused_in_python(options, text):
+    """Without threads, or a database, it would never end what it was to drain."""
+    with pytest.raises(ConfigurationError, match=text):
+        Process(drain=True, **options)
 
 
 def test_a_signal_after_its_own_end_has_begun_is_the_first(worker):

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from django.conf import settings
@@ -19,10 +18,12 @@ from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
+from django_pglock.management.arguments import read_by
 from django_pglock.management.databases import add_database, database_of_tasks, no_backend, our_backends
 from django_pglock.worker import Worker
 from django_pglock.worker.line import Line, to_supervisor
 from django_pglock.worker.logs import silence_what_nobody_hears
+from django_pglock.worker.options import LAST_PORT, NUMBERS, check_options, up_to
 from django_pglock.worker.probes import DEFAULT_HOST
 from django_pglock.worker.queues import ORDERS, Queues
 from django_pglock.worker.supervisor import Supervisor
@@ -82,10 +83,12 @@ class Command(BaseCommand):
                 "strict: always in the order in which they are given."
             ),
         )
-        parser.add_argument("--threads", type=_up_to(1000), default=4, help=_("Sync tasks at once (default: 4)."))
+        parser.add_argument(
+            "--threads", type=read_by(NUMBERS["threads"]), default=4, help=_("Sync tasks at once (default: 4).")
+        )
         parser.add_argument(
             "--grace",
-            type=_seconds,
+            type=read_by(NUMBERS["grace"]),
             default=30.0,
             metavar="SECONDS",
             help=_("Time for running tasks to finish after the first signal (default: 30)."),
@@ -117,7 +120,7 @@ class Command(BaseCommand):
     def _add_arguments_of_processes(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--processes",
-            type=_up_to(64),
+            type=read_by(up_to(64)),
             default=1,
             metavar="N",
             help=_(
@@ -126,17 +129,20 @@ class Command(BaseCommand):
             ),
         )
         parser.add_argument(
-            "--max-tasks", type=_up_to(10**9), metavar="N", help=_("Replace a process when it has run so many tasks.")
+            "--max-tasks",
+            type=read_by(NUMBERS["max_tasks"]),
+            metavar="N",
+            help=_("Replace a process when it has run so many tasks."),
         )
         parser.add_argument(
             "--max-memory",
-            type=_amount,
+            type=read_by(NUMBERS["max_memory"]),
             metavar="MIB",
             help=_("Replace a process that takes more memory than so many MiB. Running tasks get the grace."),
         )
         parser.add_argument(
             "--max-time",
-            type=_amount,
+            type=read_by(NUMBERS["max_time"]),
             metavar="SECONDS",
             help=_("Replace a process after this time, or up to a tenth sooner. Running tasks get the grace."),
         )
@@ -144,7 +150,7 @@ class Command(BaseCommand):
     def _add_signs_of_life(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--probe-port",
-            type=_port,
+            type=read_by(NUMBERS["probe_port"]),
             metavar="PORT",
             help=_(
                 "Answer /livez, /readyz and /metrics over HTTP at this port; "
@@ -153,9 +159,8 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--probe-host",
-            default=DEFAULT_HOST,
             metavar="ADDRESS",
-            help=_("The address for them (default: 0.0.0.0, as probes and scrapers ask from outside)."),
+            help=_("The address for them (default: %s, as probes and scrapers ask from outside).") % DEFAULT_HOST,
         )
         parser.add_argument(
             "--heartbeat-file",
@@ -171,9 +176,11 @@ class Command(BaseCommand):
         build["using"] = database_of_tasks(options["database"])
         try:
             queues = Queues(options["queues"], exclude=options["exclude"], order=options["order"])
+            check_options(**build)
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
         refuse_unknown(queues, build["using"])
+        refuse_ports(options["probe_port"] or 0, options["processes"])
         if line is not None:
             run_until_signal({**build, "line": line})
             return
@@ -206,6 +213,16 @@ def refuse_unknown(queues: Queues, database: str) -> None:
                 )
         if not any(map(queues.serves, configured)):
             raise CommandError(_("All of QUEUES is excluded: %(known)s.") % {"known": known})
+
+
+def refuse_ports(first: int, processes: int) -> None:
+    """Raise ``CommandError`` where the last processes would have no port: they would be started again for ever."""
+    last = first + processes - 1
+    if last > LAST_PORT:
+        raise CommandError(
+            _("The processes would answer probes at the ports %(first)d to %(last)d, and the last one is %(most)d.")
+            % {"first": first, "last": last, "most": LAST_PORT}
+        )
 
 
 def run_until_signal(build: dict[str, Any]) -> None:
@@ -346,36 +363,3 @@ def name_records(name: str) -> None:
         return record
 
     logging.setLogRecordFactory(make_named)
-
-
-def _amount(text: str) -> float:
-    if not (amount := _seconds(text)):
-        raise argparse.ArgumentTypeError(_("%r is not above zero") % text)
-    return amount
-
-
-def _up_to(most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdigit() or not 1 <= int(text) <= most:
-            raise argparse.ArgumentTypeError(
-                _("%(text)r is no number from 1 to %(most)d") % {"text": text, "most": most}
-            )
-        return int(text)
-
-    return parse
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(_("%r is no port from 0 to 65535") % text)
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(_("%r are no seconds, zero or more") % text)
-    return number

@@ -1,0 +1,75 @@
+"""What a worker may be told: the same in Python and on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import TIMEOUT_MAX
+from typing import Any
+
+from django_pglock.db import connection_for
+from django_pglock.errors import ConfigurationError
+
+LAST_PORT = 65535
+
+
+def up_to(most: int) -> Callable[[str], int]:
+    """Return a function that reads a number from 1 to ``most``, or raises ``ValueError``."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise ValueError(f"{text!r} is no number from 1 to {most}")
+        return int(text)
+
+    return read
+
+
+def seconds(text: str) -> float:
+    """Read seconds, zero or more. Raises ``ValueError``."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= TIMEOUT_MAX:
+        raise ValueError(f"{text!r} are no seconds, zero or more")
+    return number
+
+
+def amount(text: str) -> float:
+    """Read a number above zero. Raises ``ValueError``."""
+    if not (number := seconds(text)):
+        raise ValueError(f"{text!r} is not above zero")
+    return number
+
+
+def port(text: str) -> int:
+    """Read the number of a port; 0 is any. Raises ``ValueError``."""
+    if not text.isdecimal() or int(text) > LAST_PORT:
+        raise ValueError(f"{text!r} is no port from 0 to {LAST_PORT}")
+    return int(text)
+
+
+#: How each number is read, by the name of its argument.
+NUMBERS: dict[str, Callable[[str], float]] = {
+    "threads": up_to(1000),
+    "grace": seconds,
+    "max_tasks": up_to(10**9),
+    "max_memory": amount,
+    "max_time": amount,
+    "probe_port": port,
+}
+
+
+def check_options(*, using: str, probe_host: str | None, heartbeat_file: str | None, **others: Any) -> None:
+    """Raise ``ConfigurationError`` for arguments of ``Worker`` with which it could not work, or would ignore one."""
+    connection_for(using)
+    for name, read in NUMBERS.items():
+        if others[name] is not None:
+            try:
+                # As Python writes a number, so does a command line; and what else Python writes is refused.
+                read(repr(others[name]))
+            except ValueError as error:
+                raise ConfigurationError(f"{name}: {error}.") from error
+    if probe_host is not None and others["probe_port"] is None:
+        raise ConfigurationError(f"Probes have an address, {probe_host!r}, but no port: give one, too.")
+    if heartbeat_file == "":
+        raise ConfigurationError("The path of the heartbeat file is empty.")
