@@ -23,9 +23,13 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 
 def withlock(*arguments):
+    return manage("withlock", *arguments)
+
+
+def manage(*arguments):
     url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "manage.py"), "withlock", *arguments],
+        [sys.executable, str(ROOT / "manage.py"), *arguments],
         env={**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -84,6 +88,7 @@ def test_a_lost_lock_ends_the_command(eventually):
         (("deploy",), "no command"),
         (("deploy", "--", "/no/such/program"), "No such file"),
         (("", "--", "true"), "empty"),
+        (("deploy", "--database", "nope", "--", "true"), "DATABASES has no 'nope'; it has default"),
     ],
 )
 def test_wrong_use_gets_a_sentence(arguments, text):
@@ -128,6 +133,32 @@ def test_locks_are_shown_to_people_and_to_programs(in_threads, eventually):
             return True
 
         assert in_threads(wait_or_look, 2) == [True, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--database", "nope"), "DATABASES has no 'nope'; it has default"),
+        (("--watch", "-1"), "'-1' are no seconds"),
+        (("--watch", "nan"), "'nan' are no seconds"),
+        (("--watch", "1e300"), "'1e300' are no seconds"),
+        (("--watch", "0"), "'0' is not above zero"),
+        (("--free-lease", "a", "--terminate", "1"), "not allowed with"),
+        (("--blocked", "--leases"), "not allowed with"),
+    ],
+)
+def test_what_cannot_be_meant_gets_a_sentence(arguments, text):
+    with pytest.raises(CommandError, match=text):
+        locks(*arguments)
+
+
+def test_who_reads_may_have_enough():
+    """As in "locks --watch | head -1", which ends with its first line, and not with a traceback."""
+    with manage("locks", "--watch", "0.1") as process:
+        assert "No advisory lock" in process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(30) == 0
 
 
 def test_only_sessions_with_locks_are_terminated():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -13,8 +14,12 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
+from django_pglock.db import connection_for
+from django_pglock.errors import ConfigurationError
+from django_pglock.management.arguments import read_by
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.models import AdvisoryLock, Lease
+from django_pglock.worker.options import amount
 
 
 class Command(BaseCommand):
@@ -30,30 +35,35 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Say what can be asked for."""
         parser.add_argument("search", nargs="?", metavar="NAME", help=_("Only this name, key or session."))
-        parser.add_argument("--blocked", action="store_true", help=_("Only locks that somebody waits for."))
         parser.add_argument("--json", action="store_true", help=_("Print JSON for programs."))
         parser.add_argument(
             "--watch",
-            type=float,
+            type=read_by(amount),
             nargs="?",
             const=2.0,
             metavar="SECONDS",
             help=_("Look again and again, every so many seconds (default: 2), until Ctrl-C."),
         )
-        parser.add_argument(
+        ways = parser.add_mutually_exclusive_group()
+        ways.add_argument("--blocked", action="store_true", help=_("Only locks that somebody waits for."))
+        ways.add_argument(
             "--terminate", type=int, metavar="PID", help=_("End this session, if it holds or waits for a lock here.")
         )
-        parser.add_argument(
+        ways.add_argument(
             "--leases", action="store_true", help=_("Show leases instead: rows with an owner and an end.")
         )
-        parser.add_argument(
+        ways.add_argument(
             "--free-lease", metavar="NAME", help=_("Take this lease away from its holder, who notices it and stops.")
         )
         parser.add_argument("--database", help=_("Database alias (default: the setting USING)."))
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Ask, and show the answer."""
-        rows = AdvisoryLock.objects.using(options["database"] or get_settings().USING)
+        try:
+            connection = connection_for(options["database"] or get_settings().USING)
+        except ConfigurationError as error:
+            raise CommandError(str(error)) from error
+        rows = AdvisoryLock.objects.using(connection.alias)
         if options["terminate"] is not None:
             self._terminate(rows, options["terminate"])
             return
@@ -77,11 +87,16 @@ class Command(BaseCommand):
         try:
             while True:
                 show(rows.all(), kind)
+                # A pipe would keep it until there are some kilobytes.
+                self.stdout.flush()
                 if options["watch"] is None:
                     break
                 time.sleep(options["watch"])
         except KeyboardInterrupt:
             return
+        except BrokenPipeError:
+            # Who reads has enough, as head has. Python would complain again when it flushes the rest at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stdout.fileno())
 
     def _free(self, leases: Any, name: str) -> None:
         if not leases.filter(name=name).free():

@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.translation import gettext as _
 
-from django_pglock.errors import LockError, LockNotAvailable
+from django_pglock.errors import ConfigurationError, LockError, LockNotAvailable
 from django_pglock.locks import Handle, lock
 
 #: sysexits.h: somebody else is at it, try again later; and something that must not happen did.
@@ -64,7 +64,7 @@ class Command(BaseCommand):
         except LockNotAvailable as busy:
             self.stderr.write(str(busy))
             sys.exit(0 if skip else EX_TEMPFAIL)
-        except (LockError, ValueError) as error:
+        except (ConfigurationError, LockError, ValueError) as error:
             raise CommandError(str(error)) from error
         sys.exit(self._run(handle, self.command))
 
