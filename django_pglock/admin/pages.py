@@ -6,9 +6,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.core.exceptions import ValidationError
 from django.core.paginator import Paginator
 from django.http import HttpRequest
 from django.utils import timezone
@@ -99,6 +101,26 @@ class ReadOnlyAdmin(AnyModelAdmin):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Return our change list."""
         return CappedChangeList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Find nothing by what cannot be a key."""
+        return super().get_object(request, object_id, from_field) if self._is_key(object_id) else None
+
+    def response_action(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
+        """Do nothing to what cannot be a key, and say so, where Django would fail."""
+        if all(map(self._is_key, request.POST.getlist(ACTION_CHECKBOX_NAME))):
+            return super().response_action(request, *arguments, **options)
+        self.message_user(request, _("Nothing of what was chosen is there any more."), messages.WARNING)
+        return None
+
+    def _is_key(self, text: str) -> bool:
+        key: Any = self.opts.pk
+        try:
+            key.to_python(text)
+        except ValidationError:
+            return False
+        # PostgreSQL has no text with a NUL.
+        return "\x00" not in text
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Rows are made by ``enqueue``, by workers, and by PostgreSQL."""

@@ -128,6 +128,19 @@ def test_questions_messages_and_the_history_escape_it_too(admin_client, evil_row
     refuse_activity(admin_client.get(reverse("admin:app_list", args=["django_pglock"])))
 
 
+@pytest.mark.parametrize("model", LISTS)
+def test_what_cannot_be_a_key_finds_nothing(admin_client, model):
+    actions = {"task": "cancel", "queue": "pause", "schedule": "disable", "lease": "free", "advisorylock": "terminate"}
+    for key in ("\x00", "_00", "a\x00b", "abc", "9" * 30, ""):
+        for page in ("change", "delete", "history"):
+            address = f"{url(model)}{key.replace(chr(0), '%00') or '_'}/{page}/"
+            assert admin_client.get(address, follow=True).status_code in (200, 403, 404), address
+        data = {"action": actions.get(model, "x"), "_selected_action": [key]}
+        assert admin_client.post(url(model), data, follow=True).status_code == 200, key
+        # Since Django 6.1 the pages of rows have actions, too.
+        assert admin_client.post(f"{url(model)}%00/change/", data, follow=True).status_code in (200, 403)
+
+
 VERBS = [
     # model, verb on the list, its permission, all others
     ("task", "retry", "retry_task"),
