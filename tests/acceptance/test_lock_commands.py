@@ -22,16 +22,22 @@ from tests.db.test_locks import Somebody
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 
-def withlock(*arguments):
-    return manage("withlock", *arguments)
+def withlock(*arguments, **environment):
+    return manage("withlock", *arguments, **environment)
 
 
-def manage(*arguments):
+def manage(*arguments, **environment):
     url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
     return subprocess.Popen(
         [sys.executable, str(ROOT / "manage.py"), *arguments],
-        env={**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={
+            **os.environ,
+            "DATABASE_URL": url,
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "PYTHONPATH": str(ROOT),
+            **environment,
+        },
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -72,8 +78,29 @@ def test_a_busy_lock_is_told_and_nothing_runs(options, expected):
     assert "Lock 'deploy' is held by somebody else" in err
 
 
-def test_a_lost_lock_ends_the_command(eventually):
-    process = withlock("deploy", "--", *python("print('in', flush=True); import time; time.sleep(60)"))
+def test_the_lock_is_of_the_scope_that_the_settings_say():
+    """Behind a pooler in transaction mode a session lock would keep nobody out."""
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.settings_transaction_scope"}
+    code = "print('in', flush=True); input(); raise SystemExit(7)"
+    process = withlock("deploy", "--", *python(code), **settings)
+    assert process.stdout.readline() == "in\n"
+    assert AdvisoryLock.objects.for_name("deploy").get().state == "idle in transaction"
+    process.communicate("\n", timeout=30)
+    assert process.returncode == 7
+    assert_no_locks()
+
+
+def test_a_number_is_a_name_here():
+    """In Python lock(5) is the number itself."""
+    with hold(5):
+        process = withlock("5", "--skip", "--", *python("print('ran')"))
+        assert process.communicate(timeout=30) == ("ran\n", "")
+
+
+@pytest.mark.parametrize("settings", ["tests.settings", "tests.settings_transaction_scope"])
+def test_a_lost_lock_ends_the_command(eventually, settings):
+    code = "print('in', flush=True); import time; time.sleep(60)"
+    process = withlock("deploy", "--", *python(code), DJANGO_SETTINGS_MODULE=settings)
     assert process.stdout.readline() == "in\n"
     row = eventually(lambda: AdvisoryLock.objects.for_name("deploy").first())
     assert AdvisoryLock.objects.terminate(row.pid)

@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.translation import gettext as _
 
-from django_pglock.errors import ConfigurationError, LockError, LockNotAvailable
+from django_pglock.errors import ConfigurationError, LockError, LockLost, LockNotAvailable
 from django_pglock.locks import Handle, lock
 
 #: sysexits.h: somebody else is at it, try again later; and something that must not happen did.
@@ -38,7 +38,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Say what can be asked for."""
-        parser.add_argument("key", metavar="KEY", help=_("Name of the lock."))
+        parser.add_argument(
+            "key", metavar="KEY", help=_('Name of the lock. Always a text: 5 is lock("5") in Python, and not lock(5).')
+        )
         parser.add_argument(
             "--timeout", type=float, metavar="SECONDS", help=_("Time to wait for the lock (default: without limit).")
         )
@@ -60,27 +62,27 @@ class Command(BaseCommand):
         if not self.command:
             raise CommandError(_("There is no command. Usage: withlock KEY -- COMMAND [ARGUMENT …]"))
         try:
-            handle = lock(key, timeout=0 if skip else timeout, scope="session", using=options["database"]).acquire()
+            # Of the scope that the settings say: where sessions are anybody's, a session lock would keep nobody out.
+            # Nothing is read in its transaction, if it has one, so no snapshot can be too old.
+            with lock(key, timeout=0 if skip else timeout, using=options["database"], stale_ok=True) as handle:
+                code = self._run(handle, self.command)
         except LockNotAvailable as busy:
             self.stderr.write(str(busy))
-            sys.exit(0 if skip else EX_TEMPFAIL)
+            code = 0 if skip else EX_TEMPFAIL
+        except LockLost as lost:
+            self.stderr.write(str(lost))
+            code = EX_SOFTWARE
         except (ConfigurationError, LockError, ValueError) as error:
             raise CommandError(str(error)) from error
-        sys.exit(self._run(handle, self.command))
+        sys.exit(code)
 
     def _run(self, handle: Handle, command: list[str]) -> int:
         try:
             child = subprocess.Popen(command)  # noqa: S603 - to run what it is told is what this is for
         except OSError as error:
-            handle.release()
             raise CommandError(f"{command[0]}: {error.strerror or error}") from error
         pass_signals_on(child)
-        try:
-            code = self._wait(handle, child)
-            handle.release()
-        except LockError as lost:
-            self.stderr.write(str(lost))
-            return EX_SOFTWARE
+        code = self._wait(handle, child)
         # A shell's way to say that a signal ended it.
         return code if code >= 0 else 128 - code
 
@@ -91,7 +93,7 @@ class Command(BaseCommand):
                 child.wait(LOOK)
             try:
                 handle.assert_held()
-            except LockError:
+            except LockLost:
                 child.terminate()
                 child.wait()
                 raise
