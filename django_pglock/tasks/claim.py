@@ -7,10 +7,16 @@ from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
+from django.conf import settings
+from django.utils.timezone import make_naive
+
 
 def date_of(seconds: float | None) -> datetime | None:
-    """Return what the database gave as seconds since the epoch, to the microsecond as it was there."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, tz=timezone.utc)
+    """Return what the database gave as seconds since the epoch, to the microsecond, and naive if ``USE_TZ`` says so."""
+    if seconds is None:
+        return None
+    date = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    return date if settings.USE_TZ else make_naive(date)
 
 
 @dataclass(slots=True, eq=False)

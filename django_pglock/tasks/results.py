@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from django_pglock import errors
 from django_pglock.tasks import registry
 from django_pglock.tasks.await_result import await_end
 from django_pglock.tasks.compat import (
@@ -93,6 +94,12 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         if not is_finished:
             raise TimeoutError(f"Task {self.id} has not finished within {timeout} s.")
         self.refresh()
+        if not self.is_finished:
+            # Gone, as the session that waited saw it; so it is here only.
+            raise errors.TaskError(
+                f"wait() for task {self.id} inside the transaction of a TestCase would wait for ever: no worker sees "
+                "the task. Use a TransactionTestCase, with a worker."
+            )
         return self
 
 

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, override_settings
+from django.utils.timezone import now
 
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
@@ -93,6 +94,14 @@ def test_an_option_of_one_call_travels_with_the_row():
     result = tasks.record.using(atomic=True).enqueue("once")
     assert Task.objects.get(pk=result.id).meta == {"options": {"atomic": True}}
     assert Task.objects.get(pk=tasks.record_atomically.enqueue("x").id).meta == {}
+
+
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_dates_are_what_use_tz_says_however_they_are_asked_for(use_tz):
+    with override_settings(USE_TZ=use_tz, TIME_ZONE="Asia/Tokyo"):
+        result = tasks.echo.enqueue(1)
+        assert result.enqueued_at == task_backends["default"].get_result(result.id).enqueued_at
+        assert abs(now() - result.enqueued_at) < timedelta(minutes=5)
 
 
 def test_a_result_can_be_fetched_by_id_and_only_by_id():

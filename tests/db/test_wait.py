@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
+from django.test import TestCase
 from django.test.utils import override_settings
 
 from django_pglock.checks import check_task_database
@@ -75,6 +76,14 @@ def test_inside_a_transaction_it_would_wait_for_ever():
         result = tasks.echo.enqueue(1)
         with pytest.raises(TaskError, match="before the commit"):
             result.wait()
+
+
+class InsideTestCase(TestCase):
+    """Its transaction does not count for code under test, but hides the task from every worker."""
+
+    def test_it_would_wait_for_ever(self):
+        with self.assertRaisesRegex(TaskError, "TransactionTestCase"):
+            tasks.echo.enqueue(1).wait(10)
 
 
 def test_in_a_coroutine_and_called_off(worker, eventually):

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shlex
 import types
+import unittest
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,11 @@ def test_python_blocks_run_in_order(page, monkeypatch):
     module.__dict__["TASKS"] = {}
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec"), module.__dict__)
+    cases = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
+    for case in (each for each in cases if isinstance(each, type) and issubclass(each, unittest.TestCase)):
+        ran = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(case))
+        assert ran.testsRun
+        assert ran.wasSuccessful(), ran.errors + ran.failures
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
