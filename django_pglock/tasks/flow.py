@@ -21,6 +21,9 @@ class Retry(FlowWord):
     Spends an attempt, whatever ``retry_on`` says; without one left the task fails. ``reason`` stands in its attempts.
     """
 
+    #: For subclasses with an ``__init__`` of their own, which may set it and need not call this one.
+    seconds: float | None = None
+
     def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
         super().__init__(reason)
         self.seconds = None if after is None else seconds_of(after, option="after")
@@ -28,6 +31,9 @@ class Retry(FlowWord):
 
 class Snooze(FlowWord):
     """Run this task again after so many seconds or a timedelta, as if it had not begun: no attempt is spent."""
+
+    #: For subclasses with an ``__init__`` of their own, which may set it and need not call this one.
+    seconds: float = 60.0
 
     def __init__(self, after: float | timedelta) -> None:
         super().__init__(f"for {after}")

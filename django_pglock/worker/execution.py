@@ -8,7 +8,7 @@ the worker's own pulse. What is no ``Exception`` is a failure that is not retrie
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -104,7 +104,14 @@ class Attempt(Interruptible):
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
-        error = self.reason_of(error)
+        try:
+            return self._failure(self.reason_of(error))
+        except BaseException as broken:
+            # Classes of exceptions and retry policies are the user's code, too.
+            logger.exception("What is to become of %r cannot be found out; it fails.", self.claim)
+            return Failed(Failure(*describe_exception(broken)))
+
+    def _failure(self, error: BaseException) -> Outcome:
         if isinstance(error, Snooze):
             return Snoozed(min(error.seconds, MAX_DELAY))
         claim = self.claim
@@ -122,7 +129,7 @@ class Attempt(Interruptible):
         wait = partial(delay_after, failures=self.claim.retries + 1, exception=error, result=lambda: self.result)
         try:
             return wait(self.definition.backoff)
-        except Exception:
+        except BaseException:
             logger.exception("The backoff of %s failed; the default decides.", self.claim.task_path)
             return wait(DEFAULT_BACKOFF)
 
@@ -162,6 +169,15 @@ def prepare(claim: Claim, using: str) -> Attempt | Ending:
     except Exception as error:
         logger.exception("Task %d (%s) cannot begin.", claim.id, claim.task_path)
         return Ending(claim, Failed(Failure(*describe_exception(error))))
+
+
+def break_off(claims: Sequence[Claim], error: BaseException) -> Ending:
+    """Return the ending of claims of which ``error`` is all that is known: it came from our own code, or past it."""
+    logger.error("%r is broken off.", claims[0], exc_info=error, extra=claims[0].log_fields())
+    outcome = Failed(Failure(*describe_exception(error)))
+    ending, *companions = (Ending(claim, outcome) for claim in claims)
+    ending.companions = companions
+    return ending
 
 
 def run(attempt: Attempt, call: Callable[[Attempt], Any]) -> Ending:

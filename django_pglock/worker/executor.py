@@ -24,7 +24,7 @@ from django_pglock.tasks.compat import task_started
 from django_pglock.tasks.options import Group
 from django_pglock.tasks.outcome import Released, Succeeded
 from django_pglock.worker.announcing import sender_of
-from django_pglock.worker.execution import Attempt, prepare, run, run_async
+from django_pglock.worker.execution import Attempt, break_off, prepare, run, run_async
 from django_pglock.worker.grouping import with_others
 from django_pglock.worker.hand import Ending, Hand
 from django_pglock.worker.offspring import end_here
@@ -119,22 +119,29 @@ class Executor:
             connections.close_all()
 
     def _execute(self, claim: Claim, seat: Seat) -> Ending | None:
-        attempt = prepare(claim, self.using)
-        if isinstance(attempt, Ending):
-            return attempt
-        if attempt.definition.group is not None:
-            attempt = self._with_others(attempt, attempt.definition.group)
+        claims = [claim]
+        try:
+            attempt = self._prepare(claim)
             if isinstance(attempt, Ending):
                 return attempt
-        if attempt.is_heard:
-            task_started.send_robust(sender_of(claim), task_result=attempt.result)
-        if is_async(attempt.definition.func):
-            self.loop.run(attempt)
-            return None
-        ending = run(attempt, seat.call)
-        if attempt.is_disturbed:
-            connections.close_all()
+            claims = attempt.claims
+            if attempt.is_heard:
+                task_started.send_robust(sender_of(claim), task_result=attempt.result)
+            if is_async(attempt.definition.func):
+                self.loop.run(attempt)
+                return None
+            ending = run(attempt, seat.call)
+            if attempt.is_disturbed:
+                connections.close_all()
+        except BaseException as error:  # noqa: BLE001 - see the top of execution.py
+            return break_off(claims, error)
         return ending
+
+    def _prepare(self, claim: Claim) -> Attempt | Ending:
+        attempt = prepare(claim, self.using)
+        if isinstance(attempt, Ending) or attempt.definition.group is None:
+            return attempt
+        return self._with_others(attempt, attempt.definition.group)
 
     def _with_others(self, attempt: Attempt, group: Group) -> Attempt | Ending:
         try:
@@ -166,14 +173,16 @@ class AsyncLoop:
         loop.call_soon_threadsafe(lambda: loop.create_task(self._run(attempt)))
 
     async def _run(self, attempt: Attempt) -> None:
-        await self._have_connections_looked_at()
         try:
-            self.hand.ended(await run_async(attempt, self._call), 0.0)
-        finally:
-            with self._idle:
-                self.hand.running_async -= 1
-                self._idle.notify_all()
-            self.hand.hungry.set()
+            await self._have_connections_looked_at()
+            ending = await run_async(attempt, self._call)
+        except BaseException as error:  # noqa: BLE001 - see the top of execution.py
+            ending = break_off(attempt.claims, error)
+        self.hand.ended(ending, 0.0)
+        with self._idle:
+            self.hand.running_async -= 1
+            self._idle.notify_all()
+        self.hand.hungry.set()
 
     async def _have_connections_looked_at(self) -> None:
         """Look after the connections of the thread in which Django's ORM runs for coroutines.

@@ -45,6 +45,22 @@ def test_snooze_spends_nothing(worker, eventually, after):
     assert not Attempt.objects.exists()
 
 
+@pytest.mark.parametrize("suffix", ["", "_atomically", "_in_coroutine"])
+def test_a_retry_that_does_not_say_when_waits_its_back_off(worker, eventually, suffix):
+    """A subclass need not call our ``__init__``, as one of another exception need not."""
+    worker(threads=1)
+    row = finished(getattr(tasks, f"raise_own_retry{suffix}").enqueue(), eventually)
+    assert (row.status, row.attempts, row.retries) == ("FAILED", 2, 1)
+    assert row.failures.first().exception_path == "tests.sample.tasks.OwnRetry"
+
+
+def test_a_snooze_that_does_not_say_for_how_long_waits_a_minute(worker, eventually):
+    worker()
+    result = tasks.raise_own_snooze.enqueue()
+    row = eventually(lambda: Task.objects.filter(pk=result.id, status="SCHEDULED").first())
+    assert 55 < (row.run_after - row.last_attempted_at).total_seconds() < 65
+
+
 def test_cancel_ends_the_task_and_says_why(worker, eventually):
     heard = []
     task_finished.connect(receiver := lambda sender, task_result, **kwargs: heard.append(task_result))

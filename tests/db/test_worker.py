@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -12,11 +13,13 @@ from django.db import OperationalError, transaction
 from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
-from django_pglock.models import Attempt, Task, Worker
+from django_pglock.models import Attempt as AttemptRow
+from django_pglock.models import Task, Worker
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
 from django_pglock.tasks.outcome import Released, Succeeded
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker import last_chance
+from django_pglock.worker.execution import Attempt
 from django_pglock.worker.fetcher import HOARDING
 from django_pglock.worker.hand import Ending, Hand
 from django_pglock.worker.queue_claims import QueueClaims
@@ -89,6 +92,7 @@ def test_retries_end_with_success_or_with_the_last_attempt(worker, finished):
     assert (result.return_value, result.attempts, len(result.errors)) == ("at last", 3, 2)
     assert finished(tasks.fail_with_function.enqueue()).attempts == 2
     assert finished(tasks.fail_with_broken_function.using(max_attempts=1).enqueue()).attempts == 1
+    assert finished(tasks.fail_with_function_that_exits.enqueue()).attempts == 2
 
 
 def test_exceptions_that_are_not_to_be_retried_are_not(worker, finished):
@@ -112,6 +116,7 @@ def test_a_retry_waits_its_back_off(worker, eventually):
         (tasks.leave, "builtins.SystemExit"),
         (tasks.cancel_itself, "asyncio.exceptions.CancelledError"),
         (tasks.break_connection, "django.db.utils.DataError"),
+        (tasks.raise_nonsense, "builtins.TypeError"),
     ],
 )
 def test_no_ending_is_so_odd_that_it_gets_lost(worker, finished, task, path):
@@ -120,6 +125,20 @@ def test_no_ending_is_so_odd_that_it_gets_lost(worker, finished, task, path):
     result = finished(task.enqueue())
     assert [error.exception_class_path for error in result.errors] == [path]
     assert finished(tasks.echo.enqueue("still here")).return_value == "still here"
+
+
+@pytest.mark.parametrize("task", [tasks.nothing, tasks.sleep_async])
+def test_what_goes_wrong_around_a_function_fails_its_task_and_nothing_else(
+    worker, finished, eventually, monkeypatch, task
+):
+    """A thread, or a coroutine, that ended without an outcome would leave the task running, kept alive by the pulse."""
+    running = worker(threads=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Attempt, "ending", lambda *args, **kwargs: sys.exit("a mistake of ours"))
+        result = finished(task.enqueue(0))
+    assert [error.exception_class_path for error in result.errors] == ["builtins.SystemExit"]
+    assert finished(tasks.echo.enqueue("still here")).return_value == "still here"
+    eventually(lambda: (running.hand.running_async, running.hand.claims) == (0, {}))
 
 
 def test_a_function_that_is_called_wrongly_fails_by_itself(worker, finished):
@@ -239,7 +258,7 @@ def test_a_worker_leaves_no_trace_when_it_stops(worker):
     assert running.shutdown() is True, "twice does no harm"
     assert Worker.objects.count() == 0
     assert running.hand.claims == {}
-    assert Attempt.objects.count() == 0
+    assert AttemptRow.objects.count() == 0
 
 
 def test_what_has_not_begun_is_given_back_at_the_end(worker, eventually):

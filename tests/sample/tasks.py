@@ -82,6 +82,11 @@ def fail_with_broken_function():
     raise ValueError("asks a broken function")
 
 
+@task(max_attempts=2, backoff=lambda error, result: sys.exit("asks a function that ends"))
+def fail_with_function_that_exits():
+    raise ValueError("asks a function that ends")
+
+
 @task(max_attempts=2, backoff=3600)
 def fail_with_long_wait():
     raise ValueError("later")
@@ -139,6 +144,45 @@ def raise_nul():
 @task
 def return_unstorable():
     return object()
+
+
+class OwnRetry(Retry):
+    """Has an ``__init__`` of its own, as exceptions often do."""
+
+    def __init__(self, code):
+        self.code = code
+
+
+class OwnSnooze(Snooze):
+    def __init__(self, code):
+        self.code = code
+
+
+@task(max_attempts=2, backoff=0)
+def raise_own_retry():
+    raise OwnRetry(503)
+
+
+@task(max_attempts=2, backoff=0, atomic=True)
+def raise_own_retry_atomically():
+    raise OwnRetry(503)
+
+
+@task(max_attempts=2, backoff=0)
+async def raise_own_retry_in_coroutine():
+    raise OwnRetry(503)
+
+
+@task
+def raise_own_snooze():
+    raise OwnSnooze(503)
+
+
+@task
+def raise_nonsense():
+    error = OwnSnooze(503)
+    error.seconds = "soon"
+    raise error
 
 
 @task
