@@ -65,8 +65,8 @@ class Executor:
     @property
     def is_missing(self) -> bool:
         """Whether a thread has ended although nobody asked for that."""
-        ended = [thread for thread in self._threads if thread.ident is not None and not thread.is_alive()]
-        return bool(ended) and not self._is_stopping
+        ended = any(thread.ident is not None and not thread.is_alive() for thread in self._threads)
+        return (ended or self.loop.is_missing) and not self._is_stopping
 
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until nothing runs any more but what is stuck, and say whether that came."""
@@ -160,17 +160,23 @@ class AsyncLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
         self._idle = threading.Condition()
+        self._thread: threading.Thread | None = None
         self._running: dict[asyncio.Task[Any], Attempt] = {}
         self._looked_at = 0.0
         self._look: asyncio.Future[None] | None = None
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the loop's thread has ended although nobody asked for that."""
+        return self._loop is not None and self._thread is not None and not self._thread.is_alive()
 
     def run(self, attempt: Attempt) -> None:
         """Start an attempt on the loop and return at once."""
         with self._starting:
             loop = self._loop = self._loop or self._new_loop()
         with self._idle:
+            loop.call_soon_threadsafe(lambda: loop.create_task(self._run(attempt)))
             self.hand.running_async += 1
-        loop.call_soon_threadsafe(lambda: loop.create_task(self._run(attempt)))
 
     async def _run(self, attempt: Attempt) -> None:
         try:
@@ -249,19 +255,31 @@ class AsyncLoop:
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
-        threading.Thread(target=_serve, args=(loop,), name="lockworker-loop", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, args=(loop,), name="lockworker-loop", daemon=True)
+        self._thread.start()
         return loop
 
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self._serve_until_stopped(loop)
+            if left := asyncio.all_tasks(loop):
+                for task in left:
+                    task.cancel()
+                loop.run_until_complete(asyncio.wait(left))
+        finally:
+            loop.close()
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-        if left := asyncio.all_tasks(loop):
-            for task in left:
-                task.cancel()
-            loop.run_until_complete(asyncio.wait(left))
-    finally:
-        loop.close()
+    def _serve_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the loop until ``stop()`` ends it: nothing that a coroutine does may end it for the others."""
+        while True:
+            try:
+                loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                # asyncio lets these two through when they leave a coroutine that another one has started. Who waits for
+                # that one gets them all the same, and the loop is as it was.
+                logger.warning("A coroutine that a task has started wants to end the process.", exc_info=True)
+            if self._loop is not loop:
+                return
 
 
 def look_at_connections() -> None:

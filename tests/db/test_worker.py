@@ -71,6 +71,20 @@ def test_async_functions_run_side_by_side(worker, finished):
     assert time.monotonic() - began < 9
 
 
+@pytest.mark.parametrize(("task", "status"), [(tasks.leave_in_child, "FAILED"), (tasks.stop_its_loop, "SUCCESSFUL")])
+def test_no_coroutine_ends_the_loop_of_the_others(worker, finished, eventually, task, status):
+    """asyncio ends the loop when SystemExit leaves a coroutine that another one has started."""
+    running = worker(threads=1)
+    beside = tasks.sleep_async.enqueue(1)
+    eventually(lambda: running.hand.running_async == 1)
+    assert finished(task.enqueue()).status == status
+    assert finished(tasks.sleep_async.enqueue(0)).return_value == 0
+    assert finished(beside).return_value == 1
+    eventually(lambda: running.hand.running_async == 0)
+    assert running.health.stuck() is None
+    assert running.shutdown() is True
+
+
 def test_the_context_knows_attempt_and_result(worker, finished):
     worker()
     result = tasks.tell_context.enqueue("hello")

@@ -123,6 +123,19 @@ async def cancel_itself():
 
 
 @task
+async def leave_in_child():
+    async def main():
+        sys.exit("a coroutine that calls sys.exit()")
+
+    await asyncio.gather(main())
+
+
+@task
+async def stop_its_loop():
+    asyncio.get_running_loop().stop()
+
+
+@task
 def kill_own_worker():
     os.kill(os.getpid(), signal.SIGKILL)
 
