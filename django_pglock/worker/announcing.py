@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from django.dispatch import Signal
+
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import from_json
 from django_pglock.tasks.claim import Claim, date_of
-from django_pglock.tasks.compat import TaskError, TaskResultStatus, task_backends, task_finished
+from django_pglock.tasks.compat import TaskError, TaskResult, TaskResultStatus, task_backends, task_finished
 from django_pglock.tasks.outcome import (
     Abandoned,
     Cancelled,
@@ -34,6 +36,15 @@ def sender_of(claim: Claim) -> type[Any]:
     if definition is None or claim.backend in task_backends.settings:
         return type(task_backends[claim.backend])
     return type(definition.get_backend())
+
+
+def tell(signal: Signal, claim: Claim, result: TaskResult[..., Any]) -> None:
+    """Send one of the signals of django.tasks. No receiver harms a task, nor the thread that sends it."""
+    try:
+        signal.send_robust(sender_of(claim), task_result=result)
+    except BaseException:
+        # Django catches what is an Exception, and goes on with the next receiver.
+        logger.exception("A receiver that %r was told to ended it for those after it.", claim)
 
 
 def announce(ending: Ending) -> None:
@@ -87,4 +98,4 @@ def _finish(ending: Ending, status: TaskResultStatus, *, value: Any = None, erro
     object.__setattr__(result, "_return_value", value)
     if error is not None:
         result.errors.append(error)
-    task_finished.send_robust(sender_of(ending.claim), task_result=result)
+    tell(task_finished, ending.claim, result)

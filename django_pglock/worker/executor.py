@@ -23,7 +23,7 @@ from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_started
 from django_pglock.tasks.options import Group
 from django_pglock.tasks.outcome import Released, Succeeded
-from django_pglock.worker.announcing import sender_of
+from django_pglock.worker.announcing import tell
 from django_pglock.worker.execution import Attempt, break_off, prepare, run, run_async
 from django_pglock.worker.grouping import with_others
 from django_pglock.worker.hand import Ending, Hand
@@ -126,7 +126,7 @@ class Executor:
                 return attempt
             claims = attempt.claims
             if attempt.is_heard:
-                task_started.send_robust(sender_of(claim), task_result=attempt.result)
+                tell(task_started, claim, attempt.result)
             if is_async(attempt.definition.func):
                 self.loop.run(attempt)
                 return None

@@ -27,12 +27,19 @@ class Health:
 
     def stuck(self) -> str | None:
         """Say which part shows no life."""
+        if missing := self.missing():
+            return missing
         now, bound = time.monotonic(), PATIENCE * get_settings().HEARTBEAT_LIMIT
+        for service in self.worker.services:
+            if service.is_running and not service.stopping.is_set() and now - service.awake_by > bound:
+                return f"The {service.name} has shown no life for {now - service.awake_by:.0f} s."
+        return None
+
+    def missing(self) -> str | None:
+        """Say which part has ended although nobody asked for that. It does not come back."""
         for service in self.worker.services:
             if service.is_missing:
                 return f"The {service.name} has ended."
-            if service.is_running and not service.stopping.is_set() and now - service.awake_by > bound:
-                return f"The {service.name} has shown no life for {now - service.awake_by:.0f} s."
         return "A thread of the executor has ended." if self.worker.executor.is_missing else None
 
     def unready(self) -> str | None:

@@ -110,7 +110,7 @@ class Service:
             self.turn()
         except (DatabaseError, InterfaceError, psycopg.Error, OSError) as error:
             self._back_off(error)
-        except Exception as error:
+        except BaseException as error:  # what runs here may be the user's, and call sys.exit()
             logger.exception("The %s failed; it goes on.", self.name)
             self._back_off(error)
         else:
@@ -118,7 +118,7 @@ class Service:
                 logger.warning("The %s works again after %d failed tries.", self.name, self._failures)
             self._failures = 0
 
-    def _back_off(self, error: Exception) -> None:
+    def _back_off(self, error: BaseException) -> None:
         self._failures += 1
         if self._failures == 1:
             logger.warning("The %s has lost the database and keeps trying: %s", self.name, str(error).strip())

@@ -169,15 +169,25 @@ class Worker:
         )
 
     def run(self) -> None:
-        """Start, wait until somebody asks to stop or a limit is reached, and shut down."""
+        """Start, wait until somebody asks to stop or a limit is reached, and shut down.
+
+        Raises ``RuntimeError`` after that if a part of the worker has ended by itself, so that the exit code tells.
+        """
         self.start()
+        missing: str | None = None
         # Never without a timeout: the kernel may hand a signal to another thread, as it does right after SIGCONT, and
         # Python's handler runs in this one, which nothing wakes then.
         while not self._asked_to_stop.wait(BETWEEN_LOOKS):
-            if reason := self.limits.reached():
+            if missing := self.health.missing():
+                # The heartbeat would keep alive what nobody runs or writes any more.
+                logger.error("%s Worker %s ends.", missing, self.identity.name)
+                self.retire()
+            elif reason := self.limits.reached():
                 logger.info("Worker %s ends: %s.", self.identity.name, reason)
                 self.retire()
         self.shutdown()
+        if missing:
+            raise RuntimeError(f"{missing} So has the worker.")
 
     def stop(self) -> None:
         """Ask the worker to stop. Only sets flags: safe in a signal handler. The second call gives up the grace."""

@@ -163,7 +163,7 @@ def test_a_part_that_is_stuck_is_named(probed, eventually, monkeypatch, name):
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_that_has_ended_is_named(probed, eventually, monkeypatch, name):
     worker = probed()
-    monkeypatch.setattr(getattr(worker, name), "turn", lambda: exec("raise SystemExit"))
+    monkeypatch.setattr(getattr(worker, name), "_one_turn", lambda: exec("raise SystemExit"))
     getattr(worker, name).wake()
     eventually(lambda: ask(worker, "/livez")[:2] == (503, f"The {name} has ended.\n"))
 

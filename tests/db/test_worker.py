@@ -247,6 +247,25 @@ def test_signals_name_the_backends_class_and_a_bad_receiver_harms_nobody(worker,
     ]
 
 
+def test_a_receiver_that_exits_ends_neither_a_thread_nor_the_settler(worker, finished, caplog):
+    """Of an exception that is no ``Exception``, Django's own ``send_robust()`` protects nobody."""
+
+    def leave(**kwargs):
+        sys.exit("a receiver that calls sys.exit()")
+
+    running = worker(threads=1)
+    task_started.connect(leave)
+    task_finished.connect(leave)
+    try:
+        assert finished(tasks.echo.enqueue(1)).return_value == 1
+        assert finished(tasks.echo.enqueue(2)).return_value == 2
+    finally:
+        task_started.disconnect(leave)
+        task_finished.disconnect(leave)
+    assert "a receiver that calls sys.exit()" in caplog.text
+    assert running.health.stuck() is None
+
+
 def test_an_idle_worker_is_woken_by_the_commit_and_not_before(worker, eventually, settings):
     """Without the notification it would sleep for ten minutes."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}

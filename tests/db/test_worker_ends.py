@@ -140,6 +140,33 @@ def test_what_the_command_refuses_is_refused_in_python(options, text):
         Process(drain=True, **options)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_it_ends_when_one_of_its_parts_has(monkeypatch):
+    """It would beat and claim on, and nothing would come of that."""
+
+    tasks.nothing.enqueue()
+    process = Process(threads=1, grace=5)
+    monkeypatch.setattr(process.upkeep, "_one_turn", lambda: exec("raise SystemExit"))
+    with pytest.raises(RuntimeError, match=r"The upkeep has ended\. So has the worker\."):
+        process.run()
+    assert statuses() == {"SUCCESSFUL": 1}
+    assert not Worker.objects.exists()
+
+
+def test_a_service_goes_on_whatever_its_turn_raises(worker, eventually, monkeypatch):
+    turns = []
+
+    def leave():
+        turns.append(1)
+        raise SystemExit("a mistake of ours")
+
+    process = worker()
+    monkeypatch.setattr(process.upkeep, "turn", leave)
+    process.upkeep.wake()
+    eventually(lambda: len(turns) > 1)
+    assert process.health.missing() is None
+
+
 def test_a_signal_after_its_own_end_has_begun_is_the_first(worker):
     """It lets running tasks finish; only the next one hurries."""
     process = worker()
