@@ -78,6 +78,7 @@ class Heartbeat(ConnectedService):
         self._compared_at = time.monotonic()
         # How many functions our row says that we know. Functions are only ever added, so the number tells of news.
         self._told = -1
+        self._has_lock = False
 
     @property
     def patience(self) -> float:  # type: ignore[override]
@@ -90,13 +91,13 @@ class Heartbeat(ConnectedService):
         return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL)
 
     def connected(self) -> None:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", (self.identity.lock_key,))
+        self._has_lock = False
 
     def turn(self) -> None:
         if not self.first_beat.is_set() and not self._has_tables():
             self.stopping.wait(BETWEEN_LOOKS)
             return
+        self._hold_lock()
         self.beat()
         self.guard.note_beat()
         self.beat_at = time.monotonic()
@@ -105,6 +106,13 @@ class Heartbeat(ConnectedService):
         self._compare()
         self._pass_on_requests()
         self._rest()
+
+    def _hold_lock(self) -> None:
+        """Take the worker's lock, unless we have it; at a later beat if a session of before, half open, still does."""
+        if not self._has_lock:
+            with connections[self.using].cursor() as cursor:
+                cursor.execute("SELECT pg_try_advisory_lock(%s)", (self.identity.lock_key,))
+                self._has_lock = cursor.fetchone()[0]
 
     def _has_tables(self) -> bool:
         """Say whether no migration is pending, and tell the log once if one is."""

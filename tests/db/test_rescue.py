@@ -67,6 +67,41 @@ def test_both_signs_of_life_count(claim, session, settings, silent_for, has_sess
     assert Task.objects.get().status == ("READY" if is_rescued else "RUNNING")
 
 
+HOLDERS = """
+SELECT pid FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND (classid::bigint << 32) | objid::bigint = %s
+"""
+
+
+def test_a_lock_that_the_session_before_still_holds_is_taken_when_that_is_gone(session, eventually):
+    """A half-open session outlives the worker's for a while; without its lock, two missing beats would condemn it."""
+    heartbeat = WorkerUnderTest().heartbeat
+    asked = []
+    hold_lock(session, heartbeat.identity.id)
+
+    def count(execute, sql, *rest):
+        asked.append("pg_try_advisory_lock" in sql)
+        return execute(sql, *rest)
+
+    def holders():
+        with connection.cursor() as cursor:
+            cursor.execute(HOLDERS, (heartbeat.identity.lock_key,))
+            return cursor.fetchall()
+
+    heartbeat._count = count
+    heartbeat.start()
+    try:
+        eventually(lambda: sum(asked) == 2, why="it does not ask again")
+        session.close()
+        eventually(lambda: holders(), why="nobody holds it")
+        asked.clear()
+        eventually(lambda: len(asked) >= 2, why="no more beats")
+        assert not any(asked), "it asks for what it has"
+    finally:
+        heartbeat.stop()
+        heartbeat.wait(10)
+
+
 def test_a_worker_without_a_row_is_dead(claim):
     """Whatever removed the row, the task must not wait for ever (a peer's recovery joined with that row)."""
     tasks.nothing.enqueue()
