@@ -48,6 +48,8 @@ ROUND = 0.9
 SETTLING_IN = 2
 #: Tasks that one round looks at to prune them, and seconds of rest when the last old one is gone.
 PRUNED_AT_ONCE, PRUNING_REST = 5000, 60.0
+#: Seconds before the next look at what is due and locked by somebody; doubled each time up to the second number.
+FIRST_LOOK, LONGEST_BETWEEN_LOOKS = 0.01, 1.0
 
 
 class Upkeep(ConnectedService):
@@ -71,6 +73,8 @@ class Upkeep(ConnectedService):
         self._key, self._waiter = "", 0
         # Where the walk of pruning has come to, and when it goes on.
         self._pruned_to, self._prune_at = 0, 0.0
+        # For how long to leave alone what is due and locked by somebody.
+        self._left_alone = 0.0
 
     def connected(self) -> None:
         self._excuse_silence()
@@ -107,6 +111,7 @@ class Upkeep(ConnectedService):
             self._began_at, self._kept_out_since = self._kept_out_since or self._began_at, 0.0
             promoted = self.rows.promote()
             keys, awaited = self.rows.open_rates(), []
+            has_moved = bool(promoted or keys)
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
                 self._rescued_at = time.monotonic()
                 # This transaction has been at the tasks by now: nobody can lock it out any more.
@@ -125,7 +130,15 @@ class Upkeep(ConnectedService):
         self.unknown.look()
         if time.monotonic() >= self._prune_at:
             self._prune()
-        return due_in
+        return self._pause(due_in, has_moved=has_moved or promoted > 0)
+
+    def _pause(self, due_in: float | None, *, has_moved: bool) -> float | None:
+        """Return ``due_in``, or longer when something is due and nothing could be moved: somebody has locked it."""
+        if has_moved or due_in is None or due_in > 0:
+            self._left_alone = 0.0
+            return due_in
+        self._left_alone = min(LONGEST_BETWEEN_LOOKS, 2 * self._left_alone or FIRST_LOOK)
+        return self._left_alone
 
     def _keep_schedules(self) -> float | None:
         """Enqueue the ticks that have come; return the seconds until the next one, if there is one."""

@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django.test import override_settings
 
 from django_pglock.db import dedicated_connection, has_hung_up
-from django_pglock.models import Attempt, Task, Worker
+from django_pglock.models import Attempt, RateLimit, Task, Worker
 from django_pglock.tasks.liveness import lock_key_of
 from django_pglock.tasks.outcome import Failed, Failure, Succeeded
 from django_pglock.worker import Worker as WorkerUnderTest
@@ -206,6 +206,25 @@ def test_what_is_due_is_promoted_and_the_next_date_is_told():
     Task.objects.update(run_after=Now())
     assert Task.objects.all().promote() == 1
     assert Task.objects.all().next_due_in() is None
+
+
+@pytest.mark.parametrize("model", [Task, RateLimit])
+def test_what_is_due_and_locked_is_left_alone_for_longer_each_time(session, model):
+    """It is still due after each round, and hundreds of rounds a second would move it no sooner."""
+    if model is Task:
+        tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+        Task.objects.update(run_after=Now())
+    else:
+        RateLimit.objects.create(key="a", arrives_at=Now(), opens_at=Now())
+    session.set_autocommit(False)
+    session.cursor().execute(f"SELECT FROM {model._meta.db_table} FOR UPDATE")
+    upkeep = WorkerUnderTest().upkeep
+    waits = [upkeep._round() for _ in range(10)]
+    assert waits[:3] == [0.01, 0.02, 0.04]
+    assert waits[-2:] == [1.0, 1.0]
+    session.rollback()
+    assert upkeep._round() is None
+    assert upkeep._left_alone == 0.0
 
 
 def test_ready_queues_are_found_without_reading_every_row():
