@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -117,12 +117,14 @@ class TaskQuerySet(CountQuerySet):
     ) -> tuple[list[Claim], str]:
         """Claim tasks whose keys take turns, beginning behind the key ``after``.
 
-        Returns the claims, in the order in which they run, and the last key that got its turn.
+        Returns the claims, in the order in which they run, and the key behind which to go on; empty when nothing is
+        behind these. There may be more also where this returns no claim: it looks at so many keys and no more.
         """
-        scan = (queue, after, queue, queue, limit, queue, list(paths), limit, limit)
-        rows = sorted(self._run(statements.CLAIM_FAIR, *scan, worker), key=itemgetter(-1))
-        claims = [Claim(id_, attempt, worker, *rest) for id_, attempt, *rest, _, _ in rows]
-        return claims, max((row[-2] for row in rows), default="")
+        here = (queue, list(paths))
+        walk = (after, queue, *here, queue, limit)
+        rows = self._run(statements.CLAIM_FAIR, *walk, *here, limit, limit, worker, limit)
+        claims = [Claim(id_, attempt, worker, *rest) for _, place, id_, attempt, *rest in rows if place is not None]
+        return claims, rows[0][0]
 
     def claim_group(self, leader: Claim, *, limit: int, gather: float) -> list[Claim]:
         """Claim what waits in the group of a claimed task, for the same worker: ``limit`` at most.

@@ -430,18 +430,27 @@ SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued
 """
 
 # Claims from tasks that take turns: one of each key behind the last one served, then a second, and so on, as many as
-# are asked for. Walks from key to key by index probes, so neither the number of keys nor of their tasks matters.
+# are asked for. Walks from key to key by index probes, so neither the number of keys nor of their tasks matters. Keys
+# at which nothing waits but functions that this worker does not know take nobody's turn; of all, a thousand are walked
+# at most. Returns also behind which key the next claim goes on, in each row, and in one without a claim if there is
+# none: empty when the walk came to the end.
 CLAIM_FAIR = """
 WITH RECURSIVE keys AS (
-    (SELECT fair_key, 1 AS number FROM {task}
-     WHERE status = 'READY' AND fair_key IS NOT NULL AND queue = %s AND fair_key > %s
-       AND NOT EXISTS (SELECT FROM {queue} WHERE name = %s AND paused_at IS NOT NULL)
-     ORDER BY fair_key LIMIT 1)
+    SELECT %s::text AS fair_key, 0 AS number, 0 AS found, false AS is_known
+    WHERE NOT EXISTS (SELECT FROM {queue} WHERE name = %s AND paused_at IS NOT NULL)
     UNION ALL
-    SELECT (SELECT task.fair_key FROM {task} AS task
+    SELECT next.fair_key, number + 1, found + next.is_known::int, next.is_known
+    FROM keys CROSS JOIN LATERAL (
+        SELECT first.fair_key, (
+            SELECT task.id FROM {task} AS task
             WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
-              AND task.fair_key > keys.fair_key ORDER BY task.fair_key LIMIT 1), number + 1
-    FROM keys WHERE fair_key IS NOT NULL AND number < %s
+              AND task.fair_key = first.fair_key AND task.task_path = ANY (%s::text[])
+            ORDER BY task.priority DESC, task.id LIMIT 1) IS NOT NULL AS is_known
+        FROM (SELECT task.fair_key::text FROM {task} AS task
+              WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
+                AND task.fair_key > keys.fair_key ORDER BY task.fair_key LIMIT 1) AS first
+    ) AS next
+    WHERE number < 1000 AND found < %s
 ), turn AS MATERIALIZED (
     SELECT next.id, row_number() OVER (ORDER BY next.rank, keys.fair_key) AS place
     FROM keys CROSS JOIN LATERAL (
@@ -450,16 +459,22 @@ WITH RECURSIVE keys AS (
             WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
               AND task.fair_key = keys.fair_key AND task.task_path = ANY (%s::text[])
             ORDER BY task.priority DESC, task.id
-            LIMIT ceil(%s::numeric / (SELECT count(fair_key) FROM keys)) FOR UPDATE OF task SKIP LOCKED) AS locked
+            LIMIT ceil(%s::numeric / (SELECT max(found) FROM keys)) FOR UPDATE OF task SKIP LOCKED) AS locked
     ) AS next
-    WHERE keys.fair_key IS NOT NULL
+    WHERE keys.is_known
     ORDER BY next.rank, keys.fair_key LIMIT %s
+), claimed AS (
+    UPDATE {task} AS task
+    SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
+        started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
+    FROM turn WHERE task.id = turn.id AND task.id = ANY (ARRAY(SELECT id FROM turn))
+    RETURNING turn.place, {claim_columns}
 )
-UPDATE {task} AS task
-SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
-    started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
-FROM turn WHERE task.id = turn.id AND task.id = ANY (ARRAY(SELECT id FROM turn))
-RETURNING {claim_columns}, task.fair_key, turn.place
+SELECT walk.ended_at, claimed.*
+FROM (SELECT CASE WHEN max(number) = 1000 OR max(found) = %s THEN max(fair_key) ELSE '' END AS ended_at
+      FROM keys) AS walk
+LEFT JOIN claimed ON true
+ORDER BY claimed.place
 """
 
 # Gives back what this worker owns in the table but not in its hands: claims whose answer was lost on the way. The

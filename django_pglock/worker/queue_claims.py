@@ -97,10 +97,10 @@ class QueueClaims:
     def _claim_fair(self, limit: int) -> list[Claim]:
         after = self._last_key
         claims, self._last_key = self._claim_turn(limit, after)
-        if len(claims) < limit and after:
+        if len(claims) < limit and after and not self._last_key:
             # Behind the last key there was not enough: go on with the first.
-            more, last_key = self._claim_turn(limit - len(claims), "")
-            claims, self._last_key = claims + more, last_key or self._last_key
+            more, self._last_key = self._claim_turn(limit - len(claims), "")
+            claims += more
         return claims
 
     def _claim_turn(self, limit: int, after: str) -> tuple[list[Claim], str]:

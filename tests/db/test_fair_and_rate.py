@@ -65,6 +65,25 @@ def test_a_worker_without_such_functions_still_finds_them_when_there_is_nothing_
     assert len(claims_of(is_fair=False).claim(10)) == 3
 
 
+@pytest.mark.parametrize(("count", "claimed"), [(10, [["z"], []]), (1500, [[], ["z"]])])
+def test_keys_of_a_function_that_is_gone_keep_nobody_waiting(count, claimed):
+    """They come first, more of them than a claim asks for tasks; each claim walks a thousand keys at most."""
+    enqueue_many(keyed.serve, [{"tenant": f"a{number:04}"} for number in range(count)])
+    Task.objects.update(task_path="gone.function")
+    keyed.serve.enqueue("z")
+    claims = claims_of()
+    assert [tenants(claims.claim(2)) for _ in range(2)] == claimed
+    assert Task.objects.filter(status="READY").count() == count
+
+
+def test_a_turn_goes_on_with_the_first_key_behind_the_last():
+    for tenant in "abcd":
+        enqueue_many(keyed.serve, [{"tenant": tenant}] * 3)
+    Task.objects.filter(fair_key__in="bd").update(task_path="gone.function")
+    claims = claims_of()
+    assert [tenants(claims.claim(2)) for _ in range(4)] == [["a", "c"], ["a", "c"], ["a", "c"], []]
+
+
 def test_all_of_them_run(worker, eventually):
     worker()
     for tenant in "abcdefg":

@@ -83,6 +83,7 @@ def plans(worker, ids):
     due, due_values = rows.due()._marking_sql(1000, {"status": "READY"}, '"queue"', keep_order=False)
     texts = ["null"] * len(ids)
     group = ("backlog", "backlog", PATH)
+    here = ("default", [PATH])
     ones = [1] * len(ids)
     failed = ["FAILED"] * len(ids)
     first = Task.objects.earliest("pk").pk
@@ -91,7 +92,7 @@ def plans(worker, ids):
         "a claim of one": (plain.sql(1, "default"), None),
         "a claim of many": (plain.sql(1000, "default"), None),
         "a claim behind the last": (behind.sql(BATCH, "default", 0, 0), None),
-        "CLAIM_FAIR": ("default", "", "default", "default", BATCH, "default", [PATH], BATCH, BATCH, worker),
+        "CLAIM_FAIR": ("", "default", *here, "default", BATCH, *here, BATCH, BATCH, worker, BATCH),
         "SETTLE_SUCCESSES": (ids, ones, texts),
         "SETTLE_OWN_SUCCESS": ("null", ids[0], 1),
         "SETTLE_OTHERS": (*others, worker),
