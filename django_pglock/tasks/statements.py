@@ -267,12 +267,15 @@ AWAITED = "SELECT DISTINCT awaited FROM {waiter} WHERE awaited = ANY (%s::bigint
 # Tells those who wait for tasks that are finished or gone. Other tasks are let through when nothing is left that they
 # wait for, or cancelled when what they waited for did not succeed; processes that listen are notified. A waiter counts
 # down in its row, so that two that finish at once cannot miss each other; locked in order, they cannot deadlock. Begins
-# with the waiters, who are few, so that it costs next to nothing when there are none.
+# with the waiters, who are few, so that it costs next to nothing when there are none. Only so many at once: the planner
+# expects one child and compares each with each, which for twenty thousand takes a minute. Each row says how many were
+# told; if they are as many as were asked for, there may be more.
 RELEASE = """
 WITH gone AS MATERIALIZED (
     DELETE FROM {waiter} AS waiter USING (
         SELECT waiter.id, task.status FROM {waiter} AS waiter LEFT JOIN {task} AS task ON task.id = waiter.awaited
-        WHERE waiter.awaited = ANY (%s::bigint[]) AND (task.id IS NULL OR task.finished_at IS NOT NULL)) AS done
+        WHERE waiter.awaited = ANY (%s::bigint[]) AND (task.id IS NULL OR task.finished_at IS NOT NULL)
+        ORDER BY waiter.awaited, waiter.task_id LIMIT %s) AS done
     WHERE waiter.id = done.id
     RETURNING waiter.awaited, waiter.task_id, done.status IS DISTINCT FROM 'SUCCESSFUL' AS has_failed
 ), child AS MATERIALIZED (
@@ -303,7 +306,8 @@ WITH gone AS MATERIALIZED (
 ), told AS MATERIALIZED (
     SELECT count(pg_notify(%s, awaited::text)) FROM (SELECT DISTINCT awaited FROM gone WHERE task_id IS NULL) AS heard
 )
-SELECT moved.id, moved.status, moved.queue, moved.lock_key, moved.waits_for FROM told LEFT JOIN moved ON true
+SELECT moved.id, moved.status, moved.queue, moved.lock_key, moved.waits_for, (SELECT count(*) FROM gone)
+FROM told LEFT JOIN moved ON true
 """
 
 # Waiters, some at a time, whose tasks are finished or gone: what a crash left untold.

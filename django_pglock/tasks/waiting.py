@@ -20,6 +20,8 @@ DONE_CHANNEL = "django_pglock_done"
 DEPENDENCY_FAILED = "django_pglock.errors.DependencyFailed"
 #: Waiters that upkeep looks at in one round.
 WAITERS_AT_ONCE = 5000
+#: Waiters that one statement tells.
+TOLD_AT_ONCE = 200
 
 
 class WaitQuerySet(GateQuerySet):
@@ -33,23 +35,29 @@ class WaitQuerySet(GateQuerySet):
         """
         moved, ids = 0, sorted(set(awaited))
         while ids and (ids := self._awaited(ids)):
-            rows = self._release(ids)
-            moved += len(rows)
-            ids = sorted(id_ for id_, status, *_ in rows if status == TaskStatus.CANCELLED)
+            cancelled, told = [], TOLD_AT_ONCE
+            while told == TOLD_AT_ONCE:
+                rows, told = self._release(ids)
+                moved += len(rows)
+                cancelled += [id_ for id_, status, *_ in rows if status == TaskStatus.CANCELLED]
+            ids = sorted(cancelled)
         return moved
 
     def _awaited(self, ids: list[int]) -> list[int]:
         return sorted(id_ for (id_,) in self._run(statements.AWAITED, array_of_numbers(ids)))
 
-    def _release(self, ids: list[int]) -> list[tuple[int, str, str, str | None, int]]:
+    def _release(self, ids: list[int]) -> tuple[list[tuple[int, str, str, str | None, int]], int]:
+        """Tell some of those who wait; return the tasks that this moved, and how many were told."""
         text = "Task %s, which this one was to run after, did not succeed or is gone."
-        rows = self._run(statements.RELEASE, array_of_numbers(ids), DEPENDENCY_FAILED, text, DONE_CHANNEL)
-        moved = [row for row in rows if row[0] is not None]
+        values = (array_of_numbers(ids), TOLD_AT_ONCE, DEPENDENCY_FAILED, text, DONE_CHANNEL)
+        rows = self._run(statements.RELEASE, *values)
+        [told] = {row[-1] for row in rows}
+        moved = [row[:-1] for row in rows if row[0] is not None]
         self.wake(queue for _, status, queue, *_ in moved if status == TaskStatus.READY)
         self.wake((queue for _, status, queue, *_ in moved if status == TaskStatus.SCHEDULED), wakeup.SCHEDULED_CHANNEL)
         # One that is cancelled is in nobody's way any more, whatever else it waited for.
         self.admit(key for _, status, _, key, waits_for in moved if waits_for == 0 or status == TaskStatus.CANCELLED)
-        return moved
+        return moved, told
 
     def release_on_commit(self, awaited: Collection[int]) -> None:
         """Release once the current transaction is committed."""

@@ -11,10 +11,11 @@ from uuid import uuid4
 import pytest
 from django.db import connection
 
-from django_pglock.models import Task
+from django_pglock.models import Task, Waiter
 from django_pglock.tasks import statements
 from django_pglock.tasks.claiming import ClaimStatement
 from django_pglock.tasks.plans import _prepared, keep_plans
+from django_pglock.tasks.waiting import TOLD_AT_ONCE
 from django_pglock.worker import Worker
 from tests.plans.test_task_plans import nodes, reads
 
@@ -112,7 +113,7 @@ def plans(worker, ids):
         "pruning of expired ones": rows.expired().pruning_sql(BATCH),
         "REPLACE_UNIQUE": ("key 7", "[]", "{}", 0, "{}", None, None, None, "default", None, None, None),
         "AWAITED": (f"{{{ids[0]}}}",),
-        "RELEASE": (f"{{{ids[0]}}}", "x", "%s", "done"),
+        "RELEASE": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
         "READY_QUEUES": None,
         "NEXT_DUE": None,
         "ADMIT": (["backlog"],),
@@ -247,3 +248,30 @@ def test_only_a_session_of_its_own_walks_indexes_in_their_order(in_threads, list
             return cursor.fetchone()[0]
 
     assert in_threads(show, 1) == [shown]
+
+
+def test_a_task_for_which_thousands_wait_lets_them_through_some_at_a_time(new_table):
+    """The planner expects one child and compares each with each: all at once are millions of comparisons."""
+    insert("SUCCESSFUL", 1)
+    awaited = Task.objects.get()
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE django_pglock_waiter")
+        cursor.execute("INSERT INTO django_pglock_waiter (awaited) VALUES (0)")
+        cursor.execute("ANALYZE django_pglock_task, django_pglock_waiter")
+        cursor.execute(
+            """INSERT INTO django_pglock_task (status, queue, task_path, backend, waits_for)
+               SELECT 'BLOCKED', 'default', 'tests.sample.tasks.nothing', 'default', 1 FROM generate_series(1, 2000)"""
+        )
+        cursor.execute(
+            """INSERT INTO django_pglock_waiter (awaited, task_id)
+               SELECT %s, id FROM django_pglock_task WHERE waits_for = 1 UNION ALL SELECT %s, NULL""",
+            [awaited.pk, awaited.pk],
+        )
+    values = (f"{{{awaited.pk}}}", TOLD_AT_ONCE, "x", "%s", "done")
+    plan = executed(Task.objects.all()._sql(statements.RELEASE), values)
+    # A comparison is a row that a join throws away.
+    compared = [node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in nodes(plan)]
+    assert sum(compared) <= TOLD_AT_ONCE**2
+    assert Task.objects.all().release([awaited.pk]) == 2000
+    assert set(Task.objects.filter(waits_for=0).values_list("status")) == {("READY",), ("SUCCESSFUL",)}
+    assert Waiter.objects.count() == 1, "the process was told, too; only the stranger is left"
