@@ -151,6 +151,8 @@ class TaskQuerySet(CountQuerySet):
 
         Returns the ids that were accepted, with the date, in seconds since the epoch, of those that are finished. A
         claim that is missing in the answer was lost: somebody else has the task now, and its outcome had no effect.
+        Fails when a row is locked for longer than a moment. Successes and others are two statements: give one kind
+        where it matters that all or none are written.
         """
         outcomes = sorted(outcomes, key=_by_id)
         successes = [pair for pair in outcomes if isinstance(pair[1], Succeeded)]
@@ -161,6 +163,11 @@ class TaskQuerySet(CountQuerySet):
         if others:
             accepted.update(self._run(statements.SETTLE_OTHERS, *map(list, zip(*others, strict=True)), worker))
         return accepted
+
+    def held(self, claims: Sequence[Claim]) -> set[int]:
+        """Return the ids of those claims that cannot be settled now, because somebody has locked their rows."""
+        ids, attempts = [claim.id for claim in claims], [claim.attempt for claim in claims]
+        return {id_ for (id_,) in self._run(statements.HELD, ids, attempts)}
 
     def settle_and_commit(self, successes: Sequence[tuple[Claim, Succeeded]]) -> None:
         """Write successes as the last thing in the current transaction, and commit it, in one message.

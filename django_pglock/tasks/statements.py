@@ -270,20 +270,28 @@ AWAITED = "SELECT DISTINCT awaited FROM {waiter} WHERE awaited = ANY (%s::bigint
 # with the waiters, who are few, so that it costs next to nothing when there are none. Only so many at once: the planner
 # expects one child and compares each with each, which for twenty thousand takes a minute. Each row says how many were
 # told; if they are as many as were asked for, there may be more.
+#
+# Somebody's open transaction may have locked a task that waits, so this waits for a moment only, and fails. The second
+# one leaves such a task where it is, with its waiters, for upkeep to find. It is not the first, because most of those
+# who have it locked do this very thing, for another that it waits for.
 RELEASE = """
-WITH gone AS MATERIALIZED (
-    DELETE FROM {waiter} AS waiter USING (
-        SELECT waiter.id, task.status FROM {waiter} AS waiter LEFT JOIN {task} AS task ON task.id = waiter.awaited
-        WHERE waiter.awaited = ANY (%s::bigint[]) AND (task.id IS NULL OR task.finished_at IS NOT NULL)
-        ORDER BY waiter.awaited, waiter.task_id LIMIT %s) AS done
-    WHERE waiter.id = done.id
-    RETURNING waiter.awaited, waiter.task_id, done.status IS DISTINCT FROM 'SUCCESSFUL' AS has_failed
+WITH done AS MATERIALIZED (
+    SELECT waiter.id, waiter.awaited, waiter.task_id, task.status IS DISTINCT FROM 'SUCCESSFUL' AS has_failed
+    FROM {waiter} AS waiter LEFT JOIN {task} AS task ON task.id = waiter.awaited
+    WHERE waiter.awaited = ANY (%s::bigint[]) AND (task.id IS NULL OR task.finished_at IS NOT NULL)
+      AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
+    ORDER BY waiter.awaited, waiter.task_id LIMIT %s FOR UPDATE OF waiter
+), locked AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT task_id FROM done))
+    ORDER BY task.id FOR UPDATE OF task
+), gone AS MATERIALIZED (
+    DELETE FROM {waiter} AS waiter USING done
+    WHERE waiter.id = done.id AND (done.task_id IS NULL OR done.task_id = ANY (ARRAY(SELECT id FROM locked)))
+    RETURNING done.awaited, done.task_id, done.has_failed
 ), child AS MATERIALIZED (
     SELECT task_id AS id, count(*)::int AS done, bool_or(has_failed) AS has_failed,
            min(awaited) FILTER (WHERE has_failed) AS failed
     FROM gone WHERE task_id IS NOT NULL GROUP BY task_id
-), locked AS MATERIALIZED (
-    SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT id FROM child)) ORDER BY task.id FOR UPDATE
 ), moved AS (
     UPDATE {task} AS task
     SET waits_for = GREATEST(0, task.waits_for - child.done),
@@ -309,6 +317,9 @@ WITH gone AS MATERIALIZED (
 SELECT moved.id, moved.status, moved.queue, moved.lock_key, moved.waits_for, (SELECT count(*) FROM gone)
 FROM told LEFT JOIN moved ON true
 """
+RELEASE_UNLOCKED = RELEASE.replace(" OF waiter\n", " OF waiter SKIP LOCKED\n").replace(
+    " OF task\n", " OF task SKIP LOCKED\n"
+)
 
 # Waiters, some at a time, whose tasks are finished or gone: what a crash left untold.
 STRAY_WAITERS = """
@@ -329,12 +340,17 @@ WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
 
 # The common ending, with as few columns as it needs. The guard is the fence: a claim that was rescued, cancelled or
 # reset meanwhile finds another number of attempts or another status, and its outcome is dropped.
+#
+# Somebody's open transaction may have locked one of the rows, and all others would wait for its end. So this waits for
+# a moment only, and fails; ``HELD`` then says which they are. To skip what is locked would be a second write of each
+# row. The limit is set by the statement itself, before it locks anything: that is right behind a pooler, too.
 SETTLE_SUCCESSES = """
 UPDATE {task} AS task
 SET status = 'SUCCESSFUL', finished_at = clock_timestamp(), result = NULLIF(outcome.result, 'null'),
     expires_at = {expires_at}
 FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS outcome (id, attempt, result)
 WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
+  AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
 RETURNING task.id, date_part('epoch', task.finished_at)
 """
 
@@ -379,6 +395,7 @@ WITH outcome AS MATERIALIZED (
                           THEN NULL ELSE task.started_at END
     FROM outcome
     WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
+      AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
     RETURNING task.id, task.attempts, task.last_attempted_at, task.finished_at
 ), recorded AS (
     INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
@@ -388,6 +405,20 @@ WITH outcome AS MATERIALIZED (
     WHERE outcome.record IS NOT NULL
 )
 SELECT id, date_part('epoch', finished_at) FROM settled
+"""
+
+# Which of these claims cannot be settled now, because somebody has locked their rows. A claim that is lost is not among
+# them: its row is there and free, or has been taken by somebody else.
+HELD = """
+WITH claim AS MATERIALIZED (
+    SELECT * FROM unnest(%s::bigint[], %s::int[]) AS claim (id, attempt)
+), free AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT id FROM claim))
+    ORDER BY task.id FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT task.id FROM {task} AS task JOIN claim ON claim.id = task.id
+WHERE task.id = ANY (ARRAY(SELECT id FROM claim)) AND task.id <> ALL (ARRAY(SELECT id FROM free))
+  AND task.attempts = claim.attempt AND task.status || '' = 'RUNNING'
 """
 
 # Takes claims back from workers that are dead: no row, or no sign of life for the hard limit, or two missing beats and
@@ -504,7 +535,7 @@ SELECT id, attempts FROM {task} WHERE status = 'RUNNING' AND worker = %s AND can
 NOTIFY_CANCEL = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
 
 # What running tasks tell of their progress, guarded by their claims. Touches no column of an index, so it is written
-# beside the old version of the row. Skips what is locked, because who writes it has a pulse to keep.
+# beside the old version of the row. Skips what is locked: who writes it has a pulse to keep, or others to settle.
 NOTE_PROGRESS = """
 WITH said AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
@@ -517,7 +548,7 @@ UPDATE {task} AS task SET progress = told.progress
 FROM told WHERE task.id = told.id AND task.id = ANY (ARRAY(SELECT id FROM told)) RETURNING task.id
 """
 
-# The same, right before the end of these tasks: their last word, for which it waits as the end itself does.
+# The same, by a task of its own transaction right before its end: its last word, for which it waits as the end does.
 NOTE_LAST_PROGRESS = """
 UPDATE {task} AS task SET progress = said.progress
 FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)

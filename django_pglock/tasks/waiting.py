@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from functools import partial
 
-from django.db import transaction
+from django.db import OperationalError, transaction
+from psycopg.errors import LockNotAvailable
 
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.gates import GateQuerySet, array_of_numbers
@@ -31,7 +32,7 @@ class WaitQuerySet(GateQuerySet):
         """Tell those who wait for these tasks, where they are finished. Returns how many tasks that moved.
 
         A waiting task whose last predecessor is done is let through; one of which a predecessor did not succeed is
-        cancelled, and so are those that wait for it.
+        cancelled, and so are those that wait for it. One that somebody has locked is left for upkeep.
         """
         moved, ids = 0, sorted(set(awaited))
         while ids and (ids := self._awaited(ids)):
@@ -50,7 +51,13 @@ class WaitQuerySet(GateQuerySet):
         """Tell some of those who wait; return the tasks that this moved, and how many were told."""
         text = "Task %s, which this one was to run after, did not succeed or is gone."
         values = (array_of_numbers(ids), TOLD_AT_ONCE, DEPENDENCY_FAILED, text, DONE_CHANNEL)
-        rows = self._run(statements.RELEASE, *values)
+        try:
+            rows = self._run(statements.RELEASE, *values)
+        except OperationalError as error:
+            if not isinstance(error.__cause__, LockNotAvailable):
+                raise
+            # Somebody's open transaction has one of those that wait. It does not hold up the others.
+            rows = self._run(statements.RELEASE_UNLOCKED, *values)
         [told] = {row[-1] for row in rows}
         moved = [row[:-1] for row in rows if row[0] is not None]
         self.wake(queue for _, status, queue, *_ in moved if status == TaskStatus.READY)

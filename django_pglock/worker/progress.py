@@ -27,14 +27,15 @@ class Progress:
 
     def note(self) -> None:
         """Write what is new."""
-        self._write(list(self.hand.claims.values()), is_last=False)
+        self._write(list(self.hand.claims.values()))
 
-    def note_last(self, claims: Iterable[Claim]) -> None:
-        """Write what is new of tasks that are about to be settled."""
-        self._write(claims, is_last=True)
+    def note_last(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Write what is new of tasks that are about to be settled. Returns those that are lost, or locked."""
+        return self._write(claims)
 
-    def _write(self, claims: Iterable[Claim], *, is_last: bool) -> None:
+    def _write(self, claims: Iterable[Claim]) -> list[Claim]:
         told = [claim for claim in claims if claim.progress is not claim.noted_progress]
         if told:
             with self._writing:
-                self.rows.note_progress(told, is_last=is_last)
+                self.rows.note_progress(told)
+        return [claim for claim in told if claim.progress is not claim.noted_progress]

@@ -1,6 +1,9 @@
 """Writes outcomes in batches that form naturally.
 
 What gathers while one write is on its way is the next batch: no delay when idle, large batches under load.
+
+A row that somebody's open transaction has locked, as to cancel its task, must not hold up the others: its outcome is
+held, and looked after now and then until the row is free.
 """
 
 from __future__ import annotations
@@ -10,20 +13,23 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, OperationalError
+from django.db import DatabaseError, OperationalError
+from psycopg.errors import LockNotAvailable
 
 from django_pglock.tasks.arguments import describe_exception
-from django_pglock.tasks.outcome import FINAL, NOT_AGAIN, Failed, Failure
+from django_pglock.tasks.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
 from django_pglock.worker.announcing import announce, announce_lost
 from django_pglock.worker.hand import Ending, Hand
 from django_pglock.worker.progress import Progress
 from django_pglock.worker.service import ConnectedService
 
 if TYPE_CHECKING:
+    from django_pglock.tasks.claim import Claim
     from django_pglock.tasks.queryset import TaskQuerySet
 
 logger = logging.getLogger("django_pglock.worker")
@@ -32,6 +38,8 @@ logger = logging.getLogger("django_pglock.worker")
 LARGEST_BATCH = 1500
 #: Seconds for which endings gather that are written already: enough to be spared a statement for each.
 LINGER = 0.005
+#: Seconds between two looks at rows that somebody has locked.
+BETWEEN_LOOKS = 0.1
 
 
 #: Classes of SQLSTATE that tell of no row: what the statement names is not there, or not as it was when the statement
@@ -64,6 +72,9 @@ class Settler(ConnectedService):
         self.scheduled = scheduled
         self._batch: list[Ending] = []
         self._followers: list[Ending] = []
+        # Endings whose rows somebody has locked, and when to look at them again.
+        self._held: dict[Claim, Ending] = {}
+        self._look_at = 0.0
         #: How many claims have ended in which way, by the class of the outcome; None: how many were lost.
         self.counts: Counter[type[Any] | None] = Counter()
 
@@ -80,27 +91,54 @@ class Settler(ConnectedService):
     def turn(self) -> None:
         if not self._batch and not self._followers:
             self._batch = self._gather()
-            self.hand.settling = len(self._batch)
+            self.hand.settling = len(self._batch) + len(self._held)
         if self._batch:
-            self._write(self._batch)
-            self._followers, self._batch = self._batch, []
+            self._followers, self._batch = self._write(self._batch), []
         if self._followers:
             # In hand until those who waited for them are ready: an empty hand has nothing more to bring about.
             self._let_through(self._followers)
             self.hand.let_go(self._followers)
             self._followers = []
-            self.hand.settling = 0
+        self.hand.settling = len(self._held)
+
+    def finish(self) -> None:
+        for claim in self._held:
+            logger.warning("%r has ended, but somebody has locked its row. It will run again.", claim)
 
     def _gather(self) -> list[Ending]:
-        self.note_life(math.inf)
-        batch = [self.hand.outbox.get()]
-        self.note_life()
+        batch: list[Ending | None] = [*self._freed()]
+        if not batch:
+            self.note_life(math.inf)
+            with suppress(Empty):
+                batch.append(self.hand.outbox.get(timeout=BETWEEN_LOOKS if self._held else None))
+            self.note_life()
         self._gather_more(batch)
         if all(ending is not None and ending.is_settled and ending.claim.lock_key is None for ending in batch):
             # Nothing of this has to be written, and nobody's turn depends on it.
             self.stopping.wait(LINGER)
             self._gather_more(batch)
-        return [ending for ending in batch if ending is not None]
+        # A task that is given up has ended already when its outcome is held.
+        return [ending for ending in batch if ending is not None and ending.claim not in self._held]
+
+    def _freed(self) -> list[Ending]:
+        """Return the endings whose rows are no longer locked."""
+        if not self._held or time.monotonic() < self._look_at:
+            return []
+        held, self._held = self._held, {}
+        try:
+            return self._hold(list(held.values()))
+        except BaseException:
+            self._held = held
+            raise
+
+    def _hold(self, endings: list[Ending]) -> list[Ending]:
+        """Hold those of these endings whose rows somebody has locked, and return the others."""
+        self._look_at = time.monotonic() + BETWEEN_LOOKS
+        locked = self.rows.held([ending.claim for ending in endings])
+        for ending in endings:
+            if ending.claim.id in locked:
+                self._held.setdefault(ending.claim, ending)
+        return [ending for ending in endings if ending.claim.id not in locked]
 
     def _gather_more(self, batch: list[Ending | None]) -> None:
         try:
@@ -109,10 +147,17 @@ class Settler(ConnectedService):
         except Empty:
             pass
 
-    def _write(self, batch: list[Ending]) -> None:
+    def _write(self, batch: list[Ending]) -> list[Ending]:
+        """Write these endings, and return them without those that have to be held."""
+        for ending in batch if self._held else ():
+            # Held by a try before, which then failed.
+            self._held.pop(ending.claim, None)
         open_ = [ending for ending in batch if ending.outcome is not None and not ending.is_settled]
-        self.progress.note_last(ending.claim for ending in open_)
+        if unnoted := set(self.progress.note_last(ending.claim for ending in open_)):
+            self._hold([ending for ending in open_ if ending.claim in unnoted])
+            open_ = self._without_held(open_)
         accepted = self._settle(open_) if open_ else {}
+        batch, open_ = self._without_held(batch), self._without_held(open_)
         self._look_up_dates([ending for ending in batch if ending.is_settled and ending.result is not None])
         lost = []
         for ending in batch:
@@ -128,6 +173,10 @@ class Settler(ConnectedService):
                 announce_lost(ending)
         self._note_ends(batch, lost)
         self._tell([ending for ending in open_ if ending.claim.id in accepted])
+        return batch
+
+    def _without_held(self, endings: list[Ending]) -> list[Ending]:
+        return [ending for ending in endings if ending.claim not in self._held] if self._held else endings
 
     def _note_ends(self, batch: list[Ending], lost: list[Ending]) -> None:
         self.counts.update(type(ending.outcome) for ending in batch)
@@ -162,20 +211,40 @@ class Settler(ConnectedService):
             self.scheduled()
 
     def _settle(self, endings: list[Ending]) -> dict[int, Any]:
+        """Settle these and return what was accepted, one kind after the other: of each statement all or none."""
+        others = [ending for ending in endings if not isinstance(ending.outcome, Succeeded)]
+        if not others or len(others) == len(endings):
+            return self._settle_alike(endings)
+        successes = [ending for ending in endings if isinstance(ending.outcome, Succeeded)]
+        return {**self._settle_alike(successes), **self._settle_alike(others)}
+
+    def _settle_alike(self, endings: list[Ending]) -> dict[int, Any]:
         try:
             return self.rows.settle([(each.claim, each.outcome) for each in endings if each.outcome], self.worker)
-        except (OperationalError, InterfaceError):
-            raise
+        except OperationalError as error:
+            if not isinstance(error.__cause__, LockNotAvailable):
+                raise
+            return self._settle_unlocked(endings)
         except DatabaseError as error:
             # One row that the database refuses must not hold up the others: halve until it stands alone.
             if is_of_the_schema(error):
                 raise
             if len(endings) > 1:
                 middle = len(endings) // 2
-                return {**self._settle(endings[:middle]), **self._settle(endings[middle:])}
+                return {**self._settle_alike(endings[:middle]), **self._settle_alike(endings[middle:])}
             logger.exception("The outcome of %r cannot be stored as it is.", endings[0].claim)
             if isinstance(endings[0].outcome, Failed):
                 # Not even the failure can be: let go, and the comparison of table and hand will run the task again.
                 return {}
             endings[0].outcome = Failed(Failure(*describe_exception(error)))
-            return self._settle(endings)
+            return self._settle_alike(endings)
+
+    def _settle_unlocked(self, endings: list[Ending]) -> dict[int, Any]:
+        """Settle what nobody has locked, and hold the rest."""
+        free = self._hold(endings)
+        if len(free) < len(endings):
+            return self._settle_alike(free) if free else {}
+        # Free again. Later, lest it comes and goes for ever.
+        for ending in endings:
+            self._held.setdefault(ending.claim, ending)
+        return {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
+from django_pglock.db import dedicated_connection
 from django_pglock.models import Task
 from django_pglock.tasks.claim import Claim
 
@@ -29,3 +31,21 @@ def claim() -> Callable[..., list[Claim]]:
         return rows.claims_of(rows.claim_statement(worker=worker, paths=paths).execute(limit, queue), worker)
 
     return take
+
+
+@pytest.fixture
+def locked() -> Callable[[int | str], AbstractContextManager[None]]:
+    """Have a task's row locked by somebody's open transaction for as long as a block lasts."""
+
+    @contextmanager
+    def lock(task_id: int | str) -> Iterator[None]:
+        connection = dedicated_connection("default")
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+                cursor.execute("SELECT FROM django_pglock_task WHERE id = %s FOR UPDATE", [int(task_id)])
+            yield
+        finally:
+            connection.close()
+
+    return lock

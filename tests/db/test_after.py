@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from uuid import uuid4
 
@@ -160,6 +161,22 @@ def test_many_after_one_and_one_after_many(worker, eventually):
     rows = {row.pk: row for row in Task.objects.all()}
     assert all(rows[int(id_)].started_at >= rows[int(first.id)].finished_at for id_ in ids)
     assert rows[int(last.id)].started_at >= max(rows[int(id_)].finished_at for id_ in ids)
+
+
+def test_one_that_somebody_has_locked_holds_up_no_other(claim, locked):
+    """Nor whoever tells them: upkeep comes back to it."""
+    first = tasks.echo.enqueue(1)
+    held = tasks.nothing.using(after=[first]).enqueue()
+    tasks.nothing.using(after=[first]).enqueue()
+    with locked(held.id):
+        began = time.monotonic()
+        settle(claim()[0], Succeeded())
+        assert time.monotonic() - began < 5
+        assert statuses() == ["SUCCESSFUL", "BLOCKED", "READY"]
+    assert list(Waiter.objects.values_list("awaited", "task")) == [(int(first.id), int(held.id))]
+    Task.objects.all().release([awaited for _, awaited in Task.objects.all().stray_waiters(0)])
+    assert statuses() == ["SUCCESSFUL", "READY", "READY"]
+    assert not Waiter.objects.exists()
 
 
 def test_what_nobody_waits_for_costs_one_small_statement():

@@ -16,7 +16,7 @@ from django_pglock.conf import get_settings
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task, Worker
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
-from django_pglock.tasks.outcome import Released, Succeeded
+from django_pglock.tasks.outcome import Failed, Failure, Released, Succeeded
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker import last_chance
 from django_pglock.worker.execution import Attempt
@@ -454,24 +454,96 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
     assert not thread.is_alive()
 
 
-def test_an_outcome_that_the_database_refuses_fails_alone(worker, claim, eventually):
+@pytest.fixture
+def in_hand(worker, claim, eventually):
+    """Start a worker that has so many claims in hand, but runs nothing."""
+
+    def start(count):
+        running = worker(queues=["another"])
+        # Before, it gives back what it does not know of.
+        eventually(lambda: running.fetcher.is_claiming)
+        for _ in range(count):
+            tasks.nothing.enqueue()
+        # By this very worker: its upkeep would rescue the claims of one that does not exist.
+        claims = claim(count, worker=running.identity.id)
+        for each in claims:
+            running.hand.claims[each.id, each.attempt] = each
+        return running, claims
+
+    return start
+
+
+def test_an_outcome_that_the_database_refuses_fails_alone(in_hand, eventually):
     """One row that cannot be stored must not hold up its batch, nor lose its own outcome."""
-    running = worker(queues=["another"])
-    # Before, it gives back what it does not know of.
-    eventually(lambda: running.fetcher.is_claiming)
-    for _ in range(9):
-        tasks.nothing.enqueue()
-    # By this very worker: its upkeep would rescue the claims of one that does not exist.
-    claims = claim(9, worker=running.identity.id)
+    running, claims = in_hand(9)
     refused = claims[4]
     for each in claims:
-        running.hand.claims[each.id, each.attempt] = each
         running.hand.outbox.put(Ending(each, Succeeded("{no json" if each is refused else "1")))
     eventually(lambda: not running.hand.claims)
     assert set(Task.objects.exclude(pk=refused.id).values_list("status", flat=True)) == {"SUCCESSFUL"}
     row = Task.objects.get(pk=refused.id)
     assert row.status == "FAILED"
     assert row.failures.get().exception_path == "django.db.utils.DataError"
+
+
+FAILED = Failed(Failure("builtins.ValueError", "Traceback …"))
+
+
+@pytest.mark.parametrize("tells", [False, True])
+@pytest.mark.parametrize("outcome", [Succeeded(), FAILED], ids=["success", "failure"])
+def test_a_row_that_somebody_has_locked_holds_up_no_other(in_hand, eventually, locked, outcome, tells):
+    """As by a cancel in a long transaction. What the task tells last comes with its end."""
+    running, claims = in_hand(6)
+    held, *others = claims
+    held.progress = '{"done": 9}' if tells else None
+    with locked(held.id):
+        for each in claims:
+            running.hand.outbox.put(Ending(each, FAILED if each is claims[5] else outcome))
+        eventually(lambda: list(running.hand.claims.values()) == [held], seconds=5)
+        assert not Task.objects.filter(pk__in=[each.id for each in others], status="RUNNING").exists()
+        # To give it up when the worker ends comes too late: it has ended.
+        running.hand.abandon([held], 60)
+        time.sleep(0.3)
+        assert running.hand.unsettled == 1, "what is held waits for nothing else"
+        assert Task.objects.get(pk=held.id).status == "RUNNING"
+    eventually(lambda: not running.hand.claims, seconds=5)
+    row = Task.objects.get(pk=held.id)
+    assert (row.status, row.progress) == (outcome.status, {"done": 9} if tells else None)
+    assert (running.settler.reconnects, running.settler.counts[None]) == (0, 0)
+
+
+def test_a_claim_that_is_lost_while_its_row_is_locked_is_lost(in_hand, eventually, in_threads):
+    running, [mine] = in_hand(1)
+
+    def take_away(_):
+        with transaction.atomic():
+            Task.objects.filter(pk=mine.id).update(attempts=mine.attempt + 1)
+            running.hand.outbox.put(Ending(mine, Succeeded()))
+            eventually(lambda: running.settler._held, seconds=5)
+
+    in_threads(take_away, 1)
+    eventually(lambda: not running.hand.claims, seconds=5)
+    assert running.settler.counts[None] == 1
+    assert Task.objects.get().status == "RUNNING"
+
+
+def test_an_outcome_that_is_refused_takes_no_success_along(in_hand, eventually):
+    """What was settled before it, by the other statement of the same batch, is not lost."""
+    running, claims = in_hand(2)
+    for each, outcome in zip(claims, (Succeeded(), Failed(Failure("x", "no text\0"))), strict=True):
+        running.hand.outbox.put(Ending(each, outcome))
+    eventually(lambda: not running.hand.claims)
+    assert (running.settler.counts[Succeeded], running.settler.counts[None]) == (1, 1)
+
+
+def test_a_worker_that_ends_says_what_is_still_locked(in_hand, eventually, locked, caplog, monkeypatch):
+    monkeypatch.setattr("django_pglock.worker.worker.LAST_WRITES", 0.5)
+    running, [mine] = in_hand(1)
+    with locked(mine.id):
+        running.hand.outbox.put(Ending(mine, Succeeded()))
+        eventually(lambda: running.settler._held, seconds=5)
+        running.shutdown()
+    assert f"task {mine.id} ({mine.task_path}) attempt 1> has ended, but somebody has locked its row" in caplog.text
 
 
 def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatch):
