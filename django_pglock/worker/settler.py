@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Outcomes in one statement at most.
-LARGEST_BATCH = 1500
+#: Outcomes in one statement at most, and characters of their results: PostgreSQL takes a gigabyte, and memory is dear.
+LARGEST_BATCH, LARGEST_TEXT = 1500, 20_000_000
 #: Seconds for which endings gather that are written already: enough to be spared a statement for each.
 LINGER = 0.005
 #: Seconds between two looks at rows that somebody has locked.
@@ -45,11 +45,14 @@ BETWEEN_LOOKS = 0.1
 #: Classes of SQLSTATE that tell of no row: what the statement names is not there, or not as it was when the statement
 #: was prepared, or nothing can be written. As while a migration runs, or after a failover.
 SCHEMA = ("0A", "25", "26", "42")
+#: What is too large or too deep for PostgreSQL. psycopg takes it for an outage.
+TOO_LARGE = "54"
 
 
-def is_of_the_schema(error: DatabaseError) -> bool:
-    """Say whether every row would have met this error, and none will once the database is as it should be."""
-    return str(getattr(error.__cause__, "sqlstate", None))[:2] in SCHEMA
+def is_of_a_row(error: DatabaseError) -> bool:
+    """Say whether one row may have met this error, so that the others can be written; not all, as in an outage."""
+    state = str(getattr(error.__cause__, "sqlstate", None))[:2]
+    return state == TOO_LARGE or (state not in SCHEMA and not isinstance(error, OperationalError))
 
 
 class Settler(ConnectedService):
@@ -219,25 +222,28 @@ class Settler(ConnectedService):
         return {**self._settle_alike(successes), **self._settle_alike(others)}
 
     def _settle_alike(self, endings: list[Ending]) -> dict[int, Any]:
+        if len(endings) > 1 and sum([len(getattr(each.outcome, "result", "")) for each in endings]) > LARGEST_TEXT:
+            return self._settle_halves(endings)
         try:
             return self.rows.settle([(each.claim, each.outcome) for each in endings if each.outcome], self.worker)
-        except OperationalError as error:
-            if not isinstance(error.__cause__, LockNotAvailable):
-                raise
-            return self._settle_unlocked(endings)
         except DatabaseError as error:
+            if isinstance(error.__cause__, LockNotAvailable):
+                return self._settle_unlocked(endings)
             # One row that the database refuses must not hold up the others: halve until it stands alone.
-            if is_of_the_schema(error):
+            if not is_of_a_row(error):
                 raise
             if len(endings) > 1:
-                middle = len(endings) // 2
-                return {**self._settle_alike(endings[:middle]), **self._settle_alike(endings[middle:])}
+                return self._settle_halves(endings)
             logger.exception("The outcome of %r cannot be stored as it is.", endings[0].claim)
             if isinstance(endings[0].outcome, Failed):
                 # Not even the failure can be: let go, and the comparison of table and hand will run the task again.
                 return {}
             endings[0].outcome = Failed(Failure(*describe_exception(error)))
             return self._settle_alike(endings)
+
+    def _settle_halves(self, endings: list[Ending]) -> dict[int, Any]:
+        middle = len(endings) // 2
+        return {**self._settle_alike(endings[:middle]), **self._settle_alike(endings[middle:])}
 
     def _settle_unlocked(self, endings: list[Ending]) -> dict[int, Any]:
         """Settle what nobody has locked, and hold the rest."""

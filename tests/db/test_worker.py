@@ -17,6 +17,7 @@ from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task, Worker
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
 from django_pglock.tasks.outcome import Failed, Failure, Released, Succeeded
+from django_pglock.tasks.queryset import TaskQuerySet
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker import last_chance
 from django_pglock.worker.execution import Attempt
@@ -473,17 +474,33 @@ def in_hand(worker, claim, eventually):
     return start
 
 
-def test_an_outcome_that_the_database_refuses_fails_alone(in_hand, eventually):
+@pytest.mark.parametrize(
+    ("text", "error"), [("{no json", "DataError"), ("[" * 10**5 + "]" * 10**5, "OperationalError")]
+)
+def test_an_outcome_that_the_database_refuses_fails_alone(in_hand, eventually, text, error):
     """One row that cannot be stored must not hold up its batch, nor lose its own outcome."""
     running, claims = in_hand(9)
     refused = claims[4]
     for each in claims:
-        running.hand.outbox.put(Ending(each, Succeeded("{no json" if each is refused else "1")))
+        running.hand.outbox.put(Ending(each, Succeeded(text if each is refused else "1")))
     eventually(lambda: not running.hand.claims)
     assert set(Task.objects.exclude(pk=refused.id).values_list("status", flat=True)) == {"SUCCESSFUL"}
     row = Task.objects.get(pk=refused.id)
     assert row.status == "FAILED"
-    assert row.failures.get().exception_path == "django.db.utils.DataError"
+    assert row.failures.get().exception_path == f"django.db.utils.{error}"
+    assert running.settler.reconnects == 0
+
+
+def test_large_results_are_written_a_few_at_a_time(in_hand, eventually, monkeypatch):
+    monkeypatch.setattr("django_pglock.worker.settler.LARGEST_TEXT", 200)
+    settle, sizes = TaskQuerySet.settle, []
+    monkeypatch.setattr(TaskQuerySet, "settle", lambda *args: (sizes.append(len(args[1])), settle(*args))[1])
+    running, claims = in_hand(9)
+    for each in claims:
+        running.hand.outbox.put(Ending(each, Succeeded(f'"{"x" * 90}"')))
+    eventually(lambda: not running.hand.claims)
+    assert (max(sizes), sum(sizes)) == (2, 9)
+    assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
 
 
 FAILED = Failed(Failure("builtins.ValueError", "Traceback …"))
