@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from django.apps import apps
 
+from django_pglock.conf import get_settings
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.options import Group
-from django_pglock.tasks.outcome import Cancelled, Failed, Outcome, Released, Retried
+from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Released, Retried
 from django_pglock.worker.execution import Attempt, prepare
 from django_pglock.worker.hand import Ending, Hand
 
@@ -17,12 +18,15 @@ class GroupAttempt(Attempt):
     What it returns is the result of each; when it raises, each fails by the retries that it has left.
     """
 
-    def __init__(self, claim: Claim, using: str, others: list[Attempt]) -> None:
+    def __init__(self, claim: Claim, using: str) -> None:
         super().__init__(claim, using)
-        self.others = others
-        self.args = [[self.kwargs, *(other.kwargs for other in others)]]
-        self.kwargs = {}
+        self.others: list[Attempt] = []
         self._error: BaseException | None = None
+
+    def take_along(self, others: list[Attempt]) -> None:
+        """Stand for these as well."""
+        self.others = others
+        self.args, self.kwargs = [[self.kwargs, *(other.kwargs for other in others)]], {}
 
     @property
     def claims(self) -> list[Claim]:
@@ -52,20 +56,28 @@ class GroupAttempt(Attempt):
         return ending
 
     def _outcome_of(self, other: Attempt, outcome: Outcome) -> Outcome:
-        is_error = self._error is not None and isinstance(outcome, Failed | Retried | Cancelled)
-        return other.failure(self._error) if is_error and self._error is not None else outcome
+        if self._error is not None and isinstance(outcome, Failed | Retried | Cancelled):
+            return other.failure(self._error)
+        if isinstance(outcome, Failed | Interrupted):
+            # Cut off from the database, and of that each has its own count.
+            has_had_enough = other.claim.rescues >= get_settings().MAX_RESCUES
+            return Failed(outcome.failure) if has_had_enough else Interrupted(outcome.failure)
+        return outcome
 
 
 def with_others(leader: Attempt, group: Group, hand: Hand) -> Attempt:
     """Claim what waits in the group of ``leader`` and return the attempt that stands for all of it."""
+    # Before anybody is claimed: if what was tried before cannot be read, only the leader has to be given back.
+    attempt = GroupAttempt(leader.claim, leader.using)
     rows = apps.get_model("django_pglock", "Task").objects.using(leader.using)
     claims = rows.claim_group(leader.claim, limit=group.limit - 1, gather=group.seconds) if group.limit > 1 else []
     hand.hold(claims)
     others: list[Attempt] = []
     for claim in claims:
-        attempt = prepare(claim, leader.using)
-        if isinstance(attempt, Ending):
-            hand.ended(attempt, 0.0)
+        other = prepare(claim, leader.using)
+        if isinstance(other, Ending):
+            hand.ended(other, 0.0)
         else:
-            others.append(attempt)
-    return GroupAttempt(leader.claim, leader.using, others)
+            others.append(other)
+    attempt.take_along(others)
+    return attempt

@@ -6,10 +6,13 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks.compat import TaskResultStatus
+from django_pglock.tasks.outcome import Failed, Interrupted
+from django_pglock.worker import execution
+from django_pglock.worker.grouping import GroupAttempt
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
 
@@ -61,6 +64,40 @@ def test_a_failure_is_everybodys_and_each_is_tried_again(worker, eventually):
     results[0].refresh()
     assert [error.exception_class_path for error in results[0].errors] == ["builtins.ValueError"] * 2
     assert Attempt.objects.count() == 7
+
+
+def test_a_database_that_is_away_for_a_moment_leaves_nobody_behind(worker, eventually, monkeypatch):
+    """What the leader has tried before cannot be read, when it is read for its group."""
+    read, seen, lost = execution._failures_before, set(), []
+
+    def lose_second_answer(claim, using):
+        if claim.id in seen and not lost:
+            lost.append(claim.id)
+            raise OperationalError("the connection is lost")
+        seen.add(claim.id)
+        return read(claim, using)
+
+    monkeypatch.setattr(execution, "_failures_before", lose_second_answer)
+    process = worker(threads=1)
+    with transaction.atomic():
+        for _ in range(3):
+            keyed.fail_together.enqueue(user=1)
+    eventually(lambda: Task.objects.filter(status="FAILED").count() == 3)
+    eventually(lambda: not process.hand.claims)
+    assert lost
+
+
+@pytest.mark.parametrize(("rescues", "others"), [((3, 0), (Failed, Interrupted)), ((0, 3), (Interrupted, Failed))])
+def test_each_of_a_group_has_its_own_count_of_being_cut_off(claim, rescues, others):
+    for _ in rescues:
+        keyed.digest.enqueue(user=1, text="x")
+    Task.objects.update(status="READY")
+    leader, follower = claim(2)
+    leader.rescues, follower.rescues = rescues
+    attempt = GroupAttempt(leader, "default")
+    attempt.take_along([execution.Attempt(follower, "default")])
+    ending = attempt.ending(execution._cut_off(leader, OperationalError("cut off")))
+    assert (type(ending.outcome), type(ending.companions[0].outcome)) == others
 
 
 def test_a_group_that_is_cancelled_meanwhile_does_not_disturb_the_rest(worker, eventually):
