@@ -298,8 +298,8 @@ class TaskQuerySet(CountQuerySet):
         """
         count = self._cancel()
         for _ in range(TRIES):
-            # A running task's row is locked for a moment when its progress is written.
-            if not self.filter(_UNASKED).exists():
+            # A row is locked for a moment when it is claimed, or when its progress is written.
+            if not self.filter(_UNASKED | _WAITING).exists():
                 break
             time.sleep(BETWEEN_TRIES)
             count += self._cancel()
@@ -362,7 +362,8 @@ class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[m
 _RUNNING = Q(status=TaskStatus.RUNNING)
 _ASKED = Q(cancel_requested_at__isnull=False)
 _UNASKED = _RUNNING & ~_ASKED
-#: How often, and after how many seconds, a cancel comes back to running tasks whose rows were locked.
+_WAITING = Q(status__in=[TaskStatus.BLOCKED, TaskStatus.READY, TaskStatus.SCHEDULED])
+#: How often, and after how many seconds, a cancel comes back to tasks whose rows were locked.
 TRIES, BETWEEN_TRIES = 3, 0.01
 #: How often a retry looks again when another with the same unique key came between.
 LOOKS = 10

@@ -68,10 +68,12 @@ def test_only_a_running_task_is_worth_a_notification_and_only_after_the_commit(c
         assert any("django_pglock_cancel" in query["sql"] for query in queries) is runs
 
 
-def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_threads, monkeypatch):
-    """Its progress is being written."""
-    tasks.nothing.enqueue()
-    [mine] = claim()
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_threads, monkeypatch, runs):
+    """Its progress is being written, or it is being claimed."""
+    mine = tasks.nothing.enqueue()
+    if runs:
+        claim()
     locked, left_out, free = threading.Event(), threading.Event(), threading.Event()
 
     def rest(seconds):
