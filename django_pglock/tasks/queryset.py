@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 
 #: Where a task waits when it is due: for a worker, or first for its key.
 WAITS = Case(When(lock_key__isnull=True, then=Value(TaskStatus.READY.value)), default=Value(TaskStatus.BLOCKED.value))
+#: No second such task with the same unique key. Also the condition of the index of these keys: what says the same in
+#: other words does not use it.
+HAS_UNIQUE_KEY = (
+    Q(unique_scope=UniqueScope.WAITING, attempts=0, finished_at__isnull=True)
+    | Q(unique_scope=UniqueScope.UNFINISHED, finished_at__isnull=True)
+    | Q(unique_scope=UniqueScope.PERIOD)
+)
 LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
 
 
@@ -281,7 +288,7 @@ class TaskQuerySet(CountQuerySet):
 
     def _without_duplicates(self) -> Self:
         others = self.model._base_manager.using(self.db).filter(unique_key=OuterRef("unique_key"))
-        there = others.filter(finished_at__isnull=True).exclude(unique_scope=UniqueScope.WAITING, attempts__gt=0)
+        there = others.filter(HAS_UNIQUE_KEY).exclude(pk=OuterRef("pk"))
         last = self.filter(unique_key__isnull=False, status__in=FINISHED)
         last = last.order_by("unique_key", "-pk").distinct("unique_key")
         return self.filter(Q(unique_key__isnull=True) | (~Exists(there) & Q(pk__in=last.values("pk"))))

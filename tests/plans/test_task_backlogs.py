@@ -88,6 +88,8 @@ def plans(worker, ids):
     ones = [1] * len(ids)
     failed = ["FAILED"] * len(ids)
     first = Task.objects.earliest("pk").pk
+    Task.objects.filter(pk=first).update(status="FAILED")
+    retried = rows.filter(pk=first)._without_duplicates().filter(status__in=["CANCELLED", "FAILED"]).order_by("pk")
     others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts)
     calls = {
         "a claim of one": (plain.sql(1, "default"), None),
@@ -124,6 +126,7 @@ def plans(worker, ids):
         "FIND_UNIQUE": (["key 7"],),
         "FREE_EXPIRED_UNIQUE": (["key 7"],),
         "promotion": (due, due_values),
+        "a retry": retried._marking_sql(1000, {"status": "READY", "finished_at": None}, '"queue"', keep_order=False),
     }
     return {
         name: executed(
