@@ -314,14 +314,10 @@ def _why_it_waits(task: Task) -> str:
     if task.waits_for:
         awaited = task.awaiting.values_list("awaited", flat=True)[:FEW]
         return gettext("It waits for the end of %(tasks)s.") % {"tasks": _numbers(awaited)}
-    holders = Task.objects.filter(
-        Q(status__in=["READY", "RUNNING"]) | Q(status="SCHEDULED", started_at__isnull=False),
-        lock_key=task.lock_key,
-        finished_at__isnull=True,
-    )
+    holders = Task.objects.all().holders(str(task.lock_key), limit=FEW)
     return gettext("It waits for its key, %(key)s, which is with %(tasks)s.") % {
         "key": shown(task, "lock_key"),
-        "tasks": _numbers(holders.values_list("pk", flat=True)[:FEW]) or gettext("nobody at this moment"),
+        "tasks": _numbers(holders) or gettext("nobody at this moment"),
     }
 
 

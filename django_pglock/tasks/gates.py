@@ -54,6 +54,10 @@ class GateQuerySet(ClaimQuerySet[Any]):
         """Return the next keys behind ``after`` at which somebody waits, in order."""
         return [key for (key,) in self._run(statements.BLOCKED_KEYS, after, limit)]
 
+    def holders(self, key: str, *, limit: int) -> list[int]:
+        """Return the ids of the tasks that ``key`` is with, ``limit`` at most, the oldest first."""
+        return [id_ for (id_,) in self._run(statements.HOLDERS, key, key, limit)]
+
     def wake(self, queues: Iterable[str], channel: str = wakeup.READY_CHANNEL) -> None:
         """Wake sleeping workers for these queues, once the current transaction is committed."""
         for queue in set(queues):

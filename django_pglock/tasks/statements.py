@@ -233,6 +233,18 @@ WITH RECURSIVE found AS (
 SELECT lock_key FROM found WHERE lock_key IS NOT NULL
 """
 
+# Who has a key: what has been admitted, and what will be tried again, looked for among the first thousand of each
+# status. ADMIT says why ranges, and UNKNOWN why the limit is a subquery.
+HOLDERS = """
+SELECT first.id FROM unnest(ARRAY['READY', 'RUNNING', 'SCHEDULED']) AS wanted (status) CROSS JOIN LATERAL (
+    SELECT task.id, task.status, task.started_at FROM {task} AS task
+    WHERE (task.lock_key, task.status) BETWEEN (%s, wanted.status) AND (%s, wanted.status)
+      AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
+    ORDER BY task.lock_key, task.status, task.id LIMIT (SELECT 1000)) AS first
+WHERE first.status <> 'SCHEDULED' OR first.started_at IS NOT NULL
+ORDER BY first.id LIMIT %s
+"""
+
 # Takes the others of a group along with the one that was claimed: those that wait for its key, and those that still
 # gather. They have the same key, so nobody else can be doing it, unless this worker was frozen and its claim is lost.
 # ADMIT says why ranges.

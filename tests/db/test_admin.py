@@ -527,5 +527,9 @@ def test_a_blocked_task_says_what_it_waits_for(client):
     assert f"It waits for its key, {key}, which is with #{first.id}." in page(second)
     assert "It waits" not in page(first)
     assert f"It waits for the end of #{first.id}, #{second.id}." in page(child)
+    Task.objects.filter(pk=first.id).update(status="SCHEDULED", run_after=Now(), started_at=Now())
+    assert f"which is with #{first.id}." in page(second), "it will be tried again"
+    Task.objects.filter(pk=first.id).update(started_at=None)
+    assert "which is with nobody at this moment" in page(second), "it has never begun"
     Task.objects.filter(pk=first.id).update(status="SUCCESSFUL", finished_at=Now())
     assert "which is with nobody at this moment" in page(second)

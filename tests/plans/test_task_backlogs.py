@@ -122,6 +122,7 @@ def plans(worker, ids):
         "NEXT_DUE": None,
         "ADMIT": (["backlog"],),
         "BLOCKED_KEYS": ("", 1000),
+        "HOLDERS": ("backlog", "backlog", BATCH),
         "TAKE_ALONG": (ids[0], 1, *group, BATCH, *group, 0.0, BATCH, BATCH, worker),
         "FIND_UNIQUE": (["key 7"],),
         "FREE_EXPIRED_UNIQUE": (["key 7"],),
