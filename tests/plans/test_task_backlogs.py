@@ -6,6 +6,7 @@ Plans are executed and their rows counted: a plan can look right and still walk 
 from __future__ import annotations
 
 import json
+import re
 from uuid import uuid4
 
 import pytest
@@ -17,6 +18,7 @@ from django_pglock.tasks.claiming import ClaimStatement
 from django_pglock.tasks.plans import _prepared, keep_plans
 from django_pglock.tasks.waiting import TOLD_AT_ONCE
 from django_pglock.worker import Worker
+from tests.conftest import ROOT
 from tests.plans.test_task_plans import nodes, reads
 
 pytestmark = pytest.mark.django_db
@@ -281,3 +283,17 @@ def test_a_task_for_which_thousands_wait_lets_them_through_some_at_a_time(new_ta
     assert Task.objects.all().release([awaited.pk]) == 2000
     assert set(Task.objects.filter(waits_for=0).values_list("status")) == {("READY",), ("SUCCESSFUL",)}
     assert Waiter.objects.count() == 1, "the process was told, too; only the stranger is left"
+
+
+def test_the_query_for_an_autoscaler_that_the_docs_show_stops_early(backlog):
+    insert("READY", 20_000)
+    insert("SCHEDULED", BATCH, seconds=-60)
+    page = (ROOT / "docs" / "operations.md").read_text()
+    [query] = re.findall(r"query: >-\n(.*?) targetQueryValue:", page, re.DOTALL)
+    query = query.replace("'mail'", "'default'")
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        assert cursor.fetchone() == (1000 + BATCH + BATCH,), "of the ready ones no more, those in turns, and those due"
+    plan = executed(query)
+    assert rows_read(plan) <= 1000 + 3 * BATCH
+    assert pages_read(plan) < 800
