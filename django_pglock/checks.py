@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.checks import Warning as Caution
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
-from django_pglock.conf import get_settings, redact_hook
+from django_pglock.conf import get_settings, key_function, redact_hook
 from django_pglock.errors import ConfigurationError
 from django_pglock.tasks import registry
 
@@ -36,6 +36,7 @@ FROM pg_settings WHERE name = ANY(%s) ORDER BY name
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """E001: an option of DJANGO_PGLOCK that does not exist or cannot be."""
     try:
+        key_function()
         redact_hook()
     except ConfigurationError as error:
         return [Error(str(error), hint="Mend DJANGO_PGLOCK in your settings.", id="django_pglock.E001")]

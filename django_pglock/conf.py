@@ -23,6 +23,8 @@ SCOPES = ("auto", "session", "transaction")
 PRUNABLE = ("SUCCESSFUL", "FAILED", "CANCELLED")
 #: A hundred years: more than anybody means, and less than the server's calendar holds.
 MOST_DAYS = 36_525
+#: PostgreSQL's timeouts are ints of milliseconds, and threads cannot wait for ever either: not quite 25 days.
+MOST_SECONDS = 2_147_483
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +99,20 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
+        for name, kind, what in (
+            ("USING", str, "a string"),
+            ("NAMESPACE", str, "a string"),
+            ("KEY_FUNCTION", str, "a dotted path"),
+            ("LOCK_COMMENTS", bool, "True or False"),
+        ):
+            if not isinstance(value := getattr(self, name), kind):
+                raise ConfigurationError(f"DJANGO_PGLOCK[{name!r}] is {value!r}; it must be {what}.")
         if self.SCOPE not in SCOPES:
             raise ConfigurationError(
                 f"DJANGO_PGLOCK['SCOPE'] is {self.SCOPE!r}; it must be one of {', '.join(SCOPES)}."
             )
         for name in ("SLOW_WAIT", "SLOW_HOLD", "HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "POLL_INTERVAL"):
-            _require_positive(name, getattr(self, name))
+            _require_seconds(name, getattr(self, name))
         if self.HEARTBEAT_LIMIT < 3 * self.HEARTBEAT_INTERVAL:
             raise ConfigurationError(
                 "DJANGO_PGLOCK['HEARTBEAT_LIMIT'] must be at least three times HEARTBEAT_INTERVAL, "
@@ -121,9 +131,11 @@ class Settings:
             raise ConfigurationError(f"DJANGO_PGLOCK['REDACT'] is {self.REDACT!r}; use a function or its dotted path.")
 
 
-def _require_positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise ConfigurationError(f"DJANGO_PGLOCK[{name!r}] is {value!r}; it must be a number of seconds above zero.")
+def _require_seconds(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MOST_SECONDS:
+        raise ConfigurationError(
+            f"DJANGO_PGLOCK[{name!r}] is {value!r}; it must be a number of seconds above zero, up to {MOST_SECONDS:,}."
+        )
 
 
 def _require_days(name: str, value: Any) -> None:
@@ -166,19 +178,26 @@ def _load() -> Settings:
     return Settings(**given)
 
 
+def key_function() -> Callable[[str], int]:
+    """Return the function that ``KEY_FUNCTION`` names. Raises ``ConfigurationError``."""
+    return _imported("KEY_FUNCTION", get_settings().KEY_FUNCTION)
+
+
 def redact_hook() -> Callable[[str, str, Any], Any] | None:
     """Return the function that ``REDACT`` names, if it does. Raises ``ConfigurationError``."""
     hook = get_settings().REDACT
-    return _imported(hook) if isinstance(hook, str) else hook
+    return _imported("REDACT", hook) if isinstance(hook, str) else hook
 
 
 @lru_cache(maxsize=8)
-def _imported(path: str) -> Callable[[str, str, Any], Any]:
+def _imported(name: str, path: str) -> Callable[..., Any]:
     try:
-        function: Callable[[str, str, Any], Any] = import_string(path)
+        function: Any = import_string(path)
     except ImportError as error:
-        raise ConfigurationError(f"DJANGO_PGLOCK['REDACT'] is {path!r}, which cannot be imported: {error}.") from error
-    return function
+        raise ConfigurationError(f"DJANGO_PGLOCK[{name!r}] is {path!r}, which cannot be imported: {error}.") from error
+    if not callable(function):
+        raise ConfigurationError(f"DJANGO_PGLOCK[{name!r}] is {path!r}, which is not a function but {function!r}.")
+    return function  # type: ignore[no-any-return]
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

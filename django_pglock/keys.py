@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable
 from datetime import date
 from enum import Enum
-from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.utils.module_loading import import_string
-
-from django_pglock.conf import get_settings
+from django_pglock.conf import get_settings, key_function
 from django_pglock.errors import LockKeyError
 
 #: PostgreSQL's bigint.
@@ -69,16 +65,9 @@ def key_of(name: str | int) -> Key:
     """Return the key of what ``name_of`` returned."""
     if isinstance(name, int):
         return Key(str(name), name)
-    settings = get_settings()
-    if settings.NAMESPACE:
-        name = f"{settings.NAMESPACE}:{name}"
-    return Key(name, _function(settings.KEY_FUNCTION)(name))
-
-
-@lru_cache(maxsize=8)
-def _function(path: str) -> Callable[[str], int]:
-    function: Callable[[str], int] = import_string(path)
-    return function
+    if namespace := get_settings().NAMESPACE:
+        name = f"{namespace}:{name}"
+    return Key(name, key_function()(name))
 
 
 def name_of(*parts: Any) -> str | int:

@@ -38,6 +38,13 @@ def test_a_project_in_order_hears_nothing():
         ({"POLL_INTERVAL": 0}, "number of seconds above zero"),
         ({"HEARTBEAT_LIMIT": 5}, "three times HEARTBEAT_INTERVAL"),
         ({"MAX_RESCUES": -1}, "MAX_RESCUES"),
+        ({"USING": None}, "['USING'] is None; it must be a string"),
+        ({"NAMESPACE": 5}, "['NAMESPACE'] is 5; it must be a string"),
+        ({"KEY_FUNCTION": "nope"}, "['KEY_FUNCTION'] is 'nope', which cannot be imported"),
+        ({"KEY_FUNCTION": "os.sep"}, "['KEY_FUNCTION'] is 'os.sep', which is not a function"),
+        ({"KEY_FUNCTION": len}, "it must be a dotted path"),
+        ({"LOCK_COMMENTS": "False"}, "['LOCK_COMMENTS'] is 'False'; it must be True or False"),
+        ({"REDACT": "os.sep"}, "['REDACT'] is 'os.sep', which is not a function"),
         ([], "must be a dict"),
     ],
 )
@@ -46,6 +53,15 @@ def test_a_wrong_setting_is_named_with_what_was_meant(given, text):
         [problem] = checks.check_settings()
     assert problem.id == "django_pglock.E001"
     assert text in problem.msg
+
+
+@pytest.mark.parametrize("name", ["SLOW_WAIT", "SLOW_HOLD", "HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "POLL_INTERVAL"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e12, 10**400])
+def test_seconds_that_no_timeout_of_postgresql_holds_are_refused(name, value):
+    with override_settings(DJANGO_PGLOCK={name: value}):
+        [problem] = checks.check_settings()
+    assert f"DJANGO_PGLOCK[{name!r}]" in problem.msg
+    assert "up to 2,147,483" in problem.msg
 
 
 @override_settings(DJANGO_PGLOCK={"USING": "nowhere"})
@@ -110,9 +126,10 @@ def test_a_server_that_cannot_be_reached_is_not_our_news(monkeypatch):
     assert ids(databases=["default"], include_deployment_checks=True) == []
 
 
-def test_a_wrong_setting_is_said_once_and_breaks_no_other_check(setting_of_database):
+@pytest.mark.parametrize("wrong", [{"SCOPE": "forever"}, {"USING": None}, {"USING": 5}])
+def test_a_wrong_setting_is_said_once_and_breaks_no_other_check(setting_of_database, wrong):
     setting_of_database("idle_session_timeout", "1h")
-    with override_settings(DJANGO_PGLOCK={"SCOPE": "forever"}):
+    with override_settings(DJANGO_PGLOCK=wrong):
         assert ids(databases=["default"], include_deployment_checks=True) == ["django_pglock.E001"]
 
 

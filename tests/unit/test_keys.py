@@ -12,7 +12,7 @@ from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_pglock.errors import LockKeyError
+from django_pglock.errors import ConfigurationError, LockKeyError
 from django_pglock.key_template import KeyTemplate
 from django_pglock.keys import crc32_key, join, make_key, part_of, pglock_key, sha256_key
 
@@ -93,6 +93,12 @@ def test_namespace_and_key_function_follow_the_settings():
     assert make_key("a").name == "shop:a"
     assert make_key("a").number == pglock_key("shop:a")
     assert make_key(5).number == 5, "a number is a number"
+
+
+@override_settings(DJANGO_PGLOCK={"KEY_FUNCTION": "nope"})
+def test_a_key_function_that_is_not_there_is_named():
+    with pytest.raises(ConfigurationError, match=r"\['KEY_FUNCTION'\] is 'nope', which cannot be imported"):
+        make_key("a")
 
 
 def template(text, known=("order_id", "request")):
