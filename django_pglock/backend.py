@@ -16,7 +16,7 @@ from django.apps import apps
 from django.db import transaction
 from django.utils.functional import cached_property
 
-from django_pglock.conf import get_settings
+from django_pglock.conf import get_settings, task_database
 from django_pglock.db import connection_for
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
@@ -49,7 +49,8 @@ _numbers = count(1)
 class PostgresBackend(BaseTaskBackend):
     """Keeps tasks in the ``Task`` table of one database, in the transaction of whoever enqueues them.
 
-    ``OPTIONS``: ``database``, the alias where the tasks live (default ``"default"``).
+    ``OPTIONS``: ``database``, the alias where the tasks live (default ``"default"``). Raises ``ConfigurationError`` for
+    others.
     """
 
     task_class = PostgresTask
@@ -60,7 +61,7 @@ class PostgresBackend(BaseTaskBackend):
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
-        self.database: str = self.options.get("database", "default")
+        self.database = task_database(alias, self.options)
         self._number = next(_numbers)
 
     def validate_task(self, task: Task[..., Any]) -> None:

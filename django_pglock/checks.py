@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.checks import Warning as Caution
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
-from django_pglock.conf import get_settings, key_function, redact_hook
+from django_pglock.conf import get_settings, key_function, redact_hook, task_database
 from django_pglock.errors import ConfigurationError
 from django_pglock.tasks import registry
 
@@ -273,6 +273,8 @@ def _aliases() -> dict[str, str]:
         aliases = {}
     for name, backend in (getattr(settings, "TASKS", None) or {}).items():
         if str(backend.get("BACKEND", "")).startswith("django_pglock."):
-            alias = backend.get("OPTIONS", {}).get("database", "default")
-            aliases.setdefault(alias, f"TASKS[{name!r}]['OPTIONS']['database']")
+            # What cannot be is said by the backend, which Django makes for its own checks.
+            with suppress(ConfigurationError):
+                alias = task_database(name, backend.get("OPTIONS", {}))
+                aliases.setdefault(alias, f"TASKS[{name!r}]['OPTIONS']['database']")
     return aliases

@@ -7,13 +7,14 @@ or of a command is not a setting.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
+from django.db import DEFAULT_DB_ALIAS
 from django.utils.module_loading import import_string
 
 from django_pglock.errors import ConfigurationError
@@ -167,15 +168,28 @@ def get_settings() -> Settings:
 @lru_cache(maxsize=1)
 def _load() -> Settings:
     given = getattr(django_settings, "DJANGO_PGLOCK", {})
+    _require_options("DJANGO_PGLOCK", given, [each.name for each in fields(Settings)])
+    return Settings(**given)
+
+
+def task_database(backend: str, options: Any) -> str:
+    """Return the database alias that the ``OPTIONS`` of a backend in ``TASKS`` name. Raises ``ConfigurationError``."""
+    where = f"TASKS[{backend!r}]['OPTIONS']"
+    _require_options(where, options, ["database"])
+    alias = options.get("database", DEFAULT_DB_ALIAS)
+    if not isinstance(alias, str):
+        raise ConfigurationError(f"{where}['database'] is {alias!r}; it must be a string.")
+    return alias
+
+
+def _require_options(where: str, given: Any, known: Sequence[str]) -> None:
     if not isinstance(given, dict):
-        raise ConfigurationError(f"DJANGO_PGLOCK must be a dict, not {type(given).__name__}.")
-    known = [each.name for each in fields(Settings)]
+        raise ConfigurationError(f"{where} must be a dict, not {type(given).__name__}.")
     for name in given:
         if name not in known:
             nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
             hint = f" Did you mean {nearest[0]!r}?" if nearest else f" It knows {', '.join(known)}."
-            raise ConfigurationError(f"DJANGO_PGLOCK has no option {name!r}.{hint}")
-    return Settings(**given)
+            raise ConfigurationError(f"{where} has no option {name!r}.{hint}")
 
 
 def key_function() -> Callable[[str], int]:

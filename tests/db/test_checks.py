@@ -11,7 +11,8 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import checks, lock, task
-from django_pglock.tasks.compat import BaseTaskBackend
+from django_pglock.errors import ConfigurationError
+from django_pglock.tasks.compat import BaseTaskBackend, task_backends
 from tests.sample import scheduled
 
 pytestmark = pytest.mark.django_db
@@ -76,6 +77,25 @@ def test_an_alias_that_does_not_exist_is_named():
 def test_the_database_of_a_task_backend_is_checked_as_well():
     [problem] = checks.check_databases()
     assert "TASKS['default']" in problem.msg
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"databse": "tasks"}, r"has no option 'databse'\. Did you mean 'database'"),
+        ({"xyz": 1}, r"has no option 'xyz'\. It knows database"),
+        ({"database": None}, r"\['database'\] is None; it must be a string"),
+        ({"database": 5}, r"\['database'\] is 5; it must be a string"),
+        (None, "must be a dict, not NoneType"),
+    ],
+)
+def test_options_of_a_task_backend_that_cannot_be_are_said_by_check_and_by_the_backend(options, text):
+    backend = {"BACKEND": "django_pglock.backend.PostgresBackend", "OPTIONS": options}
+    with override_settings(TASKS={"default": backend}):
+        for ask in (run_checks, lambda: task_backends["default"]):
+            with pytest.raises(ConfigurationError, match=rf"TASKS\['default'\]\['OPTIONS'\].*{text}"):
+                ask()
+        assert checks.check_databases() == checks.check_task_database() == []
 
 
 def test_another_kind_of_database_is_refused(monkeypatch):
