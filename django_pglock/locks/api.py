@@ -11,7 +11,7 @@ from django_pglock.keys import Key, key_of, make_key, name_of
 from django_pglock.locks.async_handle import AsyncHandle, AsyncSlotHandle
 from django_pglock.locks.handle import Handle, SlotHandle
 from django_pglock.locks.lockable import Lockable
-from django_pglock.locks.options import OnBusy, Options, Timeout, max_hold_of, seconds_of
+from django_pglock.locks.options import OnBusy, Options, Timeout, max_hold_of, scope_of, seconds_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -76,7 +76,7 @@ def lock(
     the same process; such a lock knows nothing of an ``atomic()`` block around it.
 
     Raises ``LockNotAvailable`` when busy, ``LockLost`` at the end if the lock was lost, ``LockScopeError`` where it
-    would not protect, ``LockKeyError`` for a bad name, ``ValueError`` for a bad time.
+    would not protect, ``LockKeyError`` for a bad name, ``ValueError`` for a bad time or ``on_busy``.
     """
     options = _options(timeout, shared, scope, using, reentrant=reentrant, stale_ok=stale_ok, max_hold=max_hold)
     return Lock(parts, options, on_busy)
@@ -163,8 +163,8 @@ def semaphore(
 
 
 def _options(timeout: Timeout, shared: bool, scope: str | None, using: str | None, **more: Any) -> Options:
-    max_hold = max_hold_of(more.pop("max_hold", None))
-    return Options(timeout=seconds_of(timeout), shared=shared, scope=scope, using=using, max_hold=max_hold, **more)
+    seconds, max_hold = seconds_of(timeout), max_hold_of(more.pop("max_hold", None))
+    return Options(timeout=seconds, shared=shared, scope=scope_of(scope), using=using, max_hold=max_hold, **more)
 
 
 class Lock(Lockable[Handle, AsyncHandle]):

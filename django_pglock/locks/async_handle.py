@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from django.db import Error as DatabaseFailure
 
 from django_pglock.conf import get_settings
-from django_pglock.errors import LockError, LockScopeError
+from django_pglock.errors import LockError
 from django_pglock.keys import Key
 from django_pglock.locks import statements
 from django_pglock.locks.conversation import Conversation, Row, carry_async, take, take_any
@@ -60,8 +60,6 @@ class AsyncHandle(Holding):
 
     def _choose_scope(self) -> str:
         scope = self.options.scope or get_settings().SCOPE
-        if scope not in ("auto", "session", "transaction"):
-            raise LockScopeError(f"There is no scope {scope!r}; use 'auto', 'session' or 'transaction'.")
         return "transaction" if scope == "transaction" else "session"
 
     def _refuse_reentry(self) -> None:

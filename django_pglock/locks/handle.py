@@ -24,7 +24,7 @@ from django.utils.asyncio import async_unsafe
 
 from django_pglock.conf import get_settings
 from django_pglock.db import OWN_WRAPPERS, connection_for, has_hung_up, in_atomic, send
-from django_pglock.errors import LockError, LockScopeError
+from django_pglock.errors import LockError
 from django_pglock.keys import Key
 from django_pglock.locks import statements
 from django_pglock.locks.conversation import HANG_UP, Conversation, Row, carry, take, take_any
@@ -97,8 +97,6 @@ class Handle(Holding):
                 "a transaction lock without a transaction is gone at once. Use it inside atomic(), or in a with "
                 "statement, which opens one"
             )
-        if scope not in ("session", "transaction"):
-            raise LockScopeError(f"There is no scope {scope!r}; use 'auto', 'session' or 'transaction'.")
         return scope
 
     def _refuse_stale_snapshot(self, connection: DatabaseWrapper) -> None:

@@ -19,7 +19,7 @@ from asgiref.sync import iscoroutinefunction
 from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
 from django_pglock.key_template import KeyTemplate
 from django_pglock.keys import name_of
-from django_pglock.locks.options import OnBusy
+from django_pglock.locks.options import OnBusy, on_busy_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,7 +53,7 @@ class Lockable(Generic[H, A]):
 
     def __init__(self, parts: tuple[Any, ...], on_busy: OnBusy) -> None:
         self._parts = parts
-        self._on_busy = on_busy
+        self._on_busy = on_busy_of(on_busy)
         # Handles of with statements that are open, by the thread or coroutine that opened them.
         self._open: dict[Any, list[Any]] = {}
         self._name = self._check(parts)

@@ -7,7 +7,8 @@ from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
-from django_pglock.conf import get_settings
+from django_pglock.conf import SCOPES, get_settings
+from django_pglock.errors import LockScopeError
 from django_pglock.keys import Key
 
 Timeout = float | timedelta | None
@@ -78,6 +79,20 @@ def seconds_of(value: Timeout, *, name: str = "timeout") -> float | None:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 2_147_483:
         raise ValueError(f"{name} is {value!r}; give seconds (0 to 2,147,483), a timedelta, or None for no limit.")
     return float(seconds)
+
+
+def scope_of(value: str | None) -> str | None:
+    """Return the argument ``scope``. Raises ``LockScopeError`` for one that does not exist."""
+    if value is not None and value not in SCOPES:
+        raise LockScopeError(f"There is no scope {value!r}; use {', '.join(map(repr, SCOPES))}.")
+    return value
+
+
+def on_busy_of(value: OnBusy) -> OnBusy:
+    """Return the argument ``on_busy``. Raises ``ValueError`` for what no busy call could be answered with."""
+    if not (callable(value) or value in ("raise", "skip")):
+        raise ValueError(f"on_busy is {value!r}; give 'raise', 'skip' or a function.")
+    return value
 
 
 def max_hold_of(value: Timeout) -> float | None:

@@ -19,7 +19,7 @@ from django_pglock.keys import Key, make_key
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.lockable import refuse_generators
-from django_pglock.locks.options import Options, Timeout, max_hold_of, seconds_of
+from django_pglock.locks.options import Options, Timeout, max_hold_of, scope_of, seconds_of
 
 logger = logging.getLogger("django_pglock.locks")
 
@@ -28,6 +28,8 @@ View = TypeVar("View", bound=Callable[..., Any])
 PATIENCE = 10.0
 #: What a busy lock may be answered with; others would tell the client something else.
 STATUSES = (409, 423, 429, 503)
+#: What a request's method can be; another name would lock nothing.
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
 def lock_view(
@@ -56,17 +58,21 @@ def lock_view(
     A streaming response keeps the lock until it is closed. Raises ``LockKeyError`` and ``ConfigurationError`` when the
     decorator is applied, if the template or the view cannot work.
     """
+    if not isinstance(key, str):
+        raise ConfigurationError(f"lock_view was given {key!r} as its key; write @lock_view('order:{{order_id}}').")
     if status not in STATUSES:
         raise ConfigurationError(f"lock_view cannot answer with {status!r}; use one of {STATUSES}.")
+    if on_busy is not None and not callable(on_busy):
+        raise ConfigurationError(f"lock_view: on_busy is {on_busy!r}; give a function that makes the answer.")
     guard = _Guard(
         options=Options(
             timeout=seconds_of(timeout),
             shared=shared,
-            scope=scope,
+            scope=scope_of(scope),
             using=using,
             max_hold=max_hold_of(max_hold),
         ),
-        methods=None if methods is None else frozenset(method.upper() for method in methods),
+        methods=None if methods is None else _methods_of(methods),
         answer=on_busy or functools.partial(busy_response, status=status, retry_after=retry_after),
     )
 
@@ -85,6 +91,16 @@ def lock_view(
         return view
 
     return decorate
+
+
+def _methods_of(value: Iterable[str]) -> frozenset[str]:
+    given = () if isinstance(value, str) or not isinstance(value, Iterable) else value
+    names = frozenset(str(method).upper() for method in given)
+    if not names or not names.issubset(METHODS):
+        raise ConfigurationError(
+            f"lock_view: methods is {value!r}; give a list of {', '.join(METHODS)}, or None for all of them."
+        )
+    return names
 
 
 def busy_response(

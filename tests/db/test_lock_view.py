@@ -146,3 +146,15 @@ def test_what_cannot_work_is_refused_at_decoration():
         lock_view("a:{order_id}")(lambda request: None)
     with pytest.raises(ConfigurationError, match="418"):
         lock_view("a", status=418)
+    with pytest.raises(ConfigurationError, match="on_busy is 'skip'; give a function"):
+        lock_view("a", on_busy="skip")
+    with pytest.raises(ConfigurationError, match=r"<function .* as its key; write @lock_view\('order:{order_id}'\)"):
+
+        @lock_view
+        def view(request): ...
+
+
+@pytest.mark.parametrize("methods", ["POST", [], ["POTS"], ["POST", None], "", {"GET", ""}, 5])
+def test_methods_that_would_lock_nothing_are_refused(methods):
+    with pytest.raises(ConfigurationError, match=r"methods is .*; give a list of GET, HEAD, POST"):
+        lock_view("a", methods=methods)

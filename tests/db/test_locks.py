@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -12,7 +13,21 @@ from django.db.utils import DatabaseError
 from django.test import TestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock import LockError, LockKeyError, LockLost, LockNotAvailable, LockScopeError, lock, signals, try_lock
+from django_pglock import (
+    Lease,
+    LockError,
+    LockKeyError,
+    LockLost,
+    LockNotAvailable,
+    LockScopeError,
+    leader,
+    lock,
+    lock_all,
+    lock_view,
+    semaphore,
+    signals,
+    try_lock,
+)
 from django_pglock.db import dedicated_connection
 from django_pglock.errors import ConfigurationError
 from django_pglock.keys import make_key
@@ -405,6 +420,20 @@ def test_what_a_busy_call_answers_can_be_chosen(somebody):
     assert lock("a", timeout=0, on_busy=lambda busy, value: (busy.name, value))(lambda value: "ran")(7) == ("a", 7)
     with pytest.raises(LockNotAvailable):
         lock("a", timeout=0)(lambda: "ran")()
+
+
+@pytest.mark.parametrize("make", [lock, lock_all, partial(semaphore, limit=2), Lease, partial(leader, ttl=5)])
+def test_an_answer_that_cannot_be_is_refused_before_anybody_is_busy(make):
+    for on_busy in ("Skip", None, 5):
+        with pytest.raises(ValueError, match=f"on_busy is {on_busy!r}; give 'raise', 'skip' or a function"):
+            make("a", on_busy=on_busy)
+
+
+@pytest.mark.parametrize("make", [lock, try_lock, lock_all, partial(semaphore, limit=2), lock_view])
+def test_a_scope_that_does_not_exist_is_refused_before_it_is_used(make):
+    for scope in ("Session", "", 5):
+        with pytest.raises(LockScopeError, match=f"There is no scope {scope!r}; use 'auto', 'session', 'transaction'"):
+            make("a", scope=scope)
 
 
 def test_what_outlives_its_call_is_refused_at_decoration():
