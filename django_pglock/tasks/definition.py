@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
 from inspect import iscoroutinefunction
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, Protocol, TypedDict, TypeVar, overload
 
 from django.db import connections, transaction
@@ -24,6 +25,7 @@ from django_pglock.tasks.compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     DEFAULT_TASK_PRIORITY,
     DEFAULT_TASK_QUEUE_NAME,
+    InvalidTask,
     Task,
     TaskResult,
 )
@@ -36,6 +38,7 @@ from django_pglock.tasks.options import (
     Unique,
     UniqueOption,
     check_concurrency,
+    check_template,
     group_of,
     rate_of,
     unique_of,
@@ -149,6 +152,10 @@ class PostgresTask(Task):  # type: ignore[type-arg]
         return not self.has_keys and not self.after and self.keep_result is None
 
     def _check_options(self) -> None:
+        if not hasattr(self.func, "__qualname__"):
+            raise InvalidTask(
+                f"@task was given a {type(self.func).__name__}; decorate a function that is defined in a module."
+            )
         where = f"@task on {self.module_path}"
         attempts = self.max_attempts
         if not isinstance(attempts, int) or isinstance(attempts, bool) or not 1 <= attempts <= MOST_ATTEMPTS:
@@ -158,7 +165,7 @@ class PostgresTask(Task):  # type: ignore[type-arg]
         check_backoff(self.backoff)
         for name in ("retry_on", "no_retry_on"):
             types = getattr(self, name)
-            types = (types,) if isinstance(types, type) else tuple(types)
+            types = tuple(types) if isinstance(types, Iterable) else (types,)
             if not all(isinstance(each, type) and issubclass(each, BaseException) for each in types):
                 raise TaskOptionError(f"{where}: {name} takes exception types, not {types!r}.")
             object.__setattr__(self, name, types)
@@ -167,6 +174,8 @@ class PostgresTask(Task):  # type: ignore[type-arg]
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, seconds_of(value, option=name))
         check_schedule(self, where)
+        if not isinstance(self.run_after, (datetime, timedelta, NoneType)):
+            raise TaskOptionError(f"{where}: run_after is {self.run_after!r}; give a datetime or a timedelta.")
         if not isinstance(self.meta, dict):
             raise TaskOptionError(f"{where}: meta is {self.meta!r}; give a dict.")
         if own := sorted(set(OWN_META) & set(self.meta)):
@@ -186,6 +195,9 @@ class PostgresTask(Task):  # type: ignore[type-arg]
             if self.lock is None:
                 raise TaskOptionError(f"{where}: concurrency={self.concurrency!r} of what? Name the key with lock.")
             check_concurrency(self.concurrency)
+        for name in ("lock", "fair"):
+            if (template := getattr(self, name)) is not None:
+                check_template(template, option=f"{where}: {name}")
         check_templates(self, where)
         object.__setattr__(self, "redact", redact_of(self.redact, self, where))
 
@@ -369,9 +381,10 @@ def task(function: Any = None, /, **options: Any) -> Any:
             unknown = sorted(set(options) - _OPTIONS)
             if not unknown:
                 raise
+            name = getattr(function, "__qualname__", type(function).__name__)
             raise TaskOptionError(
-                f"@task on {function.__module__}.{function.__qualname__} has no option "
-                f"{', '.join(map(repr, unknown))}; it takes {', '.join(sorted(_OPTIONS))}."
+                f"@task on {name} has no option {', '.join(map(repr, unknown))}; it takes "
+                f"{', '.join(sorted(_OPTIONS))}."
             ) from error
 
     return decorate if function is None else decorate(function)

@@ -41,6 +41,8 @@ class Unique:
     on_conflict: Literal["skip", "replace", "raise"] = "skip"
 
     def __post_init__(self) -> None:
+        if self.key is not None:
+            check_template(self.key, option="Unique: key")
         if self.while_ not in ("waiting", "unfinished"):
             raise TaskOptionError(f"Unique: while_ is {self.while_!r}; it is 'waiting' or 'unfinished'.")
         if self.on_conflict not in ("skip", "replace", "raise"):
@@ -73,6 +75,7 @@ class Group:
     gather: float | timedelta = 0
 
     def __post_init__(self) -> None:
+        check_template(self.key, option="Group: key")
         if not _is_number(self.limit, MOST_IN_GROUP):
             raise TaskOptionError(f"Group: limit is {self.limit!r}; give a number from 1 to {MOST_IN_GROUP:,}.")
         seconds_of(self.gather, option="gather")
@@ -98,6 +101,8 @@ class Rate:
     burst: int = 1
 
     def __post_init__(self) -> None:
+        if self.key is not None:
+            check_template(self.key, option="Rate: key")
         for name, value in (("count", self.count), ("burst", self.burst)):
             if not _is_number(value, 1_000_000):
                 raise TaskOptionError(f"Rate: {name} is {value!r}; give a number from 1 to 1,000,000.")
@@ -144,6 +149,12 @@ def rate_of(value: RateOption | None) -> Rate | None:
     if value is None:
         return None
     return Rate.parse(value) if isinstance(value, str) else _instance(value, Rate, "rate")
+
+
+def check_template(value: object, *, option: str) -> None:
+    """Raise ``TaskOptionError`` for what is no text. What its fields name, only the function tells."""
+    if not isinstance(value, str) or not value:
+        raise TaskOptionError(f"{option} is {value!r}; give a template such as 'order:{{order_id}}'.")
 
 
 def check_concurrency(value: object) -> None:

@@ -102,8 +102,9 @@ def redact_of(value: RedactOption, task: PostgresTask, where: str) -> tuple[str,
     """
     if isinstance(value, bool):
         return value or ()
-    names = () if isinstance(value, str) else tuple(value)
-    if (not names and value) or not all(isinstance(name, str) for name in names):
+    is_list = isinstance(value, Iterable) and not isinstance(value, str)
+    names = tuple(value) if is_list else ()
+    if not is_list or not all(isinstance(name, str) for name in names):
         raise TaskOptionError(f"{where}: redact is {value!r}; give True, or names such as ('card', 'password').")
     if names and (shown_in_keys := sorted(parameters_in_keys(task) & {*names})):
         raise TaskOptionError(

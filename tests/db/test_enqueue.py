@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils.timezone import now
 
+from django_pglock import task
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
 from django_pglock.tasks.compat import (
@@ -88,6 +90,19 @@ def test_options_of_a_call_that_do_not_exist_are_refused_with_those_that_do():
         tasks.nothing.using(retries=3)
     with pytest.raises(TaskOptionError, match="backoff is set in @task"):
         tasks.nothing.using(backoff=3)
+
+
+def test_a_date_that_is_none_is_refused():
+    with pytest.raises(TaskOptionError, match=r"echo: run_after is 'x'; give a datetime or a timedelta"):
+        tasks.echo.using(run_after="x")
+
+
+@pytest.mark.parametrize("options", [{}, {"retries": 3}])
+@pytest.mark.parametrize("thing", [partial(print, "secret"), tasks.echo, 5])
+def test_what_is_no_function_is_no_task(thing, options):
+    with pytest.raises((InvalidTask, TaskOptionError), match=rf"@task (was given a|on) {type(thing).__name__}\b") as no:
+        task(**options)(thing)
+    assert "secret" not in str(no.value)
 
 
 def test_an_option_of_one_call_travels_with_the_row():

@@ -147,7 +147,7 @@ def test_no_key_is_made_of_what_is_hidden():
         task(redact=("card",))(pay).using(lock="x:{card}")
     with pytest.raises(TaskOptionError, match="a key would show card"):
         task(redact=("card",), group=Group("x:{card}"))(in_group)
-    for value in ("card", (7,), [None]):
+    for value in ("card", (7,), [None], None, 5, ""):
         with pytest.raises(TaskOptionError, match="redact is"):
             task(redact=value)(pay)
     with pytest.raises(TaskOptionError, match="a single call cannot change it"):

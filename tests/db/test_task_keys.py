@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -10,10 +11,10 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
+from django_pglock import Group, Rate, Unique
 from django_pglock.db import dedicated_connection
 from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
-from django_pglock.tasks.options import Rate
 from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
 from django_pglock.tasks.statements import LOCK_KEYS
 from tests.sample import keyed_tasks as keyed
@@ -309,6 +310,13 @@ def test_a_key_of_any_length_is_one_key():
         ({"rate": "often"}, "often"),
         ({"rate": "0/s"}, "count is 0"),
         ({"unique": 5}, "unique is 5"),
+        ({"lock": 5}, "never: lock is 5; give a template such as 'order:{order_id}'"),
+        ({"lock": ""}, "never: lock is ''"),
+        ({"fair": ""}, "never: fair is ''"),
+        ({"unique": ""}, "Unique: key is ''"),
+        ({"group": ""}, "Group: key is ''"),
+        ({"retry_on": None}, "never: retry_on takes exception types"),
+        ({"no_retry_on": 5}, "never: no_retry_on takes exception types"),
         ({"timeout": -1}, "timeout is -1"),
         ({"keep_result": "long"}, "keep_result is"),
     ],
@@ -320,6 +328,19 @@ def test_options_that_cannot_be_are_refused_where_they_are_written(options, word
 
         @task(**options)
         def never(order_id): ...
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (partial(Unique, key=5), "Unique: key is 5"),
+        (partial(Group, key=None), "Group: key is None"),
+        (partial(Rate, 1, key=""), "Rate: key is ''"),
+    ],
+)
+def test_a_key_that_is_no_template_is_refused_where_it_is_written(make, words):
+    with pytest.raises(TaskOptionError, match=words):
+        make()
 
 
 def test_workers_of_the_tests_leave_no_row():
