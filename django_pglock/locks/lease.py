@@ -383,7 +383,7 @@ class Lease(Lockable[LeaseHandle, AsyncLeaseHandle]):
     ``atomic()`` block. The handle has ``token``, ``lost``, ``extend(ttl)`` and ``assert_held()``.
 
     Raises ``LockNotAvailable`` when it is taken, ``LockLost`` at the end if it was lost, ``LockKeyError`` for a bad
-    name, ``ValueError`` for a bad time.
+    name, ``ValueError`` for a bad time, ``owner`` or ``on_busy``.
     """
 
     _steps_down = False
@@ -400,8 +400,8 @@ class Lease(Lockable[LeaseHandle, AsyncLeaseHandle]):
     ) -> None:
         super().__init__(parts, on_busy)
         seconds = _ttl_of(ttl)
-        if "\x00" in owner or any("\ud800" <= each <= "\udfff" for each in owner):
-            raise ValueError(f"owner is {owner!r}; no row can hold a NUL or a lone surrogate.")
+        if not isinstance(owner, str) or "\x00" in owner or any("\ud800" <= each <= "\udfff" for each in owner):
+            raise ValueError(f"owner is {owner!r}; give a text without NUL and lone surrogates, which no row holds.")
         self._options = Options(timeout=seconds_of(timeout), using=using)
         self._terms = Terms(
             ttl=seconds,

@@ -129,7 +129,13 @@ class Lockable(Generic[H, A]):
     # Decorator
 
     def __call__(self, function: F) -> F:
-        """Decorate a function or a coroutine function: each call holds it, through a handle of its own."""
+        """Decorate a function or a coroutine function: each call holds it, through a handle of its own.
+
+        Raises ``ConfigurationError`` for a generator, and for a task: its decorator belongs above this one.
+        """
+        if hasattr(function, "enqueue"):
+            name = getattr(function, "module_path", function)
+            raise ConfigurationError(f"{name} is a task: a worker runs only what is inside. Put @task above the lock.")
         refuse_generators(function)
         naming = self._naming(function)
         decorate = self._decorate_async if iscoroutinefunction(function) else self._decorate

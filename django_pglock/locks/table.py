@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from django.db import Error as DatabaseFailure
 from django.db import models, router, transaction
+from django.db.models.base import ModelBase
 from psycopg.errors import LockNotAvailable as ServerTimeout
 
 from django_pglock.conf import get_settings
@@ -41,10 +42,13 @@ def lock_table(
     - ``using``: database alias; default the one that the first model is written to.
 
     Raises ``LockScopeError`` outside ``atomic()``, ``LockNotAvailable`` when a table is locked by somebody else for
-    longer than the timeout (the transaction stays usable), ``ValueError`` for a mode that does not exist.
+    longer than the timeout (the transaction stays usable), ``ValueError`` for what is no model or no mode.
     """
     if not tables:
         raise ValueError("lock_table was given no model.")
+    for table in tables:
+        if not isinstance(table, ModelBase):
+            raise ValueError(f"lock_table was given {table!r}; give it a model.")  # noqa: TRY004 - as for the mode
     mode = mode.upper().replace("_", " ")
     if mode not in MODES:
         raise ValueError(f"There is no lock mode {mode!r}; use one of {', '.join(MODES)}.")

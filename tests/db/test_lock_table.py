@@ -59,6 +59,9 @@ def test_a_mode_that_does_not_exist_is_refused():
         lock_table(Effect, mode="exclusive; DROP TABLE x")
     with pytest.raises(ValueError, match="no model"):
         lock_table()
+    for table in ("sample.Effect", Effect(), None):
+        with pytest.raises(ValueError, match=f"was given {table!r}; give it a model"):
+            lock_table(Effect, table)
 
 
 def test_a_limit_on_waits_is_in_force_in_the_block_and_then_as_it_was():

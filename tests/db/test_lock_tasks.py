@@ -7,6 +7,7 @@ from celery import Celery
 from django.core.management.base import BaseCommand
 
 from django_pglock import Lease, LockNotAvailable, lock
+from django_pglock.errors import ConfigurationError
 from django_pglock.testing import assert_no_locks, hold
 from tests.db.test_locks import somebody as somebody  # a fixture
 from tests.sample import tasks
@@ -58,6 +59,13 @@ def test_django_tasks_in_a_worker(worker, eventually):
     worker(threads=4)
     eventually(lambda: Effect.objects.filter(name="alone").count() == 6)
     assert set(Effect.objects.filter(name="alone").values_list("number", flat=True)) == {0}
+
+
+@pytest.mark.parametrize("around", [lock(), lock("a"), Lease("a")])
+def test_a_lock_around_a_task_is_refused(around):
+    """It would take the place of the task, which is then nowhere to enqueue."""
+    with pytest.raises(ConfigurationError, match=r"echo.* is a task.*Put @task above"):
+        around(tasks.echo)
 
 
 class Command(BaseCommand):

@@ -217,7 +217,7 @@ def test_a_lease_and_its_owner(name):
 def test_what_no_lease_can_be_called():
     with pytest.raises(LockKeyError, match="NUL"):
         Lease(NUL, ttl=60).acquire()
-    for owner in (NUL, SURROGATE):
+    for owner in (NUL, SURROGATE, 5, None):
         with pytest.raises(ValueError, match="owner"):
             Lease("a", ttl=60, owner=owner)
     assert not LeaseRow.objects.exists()
