@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
-from inspect import iscoroutinefunction
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, Protocol, TypedDict, TypeVar, overload
 
@@ -124,7 +124,9 @@ class PostgresTask(Task):  # type: ignore[type-arg]
     valid_for: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._check_options()
+        self._check_function()
+        self._check_options(where := f"@task on {self.module_path}")
+        self._check_call(where)
         if isinstance(self.run_after, timedelta) and not issubclass(self.get_backend().task_class, PostgresTask):
             # Django's own backends, for tests and development, know only dates.
             object.__setattr__(self, "run_after", timezone.now() + self.run_after)
@@ -151,12 +153,18 @@ class PostgresTask(Task):  # type: ignore[type-arg]
         """Whether a call of this task is a row and nothing else."""
         return not self.has_keys and not self.after and self.keep_result is None
 
-    def _check_options(self) -> None:
+    def _check_function(self) -> None:
         if not hasattr(self.func, "__qualname__"):
             raise InvalidTask(
                 f"@task was given a {type(self.func).__name__}; decorate a function that is defined in a module."
             )
-        where = f"@task on {self.module_path}"
+        if isgeneratorfunction(self.func) or isasyncgenfunction(self.func):
+            raise InvalidTask(
+                f"@task on {self.module_path}: a call of a generator returns before its work is done; go through it in "
+                "a function."
+            )
+
+    def _check_options(self, where: str) -> None:
         attempts = self.max_attempts
         if not isinstance(attempts, int) or isinstance(attempts, bool) or not 1 <= attempts <= MOST_ATTEMPTS:
             raise TaskOptionError(f"{where}: max_attempts is {attempts!r}; give a number from 1 to {MOST_ATTEMPTS:,}.")
@@ -174,6 +182,8 @@ class PostgresTask(Task):  # type: ignore[type-arg]
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, seconds_of(value, option=name))
         check_schedule(self, where)
+
+    def _check_call(self, where: str) -> None:
         if not isinstance(self.run_after, (datetime, timedelta, NoneType)):
             raise TaskOptionError(f"{where}: run_after is {self.run_after!r}; give a datetime or a timedelta.")
         if not isinstance(self.meta, dict):
@@ -370,7 +380,7 @@ def task(function: Any = None, /, **options: Any) -> Any:
 
     The same decorator as ``django.tasks.task``, typed and with our options on every supported Django; see
     ``PostgresTask`` for them. Raises ``TaskOptionError`` for an option that does not exist, and ``InvalidTask`` for a
-    function that no worker could find.
+    generator and for a function that no worker could find.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:

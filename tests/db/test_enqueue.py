@@ -105,6 +105,18 @@ def test_what_is_no_function_is_no_task(thing, options):
     assert "secret" not in str(no.value)
 
 
+def test_generators_which_could_only_fail_are_no_tasks():
+    def generator():
+        yield
+
+    async def async_generator():
+        yield
+
+    for function in (generator, async_generator):
+        with pytest.raises(InvalidTask, match=f"{function.__name__}: a call of a generator returns before"):
+            task(function)
+
+
 def test_an_option_of_one_call_travels_with_the_row():
     result = tasks.record.using(atomic=True).enqueue("once")
     assert Task.objects.get(pk=result.id).meta == {"options": {"atomic": True}}
