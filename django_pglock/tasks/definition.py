@@ -59,7 +59,7 @@ CARRIED_OPTIONS = ("atomic", "timeout")
 #: Options that only the decorator takes: what they hold is code or concerns the function as a whole.
 DECORATOR_ONLY = ("backoff", "retry_on", "no_retry_on", "group", "cron", "every", "timezone", "redact")
 #: Options of one call only.
-CALL_ONLY = ("run_after", "after", "meta")
+CALL_ONLY = ("run_after", "after")
 #: PostgreSQL's smallint, less one for the first attempt.
 MOST_ATTEMPTS = 32_767
 
@@ -89,7 +89,8 @@ class PostgresTask(Task):  # type: ignore[type-arg]
     - ``cron`` (with ``timezone``) or ``every``: enqueue it by the clock, each tick once.
 
     Of one call, with ``using()``: ``run_after``, which also takes a ``timedelta``, counted by the database's clock;
-    ``after``, results or ids of tasks that have to succeed first, or one; ``meta``, a dict that travels with the task.
+    ``after``, results or ids of tasks that have to succeed first, or one. ``meta``, a dict that travels with the task,
+    is for both.
     """
 
     # Declared again because Django 6.0 has no defaults for them.
@@ -331,6 +332,7 @@ if TYPE_CHECKING:
         every: float | timedelta | None
         timezone: str | None
         redact: RedactOption
+        meta: dict[str, Any]
 
     class Decorator(Protocol):
         @overload
@@ -384,17 +386,14 @@ def task(function: Any = None, /, **options: Any) -> Any:
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            # Ours whatever the backend is, so that a test suite on Django's ImmediateBackend keeps its options.
-            return PostgresTask(func=function, **options)
-        except TypeError as error:
-            unknown = sorted(set(options) - _OPTIONS)
-            if not unknown:
-                raise
-            name = getattr(function, "__qualname__", type(function).__name__)
+        if unknown := sorted(set(options) - _OPTIONS):
+            where = f"@task on {getattr(function, '__qualname__', type(function).__name__)}"
+            if (name := unknown[0]) in CALL_ONLY:
+                raise TaskOptionError(f"{where}: {name} belongs to one call; write it in using({name}=...).")
             raise TaskOptionError(
-                f"@task on {name} has no option {', '.join(map(repr, unknown))}; it takes "
-                f"{', '.join(sorted(_OPTIONS))}."
-            ) from error
+                f"{where} has no option {', '.join(map(repr, unknown))}; it takes {', '.join(sorted(_OPTIONS))}."
+            )
+        # Ours whatever the backend is, so that a test suite on Django's ImmediateBackend keeps its options.
+        return PostgresTask(func=function, **options)
 
     return decorate if function is None else decorate(function)

@@ -117,6 +117,14 @@ def test_generators_which_could_only_fail_are_no_tasks():
             task(function)
 
 
+@pytest.mark.parametrize("options", [{"run_after": timedelta(1)}, {"after": ["1"]}], ids=list)
+def test_options_of_one_call_are_none_of_the_decorators(options):
+    [name] = options
+    with pytest.raises(TaskOptionError, match=rf"echo: {name} belongs to one call; write it in using\({name}=\.\.\.\)"):
+        task(**options)(tasks.echo.func)
+    assert tasks.echo.using(**options)
+
+
 def test_an_option_of_one_call_travels_with_the_row():
     result = tasks.record.using(atomic=True).enqueue("once")
     assert Task.objects.get(pk=result.id).meta == {"options": {"atomic": True}}
