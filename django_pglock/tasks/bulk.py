@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from asgiref.sync import sync_to_async
+
+from django_pglock.errors import TaskArgumentsError
 
 
 def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
@@ -16,8 +18,13 @@ def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
     run in their order. ``calls`` may be a generator; only one batch is held in memory besides the ids.
 
     Returns the ids, in order, for ``get_result``. The signal ``task_enqueued`` is not sent. Raises
-    ``TaskArgumentsError`` for arguments that are not JSON, and ``InvalidTask``; nothing is written then.
+    ``TaskArgumentsError`` for arguments that are not JSON and for a single call that stands alone, and ``InvalidTask``;
+    nothing is written then.
     """
+    if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Iterable):
+        raise TaskArgumentsError(
+            f"enqueue_many was given a {type(calls).__name__}; give a list or a generator with an item for each call."
+        )
     backend = task.get_backend()
     if hasattr(backend, "enqueue_many"):
         ids: list[str] = backend.enqueue_many(task, calls)

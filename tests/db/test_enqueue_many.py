@@ -34,6 +34,14 @@ def test_each_call_is_a_row_and_they_run_in_order():
     assert enqueue_many(tasks.record, []) == []
 
 
+@pytest.mark.parametrize("calls", [{"name": "a"}, "abc", b"abc", 5, None])
+def test_a_single_call_is_not_taken_apart(calls):
+    """A dict is its keys to whoever goes through it, and a text its letters."""
+    with pytest.raises(TaskArgumentsError, match=f"given a {type(calls).__name__}; give a list"):
+        enqueue_many(tasks.record, calls)
+    assert not Task.objects.exists()
+
+
 def test_one_statement_writes_five_thousand():
     with transaction.atomic(), CaptureQueriesContext(connection) as queries:
         ids = enqueue_many(tasks.nothing, range(12_000))
