@@ -44,7 +44,7 @@ from django_pglock.tasks.options import (
     unique_of,
 )
 from django_pglock.tasks.redaction import RedactOption, redact_of
-from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption, check_backoff, seconds_of
+from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption, check_backoff, duration_of
 from django_pglock.tasks.schedules import check_schedule
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class PostgresTask(Task):  # type: ignore[type-arg]
         self._check_keys(where)
         for name in ("timeout", "keep_result", "every"):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, seconds_of(value, option=name))
+                object.__setattr__(self, name, duration_of(value, option=f"{where}: {name}"))
         check_schedule(self, where)
 
     def _check_call(self, where: str) -> None:

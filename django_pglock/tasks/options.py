@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Literal, TypeVar
 
 from django_pglock.errors import TaskOptionError
-from django_pglock.tasks.retry import seconds_of
+from django_pglock.tasks.retry import duration_of
 from django_pglock.tasks.states import UniqueScope
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Unique:
             raise TaskOptionError(f"Unique: while_ is {self.while_!r}; it is 'waiting' or 'unfinished'.")
         if self.on_conflict not in ("skip", "replace", "raise"):
             raise TaskOptionError(f"Unique: on_conflict is {self.on_conflict!r}; it is 'skip', 'replace' or 'raise'.")
-        if self.period is not None and seconds_of(self.period, option="period") == 0:
+        if self.period is not None and duration_of(self.period, option="period") == 0:
             raise TaskOptionError("Unique: a period of 0 seconds forbids nothing.")
         if self.on_conflict == "replace" and self.scope != UniqueScope.WAITING:
             raise TaskOptionError("Unique: only a waiting task can be replaced; one that runs has its arguments.")
@@ -60,7 +60,7 @@ class Unique:
     @property
     def seconds(self) -> float | None:
         """The period in seconds, if there is one."""
-        return None if self.period is None else seconds_of(self.period, option="period")
+        return None if self.period is None else duration_of(self.period, option="period")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ class Group:
         check_template(self.key, option="Group: key")
         if not _is_number(self.limit, MOST_IN_GROUP):
             raise TaskOptionError(f"Group: limit is {self.limit!r}; give a number from 1 to {MOST_IN_GROUP:,}.")
-        seconds_of(self.gather, option="gather")
+        duration_of(self.gather, option="gather")
 
     @property
     def seconds(self) -> float:
         """The time to gather, in seconds."""
-        return seconds_of(self.gather, option="gather")
+        return duration_of(self.gather, option="gather")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,13 @@ class Rate:
         for name, value in (("count", self.count), ("burst", self.burst)):
             if not _is_number(value, 1_000_000):
                 raise TaskOptionError(f"Rate: {name} is {value!r}; give a number from 1 to 1,000,000.")
-        if seconds_of(self.per, option="per") == 0:
+        if duration_of(self.per, option="per") == 0:
             raise TaskOptionError("Rate: per is no time.")
 
     @property
     def interval(self) -> float:
         """Seconds from one token to the next."""
-        return seconds_of(self.per, option="per") / self.count
+        return duration_of(self.per, option="per") / self.count
 
     @classmethod
     def parse(cls, text: str) -> Rate:

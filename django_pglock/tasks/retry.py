@@ -78,6 +78,14 @@ def seconds_of(value: float | timedelta, *, option: str) -> float:
     return float(seconds)
 
 
+def duration_of(value: float | timedelta, *, option: str) -> float:
+    """Return a duration that a row will hold as seconds. Raises ``TaskOptionError``, also for more than ten years."""
+    seconds = seconds_of(value, option=option)
+    if seconds > MAX_DELAY:
+        raise TaskOptionError(f"{option} is {value!r}; give ten years at most.")
+    return seconds
+
+
 def check_backoff(value: Any) -> None:
     """Raise ``TaskOptionError`` unless ``value`` is something that ``backoff=`` accepts."""
     if not (hasattr(value, "delay") or callable(value)):

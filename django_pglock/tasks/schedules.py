@@ -20,7 +20,6 @@ from django.conf import settings
 
 from django_pglock.errors import LockKeyError, TaskOptionError
 from django_pglock.tasks.call_keys import is_grouped, keys_of
-from django_pglock.tasks.retry import MAX_DELAY
 
 if TYPE_CHECKING:
     from django_pglock.tasks.definition import PostgresTask
@@ -82,10 +81,8 @@ def check_schedule(task: PostgresTask, where: str) -> None:
         raise TaskOptionError(f"{where}: cron and every are two schedules; choose one.")
     if task.cron is not None:
         _check_cron(task.cron, task.timezone, where)
-    elif not LEAST_EVERY <= task.every <= MAX_DELAY:  # type: ignore[operator]
-        raise TaskOptionError(
-            f"{where}: every is {task.every:g} s; give at least {LEAST_EVERY} seconds, and ten years at most."
-        )
+    elif task.every < LEAST_EVERY:  # type: ignore[operator]
+        raise TaskOptionError(f"{where}: every is {task.every:g} s; give at least {LEAST_EVERY} seconds.")
     _check_signature(task, where)
 
 

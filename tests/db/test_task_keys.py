@@ -319,6 +319,8 @@ def test_a_key_of_any_length_is_one_key():
         ({"no_retry_on": 5}, "never: no_retry_on takes exception types"),
         ({"timeout": -1}, "timeout is -1"),
         ({"keep_result": "long"}, "keep_result is"),
+        ({"keep_result": 1e300}, r"never: keep_result is 1e\+300; give ten years at most"),
+        ({"timeout": 1e300}, r"never: timeout is 1e\+300; give ten years at most"),
     ],
 )
 def test_options_that_cannot_be_are_refused_where_they_are_written(options, words):
@@ -336,9 +338,12 @@ def test_options_that_cannot_be_are_refused_where_they_are_written(options, word
         (partial(Unique, key=5), "Unique: key is 5"),
         (partial(Group, key=None), "Group: key is None"),
         (partial(Rate, 1, key=""), "Rate: key is ''"),
+        (partial(Rate, 1, per=1e300), r"per is 1e\+300; give ten years at most"),
+        (partial(Unique, period=1e300), r"period is 1e\+300; give ten years at most"),
+        (partial(Group, "a", gather=1e300), r"gather is 1e\+300; give ten years at most"),
     ],
 )
-def test_a_key_that_is_no_template_is_refused_where_it_is_written(make, words):
+def test_a_value_that_cannot_be_is_refused_where_it_is_written(make, words):
     with pytest.raises(TaskOptionError, match=words):
         make()
 
