@@ -13,6 +13,8 @@ from django_pglock.errors import TaskOptionError
 
 #: Nobody wants a task back after more than this many seconds (ten years); PostgreSQL's dates end somewhere too.
 MAX_DELAY = 10 * 365 * 86400.0
+#: The largest factor of ``Exponential``: its largest power is far from what a float holds.
+MOST_FACTOR = 1000
 
 
 class Backoff(Protocol):
@@ -28,6 +30,9 @@ class Constant:
 
     seconds: float
 
+    def __post_init__(self) -> None:
+        _keep_seconds(self, "seconds")
+
     def delay(self, failures: int) -> float:
         return self.seconds
 
@@ -38,6 +43,9 @@ class Linear:
 
     step: float
     cap: float = 3600.0
+
+    def __post_init__(self) -> None:
+        _keep_seconds(self, "step", "cap")
 
     def delay(self, failures: int) -> float:
         return min(self.cap, self.step * failures)
@@ -56,6 +64,12 @@ class Exponential:
     cap: float = 600.0
     jitter: bool = True
 
+    def __post_init__(self) -> None:
+        _keep_seconds(self, "base", "cap")
+        factor: Any = self.factor
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor <= MOST_FACTOR:
+            raise TaskOptionError(f"Exponential: factor is {factor!r}; give a number above 0, up to {MOST_FACTOR:,}.")
+
     def delay(self, failures: int) -> float:
         # The exponent is bounded before the power, which would overflow for a task that failed a thousand times.
         exponent = min(failures - 1, 64)
@@ -63,11 +77,16 @@ class Exponential:
         return random.uniform(0, bound) if self.jitter else bound  # noqa: S311
 
 
+def _keep_seconds(policy: Backoff, *names: str) -> None:
+    """Check the named fields of a frozen policy, and keep them as numbers to reckon with."""
+    for name in names:
+        seconds = seconds_of(getattr(policy, name), option=f"{type(policy).__name__}: {name}")
+        object.__setattr__(policy, name, seconds)
+
+
 #: What ``backoff=`` accepts: seconds, a timedelta, one of the classes above, or ``fn(exception, task_result)`` that
 #: returns seconds or a timedelta (the signature of Django's open proposal new-features #142).
 BackoffOption = float | int | timedelta | Backoff | Callable[[BaseException, Any], "float | timedelta"]
-
-DEFAULT_BACKOFF = Exponential()
 
 
 def seconds_of(value: float | timedelta, *, option: str) -> float:
@@ -86,9 +105,13 @@ def duration_of(value: float | timedelta, *, option: str) -> float:
     return seconds
 
 
+#: Stands here because it is made with ``seconds_of``.
+DEFAULT_BACKOFF = Exponential()
+
+
 def check_backoff(value: Any) -> None:
     """Raise ``TaskOptionError`` unless ``value`` is something that ``backoff=`` accepts."""
-    if not (hasattr(value, "delay") or callable(value)):
+    if isinstance(value, type) or not (hasattr(value, "delay") or callable(value)):
         seconds_of(value, option="backoff")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 
 import pytest
@@ -27,7 +28,24 @@ def test_constant_linear_and_exponential_grow_as_they_say():
     assert [after(Exponential(1, 2, cap=5, jitter=False), n) for n in (1, 2, 3, 4)] == [1, 2, 4, 5]
 
 
-@given(failures=st.integers(1, 10**6), base=st.floats(0, 1e6), factor=st.floats(1, 100), cap=st.floats(0, 1e6))
+@pytest.mark.parametrize("nonsense", ["x", None, -1, math.nan, math.inf, True])
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [(Constant, "seconds"), (Linear, "step"), (Linear, "cap"), (Exponential, "base"), (Exponential, "cap")],
+)
+def test_a_wait_that_is_none_is_refused_where_it_is_written(policy, name, nonsense):
+    needed = {"step": 1} if policy is Linear else {}
+    with pytest.raises(TaskOptionError, match=f"{policy.__name__}: {name} is"):
+        policy(**{**needed, name: nonsense})
+
+
+@pytest.mark.parametrize("nonsense", ["x", None, 0, -1, math.nan, math.inf, True, 1001])
+def test_a_factor_that_is_none_is_refused_where_it_is_written(nonsense):
+    with pytest.raises(TaskOptionError, match="Exponential: factor is"):
+        Exponential(factor=nonsense)
+
+
+@given(failures=st.integers(1, 10**6), base=st.floats(0, 1e6), factor=st.floats(1, 1000), cap=st.floats(0, 1e6))
 def test_full_jitter_stays_between_zero_and_its_bound(failures, base, factor, cap):
     """Also for a task that failed a million times: the power must not overflow."""
     assert 0 <= Exponential(base, factor, cap).delay(failures) <= cap
@@ -48,7 +66,7 @@ def test_no_wait_is_longer_than_postgresql_can_write():
     assert after(1e300) == MAX_DELAY
 
 
-@pytest.mark.parametrize("nonsense", [-1, float("nan"), float("inf"), "soon", None, True, timedelta(seconds=-1)])
+@pytest.mark.parametrize("nonsense", [-1, math.nan, math.inf, "soon", None, True, timedelta(seconds=-1), Linear])
 def test_nonsense_is_refused_where_it_is_written(nonsense):
     with pytest.raises(TaskOptionError, match="backoff"):
         check_backoff(nonsense)
