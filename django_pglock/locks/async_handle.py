@@ -102,8 +102,9 @@ class AsyncHandle(Holding):
         """Raise ``LockLost`` if the lock was given back or its session is gone. Asks the server nothing."""
         if self.is_held and self.scope == "disabled":
             return
+        self._refuse_if_given_back()
         if not self.is_held or self._session.has_ended:
-            raise self._lost("its session is gone")
+            raise self._lost(self._reason or "its session is gone")
 
     # Giving it back
 

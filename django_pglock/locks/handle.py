@@ -129,8 +129,9 @@ class Handle(Holding):
         connection: Any = connections[self.using]
         if self.is_held and self.scope == "disabled":
             return
+        self._refuse_if_given_back()
         if not self.is_held or connection.connection is not self._session or has_hung_up(connection):
-            raise self._lost("its session is gone")
+            raise self._lost(self._reason or "its session is gone")
 
     # Giving it back
 

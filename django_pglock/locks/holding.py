@@ -36,6 +36,8 @@ class Holding:
         self.waited = 0.0
         self.is_held = False
         self._since = 0.0
+        #: Why it was lost, if it was.
+        self._reason = ""
         #: The session's idle limits as they were, if ``max_hold`` changed them.
         self._before: Sequence[str] = ()
 
@@ -114,11 +116,17 @@ class Holding:
 
     def _note_lost(self, reason: str, error: BaseException | None) -> None:
         """Say that it was lost: by ``LockLost``, or only in the log if ``error`` is what ended the body already."""
+        self._reason = reason
         signals.lock_lost.send_robust(type(self), handle=self, held=self.held_for)
         lost = self._lost(reason)
         if error is None:
             raise lost
         logger.error("%s", lost)
+
+    def _refuse_if_given_back(self) -> None:
+        if not self.is_held and not self._reason:
+            what = "was given back" if self._since else "was never taken"
+            raise LockLost(f"Lock {self.name!r} is not held: it {what}.", name=self.name, key=self.key)
 
     def _lost(self, reason: str) -> LockLost:
         return LockLost(

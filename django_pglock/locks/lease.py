@@ -87,7 +87,6 @@ class LeaseHandle(Holding):
         self._terms = terms
         self._ttl = terms.ttl
         self._holder = uuid4()
-        self._reason = ""
         self._deadline: float | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -120,8 +119,9 @@ class LeaseHandle(Holding):
 
     def assert_held(self) -> None:
         """Raise ``LockLost`` if the lease cannot be counted on any more. Asks the server nothing."""
+        self._refuse_if_given_back()
         if not self.is_held or self._is_over():
-            raise self._lost(self._reason or "it was given back or has come to its end")
+            raise self._lost(self._reason or "it has come to its end")
 
     def release(self, error: BaseException | None = None) -> None:
         """Give the lease back. Raises ``LockLost`` unless ``error`` is what the body raised."""

@@ -299,6 +299,24 @@ def test_in_a_transaction_one_statement_acquires_and_none_frees(timeout):
 # Lost
 
 
+@pytest.mark.parametrize("make", [lock, try_lock, Lease])
+def test_what_was_given_back_or_never_taken_is_not_called_lost(make, somebody):
+    with make("a") as handle:
+        pass
+    with pytest.raises(LockLost, match="Lock 'a' is not held: it was given back"):
+        handle.assert_held()
+    somebody.holds("busy")
+    with pytest.raises(LockLost, match="Lock 'busy' is not held: it was never taken"):
+        try_lock("busy").acquire().assert_held()
+
+
+def test_what_was_lost_is_called_so_afterwards(somebody):
+    with pytest.raises(LockLost, match="session has ended"), lock("a") as handle:
+        somebody.ends_session(my_pid())
+    with pytest.raises(LockLost, match=r"session has ended.*Others may have held it"):
+        handle.assert_held()
+
+
 def test_a_connection_that_was_closed_in_the_body_is_noticed(somebody, eventually):
     with pytest.raises(LockLost, match="closed"), lock("a"):
         connection.close()
