@@ -50,6 +50,10 @@ class GateQuerySet(ClaimQuerySet[Any]):
         """Return the keys whose next token has come. Whoever asks has to admit to them."""
         return [key for (key,) in self._run(statements.OPEN_RATES, limit)]
 
+    def forget_rates(self, *, limit: int = KEYS_AT_ONCE) -> int:
+        """Delete buckets of keys that nobody has used for a day, some at a time. Returns how many."""
+        return len(self._run(statements.FORGET_RATES, limit))
+
     def blocked_keys(self, after: str, *, limit: int = KEYS_AT_ONCE) -> list[str]:
         """Return the next keys behind ``after`` at which somebody waits, in order."""
         return [key for (key,) in self._run(statements.BLOCKED_KEYS, after, limit)]

@@ -219,6 +219,14 @@ WHERE key IN (SELECT key FROM {rate_limit} WHERE opens_at <= clock_timestamp() O
 RETURNING key
 """
 
+# Buckets that have been full for a day, and for which nobody waits: one that is not there is full as well.
+FORGET_RATES = """
+DELETE FROM {rate_limit} WHERE key = ANY (ARRAY(
+    SELECT key FROM {rate_limit}
+    WHERE opens_at IS NULL AND arrives_at < clock_timestamp() - interval '1 day' LIMIT %s FOR UPDATE SKIP LOCKED))
+RETURNING key
+"""
+
 # The next keys at which somebody waits, from one key on: what a crash left to be admitted. One index probe a key.
 BLOCKED_KEYS = """
 WITH RECURSIVE found AS (

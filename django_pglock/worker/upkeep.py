@@ -170,7 +170,7 @@ class Upkeep(ConnectedService):
         rest = PRUNING_REST
         try:
             count, self._pruned_to = self.rows.prune_window(self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
-            if count or self._pruned_to:
+            if self.rows.forget_rates() or count or self._pruned_to:
                 rest = get_settings().HEARTBEAT_INTERVAL * ROUND
         except IntegrityError as error:
             # A table of the project's own that Django's deletion would have looked after.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import groupby
 from uuid import uuid4
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
+from django.db.models.functions import Now
 
 from django_pglock import enqueue_many
 from django_pglock.errors import TaskOptionError
@@ -168,6 +170,21 @@ def test_what_nobody_has_begun_counts_against_the_burst():
     Task.objects.filter(status="READY").claim_update(2, status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
     Task.objects.all().admit(["%rate tenant:1"])
     assert Task.objects.filter(status="READY").count() == 2
+
+
+def test_buckets_that_nobody_has_used_for_a_day_are_forgotten(in_threads):
+    for tenant in range(5):
+        keyed.trickle.enqueue(tenant)
+    for _ in range(2):
+        keyed.trickle.enqueue(4)
+    RateLimit.objects.exclude(key="%rate tenant:0").update(arrives_at=Now() - timedelta(days=2))
+    with transaction.atomic():
+        RateLimit.objects.select_for_update().get(key="%rate tenant:1")
+        assert in_threads(lambda number: Task.objects.all().forget_rates(), 1) == [2]
+    assert sorted(RateLimit.objects.values_list("key", flat=True)) == [f"%rate tenant:{n}" for n in (0, 1, 4)]
+    assert Task.objects.all().forget_rates() == 1
+    keyed.trickle.enqueue(1)
+    assert RateLimit.objects.filter(key="%rate tenant:1").exists()
 
 
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):
