@@ -10,9 +10,10 @@ from typing import NoReturn
 
 
 def end_here(error: BaseException | None) -> NoReturn:
-    """End a forked process that comes back out of its task's function, with the exit code that Python would give.
+    """End this process at once, with the exit code that Python would give for ``error``.
 
-    It must not go on as the worker's thread: it would settle its parent's claim, and run what waits in its inbox.
+    A forked one, when it comes back out of its task's function, must not go on as the worker's thread: it would settle
+    its parent's claim, and run what waits in its inbox.
     """
     code = 0
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):

@@ -168,8 +168,8 @@ class Worker:
             "Worker %s is ready: %s.", self.identity.name, ", ".join(map(repr, self.queues.asked)) or "all queues"
         )
 
-    def run(self) -> None:
-        """Start, wait until somebody asks to stop or a limit is reached, and shut down.
+    def run(self) -> bool:
+        """Start, wait until somebody asks to stop or a limit is reached, and return what ``shutdown()`` does.
 
         Raises ``RuntimeError`` after that if a part of the worker has ended by itself, so that the exit code tells.
         """
@@ -185,9 +185,10 @@ class Worker:
             elif reason := self.limits.reached():
                 logger.info("Worker %s ends: %s.", self.identity.name, reason)
                 self.retire()
-        self.shutdown()
+        have_all_finished = self.shutdown()
         if missing:
             raise RuntimeError(f"{missing} So has the worker.")
+        return have_all_finished
 
     def stop(self) -> None:
         """Ask the worker to stop. Only sets flags: safe in a signal handler. The second call gives up the grace."""

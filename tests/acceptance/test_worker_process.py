@@ -118,6 +118,20 @@ def test_the_second_signal_gives_everything_back(worker_process, eventually):
     assert (task.status, task.retries, task.rescues) == ("SCHEDULED", 0, 0), "for when the process is gone"
 
 
+@pytest.mark.parametrize("arguments", [(), ("--max-time", "600"), ("--reload",)])
+def test_what_outlasts_the_grace_ends_with_the_process(worker_process, eventually, arguments):
+    """It runs elsewhere three seconds later. At its exit Python waits for threads that a task has started."""
+    process = worker_process("--grace", "0.5", *arguments)
+    running_tasks.wait_in_pool.enqueue(30)
+    eventually(lambda: Effect.objects.exists(), why="the task did not begin")
+    process.send(signal.SIGTERM)
+
+    assert process.wait(10) == 0
+    assert "The grace is over; giving up" in process.output
+    task = Task.objects.get()
+    assert (task.status, task.retries, task.rescues) == ("SCHEDULED", 0, 0), "for when the process is gone"
+
+
 def test_fifty_deploys_in_a_row_strand_nothing(worker, eventually):
     """A peer leaves a task running for ever when the signal comes between its claim and its start."""
     for round_ in range(50):

@@ -80,7 +80,7 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
             built.append(options)
 
         def run(self):
-            pass
+            return True
 
         def stop(self):
             pass

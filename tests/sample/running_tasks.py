@@ -79,6 +79,13 @@ async def wait_in_coroutine(seconds=30):
     await asyncio.sleep(seconds)
 
 
+@task
+async def wait_in_pool(seconds):
+    """Leave the work to a thread that Python waits for before the process ends."""
+    await asyncio.to_thread(note_and_close, "begun")
+    await asyncio.to_thread(time.sleep, seconds)
+
+
 def note_and_close(name):
     """Leave a note in a thread that nobody looks after, and return how many there are."""
     note(name)

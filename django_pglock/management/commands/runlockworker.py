@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -23,6 +23,7 @@ from django_pglock.management.databases import add_database, database_of_tasks, 
 from django_pglock.worker import Worker
 from django_pglock.worker.line import Line, to_supervisor
 from django_pglock.worker.logs import silence_what_nobody_hears
+from django_pglock.worker.offspring import end_here
 from django_pglock.worker.options import LAST_PORT, NUMBERS, check_options, up_to
 from django_pglock.worker.probes import DEFAULT_HOST
 from django_pglock.worker.queues import ORDERS, Queues
@@ -232,9 +233,20 @@ def run_until_signal(build: dict[str, Any]) -> None:
     stop_at_signals(worker)
     look_less_for_garbage()
     try:
-        worker.run()
+        have_all_finished = worker.run()
     except ConfigurationError as error:
         raise CommandError(str(error)) from None
+    if not have_all_finished:
+        leave_running_tasks()
+
+
+def leave_running_tasks() -> NoReturn:
+    """End the process at once, with the exit code that it would have: its tasks are about to run elsewhere.
+
+    Python would wait for threads that they have started, ``asyncio.to_thread()`` for example, and both would run.
+    """
+    logging.shutdown()
+    end_here(sys.exc_info()[1])
 
 
 def look_less_for_garbage() -> None:
@@ -333,7 +345,8 @@ def run_watched(build: dict[str, Any]) -> None:
         for worker in workers:
             worker.stop()
             stop_at_signals(worker)
-        drain()
+        if not all(worker.shutdown() for worker in workers):
+            leave_running_tasks()
 
 
 def show_log(verbosity: int, line: Line | None = None) -> None:
