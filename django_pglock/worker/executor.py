@@ -131,6 +131,7 @@ class Executor:
                 self.loop.run(attempt)
                 return None
             ending = run(attempt, seat.call)
+            seat.end_transactions(attempt)
             if attempt.is_disturbed:
                 connections.close_all()
         except BaseException as error:  # noqa: BLE001 - see the top of execution.py

@@ -23,6 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from django.db import connections
 from django.db.backends.signals import connection_created
 
 from django_pglock.db import cancel_statement
@@ -198,13 +199,41 @@ class Seat:
         """Cancel what the thread's sessions are doing, and say whether there was something."""
         was_busy = False
         for session in filter(None, [each() for each in self._sessions]):
+            if session.vendor != "postgresql":
+                continue
             try:
                 was_busy |= cancel_statement(session)
-            except psycopg.Error as error:  # noqa: PERF203
+            except psycopg.Error as error:
                 # It may still arrive, and meet what the session does next.
                 attempt.is_disturbed = was_busy = True
                 logger.warning("A statement of %r could not be cancelled: %s", attempt.claim, error)
         return was_busy
+
+    def end_transactions(self, attempt: Interruptible) -> None:
+        """Close connections that an attempt has left in a transaction, or without autocommit: the next would use them.
+
+        Called after each attempt, so it only looks at attributes: a few of them take as long as a call.
+        """
+        for each in self._sessions:
+            session = each()
+            if session is not None and (
+                session.in_atomic_block or session.autocommit is not session.settings_dict["AUTOCOMMIT"]
+            ):
+                self._end_transaction(session, attempt)
+
+    def _end_transaction(self, session: DatabaseWrapper, attempt: Interruptible) -> None:
+        if session.connection is None or connections[session.alias] is not session:
+            # The next connect() begins anew; and what is not Django's for this thread may be in use elsewhere.
+            return
+        logger.warning(
+            "%r has left a transaction open, or autocommit off, in database %r; what it has not committed is lost.",
+            attempt.claim,
+            session.alias,
+            extra=attempt.claim.log_fields(),
+        )
+        # In an atomic block close() only notes that it was called.
+        session.in_atomic_block = session.closed_in_transaction = False
+        session.close()
 
     def add(self, session: DatabaseWrapper) -> None:
         """Remember a session that the thread has opened. The list is made anew: the watchdog may be reading it."""
@@ -215,7 +244,7 @@ class Seat:
 def _note_session(connection: Any, **kwargs: Any) -> None:
     # Comes in the thread that will use the connection.
     seat: Seat | None = getattr(_here, "seat", None)
-    if seat is not None and connection.vendor == "postgresql":
+    if seat is not None:
         seat.add(connection)
 
 

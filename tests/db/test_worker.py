@@ -142,6 +142,18 @@ def test_no_ending_is_so_odd_that_it_gets_lost(worker, finished, task, path):
     assert finished(tasks.echo.enqueue("still here")).return_value == "still here"
 
 
+@pytest.mark.parametrize("kind", ["autocommit", "atomic", "closed"])
+def test_a_transaction_that_is_left_open_is_not_the_next_tasks(worker, finished, caplog, kind):
+    """Else what all the others write until somebody looks at the connection would be rolled back with it."""
+    tasks.leave_transaction_open.enqueue(kind)
+    results = [tasks.record.enqueue("committed", number) for number in range(5)]
+    worker(threads=1)
+    for result in results:
+        assert finished(result).status == TaskResultStatus.SUCCESSFUL
+    assert list(Effect.objects.order_by("id").values_list("name", "number")) == [("committed", n) for n in range(5)]
+    assert sum("left a transaction open" in message for message in caplog.messages) == 1
+
+
 @pytest.mark.parametrize("task", [tasks.nothing, tasks.sleep_async])
 def test_what_goes_wrong_around_a_function_fails_its_task_and_nothing_else(
     worker, finished, eventually, monkeypatch, task

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from django.db import connection
+from django.db import connection, transaction
 
 from django_pglock import Cancel, Retry, Snooze, lock, task
 from tests.sample import chaos_tasks, forking_tasks, running_tasks  # noqa: F401 - a worker finds what this module imports
@@ -203,6 +203,19 @@ def break_connection():
     """Leave the thread's connection in a state that must not reach the next task."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1 / 0")
+
+
+@task
+def leave_transaction_open(kind):
+    """Leave the thread's connection as it must not be for the next task."""
+    if kind == "autocommit":
+        transaction.set_autocommit(False)
+    else:
+        transaction.atomic().__enter__()
+    if kind == "closed":
+        connection.close()
+    else:
+        Effect.objects.create(name="not committed")
 
 
 @task
