@@ -10,17 +10,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from contextvars import Context, copy_context
 from functools import lru_cache
 from inspect import iscoroutinefunction
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.core.cache import caches
 from django.db import Error as DatabaseFailure
 from django.db import connections
 
 from django_pglock.db import connection_for, has_hung_up, limit_waiting
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.compat import task_started
+from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
 from django_pglock.tasks.outcome import Released, Succeeded
 from django_pglock.worker.announcing import tell
@@ -103,13 +105,15 @@ class Executor:
         looked_at = 0.0
         limit_waiting(connection_for(self.using))
         seat = self.watchdog.seat()
+        clean = clean_context()
         try:
             while (claim := self.hand.inbox.get()) is not None:
                 began = time.perf_counter()
                 if began - looked_at > BETWEEN_LOOKS:
                     look_at_connections()
                     looked_at = began
-                ending = self._execute(claim, seat)
+                # Coroutines take theirs along from here: the loop is called with the context of its caller.
+                ending = clean.copy().run(self._execute, claim, seat)
                 if ending is None:
                     continue
                 if not isinstance(ending.outcome, Succeeded):
@@ -281,6 +285,19 @@ class AsyncLoop:
                 logger.warning("A coroutine that a task has started wants to end the process.", exc_info=True)
             if self._loop is not loop:
                 return
+
+
+def clean_context() -> Context:
+    """Return the context of this thread, of which each task gets a copy: what one sets is not there for the next.
+
+    Django keeps caches and task backends in a context variable, each made when it is needed first. They are made here,
+    or each task would make, and connect, its own.
+    """
+    for handler in (caches, task_backends):
+        # What cannot be made fails where it is used.
+        with contextlib.suppress(Exception):
+            handler.all()
+    return copy_context()
 
 
 def look_at_connections() -> None:

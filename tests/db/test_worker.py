@@ -92,6 +92,36 @@ def test_the_context_knows_attempt_and_result(worker, finished):
     assert finished(result).return_value == [1, result.id, "hello"]
 
 
+def test_context_variables_do_not_leak_from_task_to_task(worker, finished):
+    """Of a tenant, a language, a decimal context, a span. Connections and caches stay the thread's."""
+
+    def hear(**kwargs):
+        tasks.tenant.set(tasks.tenant.get() + " heard")
+
+    results = [
+        task.enqueue(*arguments)
+        for task, *arguments in [
+            (tasks.connection_pid,),
+            (tasks.tell_tenant,),
+            (tasks.set_tenant, "first"),
+            (tasks.tell_tenant,),
+            (tasks.tell_tenant_in_coroutine,),
+            (tasks.connection_pid,),
+        ]
+    ]
+    task_started.connect(hear)
+    try:
+        worker(threads=1)
+        values = [finished(result).return_value for result in results]
+    finally:
+        task_started.disconnect(hear)
+    before, after = values[1], values[3]
+    assert before[0] == "nobody heard", "what is set for a task when it starts is there for it"
+    assert before == after
+    assert values[4] == before[:2]
+    assert values[0] == values[5]
+
+
 def test_a_failure_is_recorded_with_its_traceback(worker, finished):
     worker()
     result = finished(tasks.fail.enqueue("boom"))

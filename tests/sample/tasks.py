@@ -7,8 +7,11 @@ import os
 import signal
 import sys
 import time
+from contextvars import ContextVar
 
+from django.core.cache import caches
 from django.db import connection, transaction
+from django.utils import translation
 
 from django_pglock import Cancel, Retry, Snooze, lock, task
 from tests.sample import chaos_tasks, forking_tasks, running_tasks  # noqa: F401 - a worker finds what this module imports
@@ -18,6 +21,25 @@ from tests.sample.models import Effect
 @task
 def nothing(*args, **kwargs):
     """Do nothing."""
+
+
+tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+
+@task
+def set_tenant(name):
+    tenant.set(name)
+    translation.activate("fr")
+
+
+@task
+def tell_tenant():
+    return [tenant.get(), translation.get_language(), id(caches["default"])]
+
+
+@task
+async def tell_tenant_in_coroutine():
+    return [tenant.get(), translation.get_language()]
 
 
 @task
