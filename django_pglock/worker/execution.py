@@ -208,18 +208,28 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> Ending:
     """
     claim = attempt.claim
     session: Any = None
-    has_begun = False
+    has_begun = has_committed = False
+
+    def note_commit() -> None:
+        nonlocal has_committed
+        has_committed = True
+
     try:
         connection = connection_for(attempt.using)
         connection.ensure_connection()
         session = connection.connection
         with transaction.atomic(using=attempt.using, durable=True):
             has_begun = True
+            # The first hook, so it is called whatever those of the function do.
+            transaction.on_commit(note_commit, using=attempt.using)
             outcome = attempt.success(call(attempt))
             _settle_and_commit(attempt, outcome)
     except ClaimLost:
         return attempt.ending(None)
-    except BaseException as error:  # noqa: BLE001 - see the top of the module
+    except BaseException as error:
+        if has_committed:
+            logger.exception("An on_commit hook of %r failed; the task has succeeded.", claim, extra=claim.log_fields())
+            return attempt.ending(outcome, is_settled=True)
         if isinstance(error, DatabaseFailure) and (session is None or session.closed):
             # Cut off. Whether the commit arrived is not known, but the guard of the next statement knows.
             return attempt.ending(_cut_off(claim, error) if has_begun else Released())

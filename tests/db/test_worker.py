@@ -255,6 +255,17 @@ def test_atomic_effects_and_completion_are_one(worker, finished):
     assert set(Effect.objects.values_list("name", flat=True)) == {"once", "by call"}
 
 
+def test_a_hook_that_fails_after_the_commit_is_logged_and_the_task_has_succeeded(worker, finished, eventually, caplog):
+    """What is committed is committed. It was taken for a task that somebody else has."""
+    running = worker()
+    assert finished(tasks.fail_after_commit.enqueue("kept")).status == TaskResultStatus.SUCCESSFUL
+    eventually(lambda: not running.hand.claims)
+    assert Effect.objects.get().name == "kept"
+    [record] = [record for record in caplog.records if "on_commit hook" in record.message]
+    assert record.exc_info[0] is ZeroDivisionError
+    assert "was lost" not in caplog.text
+
+
 def test_an_atomic_task_that_lost_its_claim_leaves_no_effect(worker, eventually, gate):
     """Taken away while it runs: it finds out at its last statement, and everything rolls back."""
     running = worker()

@@ -120,6 +120,12 @@ def write_and_fail(name):
     raise ValueError("so undo it")
 
 
+@task(atomic=True)
+def fail_after_commit(name):
+    Effect.objects.create(name=name)
+    transaction.on_commit(lambda: 1 / 0)
+
+
 @task(takes_context=True)
 def tell_context(context, value):
     return [context.attempt, context.task_result.id, value]
