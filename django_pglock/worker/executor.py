@@ -37,6 +37,8 @@ is_async = lru_cache(maxsize=None)(iscoroutinefunction)
 
 #: Seconds between two looks at a thread's connections while its tasks succeed. A look costs as much as a small task.
 BETWEEN_LOOKS = 0.1
+#: Seconds for which a thread rests that had to give a task back.
+BETWEEN_TRIES = 1.0
 
 
 class Executor:
@@ -118,6 +120,10 @@ class Executor:
                     continue
                 if not isinstance(ending.outcome, Succeeded):
                     looked_at = 0.0
+                if isinstance(ending.outcome, Released):
+                    # This thread cannot connect. Without a pause it would claim and give back as fast as it can, and
+                    # faster than threads and workers that can; to put the tasks off would keep them from those.
+                    time.sleep(BETWEEN_TRIES)
                 self.hand.ended(ending, time.perf_counter() - began)
         finally:
             connections.close_all()

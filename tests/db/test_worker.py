@@ -19,7 +19,7 @@ from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_sta
 from django_pglock.tasks.outcome import Failed, Failure, Released, Succeeded
 from django_pglock.tasks.queryset import TaskQuerySet
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker import last_chance
+from django_pglock.worker import execution, executor, last_chance
 from django_pglock.worker.execution import Attempt
 from django_pglock.worker.fetcher import HOARDING
 from django_pglock.worker.hand import Ending, Hand
@@ -278,6 +278,27 @@ def test_an_atomic_task_that_lost_its_claim_leaves_no_effect(worker, eventually,
     assert Task.objects.get(pk=task.id).status == "CANCELLED"
 
 
+@pytest.mark.parametrize("task", [tasks.record_atomically, tasks.record])
+def test_a_thread_that_cannot_connect_does_not_claim_and_give_back_without_end(worker, eventually, monkeypatch, task):
+    """As when a role's connections are used up: the parts of the worker have theirs, its threads have none."""
+    monkeypatch.setattr(executor, "BETWEEN_TRIES", 0.3)
+    result = task.enqueue("x")
+    Task.objects.update(attempts=1)  # what was tried before is read before it begins
+    with monkeypatch.context() as patch:
+        for name in ("connection_for", "_failures_before"):
+            patch.setattr(execution, name, refuse)
+        worker(threads=1)
+        eventually(lambda: Task.objects.get(pk=result.id).attempts > 1)
+        before = Task.objects.get(pk=result.id).attempts
+        time.sleep(1)
+        assert Task.objects.get(pk=result.id).attempts - before <= 4
+    eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
+
+
+def refuse(*args, **kwargs):
+    raise OperationalError("not yet")
+
+
 def test_signals_name_the_backends_class_and_a_bad_receiver_harms_nobody(worker, finished, eventually):
     """A peer turns a success into a failure when a receiver raises."""
     heard = []
@@ -495,9 +516,6 @@ def _claims_of_one_task():
 
 
 def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise OperationalError("not yet")
-
     monkeypatch.setattr("django_pglock.worker.service.dedicated_connection", refuse)
     worker = WorkerUnderTest(threads=1)
     thread = threading.Thread(target=worker.run)
