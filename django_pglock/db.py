@@ -89,7 +89,7 @@ def dedicated_connection(using: str, *, application_name: str | None = None) -> 
     options.pop("pool", None)
     if application_name is not None:
         options["application_name"] = application_name[:63]
-    settings.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=False, ATOMIC_REQUESTS=False)
+    settings.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=False, ATOMIC_REQUESTS=False, AUTOCOMMIT=True)
     wrapper = import_string(f"{settings['ENGINE']}.base.DatabaseWrapper")
     connection: DatabaseWrapper = wrapper(settings, alias=using)
     connection.inc_thread_sharing()

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import Context, copy_context
 from functools import lru_cache
 from inspect import iscoroutinefunction
@@ -108,6 +108,7 @@ class Executor:
         limit_waiting(connection_for(self.using))
         seat = self.watchdog.seat()
         clean = clean_context()
+        keeps_all = all(map(is_kept, connections.settings.values()))
         try:
             while (claim := self.hand.inbox.get()) is not None:
                 began = time.perf_counter()
@@ -116,6 +117,8 @@ class Executor:
                     looked_at = began
                 # Coroutines take theirs along from here: the loop is called with the context of its caller.
                 ending = clean.copy().run(self._execute, claim, seat)
+                if not keeps_all:
+                    close_what_is_not_kept()
                 if ending is None:
                     continue
                 if not isinstance(ending.outcome, Succeeded):
@@ -314,3 +317,18 @@ def look_at_connections() -> None:
             connection.close()
         else:
             connection.close_if_unusable_or_obsolete()
+
+
+def is_kept(settings: Mapping[str, Any]) -> bool:
+    """Say whether a thread keeps a connection with these settings from one task to the next.
+
+    Not one without AUTOCOMMIT, whose open transaction would go on in the next task.
+    """
+    return bool(settings["AUTOCOMMIT"])
+
+
+def close_what_is_not_kept() -> None:
+    """Close this thread's connections that no other task may have as they are. What is not committed is rolled back."""
+    for connection in connections.all(initialized_only=True):
+        if not is_kept(connection.settings_dict):
+            connection.close()

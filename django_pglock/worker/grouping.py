@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.apps import apps
 
 from django_pglock.conf import get_settings
+from django_pglock.db import connection_for
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.options import Group
 from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Released, Retried
@@ -71,6 +72,10 @@ def with_others(leader: Attempt, group: Group, hand: Hand) -> Attempt:
     attempt = GroupAttempt(leader.claim, leader.using)
     rows = apps.get_model("django_pglock", "Task").objects.using(leader.using)
     claims = rows.claim_group(leader.claim, limit=group.limit - 1, gather=group.seconds) if group.limit > 1 else []
+    connection = connection_for(leader.using)
+    if claims and not connection.get_autocommit():
+        # Where AUTOCOMMIT is off; else the claims would be the function's to commit, or to roll back.
+        connection.commit()
     hand.hold(claims)
     others: list[Attempt] = []
     for claim in claims:

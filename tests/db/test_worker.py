@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import time
@@ -9,7 +10,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
@@ -25,6 +26,7 @@ from django_pglock.worker.fetcher import HOARDING
 from django_pglock.worker.hand import Ending, Hand
 from django_pglock.worker.queue_claims import QueueClaims
 from tests.sample import chaos_tasks, running_tasks, tasks
+from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect, Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -648,3 +650,29 @@ def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatc
     result = finished(tasks.nothing.enqueue())
     assert result.status == TaskResultStatus.SUCCESSFUL
     assert Task.objects.get().attempts == 1
+
+
+@pytest.fixture
+def change_settings():
+    """Change settings of the connections that other threads make from now on."""
+    settings, own = connections.settings["default"], connection.settings_dict
+    before = copy.deepcopy(settings)
+    connection.settings_dict = before
+    yield settings.update
+    connection.settings_dict = own
+    connection.close_pool()
+    settings.update(before)
+
+
+def test_without_autocommit_a_worker_commits_what_it_writes_and_nothing_else(change_settings, worker, finished):
+    """A function then ends its transactions itself; what it leaves is not committed with somebody else's."""
+    with transaction.atomic():
+        results = [tasks.record.enqueue("left open"), tasks.fail.enqueue(), tasks.record_atomically.enqueue("atomic")]
+        results += [keyed.digest.enqueue(user=1, text="in a group") for _ in range(3)]
+    change_settings(AUTOCOMMIT=False)
+    worker(threads=1)
+    for result in results:
+        assert finished(result).attempts == 1
+    assert [result.status.value for result in results] == ["SUCCESSFUL", "FAILED", *["SUCCESSFUL"] * 4]
+    assert [result.return_value for result in results[3:]] == [3, 3, 3], "the claims of the group were rolled back"
+    assert list(Effect.objects.values_list("name", flat=True)) == ["atomic"]
