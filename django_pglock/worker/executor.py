@@ -322,9 +322,10 @@ def look_at_connections() -> None:
 def is_kept(settings: Mapping[str, Any]) -> bool:
     """Say whether a thread keeps a connection with these settings from one task to the next.
 
-    Not one without AUTOCOMMIT, whose open transaction would go on in the next task.
+    Not one of a pool, which may have fewer of them than there are threads; nor one without AUTOCOMMIT, whose open
+    transaction would go on in the next task.
     """
-    return bool(settings["AUTOCOMMIT"])
+    return bool(settings["AUTOCOMMIT"] and not settings["OPTIONS"].get("pool"))
 
 
 def close_what_is_not_kept() -> None:

@@ -676,3 +676,12 @@ def test_without_autocommit_a_worker_commits_what_it_writes_and_nothing_else(cha
     assert [result.status.value for result in results] == ["SUCCESSFUL", "FAILED", *["SUCCESSFUL"] * 4]
     assert [result.return_value for result in results[3:]] == [3, 3, 3], "the claims of the group were rolled back"
     assert list(Effect.objects.values_list("name", flat=True)) == ["atomic"]
+
+
+def test_a_pool_with_fewer_connections_than_there_are_threads_is_enough(change_settings, worker, finished):
+    """Threads without a task would keep what those with one wait for."""
+    pool = {"min_size": 1, "max_size": 1, "timeout": 3.0}
+    change_settings(CONN_MAX_AGE=0, OPTIONS={**connection.settings_dict["OPTIONS"], "pool": pool})
+    worker(threads=4)
+    for result in [tasks.record.enqueue("a") for _ in range(12)]:
+        assert finished(result).status == TaskResultStatus.SUCCESSFUL
