@@ -20,14 +20,15 @@ from django.db.models.functions import Now
 from django_pglock.conf import get_settings
 
 # Registers at the first beat, and again when the row was removed while the worker was out of reach. The functions are
-# many and seldom news: they are sent when they are, and the answer says how many of them the row has.
+# many and seldom news: they are sent when they are. The answer says how many of them the row has, and whether those who
+# enqueue take the worker to sleep.
 BEAT = """
 INSERT INTO {worker} AS worker (id, name, hostname, pid, queues, threads, lock_key, is_stopping, task_paths)
 VALUES (%s, %s, %s, %s, %s::jsonb, %s, %s, %s, COALESCE(%s::jsonb, '[]'))
 ON CONFLICT (id) DO UPDATE
 SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping,
     task_paths = COALESCE(%s::jsonb, worker.task_paths)
-RETURNING jsonb_array_length(worker.task_paths)
+RETURNING jsonb_array_length(worker.task_paths), worker.is_sleeping
 """
 
 
@@ -77,10 +78,11 @@ class WorkerQuerySet(models.QuerySet[Any]):
         threads: int,
         is_stopping: bool,
         task_paths: list[str] | None = None,
-    ) -> int:
+    ) -> tuple[int, bool]:
         """Say that a worker lives; the first beat registers it.
 
-        ``task_paths`` are the functions that it knows, where that is news. Returns how many its row has.
+        ``task_paths`` are the functions that it knows, where that is news. Returns how many its row has, and whether
+        it says that the worker sleeps.
         """
         connection = connections[self.db]
         paths = None if task_paths is None else json.dumps(task_paths)
@@ -89,7 +91,8 @@ class WorkerQuerySet(models.QuerySet[Any]):
             cursor.execute(
                 BEAT.format(worker=connection.ops.quote_name(self.model._meta.db_table)), (*me, paths, paths)
             )
-            return int(cursor.fetchone()[0])
+            known, is_sleeping = cursor.fetchone()
+        return known, is_sleeping
 
 
 def _ago(seconds: float) -> Any:

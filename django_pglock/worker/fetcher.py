@@ -67,6 +67,8 @@ class Fetcher(ConnectedService):
         self._ready = ReadyQueues(rows)
         self._claims: WorkerClaims | None = None
         self._sleeping_since: float | None = None
+        # Our row does not say that we sleep, although we have asked for news: it was removed, and made anew by a beat.
+        self._is_forgotten = False
         self._busy_since: float | None = None
         # Who is to end when nothing is left runs also what would be put off, and then it would be left.
         self._last_chance = LastChance(hand, puts_off=drained is None)
@@ -82,6 +84,12 @@ class Fetcher(ConnectedService):
         """Take note that something is ready in ``queue``, and look there at once."""
         if self.queues.serves(queue):
             self._told.add(queue)
+            self.hand.hungry.set()
+
+    def ask_again(self) -> None:
+        """Ask for news once more, if we have: nobody would send us any."""
+        if self._sleeping_since is not None:
+            self._is_forgotten = True
             self.hand.hungry.set()
 
     def finish(self) -> None:
@@ -105,6 +113,8 @@ class Fetcher(ConnectedService):
     def turn(self) -> None:
         # Cleared before the look: what sets it from now on is news.
         self.hand.hungry.clear()
+        if self._is_forgotten:
+            self._is_forgotten, self._sleeping_since = False, None
         self._give_back_what_only_waits()
         if self._last_chance.is_on():
             self._pause(BETWEEN_LOOKS)

@@ -42,7 +42,8 @@ class Heartbeat(ConnectedService):
     """Beats, and now and then compares what the table says is ours with what we have in hand.
 
     It starts before the first claim and stops after the last settle: a worker that drains must not look dead.
-    Before that it waits until no migration of the tables is pending. ``beaten`` is called after each beat.
+    Before that it waits until no migration of the tables is pending. ``beaten`` is called after each beat, and
+    ``taken_to_be_awake`` if the worker's row does not say that it sleeps.
     ``cancel`` is called with the ids and attempts of running tasks that somebody has asked to end, again at each beat
     until they have ended.
     """
@@ -68,6 +69,7 @@ class Heartbeat(ConnectedService):
         self.cancel = cancel
         self.guard = Guard(self._guards_orders)
         self.beaten: Callable[[], None] = lambda: None
+        self.taken_to_be_awake: Callable[[], None] = lambda: None
         self._news = threading.Event()
         self.is_draining = False
         self.first_beat = threading.Event()
@@ -147,7 +149,7 @@ class Heartbeat(ConnectedService):
     def beat(self) -> None:
         """Say that this worker lives, and which functions it knows if the others do not know that yet."""
         me, known = self.identity, registry.known_paths()
-        self._told = self._workers().beat(
+        self._told, is_sleeping = self._workers().beat(
             me.id,
             name=me.name,
             hostname=me.hostname,
@@ -157,6 +159,8 @@ class Heartbeat(ConnectedService):
             is_stopping=self.is_draining,
             task_paths=None if len(known) == self._told else known,
         )
+        if not is_sleeping:
+            self.taken_to_be_awake()
 
     def close(self) -> None:
         if self.stopping.is_set() and self._connection is not None and self.first_beat.is_set():

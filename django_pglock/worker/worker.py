@@ -123,6 +123,7 @@ class Worker:
             drained=self.end if drain else None,
             spent=self._ask_for_replacement,
         )
+        self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
         self.listener = self._make_listener(using) if listens else None
         services = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener)
         self.deadlines = Deadlines([service for service in services if service is not None])

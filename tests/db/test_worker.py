@@ -356,6 +356,15 @@ def test_an_idle_worker_is_woken_by_the_commit_and_not_before(worker, eventually
     eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists(), why="it was not woken")
 
 
+def test_a_worker_whose_row_was_removed_is_woken_again_soon(worker, eventually):
+    """As when it was frozen for too long. The next beat writes the row anew; without the flag, each task is polled."""
+    sleeps = Worker.objects.filter(is_sleeping=True)
+    worker()
+    eventually(sleeps.exists)
+    Worker.objects.all().delete()
+    eventually(sleeps.exists, why="it does not ask for news any more")
+
+
 def test_a_worker_that_may_not_listen_polls(worker, finished):
     worker(listens=False)
     finished(tasks.nothing.enqueue())
