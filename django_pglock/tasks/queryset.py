@@ -45,6 +45,8 @@ HAS_UNIQUE_KEY = (
     | Q(unique_scope=UniqueScope.UNFINISHED, finished_at__isnull=True)
     | Q(unique_scope=UniqueScope.PERIOD)
 )
+#: Rows of one statement that knows them by an array and a join: the planner may compare each with each.
+COMPARED_AT_ONCE = 200
 LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
 
 
@@ -213,9 +215,11 @@ class TaskQuerySet(CountQuerySet):
 
         So is a row that is locked, unless it ``is_last``: what the tasks tell before their end is written by the way.
         """
-        if not claims:
-            return
         claims = sorted(claims, key=attrgetter("id"))
+        for start in range(0, len(claims), COMPARED_AT_ONCE):
+            self._note_progress(claims[start : start + COMPARED_AT_ONCE], is_last=is_last)
+
+    def _note_progress(self, claims: Sequence[Claim], *, is_last: bool) -> None:
         # Read once: the functions may be telling more at this moment.
         told = [claim.progress for claim in claims]
         statement = statements.NOTE_LAST_PROGRESS if is_last else statements.NOTE_PROGRESS
@@ -238,7 +242,7 @@ class TaskQuerySet(CountQuerySet):
         [(seconds,)] = self._run(statements.NEXT_DUE)
         return seconds  # type: ignore[no-any-return]
 
-    def rescue(self, *, limit: int = 1000) -> list[Rescued]:
+    def rescue(self, *, limit: int = COMPARED_AT_ONCE) -> list[Rescued]:
         """Take claims back from workers that are dead, ``limit`` at most, and return them.
 
         A rescued task is READY again and has not spent a retry. One that took its worker down more often than

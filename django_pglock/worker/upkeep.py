@@ -23,6 +23,7 @@ from django.db import IntegrityError, connections, transaction
 from django_pglock.conf import get_settings
 from django_pglock.tasks.gates import KEYS_AT_ONCE
 from django_pglock.tasks.pruning import ages_of
+from django_pglock.tasks.queryset import COMPARED_AT_ONCE
 from django_pglock.tasks.statements import BY_INDEX
 from django_pglock.tasks.waiting import WAITERS_AT_ONCE
 from django_pglock.worker.ready_counts import ReadyCounts
@@ -46,6 +47,8 @@ ROUND = 0.9
 #: Beats for which silent workers are not taken for dead, after each connect and after each delay. While nobody could
 #: reach the server, or get at the tasks, all of them were silent; those who live are heard again within one beat.
 SETTLING_IN = 2
+#: How often one round looks for tasks of the dead, while there are as many as one look takes.
+RESCUES = 5
 #: Tasks that one round looks at to prune them, and seconds of rest when the last old one is gone.
 PRUNED_AT_ONCE, PRUNING_REST = 5000, 60.0
 #: Seconds before the next look at what is due and locked by somebody; doubled each time up to the second number.
@@ -183,12 +186,16 @@ class Upkeep(ConnectedService):
             return bool(cursor.fetchone()[0])
 
     def _rescue(self) -> None:
-        for task in self.rows.rescue():
-            logger.warning(
-                "Task %d (%r) was taken back from worker %s, which is dead; it is %s now.",
-                task.id,
-                task.task_path,
-                task.worker,
-                task.status,
-            )
+        for _ in range(RESCUES):
+            rescued = self.rows.rescue()
+            for task in rescued:
+                logger.warning(
+                    "Task %d (%r) was taken back from worker %s, which is dead; it is %s now.",
+                    task.id,
+                    task.task_path,
+                    task.worker,
+                    task.status,
+                )
+            if len(rescued) < COMPARED_AT_ONCE:
+                break
         apps.get_model("django_pglock", "Worker").objects.using(self.using).forget()

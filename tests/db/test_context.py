@@ -6,11 +6,13 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from django_pglock import enqueue_many
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskContext as DjangoTaskContext
 from django_pglock.tasks.context import OWN_META, TaskContext
 from django_pglock.tasks.outcome import Succeeded
+from django_pglock.tasks.queryset import COMPARED_AT_ONCE
 from tests.sample import running_tasks as running
 from tests.sample import tasks
 
@@ -92,6 +94,17 @@ def test_progress_of_a_lost_claim_changes_nothing(claim):
         Task.objects.all().note_progress([mine], is_last=is_last)
     assert Task.objects.get().progress is None
     assert mine.noted_progress is None
+
+
+def test_the_progress_of_many_is_written_some_at_a_time(claim, django_assert_num_queries):
+    """The planner may compare each with each."""
+    enqueue_many(tasks.nothing, [{}] * (COMPARED_AT_ONCE + 1))
+    claims = claim(COMPARED_AT_ONCE + 1)
+    for each in claims:
+        each.progress = '{"done": 1}'
+    with django_assert_num_queries(2):
+        Task.objects.all().note_progress(claims)
+    assert Task.objects.filter(progress={"done": 1}).count() == len(claims)
 
 
 def test_progress_of_a_finished_task_changes_nothing(claim):

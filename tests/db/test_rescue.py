@@ -11,10 +11,12 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test import override_settings
 
+from django_pglock import enqueue_many
 from django_pglock.db import dedicated_connection, has_hung_up
 from django_pglock.models import Attempt, RateLimit, Task, Worker
 from django_pglock.tasks.liveness import lock_key_of
 from django_pglock.tasks.outcome import Failed, Failure, Succeeded
+from django_pglock.tasks.queryset import COMPARED_AT_ONCE
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.upkeep import TURN, UPKEEP_LOCK
 from tests.sample import tasks
@@ -151,6 +153,16 @@ def test_rescue_takes_page_after_page(claim):
         tasks.nothing.enqueue()
     claim(5)
     assert [len(Task.objects.all().rescue(limit=2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_a_round_of_upkeep_rescues_all_of_a_worker_that_had_many(claim):
+    count = 2 * COMPARED_AT_ONCE + 1
+    enqueue_many(tasks.nothing, [{}] * count)
+    claim(count)
+    upkeep = WorkerUnderTest().upkeep
+    upkeep._began_at = time.monotonic()
+    upkeep._round()
+    assert Task.objects.filter(status="READY").count() == count
 
 
 def test_what_a_worker_owns_without_knowing_is_given_back(claim):

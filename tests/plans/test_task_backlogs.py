@@ -16,6 +16,7 @@ from django_pglock.models import Task, Waiter
 from django_pglock.tasks import statements
 from django_pglock.tasks.claiming import ClaimStatement
 from django_pglock.tasks.plans import _prepared, keep_plans
+from django_pglock.tasks.queryset import COMPARED_AT_ONCE
 from django_pglock.tasks.waiting import TOLD_AT_ONCE
 from django_pglock.worker import Worker
 from tests.conftest import ROOT
@@ -283,6 +284,23 @@ def test_a_task_for_which_thousands_wait_lets_them_through_some_at_a_time(new_ta
     assert Task.objects.all().release([awaited.pk]) == 2000
     assert set(Task.objects.filter(waits_for=0).values_list("status")) == {("READY",), ("SUCCESSFUL",)}
     assert Waiter.objects.count() == 1, "the process was told, too; only the stranger is left"
+
+
+@pytest.mark.parametrize("name", ["RESCUE", "NOTE_PROGRESS"])
+def test_rows_that_are_known_by_their_ids_are_compared_some_at_a_time(new_table, name):
+    """The planner expects a few: a thousand of a worker that died were a million comparisons."""
+    analyze()
+    insert("RUNNING", 1000, worker=uuid4())
+    ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))[:COMPARED_AT_ONCE]
+    values = {
+        "RESCUE": (6.6, 30.0, COMPARED_AT_ONCE, 3, "x", "y"),
+        "NOTE_PROGRESS": (ids, [1] * len(ids), ["null"] * len(ids)),
+    }
+    plan = executed(Task.objects.all()._sql(getattr(statements, name)), values[name], by_index=name in ORDERED)
+    compared = [node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in nodes(plan)]
+    assert sum(compared) <= 100_000
+    rows = Task.objects.all()
+    assert [len(rows.rescue()) for _ in range(6)] == [COMPARED_AT_ONCE] * 5 + [0]
 
 
 def test_the_query_for_an_autoscaler_that_the_docs_show_stops_early(backlog):
