@@ -300,7 +300,7 @@ WITH done AS MATERIALIZED (
     FROM {waiter} AS waiter LEFT JOIN {task} AS task ON task.id = waiter.awaited
     WHERE waiter.awaited = ANY (%s::bigint[]) AND (task.id IS NULL OR task.finished_at IS NOT NULL)
       AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
-    ORDER BY waiter.awaited, waiter.task_id LIMIT %s FOR UPDATE OF waiter
+    ORDER BY waiter.awaited, waiter.task_id LIMIT %s
 ), locked AS MATERIALIZED (
     SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT task_id FROM done))
     ORDER BY task.id FOR UPDATE OF task
@@ -337,9 +337,7 @@ WITH done AS MATERIALIZED (
 SELECT moved.id, moved.status, moved.queue, moved.lock_key, moved.waits_for, (SELECT count(*) FROM gone)
 FROM told LEFT JOIN moved ON true
 """
-RELEASE_UNLOCKED = RELEASE.replace(" OF waiter\n", " OF waiter SKIP LOCKED\n").replace(
-    " OF task\n", " OF task SKIP LOCKED\n"
-)
+RELEASE_UNLOCKED = RELEASE.replace("OF task\n", "OF task SKIP LOCKED\n")
 
 # Waiters, some at a time, whose tasks are finished or gone: what a crash left untold.
 STRAY_WAITERS = """
