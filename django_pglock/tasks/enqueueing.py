@@ -79,6 +79,11 @@ class EnqueueQuerySet(WaitQuerySet):
 
     def enqueue_many(self, task: PostgresTask, calls: Sequence[Call], *, meta: str = "{}") -> list[Enqueued]:
         """Add calls of ``task``, in order, by one statement unless there are unique ones in the way."""
+        if task.after and task.unique is not None and task.unique.on_conflict == "replace":
+            raise TaskOptionError(
+                f"{task.module_path} has both after and unique with on_conflict='replace', but a task that is replaced "
+                "goes on waiting for what it waited for. Leave out after, or use on_conflict='skip' or 'raise'."
+            )
         if missing := self.missing(task.after):
             raise TaskOptionError(
                 f"There is no task {', '.join(map(str, missing))} for {task.module_path} to run after."
@@ -117,12 +122,13 @@ class EnqueueQuerySet(WaitQuerySet):
     def _enqueue_unique(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
         """Insert what is new and find what is there, again and again until each call has its task."""
         assert task.unique is not None  # noqa: S101 - for the type checker
+        on_conflict = task.unique.on_conflict
         found: dict[str, Enqueued] = {}
-        left = list({call.keys.unique: call for call in calls}.values())
-        if task.unique.scope == UniqueScope.PERIOD:
-            self._run(statements.FREE_EXPIRED_UNIQUE, [call.keys.unique for call in left])
+        left = _without_twins(calls, last=on_conflict == "replace")
+        if on_conflict == "raise" and len(left) < len(calls):
+            raise DuplicateTask(f"Several of these calls of {task.module_path} have the same unique key.", result_id="")
         for _ in range(TRIES):
-            if task.unique.on_conflict == "replace":
+            if on_conflict == "replace":
                 found.update(_by_key(self._replace(task, left, meta)))
                 left = [call for call in left if call.keys.unique not in found]
             found.update(_by_key(self._insert_calls(task, left, meta) if left else []))
@@ -130,15 +136,15 @@ class EnqueueQuerySet(WaitQuerySet):
             if not left:
                 return [found[str(call.keys.unique)] for call in calls]
             there = self._run(statements.FIND_UNIQUE, [call.keys.unique for call in left])
-            if there and task.unique.on_conflict == "raise":
-                raise DuplicateTask(
-                    f"Task {there[0][0]} of {task.module_path} has the same unique key.", result_id=str(there[0][0])
-                )
-            if task.unique.on_conflict == "skip":
-                found.update(_by_key(_existing(row) for row in there))
+            if on_conflict == "skip":
+                found.update(_by_key(_existing(row) for *row, _scope in there))
                 left = [call for call in left if call.keys.unique not in found]
-            if not left:
-                return [found[str(call.keys.unique)] for call in calls]
+                if not left:
+                    return [found[str(call.keys.unique)] for call in calls]
+            for id_, *_, scope in there:
+                _refuse(task, on_conflict, id_, scope)
+            # Who was in the way is gone by now, or had the key for a period that is over.
+            self._run(statements.FREE_EXPIRED_UNIQUE, [call.keys.unique for call in left])
         raise DuplicateTask(
             f"A task of {task.module_path} with the same unique key came and went {TRIES} times.", result_id=""
         )
@@ -178,6 +184,23 @@ def _due(task: PostgresTask) -> tuple[datetime | None, timedelta | None]:
 def _column(values: Iterable[str | None], *, any_: bool) -> list[str | None] | None:
     # unnest() pads what is missing with NULL.
     return list(values) if any_ else None
+
+
+def _without_twins(calls: Sequence[Call], *, last: bool) -> list[Call]:
+    """Return the first, or the last, call of each unique key."""
+    by_key: dict[str | None, Call] = {}
+    for call in calls:
+        by_key[call.keys.unique] = call if last else by_key.get(call.keys.unique, call)
+    return list(by_key.values())
+
+
+def _refuse(task: PostgresTask, on_conflict: str, id_: int, scope: str) -> None:
+    """Raise ``DuplicateTask`` when this task keeps a call from being enqueued."""
+    what = f"Task {id_} of {task.module_path} has the same unique key"
+    if on_conflict == "raise":
+        raise DuplicateTask(f"{what}.", result_id=str(id_))
+    if on_conflict == "replace" and scope != UniqueScope.WAITING:
+        raise DuplicateTask(f"{what} for longer than it waits, so it cannot be replaced.", result_id=str(id_))
 
 
 def _existing(row: Iterable[Any]) -> Enqueued:

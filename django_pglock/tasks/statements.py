@@ -65,12 +65,13 @@ UPDATE {task} SET unique_key = NULL, unique_scope = NULL, unique_until = NULL
 WHERE unique_key = ANY (%s::text[]) AND unique_scope = 'PERIOD' AND unique_until <= clock_timestamp()
 """
 
-# Who has these unique keys.
+# Who has these unique keys, and for as long as what.
 FIND_UNIQUE = """
-SELECT id, status, date_part('epoch', enqueued_at), unique_key FROM {task}
+SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FROM {task}
 WHERE unique_key = ANY (%s::text[])
   AND (unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
-       OR unique_scope = 'UNFINISHED' AND finished_at IS NULL OR unique_scope = 'PERIOD')
+       OR unique_scope = 'UNFINISHED' AND finished_at IS NULL
+       OR unique_scope = 'PERIOD' AND unique_until > clock_timestamp())
 """
 
 # Gives a waiting task the new call's arguments, priority and date. One that is claimed meanwhile is no longer found.

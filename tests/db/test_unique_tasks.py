@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 from django.db import connection, transaction
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask, TaskOptionError
@@ -60,6 +61,18 @@ def test_for_a_period_whatever_became_of_it(claim):
     assert keyed.remind.enqueue(1).id != first.id
 
 
+@pytest.mark.parametrize("unique", [Unique("{number}"), Unique("{number}", while_="unfinished")])
+def test_a_period_that_is_over_is_over_for_calls_without_one(claim, unique):
+    """It was taken out of the code since."""
+    period = Unique("{number}", period=60)
+    first = keyed.remind.using(unique=period).enqueue(1)
+    settle(claim()[0], Failed(FAILURE))
+    call = keyed.remind.using(unique=unique)
+    assert call.enqueue(1).id == first.id
+    Task.objects.update(unique_until=Now())
+    assert call.enqueue(1).id != first.id
+
+
 def test_replace_gives_the_waiting_one_the_new_call(claim):
     first = keyed.save.enqueue(1, text="old")
     second = keyed.save.using(priority=7, run_after=timedelta(hours=1)).enqueue(1, text="new")
@@ -72,6 +85,26 @@ def test_replace_gives_the_waiting_one_the_new_call(claim):
     claim()
     keyed.save.enqueue(1, text="later")
     assert [row.kwargs["text"] for row in Task.objects.order_by("id")] == ["now", "later"]
+
+
+@pytest.mark.parametrize("unique", [Unique("{number}", while_="unfinished"), Unique("{number}", period=60)])
+def test_one_that_is_there_for_longer_than_it_waits_is_not_replaced(unique):
+    """It was enqueued by other code."""
+    first = keyed.save.using(unique=unique).enqueue(1, text="old")
+    with (
+        CaptureQueriesContext(connection) as queries,
+        pytest.raises(DuplicateTask, match="cannot be replaced") as refused,
+    ):
+        keyed.save.enqueue(1, text="new")
+    assert refused.value.result_id == first.id
+    assert len(queries) < 10
+
+
+def test_what_waits_for_others_is_not_replaced():
+    """It would wait for what the first call named, or for nothing."""
+    awaited = keyed.refresh.enqueue(1)
+    with pytest.raises(TaskOptionError, match="after"):
+        keyed.save.using(after=[awaited]).enqueue(1, text="new")
 
 
 @pytest.mark.parametrize("lock", [None, "order:{text}"])
@@ -122,6 +155,20 @@ def test_many_at_once_have_their_ids_in_order():
     ids = enqueue_many(keyed.refresh, [{"number": number % 5} for number in range(20)])
     assert ids[3] == ids[8] == existing.id
     assert len(set(ids)) == 5 == Task.objects.count()
+
+
+@pytest.mark.parametrize(("on_conflict", "text"), [("skip", "first"), ("replace", "last"), ("raise", None)])
+def test_twins_of_one_batch_are_as_if_they_came_one_by_one(on_conflict, text):
+    save = keyed.save.using(unique=Unique("{number}", on_conflict=on_conflict))
+    calls = [{"number": 1, "text": "first"}, {"number": 2, "text": "other"}, {"number": 1, "text": "last"}]
+    if text is None:
+        with pytest.raises(DuplicateTask, match="Several"):
+            enqueue_many(save, calls)
+        assert not Task.objects.exists()
+    else:
+        ids = enqueue_many(save, calls)
+        assert ids[0] == ids[2] != ids[1]
+        assert Task.objects.get(pk=ids[0]).kwargs["text"] == text
 
 
 def test_of_failed_ones_only_the_last_is_tried_again_and_none_beside_a_living_one(claim):
