@@ -147,7 +147,7 @@ class ClaimQuerySet(models.QuerySet[Row]):
     ) -> tuple[str, tuple[Any, ...]]:
         quote = connections[self.db].ops.quote_name
         key = quote(str(self.model._meta.pk.column))
-        selection, selected = self._selection_sql(limit)
+        selection, selected = self._selection_sql(self._selection(limit))
         update, updated = self._update_of_claimed(changes).get_compiler(self.db).as_sql()
         # MATERIALIZED: the planner could otherwise run the selection again for each row it joins, and so lock and
         # update more rows than the limit.
@@ -163,12 +163,12 @@ class ClaimQuerySet(models.QuerySet[Row]):
             sql += f" {update} RETURNING {returning}"
         return sql, (*selected, *updated)
 
-    def _selection_sql(self, limit: int) -> tuple[str, tuple[Any, ...]]:
-        """Return the statement that locks the first rows of this queryset and gives their keys."""
+    def _selection_sql(self, selection: models.QuerySet[Row, Any]) -> tuple[str, tuple[Any, ...]]:
+        """Return the statement that locks the rows of a selection and gives their keys."""
         # Django compiles FOR UPDATE only inside a transaction. Nothing is sent here, so this opens none on the server.
         with transaction.atomic(using=self.db):
-            selection: tuple[str, tuple[Any, ...]] = self._selection(limit).query.get_compiler(self.db).as_sql()
-        return selection
+            sql: tuple[str, tuple[Any, ...]] = selection.query.get_compiler(self.db).as_sql()
+        return sql
 
     def _selection(self, limit: int) -> models.QuerySet[Row, Any]:
         return self.select_for_update(skip_locked=True).values("pk")[:limit]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django.db import connections
+from django.db import connections, transaction
 from psycopg import ClientCursor
 
 from django_pglock.db import connection_for, literals, send
@@ -84,10 +84,16 @@ class EnqueueQuerySet(WaitQuerySet):
                 f"{task.module_path} has both after and unique with on_conflict='replace', but a task that is replaced "
                 "goes on waiting for what it waited for. Leave out after, or use on_conflict='skip' or 'raise'."
             )
-        if missing := self.missing(task.after):
-            raise TaskOptionError(
-                f"There is no task {', '.join(map(str, missing))} for {task.module_path} to run after."
-            )
+        if not task.after:
+            return self._enqueue_many(task, calls, meta)
+        with transaction.atomic(using=self.db):
+            if missing := self.lock_awaited(task.after):
+                raise TaskOptionError(
+                    f"There is no task {', '.join(map(str, missing))} for {task.module_path} to run after."
+                )
+            return self._enqueue_many(task, calls, meta)
+
+    def _enqueue_many(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
         write = self._insert_calls if task.unique is None else self._enqueue_unique
         new = write(task, calls, meta)
         if new:

@@ -108,7 +108,8 @@ class PruneQuerySet(EnqueueQuerySet):
 
     def pruning_sql(self, limit: int) -> tuple[str, tuple[Any, ...]]:
         """Return the statement that deletes the first tasks of this queryset which nobody has locked."""
-        selection, values = self._selection_sql(limit)
+        # The key as well, which the other verbs leave to those who enqueue something to run after a task.
+        selection, values = self._selection_sql(super()._selection(limit))
         return f"WITH old (id) AS MATERIALIZED ({selection}){self._sql(statements.PRUNE)}", values
 
 

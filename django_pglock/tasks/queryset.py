@@ -331,6 +331,10 @@ class TaskQuerySet(CountQuerySet):
             transaction.on_commit(notify, using=self.db, robust=True)
         return len(moved)
 
+    def _selection(self, limit: int) -> models.QuerySet[Any, Any]:
+        # Without the key, which somebody may have locked who enqueues a task to run after one of these.
+        return self.select_for_update(skip_locked=True, no_key=True).values("pk")[:limit]
+
     def reset_stuck(self) -> int:
         """Make stuck tasks of this queryset READY again: running ones whose worker is gone. Returns how many.
 

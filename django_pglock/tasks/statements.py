@@ -79,7 +79,8 @@ WHERE unique_key = ANY (%s::text[])
 REPLACE_UNIQUE = """
 WITH old AS MATERIALIZED (
     SELECT id, lock_key FROM {task}
-    WHERE unique_key = %s AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL FOR UPDATE
+    WHERE unique_key = %s AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
+    FOR NO KEY UPDATE
 )
 UPDATE {task} AS task
 SET args = %s::jsonb, kwargs = %s::jsonb, priority = %s, run_after = moment.due, meta = %s::jsonb,
@@ -264,13 +265,13 @@ WITH leader AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
     WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
-    ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR UPDATE OF task SKIP LOCKED
+    ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
 ), gathering AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
     WHERE (task.lock_key, task.status) BETWEEN (%s, 'SCHEDULED') AND (%s, 'SCHEDULED')
       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
       AND task.started_at IS NULL AND task.run_after <= clock_timestamp() + make_interval(secs => %s)
-    ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR UPDATE OF task SKIP LOCKED
+    ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
 ), others AS MATERIALIZED (
     SELECT id FROM (SELECT id FROM waiting UNION ALL SELECT id FROM gathering) AS either ORDER BY id LIMIT %s
 )
@@ -280,6 +281,11 @@ SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
 WHERE task.id = ANY (ARRAY(SELECT id FROM others)) AND EXISTS (SELECT FROM leader)
 RETURNING {claim_columns}
 """
+
+# Tasks that others are to run after. Until that is committed nobody sees that they are waited for, so they are locked:
+# pruning skips what is locked. As by a foreign key, beside which all else may happen to a task, its claim and its end:
+# no statement here but the pruning locks the key of a row.
+LOCK_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) ORDER BY id FOR KEY SHARE"
 
 # For which of these tasks somebody waits. Asked first: hardly ever is there anybody, and to plan ``RELEASE`` takes the
 # server longer than to settle a task.
@@ -304,7 +310,7 @@ WITH done AS MATERIALIZED (
     ORDER BY waiter.awaited, waiter.task_id LIMIT %s
 ), locked AS MATERIALIZED (
     SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT task_id FROM done))
-    ORDER BY task.id FOR UPDATE OF task
+    ORDER BY task.id FOR NO KEY UPDATE OF task
 ), gone AS MATERIALIZED (
     DELETE FROM {waiter} AS waiter USING done
     WHERE waiter.id = done.id AND (done.task_id IS NULL OR done.task_id = ANY (ARRAY(SELECT id FROM locked)))
@@ -464,7 +470,7 @@ WITH alive AS MATERIALIZED (
                 WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END AS status
     FROM {task} AS task JOIN orphan ON orphan.id = task.id
     WHERE task.id = ANY (ARRAY(SELECT id FROM orphan)) AND task.attempts = orphan.attempts AND task.status = 'RUNNING'
-    ORDER BY task.id FOR UPDATE OF task SKIP LOCKED
+    ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
 ), rescued AS (
     UPDATE {task} AS task
     SET status = mine.status,
@@ -513,7 +519,8 @@ WITH RECURSIVE keys AS (
             WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
               AND task.fair_key = keys.fair_key AND task.task_path = ANY (%s::text[])
             ORDER BY task.priority DESC, task.id
-            LIMIT ceil(%s::numeric / (SELECT max(found) FROM keys)) FOR UPDATE OF task SKIP LOCKED) AS locked
+            LIMIT ceil(%s::numeric / (SELECT max(found) FROM keys))
+            FOR NO KEY UPDATE OF task SKIP LOCKED) AS locked
     ) AS next
     WHERE keys.is_known
     ORDER BY next.rank, keys.fair_key LIMIT %s

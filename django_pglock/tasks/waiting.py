@@ -75,7 +75,7 @@ class WaitQuerySet(GateQuerySet):
         """Return the next waiters behind the id ``after``: their ids, and what each has waited for in vain."""
         return self._run(statements.STRAY_WAITERS, after, limit)
 
-    def missing(self, ids: Collection[int]) -> list[int]:
-        """Return those of the ids that no task has."""
-        known = set(self.filter(pk__in=ids).values_list("pk", flat=True))
+    def lock_awaited(self, ids: Collection[int]) -> list[int]:
+        """Keep these tasks to the end of the transaction; return those of the ids that no task has."""
+        known = {id_ for (id_,) in self._run(statements.LOCK_AWAITED, array_of_numbers(ids))}
         return [each for each in ids if each not in known]

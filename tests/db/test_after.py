@@ -84,6 +84,45 @@ def test_one_that_is_finished_already_is_not_waited_for(claim):
     assert statuses() == ["SUCCESSFUL", "READY"]
 
 
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_one_that_is_finished_is_kept_until_what_comes_after_it_is_committed(claim, in_threads, is_finished):
+    """Nobody else sees before that it is needed. Neither its claim nor its end waits for that."""
+    first = tasks.echo.using(keep_result=0).enqueue(1)
+
+    def end():
+        [mine] = claim()
+        settle(mine, Succeeded())
+
+    if is_finished:
+        end()
+    with transaction.atomic():
+        tasks.nothing.using(after=[first]).enqueue()
+        if not is_finished:
+            in_threads(lambda _: end(), 1)
+        assert in_threads(lambda _: Task.objects.prune(), 1) == [0]
+    assert statuses() == ["SUCCESSFUL", "READY"]
+    assert Task.objects.prune() == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"fair": "{value}"}, {"lock": "echo:{value}"}])
+def test_what_others_are_enqueued_to_run_after_can_be_claimed_meanwhile(worker, eventually, options):
+    first = tasks.echo.using(**options).enqueue(1)
+    with transaction.atomic():
+        tasks.nothing.using(after=[first]).enqueue()
+        worker()
+        eventually(lambda: Task.objects.get(pk=first.id).status == "SUCCESSFUL", seconds=5)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_what_others_are_enqueued_to_run_after_can_be_cancelled_meanwhile(claim, in_threads, runs):
+    first = tasks.echo.enqueue(1)
+    if runs:
+        claim()
+    with transaction.atomic():
+        tasks.nothing.using(after=[first]).enqueue()
+        assert in_threads(lambda _: Task.objects.filter(pk=first.id).cancel(), 1) == [1]
+
+
 def test_a_key_and_a_date_are_waited_for_as_well(claim):
     first = tasks.echo.enqueue(1)
     keyed.step.using(after=[first], run_after=timedelta(hours=1)).enqueue(1)

@@ -119,6 +119,7 @@ def plans(worker, ids):
         "pruning of expired ones": rows.expired().pruning_sql(BATCH),
         "REPLACE_UNIQUE": ("key 7", "[]", "{}", 0, "{}", None, None, None, "default", None, None, None),
         "AWAITED": (f"{{{ids[0]}}}",),
+        "LOCK_AWAITED": (f"{{{ids[0]}}}",),
         "RELEASE": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
         "RELEASE_UNLOCKED": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
         "READY_QUEUES": None,
