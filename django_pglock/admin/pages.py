@@ -52,7 +52,7 @@ class CappedPaginator(AnyPaginator):
         """The number of rows, or the cap."""
         rows: Any = self.object_list
         # In the order of the list, so that it walks the index and the rows that the list is about to show.
-        found: int = rows.order_by("-pk").values("pk")[: MOST_COUNTED + 1].count()
+        found: int = rows.values("pk")[: MOST_COUNTED + 1].count()
         return AtLeast(MOST_COUNTED) if found > MOST_COUNTED else found
 
 

@@ -17,7 +17,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import VERBS, admin_action, perform
-from django_pglock.admin.pages import ReadOnlyAdmin, elapsed
+from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, elapsed
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import task_backends
@@ -32,6 +32,14 @@ else:
 
 #: How many others are named of those that a task waits for.
 FEW = 5
+
+
+class StatusFilter(admin.ChoicesFieldListFilter):
+    """By status, in words that have an index."""
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Keep the rows with the chosen status."""
+        return queryset.in_status(status) if (status := _status_of(request)) else super().queryset(request, queryset)
 
 
 class KnownValuesFilter(admin.SimpleListFilter):
@@ -113,11 +121,21 @@ class AttemptInline(AnyInline):
         )
 
 
+class TaskChangeList(CappedChangeList):
+    """Walks the index that has what was asked for."""
+
+    def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
+        """Sort by id; within a status by the index of statuses, which is by id, too."""
+        ordering: list[Any] = super().get_ordering(request, queryset)
+        direction = "-" if ordering[0].startswith("-") else ""
+        return [f"{direction}status", *ordering] if _status_of(request) else ordering
+
+
 class TaskAdmin(ReadOnlyAdmin):
     """Tasks: what waits, runs, failed; and what may be asked of them."""
 
     list_display = ["name_and_id", "status_mark", "queue", "priority", "attempts", "waits_or_took", "enqueued_at"]
-    list_filter = ["status", StuckFilter, QueueFilter, TaskPathFilter]
+    list_filter = [("status", StatusFilter), StuckFilter, QueueFilter, TaskPathFilter]
     search_fields = ["task_path"]
     search_help_text = _("The id of a task, or the beginning of the path of its function.")
     ordering = ["-id"]
@@ -146,6 +164,10 @@ class TaskAdmin(ReadOnlyAdmin):
     ]
 
     # The list
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[TaskChangeList]:
+        """Return our change list."""
+        return TaskChangeList
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Leave out what a list does not show: arguments may be megabytes each."""
@@ -303,6 +325,12 @@ class TaskAdmin(ReadOnlyAdmin):
     @staticmethod
     def _may(request: HttpRequest, verb: str) -> bool:
         return request.user.has_perm(f"django_pglock.{verb}_task")
+
+
+def _status_of(request: HttpRequest) -> str:
+    """Return the status that a list is about, if it is about one."""
+    chosen = request.GET.getlist("status__exact")
+    return chosen[0] if len(chosen) == 1 else ""
 
 
 def _why_it_waits(task: Task) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from django.db import connections
 from django.db.models.functions import Now
@@ -14,6 +15,9 @@ from django_pglock.tasks import statements
 from django_pglock.tasks.plans import kept
 from django_pglock.tasks.pruning import PruneQuerySet
 from django_pglock.tasks.states import TaskStatus
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Tasks of one status that are counted at most.
 MOST_COUNTED = 10_000
@@ -39,6 +43,14 @@ class QueueCounts:
 
 class CountQuerySet(PruneQuerySet):
     """Tasks, and how many there are."""
+
+    def in_status(self, status: str) -> Self:
+        """Tasks of one status. To be ordered by it, and then by id: so an index has them."""
+        if status == TaskStatus.SUCCESSFUL:
+            # Most tasks are, so whoever walks the key meets them at once.
+            return self.filter(status=status)
+        # COUNT_OTHERS says why a range.
+        return self.filter(status__range=(status, status)).exclude(status=TaskStatus.SUCCESSFUL)
 
     def ready_queues(self) -> list[str]:
         """Return the names of the queues that have something ready, one index probe each."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from io import StringIO
 
 import pytest
+from django.core.management import call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from tests.plans.test_task_backlogs import analyze, executed, insert, rows_read
 from tests.plans.test_task_plans import nodes, reads
 
 pytestmark = pytest.mark.django_db
@@ -73,6 +77,37 @@ def test_no_list_scans_the_table(admin_client, many, query):
     for sql, plan in explained:
         assert "Seq Scan" not in {kind for kind, _index in reads(plan)}, f"{sql}\n{json.dumps(plan, indent=1)}"
         assert not [each for each in nodes(plan) if each["Node Type"] == "Sort" and each["Plan Rows"] > 1000], sql
+
+
+@pytest.fixture
+def old_ones(new_table):
+    """Some of two statuses in the middle of a long history, and all of it is in the statistics."""
+    for status, count in (("SUCCESSFUL", 10_000), ("FAILED", 3000), ("BLOCKED", 3000), ("SUCCESSFUL", 10_000)):
+        insert(status, count, lock="key")
+    analyze()
+
+
+def most_read(queries):
+    return max(rows_read(executed(sql)) for sql, _plan in plans(queries))
+
+
+@pytest.mark.parametrize("query", ["BLOCKED", "BLOCKED&o=-1", "FAILED&p=2"])
+def test_a_list_of_one_status_reads_no_other(admin_client, old_ones, query):
+    with CaptureQueriesContext(connection) as queries:
+        page = admin_client.get(f"{LIST}?status__exact={query}")
+    ids = [row.pk for row in page.context["cl"].result_list]
+    assert (len(ids), page.context["cl"].result_count) == (100, 3000)
+    assert ids == sorted(ids, reverse="o=-1" not in query)
+    assert most_read(queries) <= 3000
+
+
+def test_tasks_of_some_statuses_are_listed_without_the_others(old_ones):
+    out = StringIO()
+    with CaptureQueriesContext(connection) as queries:
+        call_command("locktasks", "list", "--status", "BLOCKED", "--status", "FAILED", "--limit", "3001", stdout=out)
+    statuses = re.findall("BLOCKED|FAILED", out.getvalue())
+    assert statuses == ["BLOCKED"] * 3000 + ["FAILED"], "the newest first"
+    assert most_read(queries) <= 3001
 
 
 def test_the_list_costs_the_same_queries_however_long_it_is(admin_client, many):

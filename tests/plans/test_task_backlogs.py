@@ -37,7 +37,7 @@ SELECT 'default', 'tests.sample.tasks.nothing', 'default', %(status)s, %(lock)s,
        'key ' || n, CASE WHEN %(status)s = 'SUCCESSFUL' THEN 'UNFINISHED' END,
        now() + %(seconds)s * n * interval '1 s',
        %(worker)s, CASE WHEN %(worker)s::uuid IS NOT NULL THEN now() END, 1,
-       CASE WHEN %(status)s = 'SUCCESSFUL' THEN now() END
+       CASE WHEN %(status)s IN ('SUCCESSFUL', 'FAILED') THEN now() END
 FROM generate_series(1, %(count)s) AS n
 """
 

@@ -7,6 +7,7 @@ import getpass
 import json
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
@@ -159,7 +160,14 @@ class Command(BaseCommand):
         self.stdout.write(ngettext("%d worker is alive.", "%d workers are alive.", workers) % workers)
 
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
-        found = list(filtered(rows, options).order_by("-pk").only(*LISTED, "meta")[: options["limit"]])
+        # Each status by itself, in the order of an index.
+        parts = [rows.in_status(status).order_by("-status", "-pk") for status in sorted(set(options["status"] or ()))]
+        found = [
+            row
+            for part in parts or [rows.order_by("-pk")]
+            for row in filtered(part, {**options, "status": None}).only(*LISTED, "meta")[: options["limit"]]
+        ]
+        found = sorted(found, key=attrgetter("pk"), reverse=True)[: options["limit"]]
         if options["json"]:
             self._print_json([_fields_of_task(row, LISTED) for row in found])
         elif found:
