@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_pglock.admin import pages
+from django_pglock.tasks.pruning import WINDOW
 
 #: Tasks that an audit entry names one by one.
 MOST_NAMED = 100
@@ -100,8 +102,13 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
     """Ask the verb of the rows, say what became of it, and leave one audit entry. Returns how many moved."""
     # Actions of the admin arrive ordered for display; the verb needs the plain set, where it may be written.
     chosen = queryset.using(router.db_for_write(queryset.model)).order_by()
-    with transaction.atomic(using=chosen.db):
-        asked = list(chosen.order_by("-pk").values_list("pk", flat=True)[: pages.MOST_COUNTED + 1])
+    asked = list(chosen.order_by("-pk").values_list("pk", flat=True)[: pages.MOST_COUNTED + 1])
+    is_crowd = len(asked) > WINDOW
+    if is_crowd:
+        # In one transaction all would wait for the last of them; so the verb commits as it goes. This entry is there
+        # also if the process dies on the way.
+        record(request, chosen.model, f"{verb.name}: begun with more than {WINDOW}")
+    with nullcontext() if is_crowd else transaction.atomic(using=chosen.db):
         count = verb.apply(chosen) if asked else 0
         _audit(verb, request, chosen.model, asked, count)
     if count:

@@ -23,7 +23,7 @@ class Verb:
     """One thing that may be asked of tasks: those that it can move, the question before, the words after."""
 
     movable: Callable[[Any], Any]
-    apply: Callable[[Any], int]
+    apply: Callable[..., int]
     question: Any
     done: Any
 
@@ -31,13 +31,13 @@ class Verb:
 VERBS = {
     "retry": Verb(
         lambda rows: rows.filter(status__in=["FAILED", "CANCELLED"]),
-        lambda rows: rows.retry(),
+        lambda rows, progress: rows.retry(progress=progress),
         ngettext_lazy("%(count)s task would run again.", "%(count)s tasks would run again.", "number"),
         ngettext_lazy("%(count)s task will run again.", "%(count)s tasks will run again.", "number"),
     ),
     "cancel": Verb(
         lambda rows: rows.filter(status__in=sorted({*WAITING, TaskStatus.RUNNING})),
-        lambda rows: rows.cancel(),
+        lambda rows, progress: rows.cancel(progress=progress),
         ngettext_lazy(
             "%(count)s task would be cancelled, or asked to end if it runs.",
             "%(count)s tasks would be cancelled, or asked to end if they run.",
@@ -51,13 +51,13 @@ VERBS = {
     ),
     "reset": Verb(
         lambda rows: rows.stuck(),
-        lambda rows: rows.reset_stuck(),
+        lambda rows, progress: rows.reset_stuck(),
         ngettext_lazy("%(count)s stuck task would be reset.", "%(count)s stuck tasks would be reset.", "number"),
         ngettext_lazy("%(count)s stuck task was reset.", "%(count)s stuck tasks were reset.", "number"),
     ),
     "run-now": Verb(
         lambda rows: rows.filter(status="SCHEDULED"),
-        lambda rows: rows.run_now(),
+        lambda rows, progress: rows.run_now(progress=progress),
         ngettext_lazy("%(count)s task would run before its time.", "%(count)s tasks would run early.", "number"),
         ngettext_lazy("%(count)s task runs before its time.", "%(count)s tasks run before their time.", "number"),
     ),

@@ -7,7 +7,7 @@ reads a status, thinks, and writes it back.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +23,7 @@ from django.db.models.functions import Coalesce, Now
 from psycopg.errors import DivisionByZero
 
 from django_pglock.conf import get_settings
-from django_pglock.db import connection_for, literals, send
+from django_pglock.db import connection_for, in_atomic, literals, send
 from django_pglock.errors import ClaimLost
 from django_pglock.tasks import plans, statements, wakeup
 from django_pglock.tasks.claim import Claim
@@ -31,6 +31,7 @@ from django_pglock.tasks.claiming import ClaimStatement
 from django_pglock.tasks.counting import CountQuerySet
 from django_pglock.tasks.gates import array_of_numbers, claim_columns
 from django_pglock.tasks.outcome import Abandoned, Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
+from django_pglock.tasks.pruning import WINDOW
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope, sources_of
 
 if TYPE_CHECKING:
@@ -264,18 +265,25 @@ class TaskQuerySet(CountQuerySet):
 
     # What a person may ask for
 
-    def retry(self) -> int:
+    def retry(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Make failed and cancelled tasks of this queryset READY again, with all their retries. Returns how many.
 
         A unique one is left alone beside another that is there already; of several with one key, the last is taken.
+
+        Outside of a transaction some thousands are moved at a time, each time by a transaction of its own: what has
+        been done stays done. ``progress`` is called after each, with the number so far and the last id.
         """
+        chosen = self._without_duplicates().filter(status__in=_movable(TaskStatus.READY, FINISHED)).order_by("pk")
+        return self._by_windows(chosen, TaskQuerySet._retry, progress)
+
+    def _retry(self) -> int:
         for _ in range(LOOKS):
             # Another with its unique key may be committed between our look and our write; the next look sees it.
             with suppress(IntegrityError), transaction.atomic(using=self.db):
-                return self._retry()
-        return self._retry()
+                return self._retry_once()
+        return self._retry_once()
 
-    def _retry(self) -> int:
+    def _retry_once(self) -> int:
         changes = {
             "status": WAITS,
             "waits_for": 0,
@@ -297,26 +305,40 @@ class TaskQuerySet(CountQuerySet):
         last = last.order_by("unique_key", "-pk").distinct("unique_key")
         return self.filter(Q(unique_key__isnull=True) | (~Exists(there) & Q(pk__in=last.values("pk"))))
 
-    def run_now(self) -> int:
-        """Make scheduled tasks of this queryset READY, before their time. Returns how many."""
+    def run_now(self, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Make scheduled tasks of this queryset READY, before their time. Returns how many.
+
+        Some thousands at a time, and ``progress``: as in ``retry``.
+        """
+        chosen = self.filter(status=TaskStatus.SCHEDULED).order_by("pk")
+        return self._by_windows(chosen, TaskQuerySet._run_now, progress)
+
+    def _run_now(self) -> int:
         return len(self._move(TaskStatus.READY, {"status": WAITS, "run_after": None}, among={TaskStatus.SCHEDULED}))
 
-    def cancel(self) -> int:
+    def cancel(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Cancel what waits in this queryset, and ask what runs to end. Returns how many it moved or asked.
 
         What waits will never run. What runs stays RUNNING until its worker, once this is committed, has passed on the
         request and the function has ended: CANCELLED if it raised, SUCCESSFUL if it returned nevertheless.
+
+        Some thousands at a time, and ``progress``: as in ``retry``, but the newest first.
         """
-        count = self._cancel()
+        # So nothing that is to be cancelled is let through to its key, or by what it waits for, in the meantime.
+        chosen = self.filter(_UNASKED | _WAITING).order_by("-pk")
+        return self._by_windows(chosen, TaskQuerySet._cancel, progress)
+
+    def _cancel(self) -> int:
+        count = self._cancel_once()
         for _ in range(TRIES):
             # A row is locked for a moment when it is claimed, or when its progress is written.
             if not self.filter(_UNASKED | _WAITING).exists():
                 break
             time.sleep(BETWEEN_TRIES)
-            count += self._cancel()
+            count += self._cancel_once()
         return count
 
-    def _cancel(self) -> int:
+    def _cancel_once(self) -> int:
         changes = {
             "status": Case(When(_RUNNING, then=F("status")), default=Value(TaskStatus.CANCELLED.value)),
             "finished_at": Case(When(_RUNNING, then=None), default=Now()),
@@ -349,11 +371,27 @@ class TaskQuerySet(CountQuerySet):
         }
         return len(self.stuck()._move(TaskStatus.READY, changes, among={TaskStatus.RUNNING}))
 
+    def _by_windows(
+        self, chosen: Self, verb: Callable[[Self], int], progress: Callable[[int, int], None] | None
+    ) -> int:
+        """Apply ``verb`` to the ``chosen`` tasks of this queryset, some at a time, so that nobody waits for them all.
+
+        In a transaction of the caller's to all at once, as they stay locked until its end anyway.
+        """
+        if in_atomic(connection_for(self.db)):
+            return verb(self)
+        count, ids = 0, list(chosen.values_list("pk", flat=True))
+        for start in range(0, len(ids), WINDOW):
+            window = ids[start : start + WINDOW]
+            count += verb(self.filter(pk__in=window))
+            if progress:
+                progress(count, window[-1])
+        return count
+
     def _move(
         self, target: TaskStatus, changes: dict[str, Any], *, among: Iterable[str] = TaskStatus.values
     ) -> list[tuple[Any, ...]]:
-        allowed = sorted(set(sources_of(target)) & set(among))
-        movable = self.filter(status__in=allowed).order_by("id")
+        movable = self.filter(status__in=_movable(target, among)).order_by("id")
         moved = movable._mark(_ALL, changes, "id", "queue", "status", "lock_key")
         self.wake(queue for _, queue, status, _ in moved if status == TaskStatus.READY)
         self.admit_on_commit({key for _, _, status, key in moved if status != TaskStatus.RUNNING})
@@ -384,6 +422,11 @@ TRIES, BETWEEN_TRIES = 3, 0.01
 LOOKS = 10
 #: More rows than one statement ever moves.
 _ALL = 2**31 - 1
+
+
+def _movable(target: TaskStatus, among: Iterable[str]) -> list[str]:
+    """Return the statuses from which a task may move to ``target``, as far as they are ``among`` these."""
+    return sorted(set(sources_of(target)) & set(among))
 
 
 def _by_id(pair: tuple[Claim, Outcome]) -> int:

@@ -14,10 +14,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock import Lease, LockLost, lock
-from django_pglock.admin import pages
+from django_pglock.admin import actions, pages
 from django_pglock.keys import make_key
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.models import Lease as LeaseRow
+from django_pglock.tasks import queryset
 from tests.db.test_locks import Somebody
 from tests.plans.test_task_plans import nodes
 from tests.sample import keyed_tasks as keyed
@@ -209,6 +210,26 @@ def test_the_audit_entry_names_up_to_a_hundred_tasks(client):
     client.post(LIST, {"action": "retry", "_selected_action": [rows[0].pk], "select_across": "1"})
     entry = LogEntry.objects.get()
     assert (entry.object_id, entry.change_message) == (None, "retry: 101")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_crowd_is_no_single_transaction_and_audited_from_its_beginning(client, monkeypatch):
+    """The process may die on the way: what has been done then stays done, and somebody has asked for it."""
+    for module in (actions, queryset):
+        monkeypatch.setattr(module, "WINDOW", 2)
+    person(client, "view_task", "cancel_task")
+    rows = [make("READY") for _ in range(5)]
+    act(client, "cancel", *rows[:3])
+    texts = list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True))
+    assert texts == ["cancel: begun with more than 2", f"cancel: 3 of #{rows[0].pk}, #{rows[1].pk}, #{rows[2].pk}"]
+
+    cancel = queryset.TaskQuerySet._cancel
+    monkeypatch.setattr(queryset.TaskQuerySet, "_cancel", lambda chosen: cancel(chosen) and 1 // 0)
+    rows += [make("READY")]
+    with pytest.raises(ZeroDivisionError):
+        act(client, "cancel", *rows[3:])
+    assert list(Task.objects.filter(status="READY")) == [rows[3]], "the newest first"
+    assert LogEntry.objects.count() == 3
 
 
 def test_what_cannot_be_audited_is_not_done(client, monkeypatch):

@@ -293,6 +293,11 @@ def test_long_work_says_how_far_it_is(monkeypatch):
     call_command("locktasks", "prune", "--batch", "2", stdout=StringIO(), stderr=(err := StringIO()))
     monkeypatch.undo()
     assert f"3 tasks so far, up to id {rows[2].pk}" in err.getvalue()
+    row = failed()
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    call_command("locktasks", "retry", "--all", "--yes", stdout=StringIO(), stderr=(err := StringIO()))
+    monkeypatch.undo()
+    assert f"1 tasks so far, up to id {row.pk}" in err.getvalue()
     make()
     call_command("locktasks", "prune", stdout=StringIO(), stderr=(err := StringIO()), verbosity=0)
     assert err.getvalue() == ""

@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.models import Task
+from django_pglock.tasks import queryset
 from django_pglock.tasks.options import Unique
 from django_pglock.tasks.outcome import Failed, Failure, Retried, Succeeded
 from tests.sample import keyed_tasks as keyed
@@ -171,8 +172,10 @@ def test_twins_of_one_batch_are_as_if_they_came_one_by_one(on_conflict, text):
         assert Task.objects.get(pk=ids[0]).kwargs["text"] == text
 
 
-def test_of_failed_ones_only_the_last_is_tried_again_and_none_beside_a_living_one(claim):
+@pytest.mark.parametrize("window", [1, 5000])
+def test_of_failed_ones_only_the_last_is_tried_again_and_none_beside_a_living_one(claim, monkeypatch, window):
     """A retry that meets the index must neither fail the batch nor make a second one."""
+    monkeypatch.setattr(queryset, "WINDOW", window)
     for _ in range(2):
         keyed.rebuild.enqueue(1)
         settle(claim()[0], Failed(FAILURE))

@@ -214,10 +214,10 @@ class Command(BaseCommand):
             if options["dry_run"] or not count:
                 return
             _ask()
-        self._apply(verb, tasks, options["ids"])
+        self._apply(verb, tasks, options["ids"], self._progress() if options["verbosity"] else None)
 
-    def _apply(self, verb: Verb, tasks: Any, ids: list[int]) -> None:
-        count = verb.apply(tasks)
+    def _apply(self, verb: Verb, tasks: Any, ids: list[int], progress: Callable[[int, int], None] | None) -> None:
+        count = verb.apply(tasks, progress)
         left = len(set(ids)) - count
         if ids and not count:
             raise CommandError(_("None of these tasks is there in a state for this; see locktasks show."))
