@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from django.apps import apps
@@ -48,6 +50,34 @@ THREAD_IS_LOST = (
 )
 #: Seconds after which a task runs elsewhere whose function this process could not wait for: by then it has ended.
 HANDOVER = 3.0
+
+
+class Flag:
+    """What of ``threading.Event`` a signal handler may set, also while its own thread waits for it or sets it.
+
+    The lock of an event would then be taken twice by one thread. ``SimpleQueue`` is made for that.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._news: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        """Set it, and wake who waits."""
+        self._is_set = True
+        self._news.put(None)
+
+    def is_set(self) -> bool:
+        """Say whether it has been set."""
+        return self._is_set
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds until it is set, and say whether it is."""
+        if not self._is_set:
+            with suppress(Empty):
+                # The news are for all who wait.
+                self._news.put(self._news.get(timeout=timeout))
+        return self._is_set
 
 
 class Worker:
@@ -98,9 +128,9 @@ class Worker:
         self.line = line
         if line is not None:
             line.cut, line.hurry = self.end, self._give_up_grace
-        self._asked_to_stop = threading.Event()
+        self._asked_to_stop = Flag()
         self._was_stopped = False
-        self._hurry = threading.Event()
+        self._hurry = Flag()
         self._ended = threading.Lock()
         self._has_ended = False
         rows: Any = apps.get_model("django_pglock", "Task").objects.using(using)

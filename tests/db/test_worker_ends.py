@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -175,3 +176,25 @@ def test_a_signal_after_its_own_end_has_begun_is_the_first(worker):
     assert not process._hurry.is_set()
     process.stop()
     assert process._hurry.is_set()
+
+
+def test_a_signal_may_come_between_any_two_lines():
+    """Its handler runs in the thread that waits for it, or sets the same itself, and must not wait for that thread."""
+    process = Process(threads=1)
+
+    def handle(*args):
+        process.stop()
+        return handle
+
+    def wait_and_end():
+        sys.settrace(handle)
+        process._asked_to_stop.wait(0.1)
+        process.end()
+        process._give_up_grace()
+        sys.settrace(None)
+
+    waiting = threading.Thread(target=wait_and_end, daemon=True)
+    waiting.start()
+    waiting.join(10)
+    assert not waiting.is_alive(), "it waits for itself"
+    assert process.is_stopping
