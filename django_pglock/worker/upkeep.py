@@ -14,13 +14,15 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from django.apps import apps
 from django.db import IntegrityError, connections, transaction
 
 from django_pglock.conf import get_settings
+from django_pglock.db import connection_for, has_hung_up
 from django_pglock.tasks.gates import KEYS_AT_ONCE
 from django_pglock.tasks.pruning import ages_of
 from django_pglock.tasks.queryset import COMPARED_AT_ONCE
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from django_pglock.tasks.queryset import TaskQuerySet
     from django_pglock.tasks.schedule_queryset import ScheduleQuerySet
     from django_pglock.tasks.schedules import Timing
+
+T = TypeVar("T")
 
 UPKEEP_LOCK = int.from_bytes(hashlib.sha256(b"django_pglock upkeep").digest()[:8], "big", signed=True)
 #: The first statement of a round: is it ours? And for how long may we stand still before the server takes it away.
@@ -76,6 +80,8 @@ class Upkeep(ConnectedService):
         self._key, self._waiter = "", 0
         # Where the walk of pruning has come to, and when it goes on.
         self._pruned_to, self._prune_at = 0, 0.0
+        # Names of the steps that failed when they were tried last.
+        self._failing: set[str] = set()
         # For how long to leave alone what is due and locked by somebody.
         self._left_alone = 0.0
 
@@ -97,9 +103,13 @@ class Upkeep(ConnectedService):
     def turn(self) -> None:
         self._news.clear()
         self._began_at = time.monotonic()
-        waits = (get_settings().HEARTBEAT_INTERVAL * ROUND, self._round(), self._keep_schedules())
+        waits = (
+            get_settings().HEARTBEAT_INTERVAL * ROUND,
+            self._attempt(self._round),
+            self._attempt(self._keep_schedules),
+        )
         self._look_for_delay()
-        self.ready_counts.look()
+        self._attempt(self.ready_counts.look)
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         self.note_life(sleep)
         self._news.wait(sleep)
@@ -112,28 +122,47 @@ class Upkeep(ConnectedService):
                 return None
             # Whoever was at it for so long was held up, and so may have been all others.
             self._began_at, self._kept_out_since = self._kept_out_since or self._began_at, 0.0
-            promoted = self.rows.promote()
-            keys, awaited = self.rows.open_rates(), []
+            promoted = self._attempt(self.rows.promote) or 0
+            keys, awaited = self._attempt(self.rows.open_rates) or [], []
             has_moved = bool(promoted or keys)
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
                 self._rescued_at = time.monotonic()
                 # This transaction has been at the tasks by now: nobody can lock it out any more.
                 self._look_for_delay()
                 if time.monotonic() >= self._rescue_from:
-                    self._rescue()
-                keys += self._stray_keys()
-                awaited = self._stray_waiters()
-            due_in = self.rows.next_due_in()
+                    self._attempt(self._rescue)
+                keys += self._attempt(self._stray_keys) or []
+                awaited = self._attempt(self._stray_waiters) or []
+            due_in = self._attempt(self.rows.next_due_in)
         # Outside of the round's transaction: whoever lets tasks through holds the locks of their keys to its end.
         if keys or awaited:
-            promoted += self.rows.release(awaited) + self.rows.admit(keys)
-            due_in = self.rows.next_due_in()
+            promoted += self._attempt(self.rows.release, awaited) or 0
+            promoted += self._attempt(self.rows.admit, keys) or 0
+            due_in = self._attempt(self.rows.next_due_in)
         if promoted:
             self.promoted()
-        self.unknown.look()
+        self._attempt(self.unknown.look)
         if time.monotonic() >= self._prune_at:
-            self._prune()
+            self._attempt(self._prune)
         return self._pause(due_in, has_moved=has_moved or promoted > 0)
+
+    def _attempt(self, step: Callable[..., T], *values: Any) -> T | None:
+        """Return what a step returns. One that fails takes no other along while the session lives; it returns None."""
+        name, connection = step.__qualname__, connection_for(self.using)
+        try:
+            with transaction.atomic(using=self.using) if connection.in_atomic_block else nullcontext():
+                answer = step(*values)
+        except Exception:
+            if has_hung_up(connection):
+                raise
+            if name not in self._failing:
+                logger.warning("A step of the upkeep, %s, failed. It is tried again and again.", name, exc_info=True)
+            self._failing.add(name)
+            return None
+        if name in self._failing:
+            logger.warning("The step of the upkeep that failed, %s, works again.", name)
+            self._failing.remove(name)
+        return answer
 
     def _pause(self, due_in: float | None, *, has_moved: bool) -> float | None:
         """Return ``due_in``, or longer when something is due and nothing could be moved: somebody has locked it."""

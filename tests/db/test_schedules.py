@@ -7,7 +7,7 @@ import time
 from datetime import datetime, timedelta
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -17,6 +17,7 @@ from django_pglock.models import Schedule, Task
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_enqueued
 from django_pglock.tasks.options import Unique
+from django_pglock.tasks.queryset import TaskQuerySet
 from tests.sample import scheduled, tasks
 from tests.sample.models import Effect
 
@@ -324,3 +325,30 @@ def test_a_schedule_that_fails_keeps_nobody_from_the_other_work_of_upkeep(worker
     later = tasks.record.using(run_after=timedelta(seconds=0.3)).enqueue("promoted")
     eventually(lambda: Effect.objects.filter(name="promoted").exists())
     assert Task.objects.get(pk=later.id)
+
+
+@pytest.mark.parametrize(
+    "step", ["promote", "open_rates", "rescue", "blocked_keys", "stray_waiters", "next_due_in", "prune_window"]
+)
+def test_a_step_of_upkeep_that_fails_keeps_nobody_from_the_others(claim, worker, eventually, monkeypatch, caplog, step):
+    """As one that runs into its time limit in each round: the transaction of the round would end with it."""
+
+    def fail(rows, *args, **kwargs):
+        with connections[rows.db].cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+
+    fail.__qualname__ = getattr(TaskQuerySet, step).__qualname__
+    decorate(scheduled.nightly, every=0.1)
+    tasks.record.enqueue("rescued")
+    claim()
+    tasks.record.using(run_after=timedelta(seconds=0.3)).enqueue("promoted")
+    expected = {"nightly", "promoted", "rescued"} - {{"promote": "promoted", "rescue": "rescued"}.get(step)}
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskQuerySet, step, fail)
+        running = worker()
+        eventually(lambda: expected <= set(Effect.objects.values_list("name", flat=True)))
+        eventually(lambda: "failed. It is tried again" in caplog.text)
+        assert running.upkeep.reconnects == 0
+    if step != "prune_window":  # which rests for a minute when it has done its work
+        eventually(lambda: "works again" in caplog.text)
+    assert caplog.text.count("failed. It is tried again") == 1
