@@ -62,7 +62,7 @@ class CappedChangeList(ChangeList):
     @property
     def is_capped(self) -> bool:
         """There are more rows than are counted."""
-        return isinstance(self.result_count, AtLeast)
+        return isinstance(self.paginator.count, AtLeast)
 
     @property
     def older_query(self) -> str:

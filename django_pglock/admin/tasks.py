@@ -17,7 +17,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import VERBS, admin_action, perform
-from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, elapsed
+from django_pglock.admin.pages import AtLeast, CappedChangeList, ReadOnlyAdmin, elapsed
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import task_backends
@@ -122,7 +122,36 @@ class AttemptInline(AnyInline):
 
 
 class TaskChangeList(CappedChangeList):
-    """Walks the index that has what was asked for."""
+    """Walks the index that has what was asked for, and looks through so many tasks only where there is none."""
+
+    #: Where the search among the newest ended, if there are more behind.
+    search_end: int | None = None
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Look for a queue or a function among the newest; actions on all that match are not limited by it."""
+        asked = request.GET
+        is_search = asked.get("queue") or asked.get("task_path") or (self.query and not self.query.strip().isdigit())
+        if is_search and not asked.get("attention"):
+            self.search_end = self._searched(request).search_end()
+        if self.search_end is not None:
+            self.queryset = self.queryset.filter(pk__gt=self.search_end)
+        super().get_results(request)
+        if self.search_end is not None:
+            self.result_count = AtLeast(self.result_count)
+
+    def _searched(self, request: HttpRequest) -> Any:
+        status, below = _status_of(request), request.GET.get("id__lt")
+        rows = Task.objects.using(self.root_queryset.db)
+        rows = rows.in_status(status).order_by("-status", "-pk") if status else rows.order_by("-pk")
+        return rows.filter(pk__lt=below) if below else rows
+
+    @property
+    def older_query(self) -> str:
+        """The query string of the rows behind the last one shown, or behind those that were looked through."""
+        query = super().older_query
+        if query or self.search_end is None:
+            return query
+        return self.get_query_string({"id__lt": self.search_end + 1}, remove=["p"])
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         """Sort by id; within a status by the index of statuses, which is by id, too."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Tasks of one status that are counted at most.
 MOST_COUNTED = 10_000
+#: Tasks that are looked through at most for what no index knows.
+MOST_SEARCHED = 100_000
 
 
 #: What is counted; ``COUNT_OTHERS`` names them again.
@@ -51,6 +53,10 @@ class CountQuerySet(PruneQuerySet):
             return self.filter(status=status)
         # COUNT_OTHERS says why a range.
         return self.filter(status__range=(status, status)).exclude(status=TaskStatus.SUCCESSFUL)
+
+    def search_end(self) -> int | None:
+        """Return the id behind the first ``MOST_SEARCHED`` of these tasks, None when there are no more than that."""
+        return next(iter(self.values_list("pk", flat=True)[MOST_SEARCHED : MOST_SEARCHED + 1]), None)
 
     def ready_queues(self) -> list[str]:
         """Return the names of the queues that have something ready, one index probe each."""

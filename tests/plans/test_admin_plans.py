@@ -12,6 +12,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from django_pglock.models import Task
+from django_pglock.tasks import counting
 from tests.plans.test_task_backlogs import analyze, executed, insert, rows_read
 from tests.plans.test_task_plans import nodes, reads
 
@@ -99,6 +101,33 @@ def test_a_list_of_one_status_reads_no_other(admin_client, old_ones, query):
     assert (len(ids), page.context["cl"].result_count) == (100, 3000)
     assert ids == sorted(ids, reverse="o=-1" not in query)
     assert most_read(queries) <= 3000
+
+
+@pytest.mark.parametrize(
+    ("query", "most", "counts"),
+    [
+        ("queue=rare", 10_000, [0, 1, 0]),
+        ("q=rare", 10_000, [0, 1, 0]),
+        ("task_path=rare&o=-1", 10_000, [0, 1, 0]),
+        ("queue=rare&status__exact=BLOCKED", 2000, [0, 1]),
+        ("queue=rare&status__exact=BLOCKED", 3000, [1]),
+    ],
+)
+def test_what_no_index_knows_is_looked_for_among_so_many(admin_client, old_ones, monkeypatch, query, most, counts):
+    """The first one that was blocked is behind all that has come since."""
+    monkeypatch.setattr(counting, "MOST_SEARCHED", most)
+    rare = Task.objects.filter(status="BLOCKED").earliest("pk")
+    Task.objects.filter(pk=rare.pk).update(queue="rare", task_path="rare")
+    found = []
+    address = f"?{query}"
+    while address:
+        with CaptureQueriesContext(connection) as queries:
+            page = admin_client.get(LIST + address)
+        assert most_read(queries) <= 12_000
+        found.append(len(page.context["cl"].result_list))
+        address = page.context["cl"].older_query
+        assert ("were looked through" in page.content.decode()) is bool(address)
+    assert found == counts, "on the pages to which the links lead, one after the other"
 
 
 def test_tasks_of_some_statuses_are_listed_without_the_others(old_ones):
