@@ -149,11 +149,13 @@ class Upkeep(ConnectedService):
     def _attempt(self, step: Callable[..., T], *values: Any) -> T | None:
         """Return what a step returns. One that fails takes no other along while the session lives; it returns None."""
         name, connection = step.__qualname__, connection_for(self.using)
+        session = connection.connection
         try:
             with transaction.atomic(using=self.using) if connection.in_atomic_block else nullcontext():
                 answer = step(*values)
         except Exception:
-            if has_hung_up(connection):
+            # Django lets go of one that broke within a transaction, and would open another, which is not as ours is.
+            if connection.connection is not session or has_hung_up(connection):
                 raise
             if name not in self._failing:
                 logger.warning("A step of the upkeep, %s, failed. It is tried again and again.", name, exc_info=True)

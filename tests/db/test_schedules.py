@@ -352,3 +352,22 @@ def test_a_step_of_upkeep_that_fails_keeps_nobody_from_the_others(claim, worker,
     if step != "prune_window":  # which rests for a minute when it has done its work
         eventually(lambda: "works again" in caplog.text)
     assert caplog.text.count("failed. It is tried again") == 1
+
+
+@pytest.mark.parametrize("step", ["promote", "prune_window"])
+def test_a_session_that_ends_in_a_step_of_upkeep_is_replaced_by_one_with_our_limits(
+    worker, eventually, monkeypatch, caplog, step
+):
+    """Django would open the next one by itself, at whatever comes next."""
+
+    def end_session(rows, *args, **kwargs):
+        patch.undo()
+        with connections[rows.db].cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskQuerySet, step, end_session)
+        running = worker()
+        eventually(lambda: running.upkeep.reconnects == 1)
+        eventually(lambda: "The upkeep works again" in caplog.text)
+    assert "A step of the upkeep" not in caplog.text
