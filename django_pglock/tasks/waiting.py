@@ -34,18 +34,22 @@ class WaitQuerySet(GateQuerySet):
         A waiting task whose last predecessor is done is let through; one of which a predecessor did not succeed is
         cancelled, and so are those that wait for it. One that somebody has locked is left for upkeep.
         """
-        moved, ids = 0, sorted(set(awaited))
+        moved, ids = 0, set(awaited)
         while ids and (ids := self._awaited(ids)):
             cancelled, told = [], TOLD_AT_ONCE
             while told == TOLD_AT_ONCE:
-                rows, told = self._release(ids)
+                rows, told = self._release(sorted(ids))
                 moved += len(rows)
                 cancelled += [id_ for id_, status, *_ in rows if status == TaskStatus.CANCELLED]
-            ids = sorted(cancelled)
+            ids = set(cancelled)
         return moved
 
-    def _awaited(self, ids: list[int]) -> list[int]:
-        return sorted(id_ for (id_,) in self._run(statements.AWAITED, array_of_numbers(ids)))
+    def _awaited(self, ids: set[int]) -> set[int]:
+        most = 2 * len(ids)
+        found = self._run(statements.AWAITED_BETWEEN, min(ids), max(ids), most)
+        if len(found) == most:
+            found = self._run(statements.AWAITED, array_of_numbers(ids))
+        return ids & {id_ for (id_,) in found}
 
     def _release(self, ids: list[int]) -> tuple[list[tuple[int, str, str, str | None, int]], int]:
         """Tell some of those who wait; return the tasks that this moved, and how many were told."""

@@ -123,21 +123,22 @@ class Executor:
                     continue
                 if not isinstance(ending.outcome, Succeeded):
                     looked_at = 0.0
-                if isinstance(ending.outcome, Released):
-                    # This thread cannot connect. Without a pause it would claim and give back as fast as it can, and
-                    # faster than threads and workers that can; to put the tasks off would keep them from those.
-                    time.sleep(BETWEEN_TRIES)
+                    if isinstance(ending.outcome, Released):
+                        # This thread cannot connect. Without a pause it would claim and give back as fast as it can,
+                        # and faster than threads that can; to put the tasks off would keep them from those.
+                        time.sleep(BETWEEN_TRIES)
                 self.hand.ended(ending, time.perf_counter() - began)
         finally:
             connections.close_all()
 
     def _execute(self, claim: Claim, seat: Seat) -> Ending | None:
-        claims = [claim]
+        attempt: Attempt | Ending | None = None
         try:
-            attempt = self._prepare(claim)
+            attempt = prepare(claim, self.using)
+            if isinstance(attempt, Attempt) and attempt.definition.group is not None:
+                attempt = self._with_others(attempt, attempt.definition.group)
             if isinstance(attempt, Ending):
                 return attempt
-            claims = attempt.claims
             if attempt.is_heard:
                 tell(task_started, claim, attempt.result)
             if is_async(attempt.definition.func):
@@ -148,14 +149,8 @@ class Executor:
             if attempt.is_disturbed:
                 connections.close_all()
         except BaseException as error:  # noqa: BLE001 - see the top of execution.py
-            return break_off(claims, error)
+            return break_off(attempt.claims if isinstance(attempt, Attempt) else [claim], error)
         return ending
-
-    def _prepare(self, claim: Claim) -> Attempt | Ending:
-        attempt = prepare(claim, self.using)
-        if isinstance(attempt, Ending) or attempt.definition.group is None:
-            return attempt
-        return self._with_others(attempt, attempt.definition.group)
 
     def _with_others(self, attempt: Attempt, group: Group) -> Attempt | Ending:
         try:

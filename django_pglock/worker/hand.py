@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -111,8 +112,7 @@ class Hand:
 
     def hold(self, claims: Sequence[Claim]) -> None:
         """Add claims that are run already."""
-        for claim in claims:
-            self.claims[claim.id, claim.attempt] = claim
+        self.claims.update(zip(map(attrgetter("id", "attempt"), claims), claims, strict=True))
         with self._counting:
             self.claimed += len(claims)
 
@@ -141,8 +141,8 @@ class Hand:
 
     def let_go(self, endings: Sequence[Ending]) -> None:
         """Forget claims that were settled or lost."""
-        for ending in endings:
-            self.claims.pop((ending.claim.id, ending.claim.attempt), None)
+        for key in map(attrgetter("claim.id", "claim.attempt"), endings):
+            self.claims.pop(key, None)
         if self._is_held_back:
             self._is_held_back = False
             self.hungry.set()

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.worker")
 
+# What is asked of each of thousands of endings is asked by functions in C.
+CLAIM, OUTCOME, TEXT = attrgetter("claim"), attrgetter("outcome"), attrgetter("outcome.result")
+TASK_ID, LOCK_KEY, PROGRESS = attrgetter("claim.id"), attrgetter("claim.lock_key"), attrgetter("claim.progress")
+IS_SETTLED, IS_HEARD = attrgetter("is_settled"), attrgetter("result")
 #: Outcomes in one statement at most, and characters of their results: PostgreSQL takes a gigabyte, and memory is dear.
 LARGEST_BATCH, LARGEST_TEXT = 1500, 20_000_000
 #: Seconds for which endings gather that are written already: enough to be spared a statement for each.
@@ -47,6 +52,16 @@ BETWEEN_LOOKS = 0.1
 SCHEMA = ("0A", "25", "26", "42")
 #: What is too large or too deep for PostgreSQL. psycopg takes it for an outage.
 TOO_LARGE = "54"
+
+
+def is_plain(batch: list[Ending]) -> bool:
+    """Say whether these are all successes that are to be written, of which nobody hears: what most batches are."""
+    return (
+        {*map(type, map(OUTCOME, batch))} == {Succeeded}
+        and not any(map(IS_HEARD, batch))
+        and not any(map(IS_SETTLED, batch))
+        and not any(map(PROGRESS, batch))
+    )
 
 
 def is_of_a_row(error: DatabaseError) -> bool:
@@ -121,7 +136,7 @@ class Settler(ConnectedService):
             self.stopping.wait(LINGER)
             self._gather_more(batch)
         # A task that is given up has ended already when its outcome is held.
-        return [ending for ending in batch if ending is not None and ending.claim not in self._held]
+        return self._without_held([ending for ending in batch if ending is not None])
 
     def _freed(self) -> list[Ending]:
         """Return the endings whose rows are no longer locked."""
@@ -155,11 +170,25 @@ class Settler(ConnectedService):
         for ending in batch if self._held else ():
             # Held by a try before, which then failed.
             self._held.pop(ending.claim, None)
+        if is_plain(batch):
+            return self._write_plain(batch)
         open_ = [ending for ending in batch if ending.outcome is not None and not ending.is_settled]
         if unnoted := set(self.progress.note_last(ending.claim for ending in open_)):
             self._hold([ending for ending in open_ if ending.claim in unnoted])
             open_ = self._without_held(open_)
-        accepted = self._settle(open_) if open_ else {}
+        return self._say(batch, open_, self._settle(open_) if open_ else {})
+
+    def _write_plain(self, batch: list[Ending]) -> list[Ending]:
+        """Write successes of which nobody hears."""
+        accepted = self._settle_successes(batch)
+        if len(accepted) < len(batch) or not is_plain(batch):
+            # Lost, held, or refused by the database.
+            return self._say(batch, batch, accepted)
+        self.counts[Succeeded] += len(batch)
+        return batch
+
+    def _say(self, batch: list[Ending], open_: list[Ending], accepted: dict[int, Any]) -> list[Ending]:
+        """Say what became of a batch, and return it without what is held. ``open_``: those that were to be settled."""
         batch, open_ = self._without_held(batch), self._without_held(open_)
         self._look_up_dates([ending for ending in batch if ending.is_settled and ending.result is not None])
         lost = []
@@ -198,9 +227,10 @@ class Settler(ConnectedService):
 
     def _let_through(self, endings: list[Ending]) -> None:
         """Let those through that waited for the keys of these tasks, or for their end. After the commit: gates.py."""
-        keys = {ending.claim.lock_key for ending in endings}
+        keys = {*map(LOCK_KEY, endings)}
+        ended = endings if is_plain(endings) else [ending for ending in endings if isinstance(ending.outcome, FINAL)]
         # Those that waited for an end first: they may have been enqueued before others of their key.
-        released = self.rows.release(ending.claim.id for ending in endings if isinstance(ending.outcome, FINAL))
+        released = self.rows.release(map(TASK_ID, ended))
         admitted = self.rows.admit(keys) if keys != {None} else 0
         if admitted or released:
             self.hand.hungry.set()
@@ -216,16 +246,18 @@ class Settler(ConnectedService):
     def _settle(self, endings: list[Ending]) -> dict[int, Any]:
         """Settle these and return what was accepted, one kind after the other: of each statement all or none."""
         others = [ending for ending in endings if not isinstance(ending.outcome, Succeeded)]
-        if not others or len(others) == len(endings):
-            return self._settle_alike(endings)
         successes = [ending for ending in endings if isinstance(ending.outcome, Succeeded)]
-        return {**self._settle_alike(successes), **self._settle_alike(others)}
+        return {**self._settle_successes(successes), **(self._settle_alike(others) if others else {})}
+
+    def _settle_successes(self, endings: list[Ending]) -> dict[int, Any]:
+        if len(endings) > 1 and sum(map(len, map(TEXT, endings))) > LARGEST_TEXT:
+            middle = len(endings) // 2
+            return {**self._settle_successes(endings[:middle]), **self._settle_successes(endings[middle:])}
+        return self._settle_alike(endings) if endings else {}
 
     def _settle_alike(self, endings: list[Ending]) -> dict[int, Any]:
-        if len(endings) > 1 and sum([len(getattr(each.outcome, "result", "")) for each in endings]) > LARGEST_TEXT:
-            return self._settle_halves(endings)
         try:
-            return self.rows.settle([(each.claim, each.outcome) for each in endings if each.outcome], self.worker)
+            return self.rows.settle(list(zip(map(CLAIM, endings), map(OUTCOME, endings), strict=True)), self.worker)
         except DatabaseError as error:
             if isinstance(error.__cause__, LockNotAvailable):
                 return self._settle_unlocked(endings)
@@ -233,17 +265,14 @@ class Settler(ConnectedService):
             if not is_of_a_row(error):
                 raise
             if len(endings) > 1:
-                return self._settle_halves(endings)
+                middle = len(endings) // 2
+                return {**self._settle_alike(endings[:middle]), **self._settle_alike(endings[middle:])}
             logger.exception("The outcome of %r cannot be stored as it is.", endings[0].claim)
             if isinstance(endings[0].outcome, Failed):
                 # Not even the failure can be: let go, and the comparison of table and hand will run the task again.
                 return {}
             endings[0].outcome = Failed(Failure(*describe_exception(error)))
             return self._settle_alike(endings)
-
-    def _settle_halves(self, endings: list[Ending]) -> dict[int, Any]:
-        middle = len(endings) // 2
-        return {**self._settle_alike(endings[:middle]), **self._settle_alike(endings[middle:])}
 
     def _settle_unlocked(self, endings: list[Ending]) -> dict[int, Any]:
         """Settle what nobody has locked, and hold the rest."""

@@ -168,6 +168,18 @@ def test_one_that_is_cancelled_holds_up_nobody_of_its_key(claim):
     assert statuses()[2:] == ["CANCELLED", "READY"]
 
 
+def test_only_those_are_told_whose_wait_is_over_however_many_wait_for_what_lies_between(claim):
+    awaited = [tasks.echo.enqueue(number) for number in range(10)]
+    for each in awaited:
+        tasks.nothing.using(after=each).enqueue()
+    claims = claim(10)
+    Task.objects.all().settle([(mine, Succeeded()) for mine in claims], claims[0].worker)
+    ends = [int(awaited[0].id), int(awaited[-1].id)]
+    assert Task.objects.all().release(ends) == 2
+    assert statuses()[10:] == ["READY", *["BLOCKED"] * 8, "READY"]
+    assert Task.objects.all().release([ends[0] + 1]) == 1
+
+
 def test_one_that_still_waits_holds_up_nobody_of_its_key():
     keyed.step.using(after=[tasks.echo.enqueue(1)]).enqueue("a", 1)
     keyed.step.enqueue("a", 2)

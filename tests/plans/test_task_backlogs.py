@@ -118,6 +118,7 @@ def plans(worker, ids):
         .pruning_sql(BATCH),
         "pruning of expired ones": rows.expired().pruning_sql(BATCH),
         "REPLACE_UNIQUE": ("key 7", "[]", "{}", 0, "{}", None, None, None, "default", None, None, None),
+        "AWAITED_BETWEEN": (ids[0], ids[-1], 2 * len(ids)),
         "AWAITED": (f"{{{ids[0]}}}",),
         "LOCK_AWAITED": (f"{{{ids[0]}}}",),
         "RELEASE": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
