@@ -36,13 +36,16 @@ def test_an_outcome_waits_until_the_table_is_back(worker, eventually, request):
     eventually(lambda: Effect.objects.exists())
     bring_back = request.getfixturevalue("away")
     running_tasks.note("go on")
-    for part in (running.settler, running.fetcher, running.upkeep):
+    for part in (running.settler, running.fetcher):
         eventually(lambda: part._failures > 1, why=f"the {part.name} has not tried again")  # noqa: B023
+    # Each of its steps fails by itself, and is tried in the next round.
+    eventually(lambda: running.upkeep._failing, why="the upkeep has not tried")
     bring_back()
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
     assert Task.objects.get().attempts == 1
     result = tasks.echo.enqueue("still here")
     eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
+    eventually(lambda: not running.upkeep._failing, seconds=30, why="the upkeep does not work again")
 
 
 def test_nothing_is_pending_here():

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
 
+from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.tasks.outcome import Failed, Interrupted
@@ -37,9 +38,8 @@ def test_all_that_wait_are_run_by_one_call(worker, eventually):
 
 def test_no_more_than_the_limit_and_only_after_the_time_to_gather(worker, eventually):
     worker(threads=4)
-    with transaction.atomic():  # or a slow machine needs more than the time to gather for them
-        for number in range(7):
-            keyed.gather.enqueue(user=1, text=number)
+    # In one statement, so that all are due at once: those of which the promotion is under way are not waited for.
+    enqueue_many(keyed.gather, [{"user": 1, "text": number} for number in range(7)])
     eventually(lambda: done(7))
     assert sorted(Effect.objects.values_list("number", flat=True)) == [1, 3, 3]
     task = Task.objects.earliest("id")
