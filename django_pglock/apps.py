@@ -21,7 +21,7 @@ class PGLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_pglock import checks, forking  # noqa: F401
+        from django_pglock.postgres import forking  # noqa: F401
 
         if django.VERSION < (6, 0) and find_spec("django_tasks") is not None:
             # Django 6 does the same by itself; here it must also work without "django_tasks" in INSTALLED_APPS.

@@ -17,7 +17,7 @@ from django.db import transaction
 from django.utils.functional import cached_property
 
 from django_pglock.conf import get_settings, task_database
-from django_pglock.db import connection_for
+from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
 from django_pglock.tasks.call_keys import keys_of

@@ -61,7 +61,14 @@ class Settings:
     )
     ASYNC_SESSIONS: int = field(
         default=10,
-        metadata={"help": "Most database sessions that coroutines of one event loop use for locks at once."},
+        metadata={
+            "help": "Database sessions that coroutines of one event loop have to themselves for locks. Beyond that, "
+            "they share one more."
+        },
+    )
+    MAX_RESPONSE_HOLD: float = field(
+        default=3600.0,
+        metadata={"help": "Seconds after which the lock of a response that nobody closes is freed in any case."},
     )
     HEARTBEAT_INTERVAL: float = field(
         default=3.0,
@@ -112,7 +119,14 @@ class Settings:
             raise ConfigurationError(
                 f"DJANGO_PGLOCK['SCOPE'] is {self.SCOPE!r}; it must be one of {', '.join(SCOPES)}."
             )
-        for name in ("SLOW_WAIT", "SLOW_HOLD", "HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "POLL_INTERVAL"):
+        for name in (
+            "SLOW_WAIT",
+            "SLOW_HOLD",
+            "MAX_RESPONSE_HOLD",
+            "HEARTBEAT_INTERVAL",
+            "HEARTBEAT_LIMIT",
+            "POLL_INTERVAL",
+        ):
             _require_seconds(name, getattr(self, name))
         if self.HEARTBEAT_LIMIT < 3 * self.HEARTBEAT_INTERVAL:
             raise ConfigurationError(

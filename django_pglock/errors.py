@@ -55,6 +55,8 @@ class LockNotAvailable(LockError, TimeoutError):
     """Somebody else holds the lock, and the time to wait (``timeout``, in seconds) is over.
 
     ``keys`` are all numbers that were asked for, ``using`` the database alias, and ``model`` what lists the holders.
+    ``sqlstate`` is "55P03" where the server waited and reported so, with the server's error as the cause; None where
+    nobody waited (``timeout=0``).
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class LockNotAvailable(LockError, TimeoutError):
         keys: Sequence[int] = (),
         using: str | None = None,
         model: str = "AdvisoryLock",
+        sqlstate: str | None = None,
     ) -> None:
         super().__init__(message, name=name, key=key)
         self.timeout = timeout
         self.keys = keys
+        self.sqlstate = sqlstate
         self._using = using
         self._model = model
 

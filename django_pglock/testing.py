@@ -12,9 +12,10 @@ from typing import Any
 from psycopg import Error as PsycopgError
 
 from django_pglock.conf import get_settings
-from django_pglock.db import connection_for, dedicated_connection
 from django_pglock.keys import make_key
 from django_pglock.locks.holding import Holding
+from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.sessions import dedicated_connection
 
 # Locks of the worker's own services are no business of a test about locks.
 LEFT = """

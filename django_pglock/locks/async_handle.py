@@ -1,4 +1,4 @@
-"""A lock of one coroutine, in a database session of its own; the event loop never waits for the database.
+"""A lock of one coroutine, in a session outside of Django's; the event loop never waits for the database.
 
 The lock excludes other coroutines of the same process as it does other hosts. It knows nothing of Django's connection
 or of an ``atomic()`` block around it, so it is a session lock by default. Scope ``"transaction"``, for poolers, keeps a
@@ -7,8 +7,11 @@ transaction of the lock's own open while it is held.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from django.db import Error as DatabaseFailure
 
@@ -16,21 +19,25 @@ from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
 from django_pglock.locks import statements
-from django_pglock.locks.conversation import Conversation, Row, carry_async, take, take_any
+from django_pglock.locks.conversation import HANG_UP, Busy, Conversation, Row, carry_async, clean, take, take_slot
+from django_pglock.locks.coroutines import FIRST_LOOK, LONGEST_PAUSE, Place, Places, places_for
 from django_pglock.locks.holding import Holding, Slots, first_line
-from django_pglock.locks.options import Options
-from django_pglock.locks.sessions import AsyncSession, AsyncSessions, sessions_for
+from django_pglock.locks.holds import Hold, State
+from django_pglock.locks.options import Options, Request
 
 
 class AsyncHandle(Holding):
     """A lock of the coroutine that took it."""
 
-    _sessions: AsyncSessions
-    _session: AsyncSession
+    _scopes_to_free = ("session", "transaction")
+    _places: Places
+    _place: Place
 
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         super().__init__(keys, options)
         self._is_outermost = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
 
     # Taking it
 
@@ -40,119 +47,257 @@ class AsyncHandle(Holding):
             self._pretend()
             return self
         self.scope = self._choose_scope()
-        self._sessions = sessions_for(self.using)
+        self._places = places_for(self.using)
+        await self._places.watch_the_loop()
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         began = time.monotonic()
-        self._session = await self._sessions.borrow(self.scope)
-        self._is_outermost = self._session.depth == 1
-        is_granted = False
         try:
-            self._refuse_reentry()
-            is_granted = await self._ask()
-        finally:
-            if not is_granted:
-                self._sessions.give_back(self._session)
+            await self._take(began)
+        except Busy as busy:
+            self.waited = time.monotonic() - began
+            raise self._note_busy(busy.__cause__) from busy.__cause__
         self.waited = time.monotonic() - began
-        if not is_granted:
-            raise self._note_busy()
-        self._session.held += self.request.keys
-        self._note_taken()
+        try:
+            self._note_taken()
+        except BaseException:
+            await self.release()
+            raise
         return self
 
     def _choose_scope(self) -> str:
         scope = self.options.scope or get_settings().SCOPE
         return "transaction" if scope == "transaction" else "session"
 
-    def _refuse_reentry(self) -> None:
-        if not self.options.reentrant and not self._session.numbers.isdisjoint(self.keys):
+    async def _take(self, began: float) -> None:
+        """Take it in the place that the coroutine has, in one of its own, or in the shared one. Raises ``Busy``."""
+        pause = FIRST_LOOK
+        place = self._places.place_of(self.scope)
+        may_share = self.scope == "session" and self.request.max_hold is None
+        # What it has in the shared session it gets again there, and nowhere else.
+        must_share = place is None and may_share and self._places.has_in_common(self._task, self.request)
+        while True:
+            if place is None and not must_share:
+                place = await self._places.place(self.scope)
+            if place is not None:
+                return await self._take_in(place, self._request_for(began))
+            if may_share and await self._take_in_shared(await self._places.shared_place()):
+                return None
+            left = self._left(began)
+            if left is not None and left <= 0:
+                raise Busy
+            await self._places.wait_for_change(pause if left is None else min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _left(self, began: float) -> float | None:
+        timeout = self.options.timeout
+        return None if timeout is None else timeout - (time.monotonic() - began)
+
+    def _request_for(self, began: float) -> Request:
+        """Return the request with the time that is left of its timeout."""
+        left = self._left(began)
+        if left is None or not self.request.wait or left == self.options.timeout:
+            return self.request
+        return self.request._replace(wait=max(1, round(left * 1000)))
+
+    async def _take_in(self, place: Place, request: Request) -> None:
+        self._place, self._is_outermost = place, place.depth == 1
+        try:
+            self._refuse_reentry(place)
+            await self._ask(place, self._note_asked(place, request))
+        except BaseException:
+            self._places.leave(place)
+            raise
+
+    async def _take_in_shared(self, place: Place) -> bool:
+        """Take it where nobody waits in the server; say whether it was to be had."""
+        request = self.request._replace(wait=0)
+        if not self._may_ask(place, request):
+            return False
+        self._place, self._is_outermost = place, False
+        self._refuse_reentry(place)
+        # A statement that is cut short here would leave it open what the session holds, and others' locks with it.
+        asking = asyncio.ensure_future(self._ask(place, self._note_asked(place, request)))
+        try:
+            await asyncio.shield(asking)
+        except Busy:
+            return False
+        except asyncio.CancelledError:
+            asking.add_done_callback(self._drop_what_came)
+            raise
+        return True
+
+    def _drop_what_came(self, asking: asyncio.Future[None]) -> None:
+        if asking.exception() is None:
+            self.free_from_elsewhere()
+
+    def _may_ask(self, place: Place, request: Request) -> bool:
+        """Say whether no other coroutine that shares the session has the lock; PostgreSQL could not tell."""
+        return place.has_room_for(request, self._task)
+
+    def _refuse_reentry(self, place: Place) -> None:
+        mine = [hold for hold in place.held() if not place.is_shared or hold.owner is self._task]
+        if not self.options.reentrant and any(not hold.numbers.isdisjoint(self.keys) for hold in mine):
             raise LockError(f"Lock {self.name!r} is held by this coroutine already.", name=self.name, key=self.key)
 
-    async def _ask(self) -> bool:
+    def _note_asked(self, place: Place, request: Request) -> Hold:
+        """Let the session know what is about to be asked for, before another coroutine comes in between."""
+        mine = place.holds.numbers(place.session.connection)
+        asked = self._what_is_asked(mine)._replace(wait=request.wait)
+        hold = Hold(place.holds, asked, self.scope, place.session.raw, self._task)
+        self._hold = hold
+        place.holds.add(hold)
+        return hold
+
+    async def _ask(self, place: Place, hold: Hold) -> None:
+        """Ask for it in a place. Raises ``Busy``; nothing is held after any error."""
         ask = self._ask_in_transaction if self.scope == "transaction" else self._ask_in_session
-        row = await ask()
-        if row is not None:
-            self._note_answer(row)
-        return row is not None
+        try:
+            row = await ask(place, hold)
+        except Busy:
+            place.holds.remove(hold)
+            raise
+        except BaseException:
+            await self._clean(place, hold)
+            raise
+        self._note_answer(hold, row or ())
+        hold.state = State.HELD
 
-    async def _ask_in_session(self) -> Row | None:
-        return await carry_async(self._conversation(), self._session.send)
+    async def _ask_in_session(self, place: Place, hold: Hold) -> Row | None:
+        return await carry_async(self._conversation(hold), partial(self._send, place, hold))
 
-    async def _ask_in_transaction(self) -> Row | None:
+    async def _ask_in_transaction(self, place: Place, hold: Hold) -> Row | None:
         """Ask in the session's transaction, which the first lock begins in the same message."""
-        begin = iter(["BEGIN;"] if self._is_outermost else [])
+        begin = iter([statements.BEGIN] if self._is_outermost else [])
 
         async def send(statement: str) -> Row | None:
-            return await self._session.send(next(begin, "") + statement)
+            return await self._send(place, hold, next(begin, "") + statement)
 
         try:
-            row = await carry_async(self._conversation(), send)
-            if row is None and self._is_outermost:
-                await self._session.send("ROLLBACK")
-        except BaseException:
-            # The transaction is broken, and with it the locks that it has; let nobody wait for its end.
-            self._session.end()
+            return await carry_async(self._conversation(hold), send)
+        except Busy:
+            if self._is_outermost:
+                await self._send(place, hold, "ROLLBACK")
             raise
-        return row
 
-    def _conversation(self) -> Conversation:
-        return take(self.request, self.scope, held=self._session.numbers)
+    def _conversation(self, hold: Hold) -> Conversation:
+        return take(hold.request, self.scope)
+
+    async def _clean(self, place: Place, hold: Hold) -> None:
+        """See to it that nothing remains. The end of a session's transaction, broken or not, is that of the session."""
+        if self.scope == "transaction":
+            place.session.end()
+        else:
+            others = place.holds.numbers(place.session.connection, without=hold)
+            await carry_async(clean(hold.request, others=others), partial(self._send, place, hold))
+        place.holds.remove(hold)
+
+    async def _send(self, place: Place, hold: Hold, statement: str) -> Row | None:
+        if statement == HANG_UP:
+            place.session.end()
+            return None
+        try:
+            return await place.session.send(place.holds.comment(without=hold) + statement)
+        finally:
+            if place.holds.is_due:
+                place.holds.free_what_is_due()
 
     # Holding it
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is held now, as far as can be known without asking the server."""
+        hold = self._hold
+        if hold is None:
+            return self.is_open
+        return self.is_open and hold.state is State.HELD and not hold.raw.closed
+
     def assert_held(self) -> None:
         """Raise ``LockLost`` if the lock was given back or its session is gone. Asks the server nothing."""
-        if self.is_held and self.scope == "disabled":
+        if self.is_open and self.scope == "disabled":
             return
         self._refuse_if_given_back()
-        if not self.is_held or self._session.has_ended:
+        if not self.is_held or self._place.session.has_ended:
             raise self._lost(self._reason or "its session is gone")
 
     # Giving it back
 
     async def release(self, error: BaseException | None = None) -> None:
-        """Give the lock back; ``error`` is what the body raised, if it did, and is kept when the lock was lost.
+        """Give the lock back, from whichever coroutine; ``error`` is what the body raised, and is kept if it was lost.
 
         Raises ``LockLost``, and ``LockError`` when it is not held.
         """
-        if not self.is_held:
+        if not self.is_open:
             raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
-        self.is_held = False
-        if self.scope != "disabled":
-            await self._give_back(error)
+        self.is_open = False
+        if self._hold is not None and self._place.is_shared:
+            await asyncio.shield(asyncio.ensure_future(self._give_back(self._hold, error)))
+        elif self._hold is not None:
+            await self._give_back(self._hold, error)
         self._note_given_back()
 
-    async def _give_back(self, error: BaseException | None) -> None:
-        for key in self.request.keys:
-            self._session.held.remove(key)
+    async def _give_back(self, hold: Hold, error: BaseException | None) -> None:
+        place = self._place
         try:
-            reason = await self._free()
+            reason = await self._free(place, hold)
         except BaseException:
-            # Cancelled in the middle: the session's end frees it as well.
-            self._session.end()
+            await self._clean(place, hold)
             raise
         finally:
-            self._sessions.give_back(self._session)
+            place.holds.remove(hold)
+            self._places.leave(place)
         if reason is not None:
             self._note_lost(reason, error)
 
-    async def _free(self) -> str | None:
+    async def _free(self, place: Place, hold: Hold) -> str | None:
         """Free the lock; return why that was not possible, or None."""
+        if hold.state is State.OVER or place.session.has_ended:
+            return self._reason or "its session is gone"
         try:
             if self.scope == "session":
-                row = await self._session.send(statements.free_session(self.request, self._before))
+                row = await self._send(place, hold, statements.free_session(hold.request, hold.before))
                 return None if row and row[0] else "PostgreSQL says that this session did not hold it"
-            if self._session.depth == 1:
-                await self._session.send("COMMIT")
+            if place.depth == 1:
+                await self._send(place, hold, "COMMIT")
         except DatabaseFailure as error:
-            self._session.end()
+            place.session.end()
             return f"its session has ended ({first_line(error)})"
         return None
+
+    # For a response, which others close
+
+    def detach(self) -> None:
+        """Let the lock outlive the event loop and the coroutine that took it."""
+        if self._hold is not None and not self._place.is_shared:
+            self._places.detach(self._place.session)
+
+    def free_from_elsewhere(self) -> None:
+        """Free the lock from any thread, waiting for nothing; for owners that cannot release it."""
+        hold, self.is_open = self._hold, False
+        if hold is None or hold.state is State.OVER:
+            return
+        if self.scope == "session":
+            hold.holds.free_from_elsewhere(hold)
+        else:
+            hold.raw.pgconn.finish()
+        self._leave_from_elsewhere()
+
+    def _leave_from_elsewhere(self) -> None:
+        """Say in the loop that the place is free, if there is a loop yet; else the session has no use any more."""
+        loop = self._loop
+        try:
+            if loop is None or loop.is_closed() or not loop.is_running():
+                raise RuntimeError  # noqa: TRY301 - as the loop does when it ends between these lines
+            loop.call_soon_threadsafe(self._places.leave, self._place)
+        except RuntimeError:
+            if not self._place.is_shared:
+                self._place.session.end()
 
 
 class AsyncSlotHandle(Slots, AsyncHandle):
     """One of several slots of a semaphore. ``key`` is the slot's once it is held."""
 
-    def _conversation(self) -> Conversation:
-        slots = [key for key in self.request.keys if key.number not in self._session.numbers]
-        if not slots:
-            raise LockError(f"This coroutine holds all slots of {self.name!r} itself.", name=self.name, key=self.key)
-        return take_any(slots, self.request, self.scope)
+    def _may_ask(self, place: Place, request: Request) -> bool:
+        return bool(self.request.without(place.holds.numbers(place.session.connection)).keys)
+
+    def _conversation(self, hold: Hold) -> Conversation:
+        return take_slot(hold.request, hold.scope, self._queue, inside=hold.scope == "transaction")

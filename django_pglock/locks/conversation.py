@@ -1,15 +1,12 @@
-"""What is said to PostgreSQL to take and to free a lock, whoever carries the messages.
+"""What is said to PostgreSQL to take locks, and what is said when an error leaves it open whether they were taken.
 
-A conversation is a generator: it yields a statement, gets the last row of its answer or the error it met, and returns
-what came of it. Where it cannot know what the session holds it yields ``HANG_UP`` instead: without the session no lock
+A conversation is a generator: it yields a statement, gets the row of its answer or the error it met, and returns what
+came of it. Where it cannot know what the session holds it yields ``HANG_UP`` instead: without the session no lock
 remains. Threads carry it over Django's connection, coroutines over one of their own, so that both say the same.
 """
 
 from __future__ import annotations
 
-import math
-import random
-import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -28,55 +25,36 @@ Conversation = Generator[str, "Row | None", "Row | None"]
 Failure = (DjangoFailure, PsycopgFailure)
 #: Not a statement: end the session.
 HANG_UP = ""
-#: A waiter for one of several slots blocks on one of them, and looks at all again after this many milliseconds.
-SLICE = 100
 
 
-def take(request: Request, scope: str, *, held: AbstractSet[int] = frozenset(), in_test: bool = False) -> Conversation:
-    """Ask for locks of ``scope``; the row returned is None when they are busy.
+class Busy(Exception):
+    """Somebody else has the lock. Its cause is the server's own error, if the server waited for it."""
 
-    ``held``: the numbers that the session has already. ``in_test``: the session lock is taken inside the transaction
-    that ``TestCase`` has opened.
+
+class Stale(Exception):
+    """The transaction would not see what the last holder has committed. Nothing was locked."""
+
+
+def take(request: Request, scope: str, *, in_test: bool = False) -> Conversation:
+    """Ask for locks of ``scope``. Raises ``Busy`` and ``Stale``; nothing is held then.
+
+    ``in_test``: the session lock is taken inside the transaction that ``TestCase`` has opened. After any other error
+    the session may have the locks all the same; see ``clean``.
     """
     if scope == "session":
-        return _try_session(request, held) if request.wait == 0 else _wait_for_session(request, held, in_test)
+        return _try_session(request) if request.wait == 0 else _wait_for_session(request, in_test)
     if request.wait == 0 and len(request.keys) == 1:
         return _try_transaction(request)
     return _wait_for_transaction(request)
 
 
-def _try_session(request: Request, held: AbstractSet[int]) -> Conversation:
-    try:
-        row = yield statements.try_session(request)
-    except BaseException:
-        yield from _clean_up(request, held)
-        raise
-    return row if row and row[0] else None
+def clean(request: Request, *, others: AbstractSet[int]) -> Conversation:
+    """See to it that no session lock of a request stays after an error.
 
-
-def _wait_for_session(request: Request, held: AbstractSet[int], in_test: bool) -> Conversation:
-    try:
-        row = yield statements.wait_session_inside(request) if in_test else statements.wait_session(request)
-    except BaseException as error:
-        is_busy = _is_our_timeout(error, request)
-        if in_test:
-            yield statements.BACK_TO_SAVEPOINT
-            yield from _clean_up(request.without(held), frozenset())
-        elif not is_busy:
-            yield from _clean_up(request, held)
-        if is_busy:
-            return None
-        raise
-    return row or (True,)
-
-
-def _clean_up(request: Request, held: AbstractSet[int]) -> Conversation:
-    """See to it that no session lock stays after an error.
-
-    A statement that was cancelled, or whose answer was lost, may have taken its locks all the same. How often a
-    session has a lock that it had before cannot be asked.
+    A statement that was cancelled, or whose answer was lost, may have taken its locks all the same. ``others`` are the
+    numbers that the session holds besides: how often it has one of those cannot be asked.
     """
-    if not held.isdisjoint(key.number for key in request.keys):
+    if not others.isdisjoint(request.numbers):
         yield HANG_UP
         return None
     try:
@@ -86,50 +64,112 @@ def _clean_up(request: Request, held: AbstractSet[int]) -> Conversation:
     return None
 
 
+def _try_session(request: Request) -> Conversation:
+    return _granted((yield statements.try_session(request)))
+
+
+def _wait_for_session(request: Request, in_test: bool) -> Conversation:
+    if not in_test:
+        try:
+            return (yield statements.wait_session(request)) or (True,)
+        except Failure as error:
+            _raise_if_busy(error, request)
+            raise
+    try:
+        return (yield statements.wait_session_inside(request)) or (True,)
+    except BaseException as error:
+        # The session lock itself was waited for, and may be granted in the moment in which its limit is reported.
+        yield from _back_without(request)
+        _raise_if_busy(error, request)
+        raise
+
+
+def _back_without(request: Request) -> Conversation:
+    """Go back to the savepoint before the wait, where the transaction is usable, and free what is the session's."""
+    try:
+        yield statements.BACK_TO_SAVEPOINT
+        yield statements.free_if_granted(request)
+    except BaseException:  # noqa: BLE001 - the first error is raised
+        yield HANG_UP
+    return None
+
+
 def _try_transaction(request: Request) -> Conversation:
-    row = yield statements.try_transaction(request)
-    return row if row and row[0] else None
+    return _granted(_fresh((yield statements.try_transaction(request))))
 
 
 def _wait_for_transaction(request: Request) -> Conversation:
     try:
-        row = yield statements.wait_transaction(request)
+        return _fresh((yield statements.wait_transaction(request)))
     except Failure as error:
-        if not _is_our_timeout(error, request):
-            raise
-        yield statements.BACK_TO_SAVEPOINT
-        return None
-    return row or (True,)
+        if is_our_timeout(error, request):
+            yield statements.BACK_TO_SAVEPOINT
+        _raise_if_busy(error, request)
+        raise
 
 
-def _is_our_timeout(error: BaseException, request: Request) -> bool:
+def _granted(row: Row | None) -> Row:
+    if row is None or not row[0]:
+        raise Busy
+    return row
+
+
+def _fresh(row: Row | None) -> Row:
+    if row is None or row[0] is None:
+        raise Stale
+    return row
+
+
+def _raise_if_busy(error: BaseException, request: Request) -> None:
+    if is_our_timeout(error, request):
+        raise Busy from error
+
+
+def is_our_timeout(error: BaseException, request: Request) -> bool:
+    """Say whether the server reports that the request's own time is over."""
     # Without a limit of ours it is somebody else's lock_timeout, which does not mean "busy".
     return request.wait is not None and (isinstance(error, ServerTimeout) or isinstance(error.__cause__, ServerTimeout))
 
 
-def take_any(slots: Sequence[Key], request: Request, scope: str, *, in_test: bool = False) -> Conversation:
-    """Ask for one lock of several; the row returned is its number, or None when all are busy.
+def take_slot(request: Request, scope: str, queue: Key, *, inside: bool = False) -> Conversation:
+    """Ask for one lock of several; the row's first column is its number. Raises as ``take`` does.
 
-    PostgreSQL cannot wait for one of several. So a waiter blocks on one of them, chosen by chance, and from time to
-    time looks whether another has become free.
+    ``queue`` is the lock for which all who wait queue up. ``inside``: within a transaction.
     """
     function = "pg_try_advisory_lock" if scope == "session" else "pg_try_advisory_xact_lock"
-    deadline = None if request.wait is None else time.monotonic() + request.wait / 1000
-    while True:
-        row = yield statements.try_any(random.sample(slots, len(slots)), function)
-        if row is not None:
-            return row
-        left = SLICE if deadline is None else min(SLICE, math.ceil((deadline - time.monotonic()) * 1000))
-        if left <= 0:
-            return None
-        slot = random.choice(slots)  # noqa: S311 - chance, not a secret
-        one = request._replace(keys=(slot,), wait=left)
-        if (yield from take(one, scope, in_test=in_test)) is not None:
-            return (slot.number,)
+    if request.wait == 0:
+        return _try_slot(request, function, None if inside else queue)
+    if inside:
+        return _wait_for_slot_inside(request, function, queue)
+    return _wait_for_slot(request, function, queue)
+
+
+def _try_slot(request: Request, function: str, queue: Key | None) -> Conversation:
+    return _granted((yield statements.try_slot(request, function, queue)))
+
+
+def _wait_for_slot(request: Request, function: str, queue: Key) -> Conversation:
+    try:
+        return _granted((yield statements.wait_for_slot(request, function, queue)))
+    except Failure as error:
+        _raise_if_busy(error, request)
+        raise
+
+
+def _wait_for_slot_inside(request: Request, function: str, queue: Key) -> Conversation:
+    try:
+        row = yield statements.wait_for_slot_inside(request, function, queue)
+    except BaseException as error:
+        yield from _back_without(request._replace(keys=(queue,), shared=False))
+        _raise_if_busy(error, request)
+        raise
+    if row is not None and row[1] is None:
+        raise Stale
+    return _granted(row)
 
 
 def carry(conversation: Conversation, send: Callable[[str], Row | None]) -> Row | None:
-    """Hold a conversation: ``send`` sends a statement and returns the last row of its answer, or obeys ``HANG_UP``."""
+    """Hold a conversation: ``send`` sends a statement and returns the row of its answer, or obeys ``HANG_UP``."""
     try:
         statement = next(conversation)
         while True:

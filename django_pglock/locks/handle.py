@@ -2,34 +2,42 @@
 
 What the scopes mean:
 
-- *session*: held by the database session until it is freed. The handle remembers the session; if that is gone at the
-  end, or PostgreSQL says that the lock was not held, the lock was lost and ``LockLost`` says so.
+- *session*: held by the database session until it is freed. If the session is gone at the end, or PostgreSQL says that
+  the lock was not held, the lock was lost and ``LockLost`` says so.
 - *transaction*: held by the transaction and freed by PostgreSQL with COMMIT or ROLLBACK, never by us: whoever comes
-  next sees what was committed. A rollback to a savepoint before the lock frees it, too.
+  next sees what was committed. A rollback to a savepoint before the lock frees it, too. The handle is true until then.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error as DatabaseFailure
 from django.db import connections, transaction
 from django.utils.asyncio import async_unsafe
+from psycopg.pq import TransactionStatus
 
 from django_pglock.conf import get_settings
-from django_pglock.db import OWN_WRAPPERS, connection_for, has_hung_up, in_atomic, send
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
 from django_pglock.locks import statements
-from django_pglock.locks.conversation import HANG_UP, Conversation, Row, carry, take, take_any
+from django_pglock.locks.conversation import HANG_UP, Busy, Conversation, Row, Stale, carry, clean, take, take_slot
 from django_pglock.locks.holding import Holding, Slots, first_line
+from django_pglock.locks.holds import Hold, Holds, State, holds_of, keep_from_pool
 from django_pglock.locks.options import Options
+from django_pglock.postgres.connections import (
+    connection_for,
+    end_session,
+    has_hung_up,
+    in_test_case,
+    in_transaction,
+    transaction_status,
+)
+from django_pglock.postgres.message import send
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -41,8 +49,7 @@ class Handle(Holding):
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         super().__init__(keys, options)
         self._thread = threading.get_ident()
-        self._session: Any = None
-        self._own_transaction: Any = None
+        self._own_transaction: OwnTransaction | None = None
 
     # Taking it
 
@@ -51,46 +58,36 @@ class Handle(Holding):
         """Take the lock. ``may_begin``: the caller will also call ``release``, so a transaction may be opened for it.
 
         Raises ``LockNotAvailable`` when it is busy for longer than the timeout and ``LockScopeError`` where it would
-        not protect; every other database error passes through, and nothing is held then.
+        not protect; every other error passes through, and nothing is held then.
         """
         if self.is_disabled:
             self._pretend()
             return self
         connection = connection_for(self.using)
+        connection.close_if_health_check_failed()
+        connection.ensure_connection()
         self.scope = self._choose_scope(connection, may_begin=may_begin)
-        if self.scope == "transaction":
-            connection.ensure_connection()
-            self._refuse_stale_snapshot(connection)
-        if not self.options.reentrant:
-            self._refuse_reentry(connection)
-        if self.scope == "transaction" and not in_atomic(connection):
-            self._own_transaction = transaction.atomic(using=self.using)
-            self._own_transaction.__enter__()
-        began = time.monotonic()
+        holds = holds_of(connection)
+        if not self.options.reentrant and not holds.numbers(connection).isdisjoint(self.keys):
+            raise LockError(f"Lock {self.name!r} is held by this thread already.", name=self.name, key=self.key)
         try:
-            is_granted = self._ask(connection)
+            self._take(connection, holds)
         except BaseException as error:
-            self._leave_transaction(error)
+            self._undo(connection, holds, error)
             raise
-        self.waited = time.monotonic() - began
-        if not is_granted:
-            busy = self._note_busy()
-            self._leave_transaction(busy)
-            raise busy
-        self._session = connection.connection
-        _register(connection, self)
-        self._note_taken()
         return self
 
     def _choose_scope(self, connection: DatabaseWrapper, *, may_begin: bool) -> str:
         scope = self.options.scope or get_settings().SCOPE
-        inside = in_atomic(connection)
+        inside = in_transaction(connection)
         if scope == "auto":
+            if not inside and self.options.using is None:
+                self._refuse_foreign_transaction()
             return "transaction" if inside else "session"
         if scope == "session" and inside:
             raise self._wrong_scope(
-                "a session lock inside atomic() would be freed before the commit, and whoever comes next would read "
-                "old data. Take it outside the block, or use scope='transaction'"
+                "a session lock inside a transaction would be freed before the commit, and whoever comes next would "
+                "read old data. Take it outside the block, or use scope='transaction'"
             )
         if scope == "transaction" and not inside and not may_begin:
             raise self._wrong_scope(
@@ -99,38 +96,82 @@ class Handle(Holding):
             )
         return scope
 
-    def _refuse_stale_snapshot(self, connection: DatabaseWrapper) -> None:
-        level = getattr(connection, "isolation_level", None)
-        if not self.options.stale_ok and level is not None and level > 2:
-            raise self._wrong_scope(
-                "at REPEATABLE READ or SERIALIZABLE the snapshot is older than the lock, so you would read what was "
-                "there before the last holder committed. Take it outside atomic(), or pass stale_ok=True"
-            )
+    def _refuse_foreign_transaction(self) -> None:
+        """Refuse to guess where the caller is inside ``atomic()`` of another database than the lock's."""
+        other: Any
+        for other in connections.all(initialized_only=True):
+            if other.alias != self.using and other.in_atomic_block and in_transaction(other):
+                raise self._wrong_scope(
+                    f"it would be freed before the COMMIT of atomic(using={other.alias!r}), because locks are taken "
+                    f"on {self.using!r}. Take it outside the block, or name the database: using={other.alias!r} lasts "
+                    f"to that COMMIT, using={self.using!r} to the end of the with block"
+                )
 
-    def _refuse_reentry(self, connection: DatabaseWrapper) -> None:
-        if not _numbers_held_by(connection).isdisjoint(self.keys):
-            raise LockError(f"Lock {self.name!r} is held by this thread already.", name=self.name, key=self.key)
+    def _take(self, connection: DatabaseWrapper, holds: Holds) -> None:
+        if self.scope == "transaction" and not in_transaction(connection):
+            self._own_transaction = OwnTransaction(connection)
+            self._own_transaction.begin()
+        began = time.monotonic()
+        request = self._what_is_asked(holds.numbers(connection))
+        hold = self._hold = Hold(holds, request, self.scope, connection.connection)
+        holds.add(hold)
+        if self.scope == "session":
+            keep_from_pool(connection)
+        try:
+            row = carry(self._conversation(connection, hold), partial(_send, connection, hold))
+        except Busy as busy:
+            holds.remove(hold)
+            self.waited = time.monotonic() - began
+            raise self._note_busy(busy.__cause__) from busy.__cause__
+        except Stale:
+            holds.remove(hold)
+            raise self._stale() from None
+        self.waited = time.monotonic() - began
+        self._note_answer(hold, row or ())
+        hold.state = State.HELD
+        self._note_taken()
 
-    def _ask(self, connection: DatabaseWrapper) -> bool:
-        """Send the one statement; say whether the lock was granted."""
-        row = carry(self._conversation(connection), partial(_send, connection))
-        if row is not None:
-            self._note_answer(row)
-        return row is not None
+    def _conversation(self, connection: DatabaseWrapper, hold: Hold) -> Conversation:
+        return take(hold.request, hold.scope, in_test=hold.scope == "session" and connection.in_atomic_block)
 
-    def _conversation(self, connection: DatabaseWrapper) -> Conversation:
-        in_test = connection.in_atomic_block and self.scope == "session"
-        return take(self.request, self.scope, held=_numbers_held_by(connection), in_test=in_test)
+    def _undo(self, connection: DatabaseWrapper, holds: Holds, error: BaseException) -> None:
+        """Leave nothing held after an error in the middle."""
+        self.is_open = False
+        hold = self._hold
+        if hold is not None and hold.state is not State.OVER:
+            _clean(connection, holds, hold)
+        if self._own_transaction is not None:
+            self._own_transaction.end(error)
+            self._own_transaction = None
+
+    def __del__(self) -> None:
+        if self._own_transaction is not None:
+            self._own_transaction.abandon(is_here=threading.get_ident() == self._thread)
+        super().__del__()
 
     # Holding it
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is held now, as far as can be known without asking the server."""
+        hold = self._hold
+        if hold is None or hold.state is not State.HELD:
+            return self.is_open and self.scope == "disabled"
+        raw = hold.raw
+        if raw.closed or (hold.scope == "transaction" and raw.pgconn.transaction_status == TransactionStatus.IDLE):
+            return False
+        return self.is_open or hold.scope == "transaction"
+
     def assert_held(self) -> None:
         """Raise ``LockLost`` if the lock was given back or its session is gone. Asks the server nothing."""
-        connection: Any = connections[self.using]
-        if self.is_held and self.scope == "disabled":
+        if self.scope == "disabled" and self.is_open:
             return
         self._refuse_if_given_back()
-        if not self.is_held or connection.connection is not self._session or has_hung_up(connection):
+        connection: Any = connections[self.using]
+        hold = self._hold
+        if hold is not None and hold.scope == "transaction" and not self.is_held:
+            raise self._lost(self._reason or "its transaction, or the savepoint before it, has ended")
+        if hold is None or not self.is_held or connection.connection is not hold.raw or has_hung_up(connection):
             raise self._lost(self._reason or "its session is gone")
 
     # Giving it back
@@ -143,113 +184,121 @@ class Handle(Holding):
         """
         if threading.get_ident() != self._thread:
             raise LockError(f"Lock {self.name!r} belongs to another thread.", name=self.name, key=self.key)
-        if not self.is_held:
+        if not self.is_open:
             raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
-        self.is_held = False
-        if self.scope != "disabled":
-            self._give_back(error)
+        if self._hold is not None:
+            connection = connection_for(self.using)
+            try:
+                self._give_back(connection, self._hold, error)
+            except BaseException as interruption:
+                self._undo(connection, holds_of(connection), interruption)
+                raise
+        self.is_open = False
         self._note_given_back()
 
-    def _give_back(self, error: BaseException | None) -> None:
-        connection = connection_for(self.using)
-        _unregister(connection, self)
-        reason = self._free(connection) if self.scope == "session" else None
-        if reason is not None:
-            self._note_lost(reason, error)
-        self._leave_transaction(error)
+    def _give_back(self, connection: DatabaseWrapper, hold: Hold, error: BaseException | None) -> None:
+        if self.scope == "session":
+            reason = self._free(connection, holds_of(connection), hold)
+            if reason is not None:
+                self._note_lost(reason, error)
+        if self._own_transaction is not None:
+            self._own_transaction.end(error)
+            self._own_transaction = None
 
-    def _free(self, connection: DatabaseWrapper) -> str | None:
+    def _free(self, connection: DatabaseWrapper, holds: Holds, hold: Hold) -> str | None:
         """Free the session lock; return why that was not possible, or None."""
-        if connection.connection is not self._session or self._session is None:
+        if connection.connection is not hold.raw or hold.state is State.OVER:
+            hold.holds.free_from_elsewhere(hold)
             return "its connection was closed meanwhile"
         try:
-            row = _send(connection, statements.free_session(self.request, self._before))
+            row = _send(connection, hold, statements.free_session(hold.request, hold.before))
         except DatabaseFailure as error:
-            connection.close()
+            if in_test_case(connection) and not has_hung_up(connection):
+                # The transaction of the test is broken. To close the connection would break the tests after it.
+                holds.free_from_elsewhere(hold)
+                return None
+            end_session(connection)
+            holds.remove(hold)
             return f"its session has ended ({first_line(error)})"
+        holds.remove(hold)
         return None if row and row[0] else "PostgreSQL says that this session did not hold it"
 
-    def _leave_transaction(self, error: BaseException | None) -> None:
-        own, self._own_transaction = self._own_transaction, None
-        if own is not None:
-            own.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+    def free_from_elsewhere(self) -> None:
+        """Free the lock from any thread, waiting for nothing; for owners that cannot release it."""
+        self.is_open = False
+        hold = self._hold
+        if hold is not None and hold.scope == "session":
+            hold.holds.free_from_elsewhere(hold)
 
 
 class SlotHandle(Slots, Handle):
     """One of several slots of a semaphore. ``key`` is the slot's once it is held."""
 
-    def _conversation(self, connection: DatabaseWrapper) -> Conversation:
-        mine = _numbers_held_by(connection)
-        slots = [key for key in self.request.keys if key.number not in mine]
-        if not slots:
-            raise LockError(f"This thread holds all slots of {self.name!r} itself.", name=self.name, key=self.key)
-        in_test = connection.in_atomic_block and self.scope == "session"
-        return take_any(slots, self.request, self.scope, in_test=in_test)
+    def _conversation(self, connection: DatabaseWrapper, hold: Hold) -> Conversation:
+        inside = connection.in_atomic_block or in_transaction(connection)
+        return take_slot(hold.request, hold.scope, self._queue, inside=inside)
 
 
-def held_by(connection: DatabaseWrapper) -> list[Handle]:
-    """Return the handles that this thread has taken on its connection and not given back, the oldest first."""
-    held: list[Handle] = connection.__dict__.setdefault("_pglock_held", [])
-    return held
+class OwnTransaction:
+    """A transaction that a lock opens for itself, and of which nothing is left if an exception comes in between."""
+
+    def __init__(self, connection: DatabaseWrapper) -> None:
+        self._connection = connection
+        self._atomic = transaction.atomic(using=connection.alias)
+        # In a TestCase it is a savepoint of the test's transaction.
+        self._is_outermost = not connection.in_atomic_block
+
+    def begin(self) -> None:
+        """Open it."""
+        self._atomic.__enter__()
+
+    def end(self, error: BaseException | None) -> None:
+        """Commit it, or roll it back if there was an error."""
+        try:
+            if self._connection.atomic_blocks[-1:] == [self._atomic]:
+                self._atomic.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        finally:
+            if self._is_outermost and not self._is_over():
+                end_session(self._connection)
+
+    def abandon(self, *, is_here: bool) -> None:
+        """End it with its session, because nobody else will end it. ``is_here``: in the thread that opened it."""
+        if not self._is_outermost or self._is_over():
+            return
+        if is_here:
+            end_session(self._connection)
+        else:
+            self._connection.connection.pgconn.finish()
+
+    def _is_over(self) -> bool:
+        connection = self._connection
+        if connection.connection is None:
+            return True
+        is_idle = transaction_status(connection) in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+        return is_idle and not connection.in_atomic_block and connection.autocommit
 
 
-def _numbers_held_by(connection: DatabaseWrapper) -> AbstractSet[int]:
-    held = held_by(connection)
-    return {number for handle in held for number in handle.keys} if held else frozenset()
+def _clean(connection: DatabaseWrapper, holds: Holds, hold: Hold) -> None:
+    """See to it that nothing of a hold remains, whatever the session has of it."""
+    if hold.scope == "session" and hold.raw is connection.connection:
+        if in_test_case(connection) and transaction_status(connection) == TransactionStatus.INERROR:
+            holds.free_from_elsewhere(hold)
+            return
+        carry(clean(hold.request, others=holds.numbers(connection, without=hold)), partial(_send, connection, hold))
+    if not holds.is_due_to_be_freed(hold):
+        holds.remove(hold)
 
 
-def _register(connection: DatabaseWrapper, handle: Handle) -> None:
-    held = held_by(connection)
-    if not held and get_settings().LOCK_COMMENTS:
-        connection.execute_wrappers.append(_name_what_is_held)
-    held.append(handle)
-    if connection.settings_dict["OPTIONS"].get("pool"):
-        # Django's close() gives the session back to the pool, and a session lock would go with it to the next user.
-        connection.close = partial(_end_session, connection)  # type: ignore[method-assign]
-
-
-def _unregister(connection: DatabaseWrapper, handle: Handle) -> None:
-    held = held_by(connection)
-    with suppress(ValueError):
-        held.remove(handle)
-    if not held:
-        connection.__dict__.pop("close", None)
-        with suppress(ValueError):
-            connection.execute_wrappers.remove(_name_what_is_held)
-
-
-def _end_session(connection: DatabaseWrapper) -> None:
-    """Close a pooled connection in earnest; the pool will see that and open another."""
-    if connection.connection is not None:
-        connection.connection.close()
-    for handle in [*held_by(connection)]:
-        _unregister(connection, handle)
-    connection.close()
-
-
-def _name_what_is_held(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
-    """Put the names of the locks that are held before each statement of the holder.
-
-    pg_stat_activity shows a session's last statement, and PostgreSQL knows nothing but numbers. A comment that is
-    there already stays the first one: it may be a hint for the planner.
-    """
-    if isinstance(sql, str) and not sql.lstrip().startswith("/*"):
-        names = _names_held_by(context["connection"])
-        sql = (names if params is None else names.replace("%", "%%")) + sql
-    return execute(sql, params, many, context)
-
-
-def _names_held_by(connection: DatabaseWrapper) -> str:
-    held = held_by(connection)
-    return statements.comment([key for handle in held for key in handle.request.keys]) if held else ""
-
-
-OWN_WRAPPERS.append(_name_what_is_held)
-
-
-def _send(connection: DatabaseWrapper, statement: str) -> Row | None:
-    """Send a statement over Django's connection and return the last row of its answer, or obey ``HANG_UP``."""
-    if statement == HANG_UP:
-        connection.close()
+def _send(connection: DatabaseWrapper, hold: Hold, statement: str) -> Row | None:
+    """Send a statement about a hold and return the row of its answer, or obey ``HANG_UP``."""
+    if statement != HANG_UP:
+        return send(connection, holds_of(connection).comment(without=hold) + statement)
+    if in_test_case(connection):
+        # To close the connection would break the tests after this one.
+        hold.holds.free_from_elsewhere(hold)
         return None
-    return send(connection, _names_held_by(connection) + statement)
+    raw: Any = connection.connection
+    if raw is not None:
+        raw.pgconn.finish()
+    connection.close()
+    return None

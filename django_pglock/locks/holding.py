@@ -5,21 +5,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
 from django_pglock import signals
-from django_pglock.conf import get_settings
-from django_pglock.errors import LockLost, LockNotAvailable, LockScopeError
+from django_pglock.conf import get_settings, key_function
+from django_pglock.errors import LockError, LockLost, LockNotAvailable, LockScopeError
 from django_pglock.keys import Key
+from django_pglock.locks.holds import Hold, State
 from django_pglock.locks.options import Options, Request
+from django_pglock.locks.statements import comment
 
 logger = logging.getLogger("django_pglock.locks")
 
 
 class Holding:
-    """A lock that is asked for, held, and given back. True while it counts as held.
+    """A lock that is asked for, held, and given back. True while it is held.
 
     ``waited`` is how many seconds it took to get it. ``token`` is None: only a lease has a fencing token.
+
+    The handle owns the lock: if it is dropped without ``release()``, the lock is freed, and the log says so.
     """
 
     token: int | None = None
@@ -27,6 +32,11 @@ class Holding:
     is_disabled: ClassVar[bool] = False
     #: The model whose rows say who holds it.
     _model = "AdvisoryLock"
+    #: Locks that do not end by themselves.
+    _scopes_to_free: ClassVar[Sequence[str]] = ("session",)
+    #: Also where the making of a handle failed.
+    is_open = False
+    _hold: Hold | None = None
 
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         self.request = Request.of(keys, options)
@@ -34,15 +44,39 @@ class Holding:
         self.using = options.alias
         self.scope = ""
         self.waited = 0.0
-        self.is_held = False
+        #: Taken, and not yet given back by its user.
+        self.is_open = False
         self._since = 0.0
         #: Why it was lost, if it was.
         self._reason = ""
-        #: The session's idle limits as they were, if ``max_hold`` changed them.
-        self._before: Sequence[str] = ()
+        #: What the session has of it; None until it is asked for.
+        self._hold: Hold | None = None
 
     def __bool__(self) -> bool:
         return self.is_held
+
+    def __del__(self) -> None:
+        hold = self._hold
+        if hold is not None and hold.state is not State.OVER and hold.scope in self._scopes_to_free:
+            self._drop()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is held now, as far as can be known without asking the server."""
+        return self.is_open
+
+    def _drop(self) -> None:
+        """Free a lock whose handle nobody has any more."""
+        logger.warning(
+            "Lock %r was freed because its handle was dropped without release(); keep the handle for as long as the "
+            "lock is needed.",
+            self.name,
+        )
+        self.free_from_elsewhere()
+
+    def free_from_elsewhere(self) -> None:
+        """Free the lock from any thread or coroutine, waiting for nothing; for owners that cannot release it."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} {self.scope or 'of no scope yet'} {'held' if self.is_held else 'not held'}>"
@@ -67,10 +101,14 @@ class Holding:
         """Seconds since it was taken."""
         return time.monotonic() - self._since
 
-    def _note_answer(self, row: Sequence[Any]) -> None:
+    def _what_is_asked(self, mine: AbstractSet[int]) -> Request:
+        """Return what to ask the server for. ``mine`` are the numbers that the session has already."""
+        return self.request
+
+    def _note_answer(self, hold: Hold, row: Sequence[Any]) -> None:
         """Keep what the server answered besides "granted"."""
         if self.scope == "session" and self.request.max_hold is not None:
-            self._before = row[1:3]
+            hold.before = row[1:3]
 
     def _pretend(self) -> None:
         self.scope = "disabled"
@@ -79,7 +117,7 @@ class Holding:
     # What is said of it
 
     def _note_taken(self) -> None:
-        self.is_held = True
+        self.is_open = True
         self._since = time.monotonic()
         self._log("took", "waited", self.waited, get_settings().SLOW_WAIT)
         signals.lock_acquired.send_robust(type(self), handle=self)
@@ -97,8 +135,8 @@ class Holding:
             values = (verb.capitalize(), self.name, seconds, *([limit] if is_slow else []))
             logger.log(level, text, *values, extra={"lock": self.name, "key": self.key, what: seconds})
 
-    def _note_busy(self) -> LockNotAvailable:
-        """Say that it was not to be had, and return the error that says so."""
+    def _note_busy(self, cause: BaseException | None) -> LockNotAvailable:
+        """Say that it was not to be had, and return the error that says so; ``cause`` is the server's own, if any."""
         timeout = self.options.timeout
         waited = "" if not timeout else f" for {timeout:g} s"
         error = LockNotAvailable(
@@ -109,7 +147,9 @@ class Holding:
             keys=self.keys,
             using=self.using,
             model=self._model,
+            sqlstate=getattr(getattr(cause, "__cause__", None), "sqlstate", None),
         )
+        error.__cause__ = cause
         logger.info("%s", error, extra={"lock": self.name, "key": self.key, "waited": self.waited})
         signals.lock_busy.send_robust(type(self), handle=self, waited=self.waited)
         return error
@@ -124,7 +164,7 @@ class Holding:
         logger.error("%s", lost)
 
     def _refuse_if_given_back(self) -> None:
-        if not self.is_held and not self._reason:
+        if not self.is_open and not self._reason and not self.is_held:
             what = "was given back" if self._since else "was never taken"
             raise LockLost(f"Lock {self.name!r} is not held: it {what}.", name=self.name, key=self.key)
 
@@ -135,6 +175,12 @@ class Holding:
             key=self.key,
         )
 
+    def _stale(self) -> LockScopeError:
+        return self._wrong_scope(
+            "at REPEATABLE READ or SERIALIZABLE the snapshot is older than the lock, so you would read what was there "
+            "before the last holder committed. Take it outside of the transaction, or pass stale_ok=True"
+        )
+
     def _wrong_scope(self, reason: str) -> LockScopeError:
         return LockScopeError(f"Lock {self.name!r} was not taken: {reason}.", name=self.name, key=self.key)
 
@@ -143,14 +189,31 @@ class Slots:
     """What makes one of several keys of a handle: the slot of a semaphore that was granted."""
 
     request: Request
+    key: int
 
     @property
     def name(self) -> str:
         """The semaphore's name; each slot's has a number behind it."""
         return self.request.keys[0].name.rpartition("#")[0]
 
-    def _note_answer(self, row: Sequence[Any]) -> None:
-        self.request = self.request.only(row[0])
+    def _what_is_asked(self, mine: AbstractSet[int]) -> Request:
+        # PostgreSQL would grant its own session the same slot again, and the count would be wrong.
+        slots = self.request.without(mine)
+        if not slots.keys:
+            raise LockError(
+                f"All slots of {self.name!r} are held by this session itself.", name=self.name, key=self.key
+            )
+        return slots
+
+    def _note_answer(self, hold: Hold, row: Sequence[Any]) -> None:
+        self.request = hold.request = self.request.only(row[0])
+        hold.comment = comment(hold.request.keys)
+
+    @property
+    def _queue(self) -> Key:
+        """The lock for which all who wait queue up."""
+        name = f"{self.name}#queue"
+        return Key(name, key_function()(name))
 
 
 def first_line(error: BaseException) -> str:

@@ -1,7 +1,8 @@
 """The thread that keeps this process's leases alive: one event loop, with database sessions of its own.
 
 Nothing that the program does can keep it from renewing, short of holding the GIL, and one thread is enough for any
-number of leases. It starts with the first lease. While there is none it has no session open.
+number of leases. It starts with the first lease, or the first lock that is held for a response, to whose longest time
+it sees. While there is no lease it has no session open.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import Error as DatabaseFailure
+from psycopg.sql import quote
 
-from django_pglock.locks.sessions import AsyncSession, AsyncSessions
+from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessions
 
 if TYPE_CHECKING:
-    from django_pglock.locks.lease import LeaseHandle
+    from django_pglock.locks.tenure import Tenure
 
 T = TypeVar("T")
 #: Where it is said that a lease was given back; the payload is its key.
@@ -28,6 +30,10 @@ CHANNEL = "django_pglock_lease"
 LISTEN_AGAIN = 1.0
 #: Most sessions at once. Renewals are short, so few are ever in use.
 SESSIONS = 20
+#: Seconds between two looks whether one of them is free.
+BETWEEN_LOOKS = 0.01
+#: Whatever the role's default is: above it, two who ask at the same time make one of them fail.
+READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
 
 
 class Keeper:
@@ -38,10 +44,27 @@ class Keeper:
         self.loop = asyncio.SelectorEventLoop()
         self._sessions: dict[str, AsyncSessions] = {}
         self._bells: dict[str, Bell] = {}
-        self._users: set[LeaseHandle] = set()
+        self._users: set[Tenure] = set()
+        self._started: set[asyncio.Task[Any]] = set()
         #: This process was forked from the keeper's, which has the thread.
         self.is_left_behind = False
-        threading.Thread(target=self.loop.run_forever, name="django_pglock leases", daemon=True).start()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="django_pglock leases", daemon=True)
+        self._thread.start()
+
+    def call_later(self, seconds: float, function: Callable[..., None], *args: Any) -> Alarm:
+        """Call a function in the keeper's thread after so many seconds, unless the alarm is cancelled."""
+        alarm = Alarm(function, args)
+        self.loop.call_soon_threadsafe(self.loop.call_later, seconds, alarm)
+        return alarm
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        """Run a coroutine in the keeper's loop and wait for nothing; from any thread, in the middle of anything."""
+        self.loop.call_soon_threadsafe(self._start, coroutine)
+
+    def _start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        task = self.loop.create_task(coroutine)
+        self._started.add(task)
+        task.add_done_callback(self._started.discard)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the keeper's loop and wait for it in this thread; an interrupt cancels it."""
@@ -58,11 +81,11 @@ class Keeper:
 
     # The rest runs in the keeper's loop
 
-    def come(self, user: LeaseHandle) -> None:
+    def come(self, user: Tenure) -> None:
         """Note that somebody needs sessions from now on."""
         self._users.add(user)
 
-    def go(self, user: LeaseHandle) -> None:
+    def go(self, user: Tenure) -> None:
         """Note that somebody needs them no more; the last one closes them."""
         self._users.discard(user)
         if not self._users:
@@ -71,10 +94,11 @@ class Keeper:
             for sessions in self._sessions.values():
                 sessions.close_idle()
 
-    async def ask(self, alias: str, statement: str, params: dict[str, Any]) -> Any:
-        """Send a statement on a session of ``alias``; return its first row, or None."""
+    async def ask(self, alias: str, statement: str, params: Mapping[str, Any]) -> Any:
+        """Send a statement on a session of ``alias``, at READ COMMITTED; return its first row, or None."""
         async with self.session(alias) as session:
-            return await session.send(statement, params)
+            values = {name: quote(value, session.raw) for name, value in params.items()}
+            return await session.send(READ_COMMITTED + statement % values)
 
     @asynccontextmanager
     async def session(self, alias: str) -> AsyncIterator[AsyncSession]:
@@ -82,7 +106,9 @@ class Keeper:
         sessions = self._sessions.get(alias)
         if sessions is None:
             sessions = self._sessions[alias] = AsyncSessions(alias, limit=SESSIONS)
-        session = await sessions.borrow("session")
+        while not sessions.has_room:
+            await asyncio.sleep(BETWEEN_LOOKS)
+        session = await sessions.lend()
         try:
             yield session
         except BaseException:
@@ -104,6 +130,22 @@ class Keeper:
         if alias not in self._bells:
             self._bells[alias] = Bell(self, alias)
         return self._bells[alias]
+
+
+class Alarm:
+    """A call to come. ``cancel`` may come from any thread."""
+
+    def __init__(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._call: tuple[Callable[..., None], tuple[Any, ...]] | None = (function, args)
+
+    def __call__(self) -> None:
+        if self._call is not None:
+            function, args = self._call
+            function(*args)
+
+    def cancel(self) -> None:
+        """Call nothing, and keep nothing that the call would need."""
+        self._call = None
 
 
 class Bell:
@@ -137,8 +179,8 @@ class Bell:
                     await session.send(f"LISTEN {CHANNEL}")
                     # What was given back before we listened was not heard.
                     self._ring_all()
-                    async for notification in session.notifications():
-                        self._ring(notification.payload)
+                    async for payload in session.notifications():
+                        self._ring(payload)
             await asyncio.sleep(LISTEN_AGAIN)
 
     def _ring(self, payload: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -16,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
-from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
+from django_pglock.errors import ConfigurationError, LockError, LockKeyError, LockNotAvailable
 from django_pglock.key_template import KeyTemplate
 from django_pglock.keys import name_of
 from django_pglock.locks.options import OnBusy, on_busy_of
@@ -27,17 +28,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Held(Protocol):
     """A handle of a thread, as far as a lockable knows it."""
 
-    is_held: bool
+    is_open: bool
 
     def acquire(self, *, may_begin: bool) -> Any: ...
 
     def release(self, error: BaseException | None = None) -> None: ...
 
+    def free_from_elsewhere(self) -> None: ...
+
 
 class AsyncHeld(Protocol):
     """A handle of a coroutine, as far as a lockable knows it."""
 
-    is_held: bool
+    is_open: bool
 
     async def acquire(self) -> Any: ...
 
@@ -54,8 +57,7 @@ class Lockable(Generic[H, A]):
     def __init__(self, parts: tuple[Any, ...], on_busy: OnBusy) -> None:
         self._parts = parts
         self._on_busy = on_busy_of(on_busy)
-        # Handles of with statements that are open, by the thread or coroutine that opened them.
-        self._open: dict[Any, list[Any]] = {}
+        self._open = OpenBlocks()
         self._name = self._check(parts)
 
     def _check(self, parts: tuple[Any, ...]) -> str | int:
@@ -92,39 +94,43 @@ class Lockable(Generic[H, A]):
 
     def __enter__(self) -> H:
         handle = self._handle(self._parts)
-        self._take(handle, may_begin=True)
-        self._push(threading.get_ident(), handle)
+        try:
+            self._take(handle, may_begin=True)
+            self._open.add(_caller(), threading.get_ident(), handle)
+        except BaseException:
+            self._open.discard(handle)
+            raise
         return handle
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        handle: H = self._pop(threading.get_ident())
-        if handle.is_held:
+        handle, is_elsewhere = self._open.pop(_caller(), threading.get_ident())
+        if not handle.is_open:
+            return
+        if is_elsewhere:
+            # A generator that another thread closes, or Python's garbage collector.
+            handle.free_from_elsewhere()
+        else:
             handle.release(error)
 
     async def __aenter__(self) -> A:
         handle = self._async_handle(self._parts)
-        await self._atake(handle)
-        self._push(asyncio.current_task(), handle)
+        try:
+            await self._atake(handle)
+            self._open.add(_caller(), asyncio.current_task(), handle)
+        except BaseException:
+            self._open.discard(handle)
+            raise
         return handle
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        handle: A = self._pop(asyncio.current_task())
-        if handle.is_held:
+        # An asynchronous generator that nobody goes on with is closed by another task.
+        handle, _ = self._open.pop(_caller(), asyncio.current_task())
+        if handle.is_open:
             await handle.release(error)
-
-    def _push(self, who: Any, handle: Any) -> None:
-        self._open.setdefault(who, []).append(handle)
-
-    def _pop(self, who: Any) -> Any:
-        stack = self._open[who]
-        handle = stack.pop()
-        if not stack:
-            del self._open[who]
-        return handle
 
     # Decorator
 
@@ -190,6 +196,45 @@ class Lockable(Generic[H, A]):
 
     #: Whether several parts are several names, each of which may be a template.
     _each_part_is_a_name = False
+
+
+def _caller() -> int:
+    """Return which frame the with statement is in that calls our method."""
+    return id(sys._getframe(2))  # noqa: SLF001 - inspect.currentframe() is the same, and ten times slower
+
+
+class OpenBlocks:
+    """The handles of a lockable's with statements that are open.
+
+    A block belongs to the frame whose statement it is: that is the same at its end, also where a generator is closed by
+    another thread or task. Where somebody else enters and leaves for it (``ExitStack``), it is the latest one of the
+    thread or task.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[int, Any, Any]] = []
+
+    def add(self, frame: int, who: Any, handle: Any) -> None:
+        """Note that a block begins."""
+        self._blocks.append((frame, who, handle))
+
+    def discard(self, handle: Any) -> None:
+        """Forget a block that has not begun after all."""
+        self._blocks = [each for each in self._blocks if each[2] is not handle]
+
+    def pop(self, frame: int, who: Any) -> tuple[Any, bool]:
+        """Return the handle of the block that ends, and whether it ends elsewhere than it began."""
+        blocks = self._blocks[::-1]
+        found = (
+            next((each for each in blocks if each[:2] == (frame, who)), None)
+            or next((each for each in blocks if each[0] == frame), None)
+            or next((each for each in blocks if each[1] == who), None)
+            or (blocks[0] if len(blocks) == 1 else None)
+        )
+        if found is None:
+            raise LockError("This with block ends in another thread or task than it began in, as others did.")
+        self._blocks.remove(found)
+        return found[2], found[1] != who
 
 
 def _has_field(part: Any) -> bool:

@@ -45,15 +45,23 @@ class Request(NamedTuple):
     wait: int | None
     #: Milliseconds that the holder may leave its session idle; None has no limit.
     max_hold: int | None
+    #: Take a transaction lock whatever the isolation level is.
+    stale_ok: bool = False
 
     @classmethod
     def of(cls, keys: Sequence[Key], options: Options) -> Request:
         """Return the request for these keys, put into order."""
-        return cls(in_order(keys), options.shared, _milliseconds(options.timeout), _milliseconds(options.max_hold))
+        wait, max_hold = _milliseconds(options.timeout), _milliseconds(options.max_hold)
+        return cls(in_order(keys), options.shared, wait, max_hold, options.stale_ok)
 
     def only(self, number: int) -> Request:
         """Return the request for one of the keys."""
         return self._replace(keys=tuple(key for key in self.keys if key.number == number))
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The numbers that are asked for."""
+        return frozenset([key.number for key in self.keys])
 
     def without(self, numbers: AbstractSet[int]) -> Request:
         """Return the request without these keys."""

@@ -18,11 +18,15 @@ from django_pglock.locks.options import Request
 
 SAVEPOINT = "django_pglock_wait"
 LONGEST_NAME = 200
+#: Seconds between two looks of the first in a semaphore's queue.
+BETWEEN_LOOKS = 0.02
 #: pg_stat_activity shows the first kilobyte of a statement; more names would hide what it does.
 MOST_NAMES = 4
 #: The server's limits on a holder that does nothing. The first reigns outside transactions, the second inside.
 IDLE_LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout")
 _NOT_IN_COMMENTS = re.compile(r"[\x00-\x1f\x7f]|\*(?=/)|/(?=\*)")
+#: psycopg and many others take a percent sign in a statement for a parameter, also in a comment.
+PERCENT = "\uff05"
 
 
 def comment(keys: Iterable[Key]) -> str:
@@ -34,7 +38,8 @@ def comment(keys: Iterable[Key]) -> str:
 
 def _harmless(name: str) -> str:
     # A slash or an asterisk at the end would meet the comment's own.
-    return _NOT_IN_COMMENTS.sub("?", name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…")
+    shown = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    return _NOT_IN_COMMENTS.sub("?", shown).replace("%", PERCENT)
 
 
 def _call(function: str, request: Request) -> str:
@@ -98,8 +103,8 @@ def wait_session(request: Request) -> str:
     if request.wait is None:
         return f"{comment(request.keys)}SET LOCAL lock_timeout = 0;{_keep(request)}"
     limits = f"SET LOCAL lock_timeout = {request.wait};SET LOCAL statement_timeout = 0"
-    one = len(request.keys) == 1
-    waiting = _over("pg_advisory_xact_lock", request) if one else _wait_for_all("pg_advisory_xact_lock", request)
+    one, plain = len(request.keys) == 1, request._replace(max_hold=None)
+    waiting = _over("pg_advisory_xact_lock", request) if one else _wait_for_all("pg_advisory_xact_lock", plain)
     return f"{comment(request.keys)}{limits};{waiting};{_keep(request)}"
 
 
@@ -108,7 +113,7 @@ def wait_session_inside(request: Request) -> str:
 
     A transaction lock would stay to the end of the test, so the session lock itself is waited for.
     """
-    return comment(request.keys) + _in_savepoint(_wait(request, "pg_advisory_lock"))
+    return comment(request.keys) + _in_savepoint(_wait(request._replace(max_hold=None), "pg_advisory_lock"))
 
 
 def _keep(request: Request) -> str:
@@ -162,50 +167,66 @@ def free_if_granted(request: Request) -> str:
 # Transaction locks
 
 
+def _is_fresh(request: Request) -> str:
+    """Return the condition under which a transaction sees what the last holder of the lock has committed.
+
+    The server alone knows: a role, a database, OPTIONS and SET TRANSACTION have a say. Above READ COMMITTED the
+    statement that waits takes the transaction's snapshot before it waits.
+    """
+    return "true" if request.stale_ok else "current_setting('transaction_isolation') LIKE 'read %'"
+
+
 def try_transaction(request: Request) -> str:
-    """Take a transaction lock if it is free; answers whether. For one key: what was taken could not be given back."""
-    tried = f"{_call('pg_try_advisory_xact_lock', request)}({request.keys[0].number})"
-    limit = ""
+    """Take a transaction lock if it is free; answers whether, or NULL if it would not protect.
+
+    For one key: what was taken could not be given back.
+    """
+    granted = f"{_call('pg_try_advisory_xact_lock', request)}({request.keys[0].number})"
+    if not request.stale_ok:
+        granted = f"CASE WHEN {_is_fresh(request)} THEN {granted} END"
     if request.max_hold is not None:
-        name = IDLE_LIMITS[1]
-        limit = f", CASE WHEN granted THEN set_config('{name}', '{request.max_hold}', true) END"
-        return f"{comment(request.keys)}SELECT granted{limit} FROM (SELECT {tried} AS granted OFFSET 0) AS asked"
-    return f"{comment(request.keys)}SELECT {tried}"
+        limit = f"CASE WHEN granted THEN set_config('{IDLE_LIMITS[1]}', '{request.max_hold}', true) END"
+        return f"{comment(request.keys)}SELECT granted, {limit} FROM (SELECT {granted} AS granted OFFSET 0) AS asked"
+    return f"{comment(request.keys)}SELECT {granted}"
 
 
 def wait_transaction(request: Request) -> str:
     """Wait for transaction locks inside a transaction, and leave the caller's lock_timeout as it was.
 
-    With a limit a savepoint surrounds it, because a timeout would abort the transaction; the lock survives its release.
+    Answers NULL if the lock would not protect. With a limit a savepoint surrounds the wait, because a timeout would
+    abort the transaction; the lock survives its release.
     """
-    statement = _wait(request, "pg_advisory_xact_lock")
-    if request.max_hold is not None:
-        statement += f";SELECT set_config('{IDLE_LIMITS[1]}', '{request.max_hold}', true)"
-    if request.wait is not None:
-        statement = _in_savepoint(statement)
-    return comment(request.keys) + statement
+    statement = _wait(request, "pg_advisory_xact_lock", condition=_is_fresh(request))
+    return comment(request.keys) + (statement if request.wait is None else _in_savepoint(statement))
 
 
 def _in_savepoint(statement: str) -> str:
     return f"SAVEPOINT {SAVEPOINT};{statement};RELEASE SAVEPOINT {SAVEPOINT}"
 
 
-def _wait(request: Request, function: str) -> str:
+def _wait(request: Request, function: str, *, condition: str = "true") -> str:
     """Return one statement that remembers the caller's lock_timeout, sets ours, waits, and puts it back.
 
-    The inner row does so in this order; OFFSET 0 keeps the planner from merging it with the outer one.
+    The inner row does so in this order; OFFSET 0 keeps the planner from merging it with the outer one. The first
+    column answers true or, where the condition does not hold and nothing was locked, NULL.
     """
     if len(request.keys) > 1:
-        return _wait_for_all(function, request)
+        return _wait_for_all(function, request, condition)
     return (
-        "SELECT set_config('lock_timeout', before, true) FROM ("
-        "SELECT current_setting('lock_timeout') AS before, "
-        f"set_config('lock_timeout', '{request.wait or 0}', true), "
-        f"{_call(function, request)}({request.keys[0].number}) OFFSET 0) AS held"
+        f"SELECT {_answer(request)} FROM (SELECT current_setting('lock_timeout') AS before, "
+        f"set_config('lock_timeout', '{request.wait or 0}', true), nullif({condition}, false) AS is_fresh, "
+        f"CASE WHEN {condition} THEN {_call(function, request)}({request.keys[0].number}) END OFFSET 0) AS held"
     )
 
 
-def _wait_for_all(function: str, request: Request) -> str:
+def _answer(request: Request) -> str:
+    limit = ""
+    if request.max_hold is not None:
+        limit = f", CASE WHEN is_fresh THEN set_config('{IDLE_LIMITS[1]}', '{request.max_hold}', true) END"
+    return f"is_fresh, set_config('lock_timeout', before, true){limit}"
+
+
+def _wait_for_all(function: str, request: Request, condition: str = "true") -> str:
     """The same for several locks, in order, for no longer than the limit altogether.
 
     lock_timeout counts for each lock anew, so each is given what is left of the time.
@@ -215,17 +236,71 @@ def _wait_for_all(function: str, request: Request) -> str:
         passed = "ceil(1000 * extract(epoch FROM clock_timestamp() - statement_timestamp()))"
         limit = f"greatest(1, {request.wait} - {passed})::int::text"
     return (
-        "WITH was AS MATERIALIZED (SELECT current_setting('lock_timeout') AS before) "
-        "SELECT set_config('lock_timeout', min(before), true) FROM ("
-        f"SELECT before, set_config('lock_timeout', {limit}, true), {_call(function, request)}(k) "
-        f"FROM was, {_array(request.keys)} AS k OFFSET 0) AS held"
+        f"WITH was AS MATERIALIZED (SELECT current_setting('lock_timeout') AS before, {condition} AS is_fresh) "
+        f"SELECT {_answer(request)} FROM (SELECT min(before) AS before, bool_and(nullif(is_fresh, false)) AS is_fresh "
+        f"FROM (SELECT before, is_fresh, set_config('lock_timeout', {limit}, true), "
+        f"CASE WHEN is_fresh THEN {_call(function, request)}(k) END FROM was, {_array(request.keys)} AS k OFFSET 0"
+        ") AS each OFFSET 0) AS held"
     )
 
 
-def try_any(keys: Sequence[Key], function: str) -> str:
-    """Take the first of these that is free; answers its number, or no row. No ORDER BY: sorting would try them all."""
-    return f"{comment(keys[:1])}SELECT k FROM {_array(keys)} AS k WHERE {function}(k) LIMIT 1"
+# Semaphores
 
 
+def try_slot(request: Request, function: str, queue: Key | None) -> str:
+    """Take a slot that is free, if nobody waits in the queue; answers its number, NULL or no row.
+
+    Without a queue it is not looked whether anybody waits. No ORDER BY: sorting would try all slots.
+    """
+    slots = f"SELECT k FROM {_array(request.keys)} AS k WHERE {function}(k) LIMIT 1"
+    if queue is None:
+        return f"{comment(request.keys[:1])}{slots}"
+    # A shared lock, so that those who only look do not keep out each other; it ends with the statement.
+    first = f"SELECT pg_try_advisory_xact_lock_shared({queue.number}) AS is_first OFFSET 0"
+    slots = slots.replace("WHERE", "WHERE is_first AND")
+    return f"{comment(request.keys[:1])}SELECT slot.k FROM ({first}) AS queue, LATERAL ({slots}) AS slot"
+
+
+def wait_for_slot(request: Request, function: str, queue: Key) -> str:
+    """Wait in autocommit for one of several slots; answers its number, or no row when the time is over.
+
+    PostgreSQL cannot wait for one of several locks. So all who wait queue up for one lock, and it is the first of them
+    alone who looks for a slot. The queue's lock ends with the message, which is one transaction.
+    """
+    limit = f"SET LOCAL lock_timeout = {request.wait or 0}"
+    if request.wait is not None:
+        limit += ";SET LOCAL statement_timeout = 0"
+    waiting = f"SELECT pg_advisory_xact_lock({queue.number})"
+    return f"{comment(request.keys[:1])}{limit};{waiting};{_look_for_slot(request, function)}"
+
+
+def wait_for_slot_inside(request: Request, function: str, queue: Key) -> str:
+    """The same inside a transaction, to whose end a transaction lock on the queue would last."""
+    waiting = _wait(request._replace(keys=(queue,), max_hold=None), "pg_advisory_lock", condition=_is_fresh(request))
+    found = f"SELECT ({_look_for_slot(request, function)}) AS slot, {_is_fresh(request)} AS is_fresh OFFSET 0"
+    leaving = f"CASE WHEN is_fresh THEN pg_advisory_unlock({queue.number}) END"
+    looking = f"SELECT slot, nullif(is_fresh, false), {leaving} FROM ({found}) AS found"
+    return comment(request.keys[:1]) + _in_savepoint(f"{waiting};{looking}")
+
+
+def _look_for_slot(request: Request, function: str) -> str:
+    """Look for a free slot again and again, in the server and in one statement.
+
+    A statement each time would cost a round trip, and a wait for one slot with a limit writes an error into the
+    server's log each time that the limit is reached.
+    """
+    fresh = _is_fresh(request) if "xact" in function else "true"
+    slots = f"SELECT k FROM {_array(request.keys)} AS k WHERE {{}} AND {function}(k) LIMIT 1"
+    end = "" if request.wait is None else f"clock_timestamp() < statement_timestamp() + '{request.wait} ms' AND "
+    return (
+        f"WITH RECURSIVE look (slot) AS (SELECT ({slots.format(fresh)}) UNION ALL "
+        f"SELECT ({slots.format('look.slot IS NULL')}) FROM look "
+        f"WHERE look.slot IS NULL AND {fresh} AND {end}pg_sleep({BETWEEN_LOOKS}) IS NOT NULL) "
+        "SELECT slot FROM look WHERE slot IS NOT NULL"
+    )
+
+
+#: A transaction of the lock's own. It must see what the last holder has committed, whatever the role's default is.
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED;"
 #: After a timeout inside a transaction, which is usable again then.
 BACK_TO_SAVEPOINT = f"ROLLBACK TO SAVEPOINT {SAVEPOINT};RELEASE SAVEPOINT {SAVEPOINT}"

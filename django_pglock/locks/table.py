@@ -12,9 +12,9 @@ from django.db.models.base import ModelBase
 from psycopg.errors import LockNotAvailable as ServerTimeout
 
 from django_pglock.conf import get_settings
-from django_pglock.db import connection_for
 from django_pglock.errors import LockNotAvailable, LockScopeError
 from django_pglock.locks.options import Timeout, seconds_of
+from django_pglock.postgres.connections import connection_for
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper

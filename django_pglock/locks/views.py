@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -13,19 +11,16 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
-from django_pglock.errors import ConfigurationError, LockLost, LockNotAvailable
+from django_pglock.errors import ConfigurationError, LockNotAvailable
 from django_pglock.key_template import KeyTemplate
 from django_pglock.keys import Key, make_key
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.lockable import refuse_generators
 from django_pglock.locks.options import Options, Timeout, max_hold_of, scope_of, seconds_of
-
-logger = logging.getLogger("django_pglock.locks")
+from django_pglock.locks.responses import ResponseLock
 
 View = TypeVar("View", bound=Callable[..., Any])
-#: Seconds to wait for the event loop to give a streamed response's lock back.
-PATIENCE = 10.0
 #: What a busy lock may be answered with; others would tell the client something else.
 STATUSES = (409, 423, 429, 503)
 #: What a request's method can be; another name would lock nothing.
@@ -51,12 +46,15 @@ def lock_view(
       is None, such as the primary key of an anonymous user, raises ``LockKeyError``: put the login check outside.
     - ``timeout``: seconds to wait before giving up; default 0, because each waiter occupies a web worker.
     - ``status``: 409 (default), 423, 429 or 503; ``retry_after``: seconds in the header of that answer.
-    - ``methods``: lock only these, for example ``["POST"]``; default all.
+    - ``methods``: lock only these, for example ``["POST"]``; default all. HEAD is locked where GET is.
     - ``on_busy``: a callable ``(exception, request, *args, **kwargs)`` that makes the answer instead.
     - ``shared``, ``scope``, ``using``, ``max_hold`` as for ``lock``.
 
-    A streaming response keeps the lock until it is closed. Raises ``LockKeyError`` and ``ConfigurationError`` when the
-    decorator is applied, if the template or the view cannot work.
+    A streaming response, or one that is rendered after the view has returned (``TemplateResponse``), keeps a session
+    lock until it is closed, or until nobody has it any more.
+
+    Raises ``LockKeyError`` and ``ConfigurationError`` when the decorator is applied, if the template or the view cannot
+    work.
     """
     if not isinstance(key, str):
         raise ConfigurationError(f"lock_view was given {key!r} as its key; write @lock_view('order:{{order_id}}').")
@@ -100,7 +98,8 @@ def _methods_of(value: Iterable[str]) -> frozenset[str]:
         raise ConfigurationError(
             f"lock_view: methods is {value!r}; give a list of {', '.join(METHODS)}, or None for all of them."
         )
-    return names
+    # Django answers HEAD by the view for GET.
+    return names | {"HEAD"} if "GET" in names else names
 
 
 def busy_response(
@@ -128,88 +127,118 @@ class _Guard:
 
 def _wrap(view: Any, key: str, guard: _Guard, where: str, *, is_async: bool) -> Any:
     refuse_generators(view)
-    parameters = inspect.signature(view).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    template = KeyTemplate(key, known=None if takes_any else {*parameters, "request"}, where=where)
+    template = ViewKey(key, view, where)
 
-    def key_for(request: Any, kwargs: dict[str, Any]) -> Key | None:
+    def key_for(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key | None:
         """Return the key for a request, or None if its method is let through."""
-        if guard.methods is not None and request.method not in guard.methods:
+        if guard.methods is not None and _request_of(args).method not in guard.methods:
             return None
-        return make_key(template.render({**kwargs, "request": request}))
+        return make_key(template.render(args, kwargs))
 
     @functools.wraps(view)
     def locked(*args: Any, **kwargs: Any) -> Any:
-        request = _request_of(args)
-        key = key_for(request, kwargs)
+        key = key_for(args, kwargs)
         if key is None:
             return view(*args, **kwargs)
         handle = Handle([key], guard.options)
         try:
             handle.acquire(may_begin=True)
         except LockNotAvailable as busy:
-            return guard.answer(busy, request, **kwargs)
+            return guard.answer(busy, *_from_request(args), **kwargs)
         return _respond(handle, functools.partial(view, *args, **kwargs), where)
 
     @functools.wraps(view)
     async def locked_async(*args: Any, **kwargs: Any) -> Any:
-        request = _request_of(args)
-        key = key_for(request, kwargs)
+        key = key_for(args, kwargs)
         if key is None:
             return await view(*args, **kwargs)
         handle = AsyncHandle([key], guard.options)
         try:
             await handle.acquire()
         except LockNotAvailable as busy:
-            answer = guard.answer(busy, request, **kwargs)
+            answer = guard.answer(busy, *_from_request(args), **kwargs)
             return await answer if inspect.isawaitable(answer) else answer
         return await _respond_async(handle, functools.partial(view, *args, **kwargs))
 
     return locked_async if is_async else locked
 
 
+class ViewKey:
+    """The key template of a view: over ``request`` and the view's parameters, however the URL passes them."""
+
+    def __init__(self, key: str, view: Any, where: str) -> None:
+        self._signature = inspect.signature(view)
+        parameters = self._signature.parameters
+        self._extra = [each.name for each in parameters.values() if each.kind is each.VAR_KEYWORD]
+        known = None if self._extra else {*parameters, "request"}
+        self._template = KeyTemplate(key, known=known, where=where)
+
+    def render(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return the name for a call. Raises ``LockKeyError`` where a field has no value."""
+        return self._template.render({**self._arguments(args, kwargs), "request": _request_of(args)})
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        try:
+            bound = self._signature.bind_partial(*args, **kwargs)
+        except TypeError:
+            # Another decorator below this one takes other arguments than the view.
+            return kwargs
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        for name in self._extra:
+            values.update(values.pop(name))
+        return values
+
+
+def _from_request(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    # A method has its object before the request. By what it has and not by its class: other frameworks wrap Django's.
+    return args[next(place for place, argument in enumerate(args) if hasattr(argument, "META")) :]
+
+
 def _request_of(args: tuple[Any, ...]) -> Any:
-    # A method has its object before it. By what it has and not by its class: other frameworks wrap Django's.
-    return next(argument for argument in args if hasattr(argument, "META"))
+    return _from_request(args)[0]
 
 
 def _respond(handle: Handle, call: Callable[[], Any], where: str) -> Any:
-    """Call the view and give the lock back, unless its response is still to be streamed: then when that is closed."""
+    """Call the view and give the lock back, unless its response is still to be made or sent: then with that."""
     try:
         response = call()
-        streams = getattr(response, "streaming", False)
-        if streams and handle.scope == "transaction":
-            response.close()
-            _refuse_stream(where)
+        if _is_unfinished(response):
+            if handle.scope == "session":
+                ResponseLock(handle, response)
+                return response
+            if response.streaming:
+                response.close()
+                _refuse_stream(where)
     except BaseException as error:
-        handle.release(error)
+        if handle.is_open:
+            handle.release(error)
         raise
-    if streams:
-        # Django calls these when it closes the response, in the same thread.
-        response._resource_closers.append(functools.partial(_release_after_stream, handle.release))
-    else:
-        handle.release()
+    handle.release()
     return response
 
 
 async def _respond_async(handle: AsyncHandle, call: Callable[[], Any]) -> Any:
-    """The same for coroutines. Their lock has a session of its own, so that a stream keeps it in any scope."""
+    """The same for coroutines. Their lock has a session outside of Django's, so that a stream keeps it in any scope."""
     try:
         response = await call()
+        if _is_unfinished(response):
+            handle.detach()
+            ResponseLock(handle, response)
+            return response
     except BaseException as error:
-        await handle.release(error)
+        if handle.is_open:
+            await handle.release(error)
         raise
-    if getattr(response, "streaming", False):
-        loop = asyncio.get_running_loop()
-
-        def release() -> None:
-            # Django closes the response in a thread. The lock belongs to the loop.
-            asyncio.run_coroutine_threadsafe(handle.release(), loop).result(PATIENCE)
-
-        response._resource_closers.append(functools.partial(_release_after_stream, release))
-    else:
-        await handle.release()
+    await handle.release()
     return response
+
+
+def _is_unfinished(response: Any) -> bool:
+    """Say whether a response is streamed, or rendered (``TemplateResponse``), when the view has returned."""
+    if not hasattr(response, "_resource_closers"):
+        return False
+    return bool(response.streaming) or not getattr(response, "is_rendered", True)
 
 
 def _refuse_stream(where: str) -> NoReturn:
@@ -217,11 +246,3 @@ def _refuse_stream(where: str) -> NoReturn:
         f"{where}: the transaction, and with it the lock, ends before a streaming response is sent. Use "
         "scope='session' and take the view out of ATOMIC_REQUESTS."
     )
-
-
-def _release_after_stream(release: Callable[[], None]) -> None:
-    # Django swallows what a closer raises, so this has to be said here.
-    try:
-        release()
-    except LockLost as lost:
-        logger.error("%s", lost)  # noqa: TRY400 - the sentence says it all

@@ -7,8 +7,8 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.utils.translation import gettext as _
 
-from django_pglock.db import connection_for
 from django_pglock.errors import ConfigurationError
+from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.compat import task_backends
 
 

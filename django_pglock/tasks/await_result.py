@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from django.apps import apps
 
 from django_pglock.conf import get_settings
-from django_pglock.db import connection_for, dedicated_connection, in_atomic
 from django_pglock.errors import TaskError
+from django_pglock.postgres.connections import connection_for, in_transaction
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.waiting import DONE_CHANNEL
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def await_end(task_id: str, using: str, timeout: float | None, *, is_wanted: Cal
     Behind a pooler no notification arrives; then it looks every ``POLL_INTERVAL`` seconds. Raises ``TaskError`` inside
     a transaction, which nobody else sees: the task would wait for the caller.
     """
-    if in_atomic(connection_for(using)):
+    if in_transaction(connection_for(using)):
         raise TaskError("wait() inside atomic() would wait for ever: no worker sees the task before the commit.")
     deadline = None if timeout is None else time.monotonic() + timeout
     with _listening(task_id, using) as connection:

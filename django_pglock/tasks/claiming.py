@@ -16,7 +16,8 @@ from django.db import connections, models, transaction
 from django.db.models.sql import UpdateQuery
 from psycopg import ClientCursor
 
-from django_pglock.db import connection_for, literals
+from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.message import literals
 from django_pglock.tasks.plans import kept
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db import connections, transaction
 from psycopg import ClientCursor
 
-from django_pglock.db import connection_for, literals, send
 from django_pglock.errors import DuplicateTask, TaskOptionError
+from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.message import literals, send
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.call_keys import NO_KEYS, CallKeys
 from django_pglock.tasks.retry import seconds_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from django_pglock.db import literals
+from django_pglock.postgres.message import literals
 from django_pglock.tasks.statements import OFF
 
 if TYPE_CHECKING:

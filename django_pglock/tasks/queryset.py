@@ -23,8 +23,9 @@ from django.db.models.functions import Coalesce, Now
 from psycopg.errors import DivisionByZero
 
 from django_pglock.conf import get_settings
-from django_pglock.db import connection_for, in_atomic, literals, send
 from django_pglock.errors import ClaimLost
+from django_pglock.postgres.connections import connection_for, in_transaction
+from django_pglock.postgres.message import literals, send
 from django_pglock.tasks import plans, statements, wakeup
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimStatement
@@ -380,7 +381,7 @@ class TaskQuerySet(CountQuerySet):
 
         In a transaction of the caller's to all at once, as they stay locked until its end anyway.
         """
-        if in_atomic(connection_for(self.db)):
+        if in_transaction(connection_for(self.db)):
             return verb(self)
         count, ids = 0, list(chosen.values_list("pk", flat=True))
         for start in range(0, len(ids), WINDOW):

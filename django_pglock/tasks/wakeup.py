@@ -22,7 +22,8 @@ from weakref import WeakKeyDictionary
 
 from django.db import connections
 
-from django_pglock.db import connection_for, literals, send
+from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.message import literals, send
 
 #: Workers listen here for tasks that can be claimed; the payload is the queue's name.
 READY_CHANNEL = "django_pglock_ready"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from django_pglock.db import hang_up
+from django_pglock.postgres.connections import hang_up
 from django_pglock.worker.service import ConnectedService, Service
 
 logger = logging.getLogger("django_pglock.worker")

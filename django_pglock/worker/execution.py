@@ -17,8 +17,8 @@ from django.db import Error as DatabaseFailure
 from django.db import transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.db import connection_for
 from django_pglock.errors import ClaimLost, TaskCancelled
+from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import describe_exception, from_json, to_json
 from django_pglock.tasks.claim import Claim

@@ -20,7 +20,8 @@ from django.core.cache import caches
 from django.db import Error as DatabaseFailure
 from django.db import connections
 
-from django_pglock.db import connection_for, has_hung_up, limit_waiting
+from django_pglock.postgres.connections import connection_for, has_hung_up
+from django_pglock.postgres.sessions import limit_waiting
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.apps import apps
 
 from django_pglock.conf import get_settings
-from django_pglock.db import connection_for
+from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.options import Group
 from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Released, Retried

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from django_pglock.forking import keep_from_children
+from django_pglock.postgres.forking import keep_from_children
 
 logger = logging.getLogger("django_pglock.worker")
 

@@ -18,7 +18,7 @@ from django.db import Error as DatabaseFailure
 from django.db import connections
 
 from django_pglock.conf import get_settings
-from django_pglock.db import dedicated_connection, parameters_of
+from django_pglock.postgres.sessions import dedicated_connection, parameters_of
 from django_pglock.tasks import registry
 from django_pglock.worker.guarding import Guard
 from django_pglock.worker.hand import Hand

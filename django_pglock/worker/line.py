@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 
 from django_pglock.conf import get_settings
-from django_pglock.forking import keep_from_children
+from django_pglock.postgres.forking import keep_from_children
 from django_pglock.worker.service import Service, logger
 
 #: The environment variable that tells a process that it has a supervisor, and which of its processes it is.

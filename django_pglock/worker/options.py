@@ -6,8 +6,8 @@ from collections.abc import Callable
 from threading import TIMEOUT_MAX
 from typing import Any
 
-from django_pglock.db import connection_for
 from django_pglock.errors import ConfigurationError
+from django_pglock.postgres.connections import connection_for
 
 LAST_PORT = 65535
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from django_pglock.errors import ConfigurationError
-from django_pglock.forking import keep_from_children
+from django_pglock.postgres.forking import keep_from_children
 from django_pglock.worker.metrics import CONTENT_TYPE, exposition
 
 if TYPE_CHECKING:

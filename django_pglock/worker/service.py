@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.db import DatabaseError, InterfaceError, connections
 
-from django_pglock.db import dedicated_connection, set_limits, statement_under_way
+from django_pglock.postgres.connections import statement_under_way
+from django_pglock.postgres.sessions import dedicated_connection, set_limits
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper

@@ -22,7 +22,7 @@ from django.apps import apps
 from django.db import IntegrityError, connections, transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.db import connection_for, has_hung_up
+from django_pglock.postgres.connections import connection_for, has_hung_up
 from django_pglock.tasks.gates import KEYS_AT_ONCE
 from django_pglock.tasks.pruning import ages_of
 from django_pglock.tasks.queryset import COMPARED_AT_ONCE

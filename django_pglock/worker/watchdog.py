@@ -26,8 +26,8 @@ import psycopg
 from django.db import connections
 from django.db.backends.signals import connection_created
 
-from django_pglock.db import cancel_statement
 from django_pglock.errors import TaskTimeout
+from django_pglock.postgres.connections import cancel_statement
 from django_pglock.worker.interruption import Interruptible
 from django_pglock.worker.offspring import end_here
 from django_pglock.worker.service import Service

@@ -8,8 +8,8 @@ import pytest
 from django.db import connection, connections
 
 from django_pglock import db
-from django_pglock.db import dedicated_connection
 from django_pglock.models import Task
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.worker import deadlines, listener, service
 from django_pglock.worker.deadlines import _Seen
 from django_pglock.worker.service import ConnectedService

@@ -26,7 +26,7 @@ from django_pglock import (
     semaphore,
     try_lock,
 )
-from django_pglock.locks.sessions import sessions_for
+from django_pglock.locks.coroutines import places_for
 from django_pglock.models import AdvisoryLock
 from tests.db.test_locks import somebody as somebody  # a fixture
 
@@ -217,7 +217,7 @@ def test_a_wait_that_is_cut_short_while_it_connects_leaves_no_session():
                 await (await coming).release()
             except asyncio.CancelledError as error:
                 kept.append(error)  # Python would close what only its frames know, sooner or later
-        sessions_for("default").close_idle()
+        places_for("default").close_idle()
         await until(lambda: _is(asessions, before), "a session is left")
 
     asyncio.run(main())
@@ -288,7 +288,7 @@ def test_the_event_loop_goes_on_while_a_coroutine_waits(somebody):
 
 
 def test_a_loop_that_has_ended_is_forgotten():
-    from django_pglock.locks.sessions import _of_loops
+    from django_pglock.locks.coroutines import _of_loops
 
     async def main():
         await asyncio.gather(*[lock("a")(_nothing)() for _ in range(3)])
@@ -342,37 +342,191 @@ def test_other_database_errors_pass_through(somebody):
     asyncio.run(main())
 
 
+def lock_sessions():
+    """Return how many sessions of coroutines' locks there are."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '/* django_pglock%%' AND pid <> pg_backend_pid()"
+        )
+        return cursor.fetchone()[0]
+
+
+async def asessions_of_locks():
+    return await asyncio.to_thread(_closing, lock_sessions)
+
+
 @override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 2})
-def test_sessions_are_few_are_used_again_and_end_with_the_loop(monkeypatch):
-    monkeypatch.setattr("django_pglock.locks.sessions.PATIENCE", 60.0)
-
-    def sessions():
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '/* django_pglock%%async %%'"
-                " OR query LIKE 'SELECT pg_advisory_unlock%%'"
-            )
-            return cursor.fetchone()[0]
-
+def test_sessions_are_few_are_used_again_and_end_with_the_loop():
     async def visit(number):
         async with lock("async", number):
             await asyncio.sleep(0.001)
 
     async def main():
         await asyncio.gather(*[visit(number) for number in range(20)])
-        assert await asyncio.to_thread(_closing, sessions) <= 2
-        one, _two = [await asyncio.create_task(lock("async", number).aacquire()) for number in (1, 2)]
-        monkeypatch.setattr("django_pglock.locks.sessions.PATIENCE", 0.2)
-        with pytest.raises(LockError, match="ASYNC_SESSIONS"):
-            await lock("async", 3).aacquire()
-        await one.release()
-        await lock("async", 3).aacquire()
+        assert await asessions_of_locks() <= 3
 
     asyncio.run(main())
     deadline = time.monotonic() + 10
-    while sessions() or rows() != (0, 0):
+    while lock_sessions() or rows() != (0, 0):
         assert time.monotonic() < deadline, "the loop ended, its sessions did not"
         time.sleep(0.01)
+
+
+# More locks than sessions
+
+
+async def in_a_task(make):
+    """Take a lock as a coroutine of its own."""
+    return await asyncio.create_task(make.aacquire())
+
+
+@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 2})
+@pytest.mark.parametrize("timeout", [0, 5, None])
+def test_the_number_of_sessions_makes_nobody_fail_or_wait(timeout, somebody):
+    """Ten streams that take their time must not take every other locked view down."""
+
+    async def main():
+        held = [await in_a_task(lock("async", number, timeout=timeout)) for number in range(12)]
+        assert all(held)
+        assert await asessions_of_locks() <= 3
+        assert await arows() == (12, 0)
+        for number in range(12):
+            assert not await asyncio.to_thread(somebody.can_have, f"async:{number}")
+            with pytest.raises(LockNotAvailable):
+                await in_a_task(lock("async", number, timeout=0))
+        for handle in held:
+            await handle.release()
+        assert await arows() == (0, 0)
+
+    asyncio.run(main())
+
+
+@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
+def test_coroutines_that_share_a_session_exclude_each_other():
+    """PostgreSQL takes them for one holder."""
+    inside = {"a": 0, "b": 0}
+
+    async def visit(number):
+        name = "ab"[number % 2]
+        async with lock(name):
+            inside[name] += 1
+            assert inside[name] == 1
+            await asyncio.sleep(0.002)
+            inside[name] -= 1
+
+    async def main():
+        keeper = await in_a_task(lock("keeper"))
+        await asyncio.gather(*[visit(number) for number in range(20)])
+        await keeper.release()
+
+    asyncio.run(main())
+
+
+@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
+def test_modes_slots_and_reentry_in_a_shared_session(somebody):
+    async def reenter():
+        async with lock("c"), lock("c", timeout=0):
+            with pytest.raises(LockError, match="already"):
+                await lock("c", reentrant=False).aacquire()
+        return await asyncio.to_thread(somebody.can_have, "c")
+
+    async def main():
+        keeper = await in_a_task(lock("keeper"))
+        readers = [await in_a_task(lock("a", shared=True)) for _ in range(3)]
+        with pytest.raises(LockNotAvailable):
+            await in_a_task(lock("a", timeout=0.05))
+        await readers.pop().release()
+        assert not await asyncio.to_thread(somebody.can_have, "a"), "the others read on"
+        slots = [await in_a_task(semaphore("s", limit=2, timeout=0)) for _ in range(2)]
+        assert slots[0].key != slots[1].key
+        with pytest.raises(LockNotAvailable):
+            await in_a_task(semaphore("s", limit=2, timeout=0.05))
+        all_of_them = await in_a_task(lock_all("x", "y", timeout=1))
+        with pytest.raises(LockNotAvailable):
+            await in_a_task(lock_all("y", "z", timeout=0))
+        assert await asyncio.to_thread(somebody.can_have, "z")
+        assert await asyncio.create_task(reenter())
+        for handle in (keeper, *readers, *slots, all_of_them):
+            await handle.release()
+        assert await arows() == (0, 0)
+
+    asyncio.run(main())
+
+
+@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
+@pytest.mark.parametrize("options", [{"scope": "transaction"}, {"max_hold": 60}])
+def test_a_lock_that_needs_a_session_to_itself_is_busy_while_there_is_none(options):
+    async def main():
+        keeper = await in_a_task(lock("keeper"))
+        for timeout in (0, 0.05):
+            with pytest.raises(LockNotAvailable):
+                await in_a_task(lock("a", timeout=timeout, **options))
+        waiting = asyncio.create_task(lock("a", timeout=60, **options).aacquire())
+        await asyncio.sleep(0.05)
+        await keeper.release()
+        await (await waiting).release()
+
+    asyncio.run(main())
+
+
+@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
+def test_cancels_in_a_shared_session_cost_nobody_a_lock():
+    async def visit(name):
+        async with lock(name, shared=True):
+            await asyncio.sleep(0.0005)
+
+    async def main():
+        keeper = await in_a_task(lock("keeper"))
+        other = await in_a_task(lock("other", shared=True))
+        for number in range(60):
+            tasks = [asyncio.create_task(visit("other")) for _ in range(3)]
+            await asyncio.sleep(number * 0.0001)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        other.assert_held()
+        await other.release()
+        await keeper.release()
+        await until(lambda: _is(arows, (0, 0)), "something was left")
+
+    asyncio.run(main())
+
+
+# Left behind
+
+
+def test_a_handle_that_is_dropped_frees_its_lock(somebody, caplog):
+    async def main():
+        await asyncio.create_task(_drop("a"))
+        assert await asyncio.to_thread(somebody.can_have, "a")
+
+    asyncio.run(main())
+    assert "'a' was freed because its handle was dropped" in caplog.text
+
+
+async def _drop(name):
+    await lock(name).aacquire()
+
+
+@pytest.mark.parametrize("shared_lockable", [False, True])
+def test_an_asynchronous_generator_that_nobody_goes_on_with_frees_its_lock(somebody, shared_lockable):
+    """Python has it closed by another task, some time later."""
+    one = lock("a")
+
+    async def numbers():
+        async with one if shared_lockable else lock("a"):
+            yield 1
+            yield 2
+
+    async def take_one():
+        async for number in numbers():
+            return number
+
+    async def main():
+        assert await asyncio.create_task(take_one()) == 1
+        await until(lambda: asyncio.to_thread(somebody.can_have, "a"), "the lock is held for ever")
+
+    asyncio.run(main())
 
 
 # Views

@@ -57,8 +57,9 @@ def test_closing_under_a_lock_ends_the_session_and_is_noticed(pooled, close, eve
 
 
 def test_a_handle_that_nobody_releases_ends_with_the_request(pooled, eventually):
-    lock("forgotten").acquire()
+    kept = lock("forgotten").acquire()
     assert locks_held() == 1
     close_old_connections()
     eventually(lambda: locks_held() == 0)
+    assert not kept
     assert "close" not in vars(pooled), "the pool works as before"

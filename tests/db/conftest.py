@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from django_pglock.db import dedicated_connection
 from django_pglock.models import Task
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.claim import Claim
 
 

@@ -8,9 +8,9 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import lock
-from django_pglock.db import dedicated_connection
 from django_pglock.keys import make_key
 from django_pglock.models import AdvisoryLock, Worker
+from django_pglock.postgres.sessions import dedicated_connection
 from tests.db.test_locks import Somebody, my_pid
 from tests.sample.models import Effect
 

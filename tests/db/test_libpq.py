@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from django.db import OperationalError, ProgrammingError, connection, transaction
+from django.db import OperationalError, ProgrammingError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
@@ -15,10 +15,12 @@ from psycopg.errors import DivisionByZero
 from psycopg.pq import TransactionStatus
 
 from django_pglock import lock
-from django_pglock.db import send
+from django_pglock.postgres.message import send
 from tests.db.test_locks import advisory_rows, my_pid
 from tests.db.test_locks import somebody as somebody  # a fixture
 
+#: Django's own object, not the one that stands for it in django.db.
+connection = connections["default"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
@@ -78,7 +80,7 @@ def test_a_transaction_that_begins_otherwise_is_begun_by_psycopg():
     connection.connection.isolation_level = IsolationLevel.SERIALIZABLE
     try:
         with transaction.atomic():
-            assert send(connection, "SHOW transaction_isolation") == ("serializable",)
+            assert send(connection, "SHOW transaction_isolation") == ["serializable"]
     finally:
         connection.connection.isolation_level = None
 

@@ -139,7 +139,7 @@ def test_requests_that_are_transactions(somebody):
         assert somebody.can_have("atomic")
         somebody.holds("atomic")
         assert Client().get("/atomic").status_code == 409
-        with pytest.raises(LockScopeError, match="inside atomic"):
+        with pytest.raises(LockScopeError, match="inside a transaction"):
             Client().get("/session")
         assert Client().get("/outside").content == b"done"
         assert Effect.objects.get(name="outside").number == 0

@@ -28,9 +28,9 @@ from django_pglock import (
     signals,
     try_lock,
 )
-from django_pglock.db import dedicated_connection
 from django_pglock.errors import ConfigurationError
 from django_pglock.keys import make_key
+from django_pglock.postgres.sessions import dedicated_connection
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -163,13 +163,10 @@ class InsideTestCase(TestCase):
 
 
 @pytest.mark.parametrize("scope", ["auto", "transaction"])
-def test_a_snapshot_that_is_older_than_the_lock_is_refused(monkeypatch, scope):
+def test_a_snapshot_that_is_older_than_the_lock_is_refused(scope):
     """At REPEATABLE READ one would wait for the lock and then read what was there before its last holder committed."""
-    from psycopg import IsolationLevel
-
-    connection.ensure_connection()
-    monkeypatch.setattr(connection, "isolation_level", IsolationLevel.REPEATABLE_READ)
-    with transaction.atomic():
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         with pytest.raises(LockScopeError, match="stale_ok"), lock("a", scope=scope):
             pass
         with lock("a", scope=scope, stale_ok=True):

@@ -13,8 +13,8 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import task
-from django_pglock.db import dedicated_connection
 from django_pglock.models import Attempt, Schedule, Task, Worker
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks import wakeup
 from django_pglock.worker.queue_claims import LONGEST_LINE, WorkerClaims
 from tests.sample import keyed_tasks as keyed

@@ -12,8 +12,9 @@ from django.db.models.functions import Now
 from django.test import override_settings
 
 from django_pglock import enqueue_many
-from django_pglock.db import dedicated_connection, has_hung_up
 from django_pglock.models import Attempt, RateLimit, Task, Worker
+from django_pglock.postgres.connections import has_hung_up
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.liveness import lock_key_of
 from django_pglock.tasks.outcome import Failed, Failure, Succeeded
 from django_pglock.tasks.queryset import COMPARED_AT_ONCE

@@ -19,12 +19,12 @@ from django.test import RequestFactory
 from django.urls import reverse
 
 from django_pglock import Lease, Unique, enqueue_many, lock, task
-from django_pglock.db import dedicated_connection
 from django_pglock.errors import LockKeyError
 from django_pglock.key_template import KeyTemplate
 from django_pglock.keys import make_key
 from django_pglock.locks.views import lock_view
 from django_pglock.models import AdvisoryLock, Attempt, Schedule, Task, Worker
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.call_keys import LONGEST_KEY, keys_of
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import InvalidTask, TaskResultDoesNotExist, task_backends, task_finished

@@ -12,9 +12,9 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import Group, Rate, Unique
-from django_pglock.db import dedicated_connection
 from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
 from django_pglock.tasks.statements import LOCK_KEYS
 from tests.sample import keyed_tasks as keyed

@@ -14,11 +14,11 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
-from django_pglock.db import connection_for
 from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import read_by
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.models import AdvisoryLock, Lease
+from django_pglock.postgres.connections import connection_for
 from django_pglock.worker.options import amount
 
 

@@ -1,0 +1,172 @@
+"""Which session a coroutine's lock is in.
+
+Each coroutine that holds or awaits locks has a session to itself for as long as there are some left, and goes on in the
+same one when it takes another lock; so PostgreSQL sees who waits for whom, and ends a deadlock. There are
+``ASYNC_SESSIONS`` of them in an event loop. Whoever comes when all are in use takes its lock in one session that is
+shared: a session can hold any number of locks. There nobody waits in the server, for all others would wait as well.
+Who has to wait looks from time to time, and moves to a session of its own when one is given back. PostgreSQL takes the
+shared session for one holder; that its coroutines exclude each other is seen to here.
+
+So the number of sessions makes nobody fail and nobody wait. Locks that need the whole session (of scope
+"transaction", or with ``max_hold``) wait for one of their own, no longer than their timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from django.db import OperationalError
+
+from django_pglock.conf import get_settings
+from django_pglock.errors import LockError
+from django_pglock.locks.holds import Hold, Holds, holds_of
+from django_pglock.locks.options import Request
+from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessions, open_session
+
+#: Seconds between two looks of somebody who waits without a session of its own: the first pause, and the longest.
+FIRST_LOOK, LONGEST_PAUSE = 0.01, 0.25
+
+
+class Place:
+    """A session as one coroutine, or several that share it, hold locks in it. ``depth`` counts those of the owner."""
+
+    def __init__(self, session: AsyncSession, *, is_shared: bool = False) -> None:
+        self.session = session
+        self.is_shared = is_shared
+        self.depth = 0
+        #: The coroutine's places, this one among them while it has it.
+        self.owner: dict[str, Place] = {}
+
+    @property
+    def holds(self) -> Holds:
+        """What the session holds."""
+        return holds_of(self.session.connection)
+
+    def held(self) -> list[Hold]:
+        """Return what is held here, or may be."""
+        return self.holds.current(self.session.connection)
+
+    def has_room_for(self, request: Request, task: Any) -> bool:
+        """Say whether no other coroutine has one of these locks here, in a mode that keeps this one out."""
+        return not any(
+            hold.owner is not task
+            and not (hold.request.shared and request.shared)
+            and not hold.numbers.isdisjoint(request.numbers)
+            for hold in self.held()
+        )
+
+
+class Places:
+    """The sessions for locks of one event loop on one database alias."""
+
+    def __init__(self, alias: str) -> None:
+        self._sessions = AsyncSessions(alias, limit=get_settings().ASYNC_SESSIONS)
+        self._alias = alias
+        self._open: set[AsyncSession] = set()
+        self._own: WeakKeyDictionary[asyncio.Task[Any], dict[str, Place]] = WeakKeyDictionary()
+        self._shared: Place | None = None
+        self._sharing = asyncio.Lock()
+        self._change = asyncio.Event()
+        self._end = self._close_at_the_end()
+        self._is_watching = False
+
+    def place_of(self, scope: str) -> Place | None:
+        """Return the place that this coroutine has already for locks of ``scope``."""
+        place = self._places_of_this_task().get(scope)
+        if place is not None:
+            place.depth += 1
+        return place
+
+    async def place(self, scope: str) -> Place | None:
+        """Return a place for this coroutine alone, or None if there is none left."""
+        if not self._sessions.has_room:
+            return None
+        own = self._places_of_this_task()
+        try:
+            session = await self._sessions.lend()
+        except OperationalError:
+            if not self._open:
+                raise
+            # The server takes no more sessions; there are some, which can be shared.
+            return None
+        self._open.add(session)
+        place = own[scope] = Place(session)
+        place.owner, place.depth = own, 1
+        return place
+
+    async def shared_place(self) -> Place:
+        """Return the place that coroutines share."""
+        async with self._sharing:
+            if self._shared is None or self._shared.session.has_ended:
+                session = await open_session(self._alias)
+                self._open.add(session)
+                self._shared = Place(session, is_shared=True)
+        return self._shared
+
+    def has_in_common(self, task: Any, request: Request) -> bool:
+        """Say whether a coroutine has one of these locks in the shared session."""
+        held = self._shared.held() if self._shared is not None else []
+        return any(hold.owner is task and not hold.numbers.isdisjoint(request.numbers) for hold in held)
+
+    def leave(self, place: Place) -> None:
+        """Say that one lock less is held or awaited there."""
+        self._open.add(place.session)
+        if not place.is_shared:
+            place.depth -= 1
+            if place.depth == 0:
+                for scope in [scope for scope, owned in place.owner.items() if owned is place]:
+                    del place.owner[scope]
+                self._sessions.give_back(place.session)
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until somebody leaves a place, but no longer than so many seconds."""
+        try:
+            await asyncio.wait_for(self._change.wait(), seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            return
+
+    def detach(self, session: AsyncSession) -> None:
+        """Let a session outlive this loop: what is held there is held for a response that is sent by others."""
+        self._open.discard(session)
+
+    def close_idle(self) -> None:
+        """End the sessions that nobody uses."""
+        self._sessions.close_idle()
+
+    def _places_of_this_task(self) -> dict[str, Place]:
+        task = asyncio.current_task()
+        if task is None:
+            raise LockError("There is no coroutine here that could hold a lock.")
+        return self._own.setdefault(task, {})
+
+    async def watch_the_loop(self) -> None:
+        """Have everything closed when the loop ends."""
+        if not self._is_watching:
+            self._is_watching = True
+            await self._end.__anext__()
+
+    async def _close_at_the_end(self) -> AsyncGenerator[None, None]:
+        # asyncio closes the generators that are still open when a loop ends; there is no other hook.
+        try:
+            yield
+        finally:
+            while self._open:
+                self._open.pop().end()
+            # What waits is bound to its loop, which could not be collected while it is known here.
+            _of_loops.pop(asyncio.get_running_loop(), None)
+
+
+_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Places]] = WeakKeyDictionary()
+
+
+def places_for(alias: str) -> Places:
+    """Return the places of the running event loop on a database alias."""
+    by_alias = _of_loops.setdefault(asyncio.get_running_loop(), {})
+    if alias not in by_alias:
+        by_alias[alias] = Places(alias)
+    return by_alias[alias]

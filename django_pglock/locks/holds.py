@@ -1,0 +1,265 @@
+"""What a session holds: every lock that was taken, or may have been, with the one thing to which it is tied.
+
+A transaction lock is tied to its transaction, or to the savepoint behind which it was taken, and PostgreSQL frees it. A
+session lock is tied to its handle: who drops the handle without a word (a generator that nobody goes on with, a
+response that is never sent, an exception in the middle of ``acquire``) has the lock freed all the same. The session
+knows it from before the question until it is certain that nothing is held, so that an exception between any two
+instructions leaves no lock that nobody knows of.
+
+One execute wrapper, installed when the connection is opened and never removed, names in a comment what is held, and
+learns of savepoints. It stands below all others, who may add and remove theirs as they please.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django.db.backends.signals import connection_created
+from psycopg import Error as PsycopgError
+from psycopg.pq import TransactionStatus
+
+from django_pglock.locks import statements
+from django_pglock.locks.options import Request
+from django_pglock.postgres.connections import has_ended, transaction_status
+from django_pglock.postgres.libpq import exchange_unless_used
+from django_pglock.postgres.message import OWN_WRAPPERS
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+# One statement that makes, frees or goes back to a savepoint, or that ends the transaction.
+_NAMED = r"(?P<verb>SAVEPOINT|RELEASE(?:\s+SAVEPOINT)?|ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?)"
+_STATEMENT = re.compile(
+    rf"\s*(?:/\*.*?\*/\s*)*(?:{_NAMED}\s+(?P<name>[^\s;]+)|(?P<end>COMMIT|END|ROLLBACK|ABORT|PREPARE\s+TRANSACTION)\b)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class State(Enum):
+    """What is known of a hold."""
+
+    ASKED = "asked"  # the answer is not known: it may be held
+    HELD = "held"
+    OVER = "over"
+
+
+class Hold:
+    """The locks of one acquire. ``raw`` is the psycopg connection of the session that has them."""
+
+    __slots__ = ("before", "comment", "holds", "owner", "raw", "request", "scope", "state")
+
+    def __init__(self, holds: Holds, request: Request, scope: str, raw: Any, owner: Any = None) -> None:
+        self.holds = holds
+        self.request = request
+        self.scope = scope
+        self.raw = raw
+        #: The coroutine that has it, where several share a session.
+        self.owner = owner
+        self.state = State.ASKED
+        self.comment = statements.comment(request.keys)
+        #: The session's idle limits as they were, if ``max_hold`` changed them.
+        self.before: Any = ()
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The numbers of its locks."""
+        return self.request.numbers
+
+
+class Holds:
+    """The holds of one session, the oldest first, with the savepoints of its transaction in between."""
+
+    def __init__(self) -> None:
+        self._all: list[Hold | str] = []
+        #: Holds that could not be freed in the moment in which they had to be.
+        self._due: list[Hold] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._all or self._due)
+
+    def current(self, connection: DatabaseWrapper) -> list[Hold]:
+        """Return what is held, or may be."""
+        if self._all:
+            self._forget_what_is_over(connection)
+        return [each for each in self._all if isinstance(each, Hold)]
+
+    def numbers(self, connection: DatabaseWrapper, *, without: Hold | None = None) -> frozenset[int]:
+        """Return the numbers of the locks that are held, or may be."""
+        if not self._all:
+            return frozenset()
+        return frozenset(
+            [number for hold in self.current(connection) if hold is not without for number in hold.numbers]
+        )
+
+    def add(self, hold: Hold) -> None:
+        """Note a hold, before it is asked for."""
+        self._all.append(hold)
+
+    def remove(self, hold: Hold) -> None:
+        """Note that nothing of a hold is held any more."""
+        hold.state = State.OVER
+        self._all = [each for each in self._all if each is not hold]
+
+    def comment(self, *, without: Hold | None = None) -> str:
+        """Return comments that name what is held."""
+        if not self._all:
+            return ""
+        names = [each.comment for each in self._all if isinstance(each, Hold) and each is not without]
+        return "".join(names[: statements.MOST_NAMES])
+
+    # Ends that nobody announces
+
+    def _forget_what_is_over(self, connection: DatabaseWrapper) -> None:
+        """Forget the locks of a session that was closed, and of a transaction that has ended."""
+        raw = connection.connection
+        is_idle = transaction_status(connection) == TransactionStatus.IDLE
+        for hold in [each for each in self._all if isinstance(each, Hold)]:
+            is_past = is_idle and hold.scope == "transaction" and hold.state is State.HELD
+            if hold.raw is not raw or is_past:
+                self.remove(hold)
+        if is_idle and self._all:
+            self._all = [each for each in self._all if isinstance(each, Hold)]
+
+    def note_statement(self, sql: str) -> None:
+        """Follow the savepoints of the caller's transaction, as far as they matter for what is held."""
+        if not any(isinstance(each, Hold) and each.scope == "transaction" for each in self._all):
+            return
+        found = _STATEMENT.match(sql)
+        if found is None:
+            return
+        if found["end"]:
+            self._free_behind(0)
+            return
+        verb, name = found["verb"].upper(), found["name"].strip('"')
+        if name == statements.SAVEPOINT:
+            return
+        if verb == "SAVEPOINT":
+            self._all.append(name)
+            return
+        # An unknown savepoint is older than everything that is held.
+        place = max((place for place, each in enumerate(self._all) if each == name), default=-1)
+        if verb.startswith("ROLLBACK"):
+            self._free_behind(place + 1)
+        elif place >= 0:
+            self._all = self._all[:place] + [each for each in self._all[place:] if isinstance(each, Hold)]
+
+    def _free_behind(self, place: int) -> None:
+        for each in self._all[place:]:
+            if isinstance(each, str):
+                self._all.remove(each)
+            elif each.scope == "transaction" and each.state is State.HELD:
+                self.remove(each)
+
+    # Freeing from elsewhere
+
+    def free_from_elsewhere(self, hold: Hold) -> None:
+        """Free a session lock whose owner is gone: from any thread, in the middle of anything, waiting for nothing.
+
+        If the session is in use at this moment, its user frees the lock right after.
+        """
+        if hold.state is State.OVER:
+            return
+        if self._free_now(hold):
+            self.remove(hold)
+        elif hold not in self._due:
+            self._due.append(hold)
+
+    def _free_now(self, hold: Hold) -> bool:
+        if has_ended(hold.raw):
+            return True
+        try:
+            if hold.state is State.HELD:
+                return exchange_unless_used(hold.raw, statements.free_session(hold.request, hold.before))
+            return exchange_unless_used(hold.raw, statements.free_if_granted(hold.request))
+        except PsycopgError:
+            # What it holds cannot be known any more. Without the session nothing is held.
+            hold.raw.pgconn.finish()
+            return True
+
+    def free_what_is_due(self) -> None:
+        """Free what could not be freed before, if the session is at rest now."""
+        for hold in [*self._due]:
+            if hold.state is State.OVER or self._free_now(hold):
+                self._due.remove(hold)
+                self.remove(hold)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something has to be freed yet."""
+        return bool(self._due)
+
+    def is_due_to_be_freed(self, hold: Hold) -> bool:
+        """Say whether a hold has to be freed yet."""
+        return hold in self._due
+
+
+_ATTRIBUTE = "_django_pglock_holds"
+
+
+def holds_of(connection: DatabaseWrapper) -> Holds:
+    """Return what the session of a Django connection holds."""
+    holds: Holds | None = connection.__dict__.get(_ATTRIBUTE)
+    if holds is None:
+        holds = connection.__dict__[_ATTRIBUTE] = Holds()
+        watch(connection)
+    elif holds.is_due:
+        holds.free_what_is_due()
+    return holds
+
+
+def keep_from_pool(connection: DatabaseWrapper) -> None:
+    """See to it that a session of Django's pool does not go back there with a lock, to be the next user's."""
+    if connection.settings_dict["OPTIONS"].get("pool"):
+        connection.close = partial(_close_pooled, connection)  # type: ignore[method-assign]
+
+
+def _close_pooled(connection: DatabaseWrapper) -> None:
+    holds = holds_of(connection)
+    if connection.connection is not None and any(hold.scope == "session" for hold in holds.current(connection)):
+        # The pool will see that, and open another.
+        connection.connection.close()
+    connection.__dict__.pop("close", None)
+    connection.close()
+
+
+def watch(connection: Any, **kwargs: Any) -> None:
+    """Install the wrapper, below all others and once."""
+    if connection.vendor == "postgresql" and _watch not in connection.execute_wrappers:
+        connection.execute_wrappers.insert(0, _watch)
+
+
+def _watch(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    connection = context["connection"]
+    holds: Holds | None = connection.__dict__.get(_ATTRIBUTE)
+    if not holds:
+        return execute(sql, params, many, context)
+    if holds.is_due:
+        holds.free_what_is_due()
+    holds.current(connection)
+    try:
+        result = execute(_named(sql, holds.comment(), connection), params, many, context)
+    finally:
+        if holds.is_due:
+            holds.free_what_is_due()
+    if isinstance(sql, str):
+        holds.note_statement(sql)
+    return result
+
+
+def _named(sql: Any, names: str, connection: Any) -> Any:
+    """Add the names of what is held to a statement, for pg_stat_activity shows a session's last one.
+
+    A comment that is there already stays the first one: it may be a hint for the planner. Other wrappers may look at
+    how a statement begins, so where there are any, the names are its end.
+    """
+    if not names or not isinstance(sql, str) or sql.lstrip().startswith("/*"):
+        return sql
+    return names + sql if len(connection.execute_wrappers) == 1 else f"{sql} {names}"
+
+
+OWN_WRAPPERS.append(_watch)
+connection_created.connect(watch, dispatch_uid="django_pglock.locks.holds")

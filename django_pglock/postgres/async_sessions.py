@@ -1,0 +1,168 @@
+"""Sessions for coroutines: opened as all sessions are, and used without ever stopping the event loop.
+
+Django's connection belongs to a thread, and all coroutines of a loop share it; PostgreSQL would take them for one
+holder. So coroutines use sessions of their own, each behind a Django connection object that nobody else knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from psycopg import Error as PsycopgError
+
+from django_pglock.postgres.connections import cancel_statement, has_ended
+from django_pglock.postgres.libpq import begin_for, exchange_async, pass_on_notifications, ready
+from django_pglock.postgres.message import is_djangos_alone, send
+from django_pglock.postgres.sessions import dedicated_connection
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+Row = Sequence[Any]
+
+
+class AsyncSession:
+    """An open session. One statement at a time: coroutines that share it wait for each other's statements."""
+
+    def __init__(self, connection: DatabaseWrapper) -> None:
+        self.connection = connection
+        self.raw: Any = connection.connection
+        self._turn = asyncio.Lock()
+        #: A thread for statements through Django's cursor, which stops whoever uses it.
+        self._thread: ThreadPoolExecutor | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the session is gone, as far as can be seen without asking the server."""
+        return has_ended(self.raw)
+
+    async def send(self, statements: str) -> Row | None:
+        """Send statements in one message and return the first row of the last answer. Errors are Django's."""
+        async with self._turn:
+            if self.has_ended or not is_djangos_alone(self.connection):
+                return await self._send_by_cursor(statements)
+            begin = begin_for(self.raw)
+            if begin is None:
+                return await self._send_by_cursor(statements)
+            try:
+                return await exchange_async(self.raw, begin + statements)
+            except PsycopgError:
+                with self.connection.wrap_database_errors:
+                    raise
+
+    async def _send_by_cursor(self, statements: str) -> Row | None:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="django_pglock session")
+        loop = asyncio.get_running_loop()
+        sending = loop.run_in_executor(self._thread, send, self.connection, statements)
+        try:
+            return await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            await loop.run_in_executor(None, partial(_cancel, self.connection))
+            await asyncio.wait([sending])
+            raise
+
+    async def notifications(self) -> AsyncGenerator[str, None]:
+        """Yield the payloads of what arrives on the channels that this session listens to. Errors are Django's."""
+        heard: list[str] = []
+
+        def note(notification: Any) -> None:
+            heard.append(notification.payload)
+
+        self.raw.add_notify_handler(note)
+        with self.connection.wrap_database_errors:
+            while True:
+                while heard:
+                    yield heard.pop(0)
+                await ready(self.raw.pgconn.socket)
+                self.raw.pgconn.consume_input()
+                pass_on_notifications(self.raw.pgconn)
+
+    def end(self) -> None:
+        """End the session at once, and every lock in it; waits for nothing."""
+        self.raw.pgconn.finish()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+
+
+def _cancel(connection: DatabaseWrapper) -> None:
+    try:
+        cancel_statement(connection)
+    except PsycopgError:
+        connection.connection.pgconn.finish()
+
+
+async def open_session(using: str, *, application_name: str | None = None) -> AsyncSession:
+    """Open a session to the database alias ``using``. Cancelled halfway, none remains."""
+    connection = dedicated_connection(using, application_name=application_name)
+    connecting = asyncio.ensure_future(_in_thread(connection.ensure_connection))
+    try:
+        await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        connecting.add_done_callback(lambda _: _finish(connection))
+        raise
+    return AsyncSession(connection)
+
+
+def _finish(connection: DatabaseWrapper) -> None:
+    if connection.connection is not None:
+        connection.connection.pgconn.finish()
+
+
+async def _in_thread(function: Callable[[], None]) -> None:
+    # Not the loop's own threads: all of them may wait for a server that does not answer.
+    with_thread = ThreadPoolExecutor(1, thread_name_prefix="django_pglock connects")
+    try:
+        await asyncio.get_running_loop().run_in_executor(with_thread, function)
+    finally:
+        with_thread.shutdown(wait=False)
+
+
+class AsyncSessions:
+    """Sessions to one database alias that are lent one at a time and kept for the next; no more than ``limit``."""
+
+    def __init__(self, using: str, *, limit: int, application_name: str | None = None) -> None:
+        self.using = using
+        self.limit = limit
+        self.lent = 0
+        self._application_name = application_name
+        self._idle: list[AsyncSession] = []
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more session may be lent."""
+        return self.lent < self.limit
+
+    async def lend(self) -> AsyncSession:
+        """Return a session that nobody else has. The caller has looked that there is room."""
+        self.lent += 1
+        try:
+            return self._take_idle() or await open_session(self.using, application_name=self._application_name)
+        except BaseException:
+            self.lent -= 1
+            raise
+
+    def give_back(self, session: AsyncSession) -> None:
+        """Say that a session is not needed any more."""
+        self.lent -= 1
+        if session.has_ended:
+            session.end()
+        else:
+            self._idle.append(session)
+
+    def close_idle(self) -> None:
+        """End the sessions that nobody uses."""
+        while self._idle:
+            self._idle.pop().end()
+
+    def _take_idle(self) -> AsyncSession | None:
+        while self._idle:
+            session = self._idle.pop()
+            if not session.has_ended:
+                return session
+            session.end()
+        return None

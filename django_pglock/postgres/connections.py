@@ -1,0 +1,135 @@
+"""What the floors above ask of a Django connection: is it PostgreSQL, in a transaction, alive."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+from django.utils.connection import ConnectionDoesNotExist
+from psycopg import Error as PsycopgError
+from psycopg.pq import TransactionStatus
+
+from django_pglock.errors import ConfigurationError
+from django_pglock.postgres.libpq import CANCEL_WITHIN
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+# RDHUP (Linux) tells of the peer's end also while its last message is still unread.
+_HANG_UP = getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0) | getattr(select, "POLLRDHUP", 0)
+_IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
+
+def connection_for(using: str) -> DatabaseWrapper:
+    """Return this thread's Django connection to the database alias ``using``.
+
+    Raises ``ConfigurationError`` when the alias is not in ``DATABASES``, or not PostgreSQL through psycopg 3.
+    """
+    try:
+        connection: Any = connections[using]
+    except ConnectionDoesNotExist:
+        known = ", ".join(sorted(connections.settings))
+        raise ConfigurationError(f"DATABASES has no {using!r}; it has {known}.") from None
+    if connection.vendor != "postgresql":
+        raise ConfigurationError(
+            f"Database {using!r} is {connection.vendor}; django_pglock needs PostgreSQL. "
+            "Name another alias with using=, DJANGO_PGLOCK['USING'] or the OPTIONS of TASKS."
+        )
+    return connection  # type: ignore[no-any-return]
+
+
+def in_transaction(connection: DatabaseWrapper) -> bool:
+    """Say whether the caller is inside a transaction: ``atomic()``, autocommit off, or a BEGIN of the caller's own.
+
+    The block that ``TestCase`` itself opens does not count, as it does not for ``atomic(durable=True)``: code under
+    test behaves as in production.
+    """
+    if not connection.in_atomic_block:
+        if connection.connection is None:
+            return not connection.settings_dict["AUTOCOMMIT"]
+        return not connection.autocommit or transaction_status(connection) in _IN_TRANSACTION
+    blocks: list[Any] = connection.atomic_blocks
+    return not (blocks and all(block._from_testcase for block in blocks))
+
+
+def in_test_case(connection: DatabaseWrapper) -> bool:
+    """Say whether the only open transaction is the one that ``TestCase`` wraps around each test."""
+    return connection.in_atomic_block and not in_transaction(connection)
+
+
+def transaction_status(connection: DatabaseWrapper) -> TransactionStatus:
+    """Return what libpq knows of the session's transaction, without asking the server."""
+    raw: Any = connection.connection
+    return TransactionStatus.UNKNOWN if raw is None else raw.pgconn.transaction_status
+
+
+def has_hung_up(connection: DatabaseWrapper) -> bool:
+    """Say whether the server has ended this session, without asking it.
+
+    A server that shuts down, or a backend that was terminated, closes its end of the socket, which a look at the
+    socket shows in microseconds, long before the next statement would fail. A connection that was never opened has
+    not hung up; one that libpq or Django has given up has.
+    """
+    raw: Any = connection.connection
+    return bool(connection.closed_in_transaction) if raw is None else has_ended(raw)
+
+
+def has_ended(raw: Any) -> bool:
+    """Say of a psycopg connection whether its session has ended, without asking the server."""
+    if raw.closed or raw.broken:
+        return True
+    if not hasattr(select, "poll"):  # Windows
+        return False
+    poll = select.poll()
+    poll.register(raw.fileno(), _HANG_UP)
+    return any(event & _HANG_UP for _, event in poll.poll(0))
+
+
+def backend_pid(connection: DatabaseWrapper) -> int:
+    """Return the server process id as libpq knows it, without asking the server."""
+    connection.ensure_connection()
+    return int(connection.connection.info.backend_pid)
+
+
+def statement_under_way(connection: DatabaseWrapper) -> bool:
+    """Say whether another thread waits for an answer on this connection."""
+    return transaction_status(connection) == TransactionStatus.ACTIVE
+
+
+def hang_up(connection: DatabaseWrapper) -> None:
+    """End a session under another thread that waits for its answer, without asking the server; that thread notices."""
+    raw: Any = connection.connection
+    # An error means that it has just ended by itself.
+    with contextlib.suppress(OSError, PsycopgError, AttributeError), socket.socket(fileno=os.dup(raw.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def cancel_statement(connection: DatabaseWrapper) -> bool:
+    """Have the statement cancelled that another thread runs on this connection, and say whether there was one.
+
+    Once this has returned, the request cannot meet a later statement. Raises psycopg's errors when the server does not
+    answer; then it could.
+    """
+    if not statement_under_way(connection):
+        return False
+    raw: Any = connection.connection
+    raw.cancel_safe(timeout=CANCEL_WITHIN)
+    return True
+
+
+def end_session(connection: DatabaseWrapper) -> None:
+    """End the session in earnest, whatever transaction Django believes it to be in; the next statement opens another.
+
+    ``close()`` alone would give the session of a pool back to the pool, with everything that it holds, and would leave
+    Django inside a transaction that nobody ends.
+    """
+    raw: Any = connection.connection
+    if raw is not None:
+        raw.pgconn.finish()
+    connection.in_atomic_block = False
+    connection.atomic_blocks = []
+    connection.close()

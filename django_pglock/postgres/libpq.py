@@ -1,0 +1,251 @@
+"""One exchange with the server, straight through libpq: what a lock needs, and nothing else.
+
+psycopg's cursor binds parameters, keeps results, loads types. A lock statement has no parameters and answers with a
+boolean; done here, that takes half the time. What is used is documented: ``psycopg.pq``, and libpq's "Asynchronous
+Command Processing", https://www.postgresql.org/docs/current/libpq-async.html.
+
+A thread and a coroutine exchange the same; they differ in how they wait for the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from typing import TYPE_CHECKING, Any
+
+from psycopg import Error as PsycopgError
+from psycopg import IsolationLevel, OperationalError
+from psycopg.errors import lookup
+from psycopg.pq import DiagnosticField, ExecStatus, PipelineStatus, TransactionStatus
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+    from psycopg.pq.abc import PGconn, PGresult
+
+#: pg_type's numbers of the types that are more than text here.
+BOOL, BIGINT, DOUBLE = 16, 20, 701
+#: Seconds for the server to hear of a cancel.
+CANCEL_WITHIN = 5.0
+#: Milliseconds.
+LOOK_UP = 100
+#: Seconds until a coroutine asks again for a connection that another thread uses for a moment.
+RETRY = 0.001
+CAN_EXCHANGE = hasattr(select, "poll")
+BEGIN: dict[IsolationLevel | None, str] = {None: "BEGIN;"}
+BEGIN |= {level: f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')};" for level in IsolationLevel}
+_BAD = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE)
+
+
+def begin_for(raw: Connection[Any]) -> str | None:
+    """Return what has to come before the next statement: nothing, or the BEGIN that psycopg would send.
+
+    None, if that says more than an isolation level: then psycopg has to send it.
+    """
+    if raw.autocommit or raw.pgconn.transaction_status != TransactionStatus.IDLE:
+        return ""
+    return BEGIN[raw.isolation_level] if raw.read_only is None and raw.deferrable is None else None
+
+
+def is_at_rest(raw: Connection[Any]) -> bool:
+    """Say whether a statement could be sent now: none is under way, and no transaction waits for its rollback."""
+    pgconn = raw.pgconn
+    return (
+        pgconn.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INTRANS)
+        and pgconn.pipeline_status == PipelineStatus.OFF
+    )
+
+
+def exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
+    """Send statements in one message and return the first row of the last answer that has rows, or None.
+
+    Raises psycopg's errors. A Python exception in between, such as Ctrl-C, has the statement cancelled before it goes
+    on, so that the connection is usable.
+    """
+    with raw.lock:
+        return _exchange(raw, statements)
+
+
+def exchange_unless_used(raw: Connection[Any], statements: str) -> bool:
+    """Send statements if nobody uses the connection at this moment; say whether they were sent.
+
+    For whoever comes from elsewhere: another thread, or a destructor that Python runs in the middle of psycopg's own
+    code. To wait for the connection there could mean to wait for oneself.
+    """
+    if not raw.lock.acquire(blocking=False):
+        return False
+    try:
+        if not is_at_rest(raw):
+            return False
+        _exchange(raw, statements)
+        return True
+    finally:
+        raw.lock.release()
+
+
+def _exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
+    pgconn = raw.pgconn
+    try:
+        pgconn.send_query(statements.encode())
+        answer = _answer(pgconn)
+    except OperationalError:
+        raise
+    except BaseException:
+        _cancel(raw)
+        raise
+    return _row_of(pgconn, answer)
+
+
+class Answer:
+    """What comes back for one message: an answer to each statement, the last of which is the error if there is one."""
+
+    def __init__(self) -> None:
+        self.last: PGresult | None = None
+        self.rows: PGresult | None = None
+
+    def add(self, result: PGresult) -> None:
+        """Note one statement's answer."""
+        self.last = result
+        if result.status == ExecStatus.TUPLES_OK:
+            self.rows = result
+
+
+def _answer(pgconn: PGconn) -> Answer:
+    """Wait for the end of the answer."""
+    poll = select.poll()
+    poll.register(pgconn.socket, select.POLLIN | select.POLLOUT if pgconn.flush() else select.POLLIN)
+    answer = Answer()
+    while True:
+        while pgconn.is_busy():
+            # From time to time Python has a look for signals that another thread was interrupted by.
+            poll.poll(LOOK_UP)
+            pgconn.consume_input()
+            if not pgconn.flush():
+                poll.modify(pgconn.socket, select.POLLIN)
+        result = pgconn.get_result()
+        if result is None:
+            return answer
+        answer.add(result)
+
+
+def _cancel(raw: Connection[Any]) -> None:
+    """Have the statement under way cancelled; if that cannot be done, end the session rather than wait for it."""
+    try:
+        if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            raw.cancel_safe(timeout=CANCEL_WITHIN)
+            _answer(raw.pgconn)
+    except PsycopgError:
+        raw.close()
+
+
+async def exchange_async(raw: Connection[Any], statements: str) -> list[Any] | None:
+    """The same for a coroutine, which alone uses this connection; a cancel of the coroutine cancels the statement."""
+    while not raw.lock.acquire(blocking=False):
+        await asyncio.sleep(RETRY)
+    try:
+        pgconn = raw.pgconn
+        try:
+            pgconn.send_query(statements.encode())
+            answer = await _answer_async(pgconn)
+        except OperationalError:
+            raise
+        except BaseException:
+            await _cancelled(asyncio.ensure_future(_cancel_async(raw)))
+            raise
+        return _row_of(pgconn, answer)
+    finally:
+        raw.lock.release()
+
+
+async def _answer_async(pgconn: PGconn) -> Answer:
+    answer = Answer()
+    while True:
+        while pgconn.flush():
+            await ready(pgconn.socket, to_write=True)
+        while pgconn.is_busy():
+            await ready(pgconn.socket)
+            pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None:
+            return answer
+        answer.add(result)
+
+
+async def _cancelled(cancelling: asyncio.Future[None]) -> None:
+    """Wait for the end of the cancel. A coroutine that is cancelled once more waits no longer; the session ends."""
+    try:
+        await asyncio.shield(cancelling)
+    except asyncio.CancelledError:
+        cancelling.cancel()
+        raise
+
+
+async def _cancel_async(raw: Connection[Any]) -> None:
+    try:
+        if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            await asyncio.to_thread(raw.cancel_safe, timeout=CANCEL_WITHIN)
+            await _answer_async(raw.pgconn)
+    except (PsycopgError, RuntimeError, asyncio.CancelledError):
+        # RuntimeError: the loop ends, and starts no thread any more.
+        raw.pgconn.finish()
+
+
+async def ready(number: int, *, to_write: bool = False) -> None:
+    """Wait until a socket can be read from, or written to."""
+    loop = asyncio.get_running_loop()
+    is_ready = loop.create_future()
+
+    def note() -> None:
+        if not is_ready.done():
+            is_ready.set_result(None)
+
+    add, remove = (loop.add_writer, loop.remove_writer) if to_write else (loop.add_reader, loop.remove_reader)
+    add(number, note)
+    try:
+        await is_ready
+    finally:
+        remove(number)
+
+
+def _row_of(pgconn: PGconn, answer: Answer) -> list[Any] | None:
+    if answer.last is None:
+        raise OperationalError("the connection was closed before the answer came")
+    pass_on_notifications(pgconn)
+    if answer.last.status in _BAD:
+        raise _error(answer.last)
+    return _first_row(answer.rows)
+
+
+def pass_on_notifications(pgconn: PGconn) -> None:
+    """Hand what has arrived by NOTIFY to psycopg, as its own exchanges do."""
+    while notification := pgconn.notifies():
+        if pgconn.notify_handler:
+            pgconn.notify_handler(notification)
+
+
+def _error(result: PGresult) -> Exception:
+    state = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+    text = result.error_message.decode(errors="replace").strip()
+    message = text.partition(":  ")[2] or text  # without the severity, as psycopg has it
+    try:
+        kind = lookup(state)
+    except KeyError:
+        kind = OperationalError
+    return kind(message, info=result)
+
+
+def _first_row(result: PGresult | None) -> list[Any] | None:
+    if result is None or not result.ntuples:
+        return None
+    return [_value(result, column) for column in range(result.nfields)]
+
+
+def _value(result: PGresult, column: int) -> Any:
+    value = result.get_value(0, column)
+    if value is None:
+        return None
+    kind = result.ftype(column)
+    if kind == BIGINT:
+        return int(value)
+    if kind == DOUBLE:
+        return float(value)
+    return value == b"t" if kind == BOOL else value.decode()

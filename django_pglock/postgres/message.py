@@ -1,0 +1,126 @@
+"""One message to the server on a Django connection: one or several statements without parameters.
+
+Django's cursor costs more time than PostgreSQL needs for a lock. So a message goes below it, straight through libpq,
+where nothing but Django stands in between. Where something else does (a backend with a cursor of its own, such as
+django-tenants', an APM's cursor, an execute wrapper, a log of queries, psycopg's pipeline mode), Django's cursor is
+used: whoever watches or changes statements there sees these as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from django.db.backends.utils import CursorWrapper
+from psycopg import Error as PsycopgError
+from psycopg.pq import Escaping, PipelineStatus
+
+from django_pglock.postgres.libpq import CAN_EXCHANGE, begin_for, exchange
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+#: What a statement passes through on its way from Django's connection to psycopg.
+CURSOR_METHODS = ("cursor", "_cursor", "create_cursor", "make_cursor", "make_debug_cursor", "_prepare_cursor")
+#: One statement of a message: comments and quoted texts may contain semicolons.
+_STATEMENT = re.compile(r"(?:/\*.*?\*/|'(?:[^']|'')*'|[^;])+", re.DOTALL)
+#: Execute wrappers of ours, which do nothing to the statements that are sent here.
+OWN_WRAPPERS: list[Callable[..., Any]] = []
+
+
+def send(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
+    """Send statements without parameters in one message. Errors are Django's.
+
+    Returns the first row of the last answer that has rows, or None.
+    """
+    connection.close_if_health_check_failed()
+    if connection.connection is None:
+        connection.ensure_connection()
+    connection.validate_no_broken_transaction()
+    raw: Any = connection.connection
+    if not CAN_EXCHANGE or not is_djangos_alone(connection) or (begin := begin_for(raw)) is None:
+        return _send_by_cursor(connection, statements)
+    try:
+        return exchange(raw, begin + statements)
+    except PsycopgError:
+        with connection.wrap_database_errors:
+            raise
+
+
+def literals(connection: DatabaseWrapper, values: Iterable[str | int]) -> tuple[str, ...]:
+    """Quote texts by libpq, whose ``PQescapeLiteral`` takes a tenth of the time of a cursor; numbers need no quotes.
+
+    The connection has to be open.
+    """
+    quote = Escaping(connection.connection.pgconn).escape_literal
+    return tuple(
+        str(int(value)) if isinstance(value, int) else bytes(quote(value.encode())).decode() for value in values
+    )
+
+
+def _send_by_cursor(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
+    raw: Any = connection.connection
+    if raw.pgconn.pipeline_status != PipelineStatus.OFF:
+        return _send_in_pipeline(connection, raw, statements)
+    row: Sequence[Any] | None = None
+    with connection.cursor() as cursor:
+        cursor.execute(statements)
+        while True:
+            if cursor.description:
+                row = cursor.fetchone()
+            if not cursor.nextset():
+                return row
+
+
+def _send_in_pipeline(connection: DatabaseWrapper, raw: Any, statements: str) -> Sequence[Any] | None:
+    """Send one statement after the other: in pipeline mode, the server takes no more than one of them in a message.
+
+    The inner pipeline's end is a Sync, so that all of them are one implicit transaction, as a message is, and an error
+    of theirs is raised here and nowhere else.
+    """
+    with connection.wrap_database_errors, raw.pipeline(), connection.cursor() as cursor:
+        row: Sequence[Any] | None = None
+        for statement in _STATEMENT.findall(statements):
+            cursor.execute(statement)
+            if cursor.description:
+                row = cursor.fetchone()
+        return row
+
+
+def is_djangos_alone(connection: Any) -> bool:
+    """Say whether nothing but Django stands between a statement and psycopg. The connection has to be open."""
+    raw = connection.connection
+    return (
+        not connection.queries_logged
+        and type(raw) is psycopg.Connection
+        and _is_djangos_class((type(connection), raw.cursor_factory))
+        and _CURSOR_METHODS.isdisjoint(connection.__dict__)
+        and _is_djangos_function(CursorWrapper.execute)
+        and (not connection.execute_wrappers or connection.execute_wrappers == OWN_WRAPPERS)
+        and raw.pgconn.pipeline_status == PipelineStatus.OFF
+    )
+
+
+_CURSOR_METHODS = frozenset(CURSOR_METHODS)
+
+
+@lru_cache(maxsize=64)
+def _is_djangos_class(classes: tuple[Any, Any]) -> bool:
+    """Say whether a backend's class makes its cursors as Django does, and of Django's class. Asked once for each."""
+    backend, cursor = classes
+    methods = [getattr(backend, name) for name in CURSOR_METHODS]
+    return cursor.__module__ == "django.db.backends.postgresql.base" and all(map(_is_djangos_function, methods))
+
+
+def _is_djangos_function(function: Any) -> bool:
+    """Say whether a function is Django's own, and no wrapper that somebody has put around one of Django's."""
+    while type(function) is FunctionType and function.__globals__["__name__"].startswith("django."):
+        inner = function.__dict__.get("__wrapped__")
+        if inner is None:
+            return True
+        function = inner
+    return False

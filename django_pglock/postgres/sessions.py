@@ -1,0 +1,78 @@
+"""Sessions outside of Django's, for those who must keep one: a listener, a heartbeat, a lease, a coroutine's lock.
+
+Each is opened by a Django connection object of its own, of the backend that the project has configured. So all that
+Django's own sessions pass through, these pass through as well: ``get_connection_params`` and ``get_new_connection`` of
+a backend's subclass (passwords that change, certificates), ``assume_role``, ``init_connection_state``, receivers of
+``connection_created``, the test database.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from django.utils.module_loading import import_string
+from psycopg import IsolationLevel
+
+from django_pglock.postgres.connections import backend_pid, connection_for
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+#: How long libpq waits on a silent network, where its own defaults are hours, or for ever: seconds to connect, seconds
+#: and tries until an idle connection counts as lost, milliseconds until one does on which what was sent is not
+#: acknowledged.
+TIME_LIMITS = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+
+SET_LIMITS = """
+SELECT set_config(wanted.name, wanted.value, false)
+FROM unnest(%s::text[], %s::text[]) AS wanted (name, value) JOIN pg_settings USING (name)
+WHERE pg_backend_pid() = %s
+"""
+
+
+def dedicated_connection(using: str, *, application_name: str | None = None) -> DatabaseWrapper:
+    """Return a new, unshared Django connection to ``using``, outside every pool and never recycled by age.
+
+    It is opened by its first use, in any thread; the owner closes it. Its transactions are READ COMMITTED, which our
+    protocols are made for. ``application_name`` is what ``pg_stat_activity`` shows.
+    """
+    settings = copy.deepcopy(connection_for(using).settings_dict)
+    options = settings["OPTIONS"] = {**TIME_LIMITS, **settings["OPTIONS"]}
+    options.pop("pool", None)
+    options["isolation_level"] = IsolationLevel.READ_COMMITTED
+    if application_name is not None:
+        options["application_name"] = application_name[:63]
+    settings.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=False, ATOMIC_REQUESTS=False, AUTOCOMMIT=True)
+    wrapper = import_string(f"{settings['ENGINE']}.base.DatabaseWrapper")
+    connection: DatabaseWrapper = wrapper(settings, alias=using)
+    connection.inc_thread_sharing()
+    return connection
+
+
+def limit_waiting(connection: DatabaseWrapper) -> None:
+    """Let this Django connection not wait for a silent network for ever, where its settings do not say how long."""
+    settings = connection.settings_dict
+    connection.settings_dict = {**settings, "OPTIONS": {**TIME_LIMITS, **settings["OPTIONS"]}}
+
+
+def set_limits(connection: DatabaseWrapper, limits: Mapping[str, str]) -> None:
+    """Set settings of the server for this session, whatever the role, the database or the server say. One statement.
+
+    Nothing is set that the server does not know, nor behind a pooler: there the next one in the session would have it.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(SET_LIMITS, (list(limits), list(limits.values()), backend_pid(connection)))
+
+
+def parameters_of(connection: DatabaseWrapper) -> dict[str, Any]:
+    """Return how to connect as this Django connection does: what of it is text or a number, for another process."""
+    parameters = connection.get_connection_params()
+    return {name: value for name, value in parameters.items() if value is None or isinstance(value, str | int | float)}
