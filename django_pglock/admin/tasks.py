@@ -165,6 +165,8 @@ class TaskAdmin(ReadOnlyAdmin):
 
     list_display = ["name_and_id", "status_mark", "queue", "priority", "attempts", "waits_or_took", "enqueued_at"]
     list_filter = [("status", StatusFilter), StuckFilter, QueueFilter, TaskPathFilter]
+    #: "Older than these".
+    linked_lookups = ("id__lt",)
     search_fields = ["task_path"]
     search_help_text = _("The id of a task, or the beginning of the path of its function.")
     ordering = ["-id"]
@@ -201,7 +203,7 @@ class TaskAdmin(ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> Any:
         """Leave out what a list does not show: arguments may be megabytes each."""
         rows = super().get_queryset(request)
-        is_list = request.resolver_match is not None and str(request.resolver_match.url_name).endswith("_changelist")
+        is_list = _page_of(request).endswith("_changelist") or _is_choice(request)
         return rows.defer("args", "kwargs", "result", "meta") if is_list else rows
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
@@ -213,7 +215,11 @@ class TaskAdmin(ReadOnlyAdmin):
             return (queryset.filter(pk=int(term)) if int(term) < 2**63 else queryset.none()), False
         # The paths are few and known, so the planner gets equality instead of a pattern.
         paths = [path for path in registry.known_paths() if path.startswith(term) or path.endswith(f".{term}")]
-        return queryset.filter(task_path__in=[term.replace("\x00", ""), *paths]), False
+        found = queryset.filter(task_path__in=[term.replace("\x00", ""), *paths])
+        if _is_choice(request) and (end := self.model.objects.using(queryset.db).order_by("-pk").search_end()):
+            # As in the list, which sets its limit itself: no index knows functions.
+            found = found.filter(pk__gt=end)
+        return found, False
 
     @admin.display(description=_("task"), ordering="-id")
     def name_and_id(self, task: Task) -> str:
@@ -289,16 +295,24 @@ class TaskAdmin(ReadOnlyAdmin):
         """Return all fields: nothing is edited."""
         return [str(field) for _title, options in self.fieldsets for field in options["fields"]]
 
-    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: Any,
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> Any:
         """Add the buttons that this person may press."""
-        task = self.get_object(request, object_id)
-        verbs = [
-            {"label": verb.button, "url": self._address("verb", task.pk, verb.name)}
-            for verb in VERBS.values()
-            if task is not None and task.status in verb.statuses and self._may(request, verb.permission)
-        ]
-        context = {"pglock_verbs": verbs, "pglock_warning": task and _why_it_waits(task)}
-        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
+        if obj is not None:
+            verbs = [
+                {"label": verb.button, "url": self._address("verb", obj.pk, verb.name)}
+                for verb in VERBS.values()
+                if obj.status in verb.statuses and self._may(request, verb.permission)
+            ]
+            context = {**context, "pglock_verbs": verbs, "pglock_warning": _why_it_waits(obj)}
+        return super().render_change_form(request, context, add, change, form_url, obj)
 
     # What may be asked
 
@@ -354,6 +368,16 @@ class TaskAdmin(ReadOnlyAdmin):
     @staticmethod
     def _may(request: HttpRequest, verb: str) -> bool:
         return request.user.has_perm(f"django_pglock.{verb}_task")
+
+
+def _page_of(request: HttpRequest) -> str:
+    """Return the name of the page of the admin, without its namespace."""
+    return str(request.resolver_match.url_name) if request.resolver_match is not None else ""
+
+
+def _is_choice(request: HttpRequest) -> bool:
+    """Say whether a form asks for tasks to choose from, by ``autocomplete_fields``."""
+    return _page_of(request) == "autocomplete"
 
 
 def _status_of(request: HttpRequest) -> str:

@@ -130,6 +130,19 @@ def test_what_no_index_knows_is_looked_for_among_so_many(admin_client, old_ones,
     assert found == counts, "on the pages to which the links lead, one after the other"
 
 
+@pytest.mark.parametrize(("most", "found"), [(10_000, 0), (30_000, 1)])
+def test_a_choice_of_tasks_looks_through_so_many(admin_client, old_ones, monkeypatch, most, found):
+    """A form with ``autocomplete_fields`` asks with each letter that somebody types."""
+    monkeypatch.setattr(counting, "MOST_SEARCHED", most)
+    rare = Task.objects.filter(status="BLOCKED").earliest("pk")
+    Task.objects.filter(pk=rare.pk).update(task_path="rare")
+    query = {"app_label": "django_pglock", "model_name": "attempt", "field_name": "task", "term": "rare"}
+    with CaptureQueriesContext(connection) as queries:
+        answer = admin_client.get(reverse("admin:autocomplete"), query).json()
+    assert [int(each["id"]) for each in answer["results"]] == [rare.pk][:found]
+    assert most_read(queries) <= max(most + 1, 26_000)
+
+
 def test_tasks_of_some_statuses_are_listed_without_the_others(old_ones):
     out = StringIO()
     with CaptureQueriesContext(connection) as queries:
@@ -160,7 +173,7 @@ def test_the_count_stops_at_the_cap(admin_client, many):
     page = admin_client.get(LIST)
     assert page.context["cl"].result_count == 10_000
     assert "10000+" in page.content.decode()
-    exact = admin_client.get(LIST, {"id__gt": many - 10_000})
+    exact = admin_client.get(LIST, {"id__lt": many - 9_999})
     assert exact.context["cl"].result_count == 10_000
     assert "10000+" not in exact.content.decode(), "just as many as are counted is no more than that"
 
