@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
@@ -16,109 +16,21 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.admin import attempts
 from django_pglock.admin.actions import VERBS, admin_action, perform
 from django_pglock.admin.pages import AtLeast, CappedChangeList, ReadOnlyAdmin, elapsed
-from django_pglock.models import Attempt, Task, Worker
+from django_pglock.admin.task_filters import QueueFilter, StatusFilter, StuckFilter, TaskPathFilter, status_of
+from django_pglock.models import Task, Worker
 from django_pglock.tasks import registry
-from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
-if TYPE_CHECKING:
-    AnyInline = admin.TabularInline[Attempt, Task]
-else:
-    AnyInline = admin.TabularInline
-
-
+#: Pages that show no arguments.
+_WITHOUT_ARGUMENTS = {
+    *("django_pglock_task_changelist", "django_pglock_task_attempts", "django_pglock_task_attempt", "autocomplete"),
+}
 #: How many others are named of those that a task waits for.
 FEW = 5
-
-
-class StatusFilter(admin.ChoicesFieldListFilter):
-    """By status, in words that have an index."""
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep the rows with the chosen status."""
-        return queryset.in_status(status) if (status := _status_of(request)) else super().queryset(request, queryset)
-
-
-class KnownValuesFilter(admin.SimpleListFilter):
-    """A filter whose choices come from what the process knows: a DISTINCT over the table would read all of it."""
-
-    def known(self) -> Sequence[str]:
-        """Return the values to offer."""
-        raise NotImplementedError
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Offer the known values, and the one in use if it is not among them."""
-        values = {*self.known(), *filter(None, [self.value()])}
-        return [(value, value) for value in sorted(values)]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep the rows with the chosen value."""
-        return queryset.filter(**{str(self.parameter_name): self.value()}) if self.value() else queryset
-
-
-class QueueFilter(KnownValuesFilter):
-    """By queue: those of the settings, and those with something ready."""
-
-    title = _("queue")
-    parameter_name = "queue"
-
-    def known(self) -> Sequence[str]:
-        configured = {queue for backend in task_backends.all() for queue in backend.queues}
-        return sorted(configured | set(Task.objects.all().ready_queues()))
-
-
-class TaskPathFilter(KnownValuesFilter):
-    """By function: those that this process knows. Nothing is imported for it."""
-
-    title = _("task function")
-    parameter_name = "task_path"
-
-    def known(self) -> Sequence[str]:
-        return registry.known_paths()
-
-
-class StuckFilter(admin.SimpleListFilter):
-    """What needs somebody: running without a living worker."""
-
-    title = _("attention")
-    parameter_name = "attention"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Offer the one question."""
-        return [("stuck", _("Stuck: its worker is gone"))]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep what is stuck."""
-        return queryset.stuck() if self.value() == "stuck" else queryset
-
-
-class AttemptInline(AnyInline):
-    """The attempts that did not succeed, with their tracebacks."""
-
-    model = Attempt
-    fields = ("number", "outcome", "worker", "started_at", "finished_at", "trace")
-    readonly_fields = fields
-    extra = 0
-    can_delete = False
-    ordering = ["number"]
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Attempts are written by workers."""
-        return False
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Whoever may see the task may see its attempts."""
-        return request.user.has_perm("django_pglock.view_task")
-
-    @admin.display(description=_("traceback"))
-    def trace(self, attempt: Attempt) -> str:
-        """Return the traceback, escaped."""
-        return format_html(
-            '<strong>{}</strong><pre class="pglock-trace">{}</pre>', attempt.exception_path, attempt.traceback
-        )
 
 
 class TaskChangeList(CappedChangeList):
@@ -140,7 +52,7 @@ class TaskChangeList(CappedChangeList):
             self.result_count = AtLeast(self.result_count)
 
     def _searched(self, request: HttpRequest) -> Any:
-        status, below = _status_of(request), request.GET.get("id__lt")
+        status, below = status_of(request), request.GET.get("id__lt")
         rows = Task.objects.using(self.root_queryset.db)
         rows = rows.in_status(status).order_by("-status", "-pk") if status else rows.order_by("-pk")
         return rows.filter(pk__lt=below) if below else rows
@@ -157,7 +69,7 @@ class TaskChangeList(CappedChangeList):
         """Sort by id; within a status by the index of statuses, which is by id, too."""
         ordering: list[Any] = super().get_ordering(request, queryset)
         direction = "-" if ordering[0].startswith("-") else ""
-        return [f"{direction}status", *ordering] if _status_of(request) else ordering
+        return [f"{direction}status", *ordering] if status_of(request) else ordering
 
 
 class TaskAdmin(ReadOnlyAdmin):
@@ -172,7 +84,7 @@ class TaskAdmin(ReadOnlyAdmin):
     ordering = ["-id"]
     sortable_by = ["name_and_id"]
     actions = [admin_action(verb) for verb in VERBS.values()]
-    inlines = [AttemptInline]
+    inlines = [attempts.AttemptInline]
     change_list_template = "admin/django_pglock/task/change_list.html"
     change_form_template = "admin/django_pglock/task/change_form.html"
     fieldsets = [
@@ -182,7 +94,7 @@ class TaskAdmin(ReadOnlyAdmin):
             _("Keys"),
             {"fields": ["shown_lock_key", "concurrency", "shown_fair_key", "shown_unique_key", "unique_until"]},
         ),
-        (_("Attempts"), {"fields": ["attempts", "retries", "max_retries", "rescues", "worker"]}),
+        (_("Attempts"), {"fields": ["attempts", "retries", "max_retries", "rescues", "worker", "shown_attempts"]}),
         (
             _("Times"),
             {
@@ -203,8 +115,8 @@ class TaskAdmin(ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> Any:
         """Leave out what a list does not show: arguments may be megabytes each."""
         rows = super().get_queryset(request)
-        is_list = _page_of(request).endswith("_changelist") or _is_choice(request)
-        return rows.defer("args", "kwargs", "result", "meta") if is_list else rows
+        is_shown = _page_of(request) not in _WITHOUT_ARGUMENTS
+        return rows if is_shown else rows.defer("args", "kwargs", "result", "meta")
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         """Find by id or by the beginning of the function's path; never by reading every row's JSON."""
@@ -291,6 +203,11 @@ class TaskAdmin(ReadOnlyAdmin):
         """Return what travels with the task."""
         return _as_json(shown(task, "meta"))
 
+    @admin.display(description=_("failed and lost"))
+    def shown_attempts(self, task: Task) -> str:
+        """Return a link to all attempts that did not succeed: the page itself has the last ones."""
+        return format_html('<a href="{}">{}</a>', self._address("attempts", task.pk), gettext("List of all"))
+
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         """Return all fields: nothing is edited."""
         return [str(field) for _title, options in self.fieldsets for field in options["fields"]]
@@ -317,11 +234,26 @@ class TaskAdmin(ReadOnlyAdmin):
     # What may be asked
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the address of the buttons."""
-        own = path(
-            "<int:task_id>/do/<str:verb>/", self.admin_site.admin_view(self.verb_view), name="django_pglock_task_verb"
+        """Add the addresses of the buttons and of attempts."""
+        site = self.admin_site
+        own = (
+            ("do/<str:verb>/", self.verb_view, "verb"),
+            ("attempts/", self.attempts_view, "attempts"),
+            ("attempts/<int:number>/", self.attempt_view, "attempt"),
         )
-        return [own, *super().get_urls()]
+        urls = [
+            path(f"<int:task_id>/{route}", site.admin_view(view), name=f"django_pglock_task_{name}")
+            for route, view, name in own
+        ]
+        return [*urls, *super().get_urls()]
+
+    def attempts_view(self, request: HttpRequest, task_id: int) -> HttpResponse:
+        """Show a page of the attempts that did not succeed."""
+        return attempts.list_page(self, request, task_id)
+
+    def attempt_view(self, request: HttpRequest, task_id: int, number: int) -> HttpResponse:
+        """Show the traceback of one attempt."""
+        return attempts.traceback_page(self, request, task_id, number)
 
     def verb_view(self, request: HttpRequest, task_id: int, verb: str) -> HttpResponse:
         """Do what a button asks. Only by POST, with CSRF protection, and with the verb's own permission."""
@@ -378,12 +310,6 @@ def _page_of(request: HttpRequest) -> str:
 def _is_choice(request: HttpRequest) -> bool:
     """Say whether a form asks for tasks to choose from, by ``autocomplete_fields``."""
     return _page_of(request) == "autocomplete"
-
-
-def _status_of(request: HttpRequest) -> str:
-    """Return the status that a list is about, if it is about one."""
-    chosen = request.GET.getlist("status__exact")
-    return chosen[0] if len(chosen) == 1 else ""
 
 
 def _why_it_waits(task: Task) -> str:

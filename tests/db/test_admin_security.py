@@ -97,6 +97,8 @@ def test_every_page_escapes_what_it_shows(admin_client, evil_rows):
         for row in evil_rows[model]:
             page = refuse_activity(admin_client.get(url(model, "change", quote(row.pk))))
             assert "&lt;script&gt;alert" in page
+    for page in (url("task", "attempts", evil_rows["task"][0].pk), url("task", "attempt", evil_rows["task"][0].pk, 1)):
+        assert "&lt;script&gt;alert" in refuse_activity(admin_client.get(page))
     for name in ("p", "o", "q", "e", "all", "_popup", "_facets", "_changelist_filters"):
         for model in LISTS:
             response = admin_client.get(url(model), {name: EVIL}, follow=True)

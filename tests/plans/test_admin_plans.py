@@ -187,6 +187,36 @@ def test_no_address_sorts_by_what_has_no_index(admin_client, many, column):
         assert "Sort" not in {each["Node Type"] for each in nodes(plan)}, sql
 
 
+@pytest.mark.parametrize(
+    ("page", "args", "query", "most"),
+    [
+        ("change", (), {}, 20), ("attempts", (), {}, 101), ("attempts", (), {"before": 500}, 101),
+        ("attempts", (), {"before": 3}, 2), ("attempt", (7,), {}, 1),
+    ],
+)  # fmt: skip
+def test_attempts_are_read_by_the_index_of_their_numbers(admin_client, new_table, page, args, query, most):
+    insert("FAILED", 20, lock="key")
+    rows = list(Task.objects.values_list("pk", flat=True))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO django_pglock_attempt
+                      (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
+               SELECT id, n, gen_random_uuid(), now(), now(), 'FAILED', 'a.B', repeat('x', 100)
+               FROM unnest(%s::bigint[]) AS id, generate_series(1, 1000) AS n""",
+            [rows],
+        )
+        cursor.execute("ANALYZE django_pglock_attempt")
+    with CaptureQueriesContext(connection) as queries:
+        url = reverse(f"admin:django_pglock_task_{page}", args=[rows[10], *args])
+        assert admin_client.get(url, query).status_code == 200
+    [sql] = [each["sql"] for each in queries if 'FROM "django_pglock_attempt"' in each["sql"]]
+    plan = list(nodes(executed(sql)))
+    [scan] = [each for each in plan if each.get("Relation Name") == "django_pglock_attempt"]
+    assert (scan["Node Type"], scan["Index Name"]) == ("Index Scan", "pglock_attempt_number")
+    assert scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0) == most
+    assert "Sort" not in {each["Node Type"] for each in plan}
+
+
 def test_workers_are_listed_with_their_tasks_by_the_index_of_running_ones(admin_client, many):
     with CaptureQueriesContext(connection) as queries:
         assert admin_client.get(reverse("admin:django_pglock_worker_changelist")).status_code == 200
