@@ -117,6 +117,8 @@ class ReadOnlyAdmin(AnyModelAdmin):
             if len(request.GET.getlist(lookup)) > 1:
                 return False
         served = {*self.linked_lookups, *(name for each in filters for name in lookups_of(self.model, each))}
+        if self.date_hierarchy:
+            served.update(f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day"))
         return lookup in served or is_choice_of_foreign_key(self.model, lookup, value)
 
     def to_field_allowed(self, request: HttpRequest, to_field: str) -> bool:
