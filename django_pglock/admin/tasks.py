@@ -20,7 +20,7 @@ from django_pglock.admin import attempts
 from django_pglock.admin.actions import VERBS, admin_action, perform
 from django_pglock.admin.pages import AtLeast, CappedChangeList, ReadOnlyAdmin, elapsed
 from django_pglock.admin.task_filters import QueueFilter, StatusFilter, StuckFilter, TaskPathFilter, status_of
-from django_pglock.models import Task, Worker
+from django_pglock.models import Attempt, Task, Waiter, Worker
 from django_pglock.tasks import registry
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import FINISHED, TaskStatus
@@ -289,6 +289,20 @@ class TaskAdmin(ReadOnlyAdmin):
         """May delete one finished task. The list has no such action: pruning is not done by hand."""
         is_deletable = obj is not None and obj.status in FINISHED
         return is_deletable and request.user.has_perm("django_pglock.delete_task")
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """Count the rows that go with the tasks. Django would load and list them, with a thousand tracebacks."""
+        related = {each.related_model for each in self.opts.get_fields(include_hidden=True) if each.auto_created}
+        if not related <= {Attempt, Waiter}:
+            # Only Django's own way knows what to ask about the models of a project.
+            return super().get_deleted_objects(objs, request)
+        database, keys = router.db_for_write(Task), [task.pk for task in objs]
+        counts = {str(self.opts.verbose_name_plural): len(keys)}
+        for rows in (Attempt.objects.using(database), Waiter.objects.using(database)):
+            if count := rows.filter(task__in=keys).count():
+                counts[str(rows.model._meta.verbose_name_plural)] = count
+        refused = {str(self.opts.verbose_name) for task in objs if not self.has_delete_permission(request, task)}
+        return [str(task) for task in objs], counts, refused, []
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         """Delete the task, unless somebody has started it again since the question was asked."""

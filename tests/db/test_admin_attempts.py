@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from django.contrib import admin
 from django.contrib.auth.models import User
+from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 from django.http import Http404
 from django.test.utils import CaptureQueriesContext
@@ -18,6 +20,12 @@ from django_pglock.models import Attempt, Task
 from tests.db.test_admin import make, person
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def content_type():
+    """Django asks for it once in the life of a process, which would be one statement more."""
+    return ContentType.objects.get_for_model(Task)
 
 
 def failed(count, *, status="FAILED"):
@@ -173,3 +181,32 @@ def test_attempts_are_not_changed_by_hand(client):
     assert "DELETE" not in page
     assert client.post(address("change", row.pk), {"failures-0-traceback": "x"}).status_code == 403
     assert Attempt.objects.get().traceback.startswith("trace of 1")
+
+
+def test_to_be_asked_before_a_deletion_loads_no_traceback(client):
+    person(client, "view_task", "delete_task")
+    few, many = failed(1), failed(1000)
+    plain, expected = visit(client, address("delete", few.pk))
+    page, queries = visit(client, address("delete", many.pk))
+    assert "Attempts: 1" in plain
+    assert "Attempts: 1000" in page
+    assert len(page) < len(plain) + 100
+    assert len(queries) == len(expected)
+    assert not [sql for sql in queries if '"traceback"' in sql]
+    assert client.post(address("delete", many.pk), {"post": "yes"}).status_code == 302
+    assert list(Task.objects.values_list("pk", flat=True)) == [few.pk]
+    assert Attempt.objects.count() == 1
+
+
+def test_django_asks_before_a_deletion_where_a_project_refers_to_tasks(rf, monkeypatch):
+    """A model of the project may protect a task, or need a permission."""
+    request = rf.get("/")
+    request.user = User.objects.create_superuser("root")
+    row = failed(3)
+    own = TaskAdmin(Task, admin.site)
+    assert own.get_deleted_objects([row], request) == ([str(row)], {"tasks": 1, "attempts": 3}, set(), [])
+    other = SimpleNamespace(auto_created=True, related_model=User, concrete=False, one_to_one=False, one_to_many=False)
+    fields = [*Task._meta.get_fields(include_hidden=True), other]
+    monkeypatch.setattr(Task._meta, "get_fields", lambda **options: fields)
+    [_task, listed], counts, refused, protected = own.get_deleted_objects([row], request)
+    assert (len(listed), counts, refused, protected) == (3, {"tasks": 1, "attempts": 3}, set(), [])

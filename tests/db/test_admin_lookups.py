@@ -203,7 +203,8 @@ class LooseAdmin(TaskAdmin):
         ("finished_at__gte", True), ("finished_at__lt", True), ("finished_at__isnull", True),
         ("finished_at__year", False), ("failures__id__exact", True), ("failures__traceback__contains", False),
         ("enqueued_at__year", True), ("enqueued_at__month", True), ("enqueued_at__day", True),
-        ("enqueued_at__gte", False), ("enqueued_at__hour", False), ("kwargs", False), ("kwargs__email", False), ("queue", True), ("queue__startswith", False),
+        ("enqueued_at__gte", False), ("enqueued_at__hour", False), ("kwargs", False),
+        ("kwargs__email", False), ("queue", True), ("queue__startswith", False),
     ],
 )  # fmt: skip
 def test_a_subclass_serves_what_its_own_filters_ask_for(rf, lookup, is_allowed):
