@@ -95,7 +95,8 @@ def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number:
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "HEAD"])
     task = _seen_task(model_admin, request, task_id)
-    attempt = task.failures.filter(number=number).first()
+    # The default order of attempts would join their tasks.
+    attempt = task.failures.filter(number=number).order_by("number").first()
     if attempt is None:
         raise Http404
     title = gettext("Attempt %(number)d") % {"number": number}
