@@ -37,9 +37,9 @@ class KeyTemplate:
         self._refuse_ambiguity()
 
     @property
-    def parameters(self) -> set[str]:
-        """The parameters that its fields begin with."""
-        return {path[0] for _, path in self._pieces if path}
+    def names(self) -> set[str]:
+        """The parameters that its fields begin with, and the attributes behind them."""
+        return {name for _, path in self._pieces for name in path}
 
     def _refuse_ambiguity(self) -> None:
         fields = [(literal, path) for literal, path in self._pieces if path]

@@ -39,7 +39,7 @@ class AdvisoryLockAdmin(ReadOnlyAdmin):
         "application_name",
         "state",
     ]
-    list_filter = ["is_granted", "mode"]
+    list_filter = [("is_granted", admin.BooleanFieldListFilter), ("mode", admin.AllValuesFieldListFilter)]
     search_fields = ["name"]
     search_help_text = _("The name of a lock, which is hashed for you; a key; or the number of a session.")
     ordering = ["key", "-is_granted", "since", "pid"]

@@ -18,6 +18,8 @@ from django.utils.functional import cached_property
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 
+from django_pglock.admin.lookups import is_choice_of_foreign_key, lookups_of
+
 # Django's classes are generic only for type checkers.
 if TYPE_CHECKING:
     AnyModelAdmin = admin.ModelAdmin[Any]
@@ -75,7 +77,7 @@ class CappedChangeList(ChangeList):
 
     def get_queryset(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
         """Refuse what PostgreSQL has no text for, as Django refuses any other value that fits no field."""
-        if any("\x00" in text for name, text in request.GET.items() if name != SEARCH_VAR):
+        if any("\x00" in text for name, texts in request.GET.lists() if name != SEARCH_VAR for text in texts):
             raise IncorrectLookupParameters
         return super().get_queryset(request, *arguments, **options)
 
@@ -92,6 +94,8 @@ class ReadOnlyAdmin(AnyModelAdmin):
     list_per_page = 100
     list_max_show_all = 100
     paginator = CappedPaginator
+    #: Lookups that links of our own put into the address of the list. Those of ``list_filter`` are known.
+    linked_lookups: tuple[str, ...] = ()
 
     class Media:
         """A stylesheet of our own; no inline style and no script, so that a strict CSP has nothing to forbid."""
@@ -101,6 +105,25 @@ class ReadOnlyAdmin(AnyModelAdmin):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Return our change list."""
         return CappedChangeList
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Serve the lookups of filters and links, each given once. Django answers 400 to all others, without a query.
+
+        Any other lookup would show a person what is redacted, and no index serves it.
+        """
+        filters: Any = self.list_filter
+        if request is not None:
+            filters = self.get_list_filter(request)
+            if len(request.GET.getlist(lookup)) > 1:
+                return False
+        served = {*self.linked_lookups, *(name for each in filters for name in lookups_of(self.model, each))}
+        if self.date_hierarchy:
+            served.update(f"{self.date_hierarchy}__{part}" for part in ("year", "month", "day"))
+        return lookup in served or is_choice_of_foreign_key(self.model, lookup, value)
+
+    def to_field_allowed(self, request: HttpRequest, to_field: str) -> bool:
+        """Find rows by their key, and by no other field that ``_to_field`` names."""
+        return to_field == self.opts.pk.name
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         """Find nothing by what cannot be a key."""

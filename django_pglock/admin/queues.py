@@ -132,15 +132,21 @@ class QueueAdmin(ReadOnlyAdmin):
         queues = Queue.objects.using(router.db_for_write(Queue))
         queues.pause(obj.name, by=request.user.get_username(), reason=obj.reason)
 
-    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: Any,
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> Any:
         """Add the button that this person may press."""
-        queue = self.get_object(request, unquote(object_id))
-        context = dict(extra_context or {})
-        if queue is not None and self.has_pause_permission(request):
-            verb, label = ("resume", _("Resume")) if queue.paused_at else ("pause", _("Pause"))
-            url = self._address("verb", quote(queue.pk), verb)
-            context["pglock_verb"] = {"label": label, "url": url, "asks_reason": verb == "pause"}
-        return super().change_view(request, object_id, form_url, context)
+        if obj is not None and self.has_pause_permission(request):
+            verb, label = ("resume", _("Resume")) if obj.paused_at else ("pause", _("Pause"))
+            url = self._address("verb", quote(obj.pk), verb)
+            context = {**context, "pglock_verb": {"label": label, "url": url, "asks_reason": verb == "pause"}}
+        return super().render_change_form(request, context, add, change, form_url, obj)
 
     def get_urls(self) -> list[URLPattern]:
         """Add the address of the button."""

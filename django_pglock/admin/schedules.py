@@ -77,7 +77,7 @@ class ScheduleAdmin(ReadOnlyAdmin):
     """Schedules, the next one to come first."""
 
     list_display = ["task_path", "expression", "timezone", "next_at", "last_at", "last", "state"]
-    list_filter = ["is_enabled"]
+    list_filter = [("is_enabled", admin.BooleanFieldListFilter)]
     search_fields = ["task_path"]
     ordering = ["next_at", "task_path"]
     sortable_by = ()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
@@ -16,109 +16,21 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.admin import attempts
 from django_pglock.admin.actions import VERBS, admin_action, perform
 from django_pglock.admin.pages import AtLeast, CappedChangeList, ReadOnlyAdmin, elapsed
-from django_pglock.models import Attempt, Task, Worker
+from django_pglock.admin.task_filters import QueueFilter, StatusFilter, StuckFilter, TaskPathFilter, status_of
+from django_pglock.models import Attempt, Task, Waiter, Worker
 from django_pglock.tasks import registry
-from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
-if TYPE_CHECKING:
-    AnyInline = admin.TabularInline[Attempt, Task]
-else:
-    AnyInline = admin.TabularInline
-
-
+#: Pages that show no arguments.
+_WITHOUT_ARGUMENTS = {
+    *("django_pglock_task_changelist", "django_pglock_task_attempts", "django_pglock_task_attempt", "autocomplete"),
+}
 #: How many others are named of those that a task waits for.
 FEW = 5
-
-
-class StatusFilter(admin.ChoicesFieldListFilter):
-    """By status, in words that have an index."""
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep the rows with the chosen status."""
-        return queryset.in_status(status) if (status := _status_of(request)) else super().queryset(request, queryset)
-
-
-class KnownValuesFilter(admin.SimpleListFilter):
-    """A filter whose choices come from what the process knows: a DISTINCT over the table would read all of it."""
-
-    def known(self) -> Sequence[str]:
-        """Return the values to offer."""
-        raise NotImplementedError
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Offer the known values, and the one in use if it is not among them."""
-        values = {*self.known(), *filter(None, [self.value()])}
-        return [(value, value) for value in sorted(values)]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep the rows with the chosen value."""
-        return queryset.filter(**{str(self.parameter_name): self.value()}) if self.value() else queryset
-
-
-class QueueFilter(KnownValuesFilter):
-    """By queue: those of the settings, and those with something ready."""
-
-    title = _("queue")
-    parameter_name = "queue"
-
-    def known(self) -> Sequence[str]:
-        configured = {queue for backend in task_backends.all() for queue in backend.queues}
-        return sorted(configured | set(Task.objects.all().ready_queues()))
-
-
-class TaskPathFilter(KnownValuesFilter):
-    """By function: those that this process knows. Nothing is imported for it."""
-
-    title = _("task function")
-    parameter_name = "task_path"
-
-    def known(self) -> Sequence[str]:
-        return registry.known_paths()
-
-
-class StuckFilter(admin.SimpleListFilter):
-    """What needs somebody: running without a living worker."""
-
-    title = _("attention")
-    parameter_name = "attention"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Offer the one question."""
-        return [("stuck", _("Stuck: its worker is gone"))]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep what is stuck."""
-        return queryset.stuck() if self.value() == "stuck" else queryset
-
-
-class AttemptInline(AnyInline):
-    """The attempts that did not succeed, with their tracebacks."""
-
-    model = Attempt
-    fields = ("number", "outcome", "worker", "started_at", "finished_at", "trace")
-    readonly_fields = fields
-    extra = 0
-    can_delete = False
-    ordering = ["number"]
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Attempts are written by workers."""
-        return False
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Whoever may see the task may see its attempts."""
-        return request.user.has_perm("django_pglock.view_task")
-
-    @admin.display(description=_("traceback"))
-    def trace(self, attempt: Attempt) -> str:
-        """Return the traceback, escaped."""
-        return format_html(
-            '<strong>{}</strong><pre class="pglock-trace">{}</pre>', attempt.exception_path, attempt.traceback
-        )
 
 
 class TaskChangeList(CappedChangeList):
@@ -140,7 +52,7 @@ class TaskChangeList(CappedChangeList):
             self.result_count = AtLeast(self.result_count)
 
     def _searched(self, request: HttpRequest) -> Any:
-        status, below = _status_of(request), request.GET.get("id__lt")
+        status, below = status_of(request), request.GET.get("id__lt")
         rows = Task.objects.using(self.root_queryset.db)
         rows = rows.in_status(status).order_by("-status", "-pk") if status else rows.order_by("-pk")
         return rows.filter(pk__lt=below) if below else rows
@@ -157,7 +69,7 @@ class TaskChangeList(CappedChangeList):
         """Sort by id; within a status by the index of statuses, which is by id, too."""
         ordering: list[Any] = super().get_ordering(request, queryset)
         direction = "-" if ordering[0].startswith("-") else ""
-        return [f"{direction}status", *ordering] if _status_of(request) else ordering
+        return [f"{direction}status", *ordering] if status_of(request) else ordering
 
 
 class TaskAdmin(ReadOnlyAdmin):
@@ -165,12 +77,14 @@ class TaskAdmin(ReadOnlyAdmin):
 
     list_display = ["name_and_id", "status_mark", "queue", "priority", "attempts", "waits_or_took", "enqueued_at"]
     list_filter = [("status", StatusFilter), StuckFilter, QueueFilter, TaskPathFilter]
+    #: "Older than these".
+    linked_lookups = ("id__lt",)
     search_fields = ["task_path"]
     search_help_text = _("The id of a task, or the beginning of the path of its function.")
     ordering = ["-id"]
     sortable_by = ["name_and_id"]
     actions = [admin_action(verb) for verb in VERBS.values()]
-    inlines = [AttemptInline]
+    inlines = [attempts.AttemptInline]
     change_list_template = "admin/django_pglock/task/change_list.html"
     change_form_template = "admin/django_pglock/task/change_form.html"
     fieldsets = [
@@ -180,7 +94,7 @@ class TaskAdmin(ReadOnlyAdmin):
             _("Keys"),
             {"fields": ["shown_lock_key", "concurrency", "shown_fair_key", "shown_unique_key", "unique_until"]},
         ),
-        (_("Attempts"), {"fields": ["attempts", "retries", "max_retries", "rescues", "worker"]}),
+        (_("Attempts"), {"fields": ["attempts", "retries", "max_retries", "rescues", "worker", "shown_attempts"]}),
         (
             _("Times"),
             {
@@ -201,8 +115,8 @@ class TaskAdmin(ReadOnlyAdmin):
     def get_queryset(self, request: HttpRequest) -> Any:
         """Leave out what a list does not show: arguments may be megabytes each."""
         rows = super().get_queryset(request)
-        is_list = request.resolver_match is not None and str(request.resolver_match.url_name).endswith("_changelist")
-        return rows.defer("args", "kwargs", "result", "meta") if is_list else rows
+        is_shown = _page_of(request) not in _WITHOUT_ARGUMENTS
+        return rows if is_shown else rows.defer("args", "kwargs", "result", "meta")
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         """Find by id or by the beginning of the function's path; never by reading every row's JSON."""
@@ -213,7 +127,11 @@ class TaskAdmin(ReadOnlyAdmin):
             return (queryset.filter(pk=int(term)) if int(term) < 2**63 else queryset.none()), False
         # The paths are few and known, so the planner gets equality instead of a pattern.
         paths = [path for path in registry.known_paths() if path.startswith(term) or path.endswith(f".{term}")]
-        return queryset.filter(task_path__in=[term.replace("\x00", ""), *paths]), False
+        found = queryset.filter(task_path__in=[term.replace("\x00", ""), *paths])
+        if _is_choice(request) and (end := self.model.objects.using(queryset.db).order_by("-pk").search_end()):
+            # As in the list, which sets its limit itself: no index knows functions.
+            found = found.filter(pk__gt=end)
+        return found, False
 
     @admin.display(description=_("task"), ordering="-id")
     def name_and_id(self, task: Task) -> str:
@@ -285,29 +203,57 @@ class TaskAdmin(ReadOnlyAdmin):
         """Return what travels with the task."""
         return _as_json(shown(task, "meta"))
 
+    @admin.display(description=_("failed and lost"))
+    def shown_attempts(self, task: Task) -> str:
+        """Return a link to all attempts that did not succeed: the page itself has the last ones."""
+        return format_html('<a href="{}">{}</a>', self._address("attempts", task.pk), gettext("List of all"))
+
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
         """Return all fields: nothing is edited."""
         return [str(field) for _title, options in self.fieldsets for field in options["fields"]]
 
-    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: Any,
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> Any:
         """Add the buttons that this person may press."""
-        task = self.get_object(request, object_id)
-        verbs = [
-            {"label": verb.button, "url": self._address("verb", task.pk, verb.name)}
-            for verb in VERBS.values()
-            if task is not None and task.status in verb.statuses and self._may(request, verb.permission)
-        ]
-        context = {"pglock_verbs": verbs, "pglock_warning": task and _why_it_waits(task)}
-        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
+        if obj is not None:
+            verbs = [
+                {"label": verb.button, "url": self._address("verb", obj.pk, verb.name)}
+                for verb in VERBS.values()
+                if obj.status in verb.statuses and self._may(request, verb.permission)
+            ]
+            context = {**context, "pglock_verbs": verbs, "pglock_warning": _why_it_waits(obj)}
+        return super().render_change_form(request, context, add, change, form_url, obj)
 
     # What may be asked
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the address of the buttons."""
-        own = path(
-            "<int:task_id>/do/<str:verb>/", self.admin_site.admin_view(self.verb_view), name="django_pglock_task_verb"
+        """Add the addresses of the buttons and of attempts."""
+        site = self.admin_site
+        own = (
+            ("do/<str:verb>/", self.verb_view, "verb"),
+            ("attempts/", self.attempts_view, "attempts"),
+            ("attempts/<int:number>/", self.attempt_view, "attempt"),
         )
-        return [own, *super().get_urls()]
+        urls = [
+            path(f"<int:task_id>/{route}", site.admin_view(view), name=f"django_pglock_task_{name}")
+            for route, view, name in own
+        ]
+        return [*urls, *super().get_urls()]
+
+    def attempts_view(self, request: HttpRequest, task_id: int) -> HttpResponse:
+        """Show a page of the attempts that did not succeed."""
+        return attempts.list_page(self, request, task_id)
+
+    def attempt_view(self, request: HttpRequest, task_id: int, number: int) -> HttpResponse:
+        """Show the traceback of one attempt."""
+        return attempts.traceback_page(self, request, task_id, number)
 
     def verb_view(self, request: HttpRequest, task_id: int, verb: str) -> HttpResponse:
         """Do what a button asks. Only by POST, with CSRF protection, and with the verb's own permission."""
@@ -344,6 +290,20 @@ class TaskAdmin(ReadOnlyAdmin):
         is_deletable = obj is not None and obj.status in FINISHED
         return is_deletable and request.user.has_perm("django_pglock.delete_task")
 
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """Count the rows that go with the tasks. Django would load and list them, with a thousand tracebacks."""
+        related = {each.related_model for each in self.opts.get_fields(include_hidden=True) if each.auto_created}
+        if not related <= {Attempt, Waiter}:
+            # Only Django's own way knows what to ask about the models of a project.
+            return super().get_deleted_objects(objs, request)
+        database, keys = router.db_for_write(Task), [task.pk for task in objs]
+        counts = {str(self.opts.verbose_name_plural): len(keys)}
+        for rows in (Attempt.objects.using(database), Waiter.objects.using(database)):
+            if count := rows.filter(task__in=keys).count():
+                counts[str(rows.model._meta.verbose_name_plural)] = count
+        refused = {str(self.opts.verbose_name) for task in objs if not self.has_delete_permission(request, task)}
+        return [str(task) for task in objs], counts, refused, []
+
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         """Delete the task, unless somebody has started it again since the question was asked."""
         rows = Task.objects.using(router.db_for_write(Task)).select_for_update()
@@ -356,10 +316,14 @@ class TaskAdmin(ReadOnlyAdmin):
         return request.user.has_perm(f"django_pglock.{verb}_task")
 
 
-def _status_of(request: HttpRequest) -> str:
-    """Return the status that a list is about, if it is about one."""
-    chosen = request.GET.getlist("status__exact")
-    return chosen[0] if len(chosen) == 1 else ""
+def _page_of(request: HttpRequest) -> str:
+    """Return the name of the page of the admin, without its namespace."""
+    return str(request.resolver_match.url_name) if request.resolver_match is not None else ""
+
+
+def _is_choice(request: HttpRequest) -> bool:
+    """Say whether a form asks for tasks to choose from, by ``autocomplete_fields``."""
+    return _page_of(request) == "autocomplete"
 
 
 def _why_it_waits(task: Task) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Characters of a key; a longer one ends in its digest instead.
 LONGEST_KEY = 512
+
+_DIGEST = re.compile("[0-9a-f]{64}$")
 
 
 class CallKeys(NamedTuple):
@@ -82,10 +85,15 @@ def templates_of(task: PostgresTask) -> list[str]:
     return [text for text in (task.lock, task.fair, *(each.key for each in keyed)) if text is not None]
 
 
-def parameters_in_keys(task: PostgresTask) -> set[str]:
-    """Return the parameters whose values stand in keys of a task."""
+def names_in_keys(task: PostgresTask) -> set[str]:
+    """Return the parameters, and the attributes behind them, whose values stand in keys of a task."""
     templates = (_template(text, task.func, is_grouped(task)) for text in templates_of(task))
-    return set().union(*(template.parameters for template in templates))
+    return set().union(*(template.names for template in templates))
+
+
+def has_digest(key: str) -> bool:
+    """Say whether a key may end in a digest: of all arguments of a call, or of a key that was too long."""
+    return _DIGEST.search(key) is not None
 
 
 def is_grouped(task: PostgresTask) -> bool:

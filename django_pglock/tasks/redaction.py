@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django_pglock.conf import redact_hook
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import registry
-from django_pglock.tasks.call_keys import parameters_in_keys
+from django_pglock.tasks.call_keys import has_digest, names_in_keys
 from django_pglock.tasks.context import OWN_META
 
 if TYPE_CHECKING:
@@ -29,18 +29,30 @@ KEYS = ("lock_key", "group_key", "fair_key", "unique_key")
 
 RedactOption = bool | Iterable[str]
 Show = Callable[[str, Any], Any]
+#: The setting ``REDACT``.
+Hook = Callable[[str, str, Any], Any]
 
 
 def shown(row: Any, field: str) -> Any:
     """Return a field of a task's row as people may see it.
 
     Hidden is what ``redact=`` of its function names, now or when it was enqueued, and what the setting ``REDACT``
-    replaces.
+    replaces; and the keys that would tell it.
     """
     value = getattr(row, field)
     if value is None or field not in ("args", "kwargs", "result", "meta", *KEYS):
         return value
-    show = _shower(row)
+    if field in KEYS:
+        return _shown_key(row, field, value)
+    return _shown_value(field, value, row, _shower(row, redact_hook()))
+
+
+def fields_behind_keys() -> tuple[str, ...]:
+    """Return the fields that ``shown`` reads besides ``meta`` to show a key, so that a list may load them at once."""
+    return ("args", "kwargs") if redact_hook() is not None else ()
+
+
+def _shown_value(field: str, value: Any, row: Any, show: Show) -> Any:
     match field, value:
         case "args", list():
             return [show(name, each) for name, each in zip(_names_of(row, len(value)), value, strict=True)]
@@ -51,9 +63,32 @@ def shown(row: Any, field: str) -> Any:
     return show(RESULT if field == "result" else field, value)
 
 
-def _shower(row: Any) -> Show:
+def _shown_key(row: Any, field: str, key: str) -> Any:
+    """Return a key, unless it may tell a hidden argument.
+
+    A digest is hidden instead of being signed: even so a person who guesses an argument could enqueue the guess and
+    compare. The stored key stays as it is, so that all processes find the same call.
+    """
+    hidden = _hidden_of(row)
+    # With a name that is hidden only since, the key was made before that name was refused in templates.
+    if hidden is None or hidden != _hidden_then(row) or (hidden and has_digest(key)):
+        return REDACTED
+    hook = redact_hook()
+    value = _shower(row, hook)(field, key)
+    # The setting knows values and no templates: where it hides an argument, each key may be made of that one. What it
+    # says of the key itself is taken as it is.
+    is_whole = hook is None or value != key or _arguments(row, hook) == _arguments(row, None)
+    return value if is_whole else REDACTED
+
+
+def _arguments(row: Any, hook: Hook | None) -> list[Any]:
+    show = _shower(row, hook)
+    return [_shown_value(field, getattr(row, field), row, show) for field in ("args", "kwargs")]
+
+
+def _shower(row: Any, hook: Hook | None) -> Show:
     """Return what shows a value of this row by its name."""
-    hidden, hook = _hidden_of(row), redact_hook()
+    hidden = _hidden_of(row)
 
     def show(name: str, value: Any) -> Any:
         if hidden is None or name in hidden:
@@ -78,11 +113,17 @@ def _hidden_of(row: Any) -> frozenset[str] | None:
     """Return the names that are hidden, or None for all: as the code says, and as it said when it was enqueued."""
     definition = registry.find(row.task_path)
     now: tuple[str, ...] | bool = definition.redact if definition is not None else ()
-    then = row.meta.get("redact", ()) if isinstance(row.meta, dict) else ()
+    then = _hidden_then(row)
     # Which argument is which, only the function says.
-    if isinstance(now, bool) or not isinstance(then, (list, tuple)) or (then and definition is None):
+    if isinstance(now, bool) or then is None or (then and definition is None):
         return None
-    return frozenset((*now, *map(str, then)))
+    return then.union(now)
+
+
+def _hidden_then(row: Any) -> frozenset[str] | None:
+    """Return the names that were hidden when the task was enqueued, or None for all."""
+    then = row.meta.get("redact", ()) if isinstance(row.meta, dict) else ()
+    return frozenset(map(str, then)) if isinstance(then, (list, tuple)) else None
 
 
 def _names_of(row: Any, count: int) -> list[str]:
@@ -106,7 +147,7 @@ def redact_of(value: RedactOption, task: PostgresTask, where: str) -> tuple[str,
     names = tuple(value) if is_list else ()
     if not is_list or not all(isinstance(name, str) for name in names):
         raise TaskOptionError(f"{where}: redact is {value!r}; give True, or names such as ('card', 'password').")
-    if names and (shown_in_keys := sorted(parameters_in_keys(task) & {*names})):
+    if names and (shown_in_keys := sorted(names_in_keys(task) & {*names})):
         raise TaskOptionError(
             f"{where}: a key would show {', '.join(shown_in_keys)}, which redact hides; make the key of something else."
         )

@@ -77,7 +77,13 @@ def test_the_check_notices_a_page_that_breaks_the_policy(shop, tmp_path):
     assert any("Content Security Policy" in line for line in console)
 
 
-@pytest.mark.parametrize("page", ["task/", "task/{id}/change/", "worker/", "advisorylock/", "lease/"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        *("task/", "task/{id}/change/", "task/{id}/attempts/", "task/{id}/attempts/1/"),
+        *("worker/", "advisorylock/", "lease/"),
+    ],
+)
 def test_our_pages_break_no_rule(shop, tmp_path, page):
     from django.db.models.functions import Now
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -9,14 +10,17 @@ from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
+from django.db import connection
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock import Group, Rate, Unique, enqueue_many, task
 from django_pglock.checks import check_settings
 from django_pglock.errors import ConfigurationError, TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
-from django_pglock.tasks import registry
+from django_pglock.tasks import call_keys, registry
+from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.redaction import REDACTED, shown
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
@@ -28,11 +32,17 @@ def pay(order_id, card, *more, address=None, **extras):
     return {"card": card, "paid": order_id}
 
 
+def buy(order_id, card): ...
+
+
 def with_context(context, card, note="x"):
     return card
 
 
 def in_group(calls): ...
+
+
+def by_order(order): ...
 
 
 def hide_cards(path, name, value):
@@ -152,6 +162,93 @@ def test_no_key_is_made_of_what_is_hidden():
             task(redact=value)(pay)
     with pytest.raises(TaskOptionError, match="a single call cannot change it"):
         task(pay).using(redact=True)
+
+
+def recovered(text):
+    """Return the card that a reader finds by trying all cards on each digest in a text."""
+    for card in ("4000-0000-0000-0000", SECRET):
+        call = to_json([{"order_id": 7, "card": card}], what="It", sort_keys=True)
+        if hashlib.sha256(call.encode()).hexdigest() in text:
+            return card
+    return None
+
+
+@pytest.mark.parametrize("is_hook", [False, True])
+@pytest.mark.parametrize("is_call", [False, True], ids=["decorated", "using"])
+def test_the_digest_of_hidden_arguments_is_shown_nowhere(admin_client, is_hook, is_call):
+    """A card has few digits: of its digest a reader would find it by trying all."""
+    redact = {} if is_hook else {"redact": ("card",)}
+    function = task(**redact)(buy).using(unique=True) if is_call else task(unique=True, **redact)(buy)
+    row = row_of(function, 7, SECRET)
+    assert recovered(row.unique_key) == SECRET, "so the stored key would tell it"
+    hook = {"DJANGO_PGLOCK": {"REDACT": lambda path, name, value: "****" if name == "card" else value}}
+    with override_settings(**hook if is_hook else {}):
+        assert shown(row, "unique_key") == REDACTED
+        for text in all_that_is_shown(admin_client, row):
+            assert recovered(text) is None
+            assert row.unique_key not in text
+
+
+@pytest.mark.parametrize("length", [1, 300, 500])
+def test_nor_what_is_left_of_it_in_a_key_that_was_too_long(length):
+    """Of a long path and a digest the key ends in the digest of both."""
+    row = row_of(task(unique=True, redact=("card",))(buy), 7, SECRET)
+    long = f"{'x' * length} {'0a' * 32}"
+    row.unique_key = call_keys._shortened(long)
+    assert shown(row, "unique_key") == REDACTED
+
+
+def test_a_call_is_found_again_whatever_the_secret_key_is():
+    """The stored key is no secret's: not all processes change ``SECRET_KEY`` at the same moment."""
+    function = task(unique=True, redact=("card",))(buy)
+    first = function.enqueue(7, SECRET)
+    with override_settings(SECRET_KEY="another", SECRET_KEY_FALLBACKS=[]):
+        assert function.enqueue(7, SECRET).id == first.id
+        assert function.enqueue(7, "4000-0000-0000-0000").id != first.id
+
+
+def test_a_key_that_is_made_of_what_is_shown_is_shown():
+    options = {"lock": "pay:{order_id}", "unique": Unique("pay:{order_id}"), "fair": "pay:{order_id}"}
+    row = row_of(task(redact=("card",), **options)(buy), 7, SECRET)
+    assert (shown(row, "lock_key"), shown(row, "fair_key")) == ("pay:7", "pay:7")
+    assert shown(row, "unique_key") == f"{row.task_path} pay:7"
+    assert shown(row_of(task(unique=True)(pay), 7, SECRET), "unique_key").startswith(f"{__name__}.pay ")
+
+
+def test_a_key_of_the_time_before_its_argument_was_hidden_is_hidden_too(admin_client):
+    row = row_of(task(lock="pay:{card}", fair="{card}", unique=Unique("{card}"))(buy), 7, SECRET)
+    del registry._definitions[row.task_path]
+    task(redact=("card",))(buy)
+    assert {shown(row, field) for field in ("lock_key", "fair_key", "unique_key")} == {REDACTED}
+    for text in all_that_is_shown(admin_client, row):
+        assert SECRET not in text
+
+
+def test_what_the_setting_hides_is_not_shown_by_a_key(admin_client):
+    def hide(path, name, value):
+        return "****" if name == "card" else value
+
+    rows = [row_of(task(lock="pay:{card}", fair="{order_id}")(buy), number, SECRET) for number in range(3)]
+    open_ones = [row_of(task(lock="open:{order_id}")(pay), number, None) for number in range(3)]
+    with override_settings(DJANGO_PGLOCK={"REDACT": hide}):
+        for row in rows:
+            assert {shown(row, "lock_key"), shown(row, "fair_key")} == {REDACTED}
+            for text in all_that_is_shown(admin_client, row):
+                assert SECRET not in text
+        out = io.StringIO()
+        with CaptureQueriesContext(connection) as queries:
+            call_command("locktasks", "list", "--json", stdout=out)
+    assert [each["lock_key"] for each in json.loads(out.getvalue())] == [REDACTED] * 6
+    assert len(queries) == 1, "the arguments come with the rows"
+    with override_settings(DJANGO_PGLOCK={"REDACT": lambda path, name, value: "x" if name == "return" else value}):
+        assert [shown(row, "lock_key") for row in open_ones] == ["open:0", "open:1", "open:2"]
+
+
+def test_no_key_is_made_of_what_is_hidden_inside_of_an_argument():
+    for template in ("x:{order.card}", "x:{order.card.number}"):
+        with pytest.raises(TaskOptionError, match="a key would show card"):
+            task(redact=("card",), lock=template)(by_order)
+    task(redact=("card",), lock="x:{order.pk}")(by_order)
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,19 @@ def test_what_no_index_knows_is_looked_for_among_so_many(admin_client, old_ones,
     assert found == counts, "on the pages to which the links lead, one after the other"
 
 
+@pytest.mark.parametrize(("most", "found"), [(10_000, 0), (30_000, 1)])
+def test_a_choice_of_tasks_looks_through_so_many(admin_client, old_ones, monkeypatch, most, found):
+    """A form with ``autocomplete_fields`` asks with each letter that somebody types."""
+    monkeypatch.setattr(counting, "MOST_SEARCHED", most)
+    rare = Task.objects.filter(status="BLOCKED").earliest("pk")
+    Task.objects.filter(pk=rare.pk).update(task_path="rare")
+    query = {"app_label": "django_pglock", "model_name": "attempt", "field_name": "task", "term": "rare"}
+    with CaptureQueriesContext(connection) as queries:
+        answer = admin_client.get(reverse("admin:autocomplete"), query).json()
+    assert [int(each["id"]) for each in answer["results"]] == [rare.pk][:found]
+    assert most_read(queries) <= max(most + 1, 26_000)
+
+
 def test_tasks_of_some_statuses_are_listed_without_the_others(old_ones):
     out = StringIO()
     with CaptureQueriesContext(connection) as queries:
@@ -160,7 +173,7 @@ def test_the_count_stops_at_the_cap(admin_client, many):
     page = admin_client.get(LIST)
     assert page.context["cl"].result_count == 10_000
     assert "10000+" in page.content.decode()
-    exact = admin_client.get(LIST, {"id__gt": many - 10_000})
+    exact = admin_client.get(LIST, {"id__lt": many - 9_999})
     assert exact.context["cl"].result_count == 10_000
     assert "10000+" not in exact.content.decode(), "just as many as are counted is no more than that"
 
@@ -172,6 +185,36 @@ def test_no_address_sorts_by_what_has_no_index(admin_client, many, column):
         assert admin_client.get(LIST, {"o": column}).status_code == 200
     for sql, plan in plans(queries):
         assert "Sort" not in {each["Node Type"] for each in nodes(plan)}, sql
+
+
+@pytest.mark.parametrize(
+    ("page", "args", "query", "most"),
+    [
+        ("change", (), {}, 20), ("attempts", (), {}, 101), ("attempts", (), {"before": 500}, 101),
+        ("attempts", (), {"before": 3}, 2), ("attempt", (7,), {}, 1),
+    ],
+)  # fmt: skip
+def test_attempts_are_read_by_the_index_of_their_numbers(admin_client, new_table, page, args, query, most):
+    insert("FAILED", 20, lock="key")
+    rows = list(Task.objects.values_list("pk", flat=True))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO django_pglock_attempt
+                      (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
+               SELECT id, n, gen_random_uuid(), now(), now(), 'FAILED', 'a.B', repeat('x', 100)
+               FROM unnest(%s::bigint[]) AS id, generate_series(1, 1000) AS n""",
+            [rows],
+        )
+        cursor.execute("ANALYZE django_pglock_attempt")
+    with CaptureQueriesContext(connection) as queries:
+        url = reverse(f"admin:django_pglock_task_{page}", args=[rows[10], *args])
+        assert admin_client.get(url, query).status_code == 200
+    [sql] = [each["sql"] for each in queries if 'FROM "django_pglock_attempt"' in each["sql"]]
+    plan = list(nodes(executed(sql)))
+    [scan] = [each for each in plan if each.get("Relation Name") == "django_pglock_attempt"]
+    assert (scan["Node Type"], scan["Index Name"]) == ("Index Scan", "pglock_attempt_number")
+    assert scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0) == most
+    assert "Sort" not in {each["Node Type"] for each in plan}
 
 
 def test_workers_are_listed_with_their_tasks_by_the_index_of_running_ones(admin_client, many):

@@ -33,7 +33,7 @@ from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.tasks.counting import COUNTED, MOST_COUNTED, QueueCounts
 from django_pglock.tasks.pruning import WINDOW
-from django_pglock.tasks.redaction import shown
+from django_pglock.tasks.redaction import fields_behind_keys, shown
 
 #: What a list shows of a task; all else may be megabytes.
 LISTED = (
@@ -161,11 +161,12 @@ class Command(BaseCommand):
 
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         # Each status by itself, in the order of an index.
+        loaded = (*LISTED, "meta", *fields_behind_keys())
         parts = [rows.in_status(status).order_by("-status", "-pk") for status in sorted(set(options["status"] or ()))]
         found = [
             row
             for part in parts or [rows.order_by("-pk")]
-            for row in filtered(part, {**options, "status": None}).only(*LISTED, "meta")[: options["limit"]]
+            for row in filtered(part, {**options, "status": None}).only(*loaded)[: options["limit"]]
         ]
         found = sorted(found, key=attrgetter("pk"), reverse=True)[: options["limit"]]
         if options["json"]:

@@ -1,0 +1,128 @@
+"""The attempts of a task that did not succeed: the last ones on its page, all of them by pages, each traceback alone.
+
+A task may fail a thousand times, and each traceback has up to 60,000 characters. So a list loads no traceback.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.forms.models import BaseInlineFormSet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_pglock.models import Attempt, Task
+
+if TYPE_CHECKING:
+    AnyInline = admin.TabularInline[Attempt, Task]
+    AnyFormSet = BaseInlineFormSet[Attempt, Task, Any]
+else:
+    AnyInline = admin.TabularInline
+    AnyFormSet = BaseInlineFormSet
+
+#: Attempts on the page of a task, and on each page of the list of all.
+LAST = 20
+PER_PAGE = 100
+
+
+class LastAttempts(AnyFormSet):
+    """Takes the last attempts. A queryset with a limit cannot be filtered by task, so the limit is set here."""
+
+    def get_queryset(self) -> Any:
+        """Return the attempts to show. Django asks for them once for each row."""
+        if not hasattr(self, "_queryset"):
+            self._queryset = newest_first(super().get_queryset())[:LAST]
+        return self._queryset
+
+
+class AttemptInline(AnyInline):
+    """The last attempts that did not succeed."""
+
+    model = Attempt
+    formset = LastAttempts
+    verbose_name_plural = _("last attempts that failed or were lost")
+    fields = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "trace")
+    readonly_fields = fields
+    extra = 0
+    can_delete = False
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Attempts are written by workers."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """No attempt is edited."""
+        return False
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """A person who may see the task may see its attempts."""
+        return request.user.has_perm("django_pglock.view_task")
+
+    @admin.display(description=_("traceback"))
+    def trace(self, attempt: Attempt) -> str:
+        """Return a link to the traceback."""
+        site = self.admin_site.name
+        url = reverse("admin:django_pglock_task_attempt", args=[attempt.task_id, attempt.number], current_app=site)
+        return format_html('<a href="{}">{}</a>', url, gettext("Traceback"))
+
+
+def list_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:
+    """Show the attempts of a task before the one that ``?before=`` names, the newest first."""
+    if request.method not in ("GET", "HEAD"):
+        return HttpResponseNotAllowed(["GET", "HEAD"])
+    before = request.GET.get("before", "1")
+    # PostgreSQL is not asked for what is no number of an attempt.
+    if not (before.isascii() and before.isdigit() and int(before) < 2**31):
+        raise BadRequest("before is the number of an attempt.")
+    task = _seen_task(model_admin, request, task_id)
+    rows = newest_first(task.failures.all())
+    if "before" in request.GET:
+        rows = rows.filter(number__lt=int(before))
+    found = list(rows[: PER_PAGE + 1])
+    older = found[PER_PAGE - 1].number if len(found) > PER_PAGE else None
+    context = {"title": gettext("Attempts that failed or were lost"), "attempts": found[:PER_PAGE], "older": older}
+    return _answer(model_admin, request, task, "attempts", context)
+
+
+def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number: int) -> HttpResponse:
+    """Show one attempt with its traceback."""
+    if request.method not in ("GET", "HEAD"):
+        return HttpResponseNotAllowed(["GET", "HEAD"])
+    task = _seen_task(model_admin, request, task_id)
+    # The default order of attempts would join their tasks.
+    attempt = task.failures.filter(number=number).order_by("number").first()
+    if attempt is None:
+        raise Http404
+    title = gettext("Attempt %(number)d") % {"number": number}
+    return _answer(model_admin, request, task, "attempt", {"title": title, "attempt": attempt})
+
+
+def newest_first(rows: Any) -> Any:
+    """Return attempts in the order of the index that knows a task's numbers, without their tracebacks."""
+    return rows.order_by("-number").defer("traceback")
+
+
+def _seen_task(model_admin: Any, request: HttpRequest, task_id: int) -> Task:
+    """Return a task that this person sees in the list. Raises ``PermissionDenied`` or ``Http404``."""
+    if not model_admin.has_view_permission(request):
+        raise PermissionDenied
+    task: Task | None = model_admin.get_object(request, str(task_id))
+    if task is None:
+        raise Http404
+    if not model_admin.has_view_permission(request, task):
+        raise PermissionDenied
+    return task
+
+
+def _answer(model_admin: Any, request: HttpRequest, task: Task, name: str, context: dict[str, Any]) -> HttpResponse:
+    site = model_admin.admin_site
+    request.current_app = site.name
+    about = {"opts": model_admin.opts, "task": task, "subtitle": str(task), "media": model_admin.media}
+    template = f"admin/django_pglock/task/{name}.html"
+    return TemplateResponse(request, template, {**site.each_context(request), **about, **context})
