@@ -4,6 +4,7 @@ import django.db.models.deletion
 import django.db.models.functions.datetime
 import django_pglock.models.indexes
 from django.db import migrations, models
+from django_pglock.migrations._operations import TableSQL
 
 
 class Migration(migrations.Migration):
@@ -30,6 +31,7 @@ class Migration(migrations.Migration):
                 ('heartbeat_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), verbose_name='heartbeat at')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'worker',
                 'verbose_name_plural': 'workers',
                 'ordering': ['started_at'],
@@ -60,6 +62,7 @@ class Migration(migrations.Migration):
                 ('meta', models.JSONField(db_default=models.Value({}, models.JSONField()), verbose_name='meta')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'task',
                 'verbose_name_plural': 'tasks',
                 'ordering': ['-id'],
@@ -82,6 +85,7 @@ class Migration(migrations.Migration):
                 ('task', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='failures', to='django_pglock.task', verbose_name='task')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'attempt',
                 'verbose_name_plural': 'attempts',
                 'ordering': ['task', 'number'],
@@ -90,7 +94,8 @@ class Migration(migrations.Migration):
         ),
         # Every task's row is updated at least twice and then read for weeks: room on its page for the new versions,
         # and vacuum after one row in a hundred instead of one in five, or the claims would walk through dead entries.
-        migrations.RunSQL(
+        TableSQL(
+            'task',
             """ALTER TABLE "django_pglock_task" SET (
                    fillfactor = 80, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.01,
                    autovacuum_analyze_scale_factor = 0.02)""",
@@ -99,7 +104,8 @@ class Migration(migrations.Migration):
                    autovacuum_analyze_scale_factor)""",
         ),
         # A few rows, updated every few seconds each.
-        migrations.RunSQL(
+        TableSQL(
+            'worker',
             """ALTER TABLE "django_pglock_worker" SET (
                    fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 500)""",
             """ALTER TABLE "django_pglock_worker" RESET (

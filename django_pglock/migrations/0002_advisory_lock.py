@@ -1,6 +1,7 @@
 """A view over PostgreSQL's own lock table. It stores nothing; dropping it loses nothing."""
 
 from django.db import migrations, models
+from django_pglock.migrations._operations import CreateView
 
 # Keys are locks of one bigint (objsubid 1), put together as PostgreSQL took them apart, and right for negative ones.
 # Names come from the comments that lock statements, and the statements of who holds locks, begin with; each says which
@@ -21,7 +22,7 @@ SELECT pid || '-' || key || '-' || mode || CASE WHEN is_granted THEN '' ELSE '-w
        key,
        COALESCE(
            max(substring(query FROM '/\* django_pglock:' || key || ' (.*?) \*/')) OVER (PARTITION BY key),
-           (SELECT 'worker ' || w.name FROM "django_pglock_worker" AS w WHERE w.lock_key = held.key)
+           {worker}
        ) AS name,
        mode, is_granted, pid,
        (count(*) FILTER (WHERE NOT is_granted) OVER (PARTITION BY key))::int AS waiters,
@@ -30,6 +31,7 @@ SELECT pid || '-' || key || '-' || mode || CASE WHEN is_granted THEN '' ELSE '-w
        COALESCE(application_name, '') AS application_name, state, username, client_address, query
 FROM held
 """
+WORKER = """(SELECT 'worker ' || w.name FROM "django_pglock_worker" AS w WHERE w.lock_key = held.key)"""
 
 
 class Migration(migrations.Migration):
@@ -39,7 +41,6 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.RunSQL(VIEW, 'DROP VIEW "django_pglock_advisorylock"'),
         migrations.CreateModel(
             name='AdvisoryLock',
             fields=[
@@ -59,6 +60,7 @@ class Migration(migrations.Migration):
                 ('query', models.TextField(null=True, verbose_name='last statement')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'advisory lock',
                 'verbose_name_plural': 'advisory locks',
                 'db_table': 'django_pglock_advisorylock',
@@ -68,4 +70,5 @@ class Migration(migrations.Migration):
                 'default_permissions': ('view',),
             },
         ),
+        CreateView('advisorylock', VIEW, {'worker': ('worker', WORKER)}),
     ]

@@ -25,6 +25,7 @@ class Migration(migrations.Migration):
                 ('released_at', models.DateTimeField(null=True, verbose_name='given back at')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'lease',
                 'verbose_name_plural': 'leases',
                 'ordering': ['name'],

@@ -20,6 +20,7 @@ class Migration(migrations.Migration):
                 ('reason', models.TextField(blank=True, default='', verbose_name='reason')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'queue',
                 'verbose_name_plural': 'queues',
                 'ordering': ['name'],
@@ -35,6 +36,7 @@ class Migration(migrations.Migration):
                 ('opens_at', models.DateTimeField(null=True, verbose_name='opens at')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'rate limit',
                 'verbose_name_plural': 'rate limits',
                 'default_permissions': ('view',),
@@ -52,6 +54,7 @@ class Migration(migrations.Migration):
                 ('last_task', models.BigIntegerField(null=True, verbose_name='last task')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'schedule',
                 'verbose_name_plural': 'schedules',
                 'ordering': ['next_at'],
@@ -65,6 +68,7 @@ class Migration(migrations.Migration):
                 ('awaited', models.BigIntegerField(verbose_name='awaited')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'waiter',
                 'verbose_name_plural': 'waiters',
                 'default_permissions': (),

@@ -6,6 +6,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.locks.inspection import AdvisoryLockManager
+from django_pglock.models.requirements import OnPostgreSQL
 
 
 class AdvisoryLock(models.Model):
@@ -34,7 +35,7 @@ class AdvisoryLock(models.Model):
 
     objects = AdvisoryLockManager()
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         managed = False
         db_table = "django_pglock_advisorylock"
         verbose_name = _("advisory lock")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.models.task import Task
 
 
@@ -29,7 +30,7 @@ class Attempt(models.Model):
     exception_path = models.CharField(_("exception"), max_length=512)
     traceback = models.TextField(_("traceback"))
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         verbose_name = _("attempt")
         verbose_name_plural = _("attempts")
         ordering = ["task", "number"]

@@ -7,6 +7,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.locks.lease_queryset import LeaseManager
+from django_pglock.models.requirements import OnPostgreSQL
 
 
 class Lease(models.Model):
@@ -28,7 +29,7 @@ class Lease(models.Model):
 
     objects = LeaseManager()
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         verbose_name = _("lease")
         verbose_name_plural = _("leases")
         ordering = ["name"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.tasks.queues import QueueManager
 
 
@@ -18,7 +19,7 @@ class Queue(models.Model):
 
     objects = QueueManager()
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
         ordering = ["name"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.tasks.schedule_queryset import ScheduleManager
 
 
@@ -21,7 +22,7 @@ class Schedule(models.Model):
 
     objects = ScheduleManager()
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         verbose_name = _("schedule")
         verbose_name_plural = _("schedules")
         ordering = ["next_at"]

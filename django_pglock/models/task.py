@@ -8,6 +8,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models.indexes import BrinIndex
+from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.tasks.queryset import HAS_UNIQUE_KEY, TaskManager
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope
 
@@ -72,7 +73,7 @@ class Task(models.Model):
 
     objects = TaskManager()
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         verbose_name = _("task")
         verbose_name_plural = _("tasks")
         ordering = ["-id"]

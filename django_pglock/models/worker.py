@@ -6,6 +6,7 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.tasks.liveness import WorkerManager
 
 
@@ -31,7 +32,7 @@ class Worker(models.Model):
 
     objects = WorkerManager()
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         verbose_name = _("worker")
         verbose_name_plural = _("workers")
         ordering = ["started_at"]
