@@ -36,6 +36,9 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'workers',
                 'ordering': ['started_at'],
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         migrations.CreateModel(
             name='Task',
@@ -70,6 +73,9 @@ class Migration(migrations.Migration):
                 'indexes': [models.Index(condition=models.Q(('status', 'READY')), fields=['queue', '-priority', 'id'], name='pglock_task_ready'), models.Index(condition=models.Q(('status', 'SCHEDULED')), fields=['run_after', 'id'], name='pglock_task_due'), models.Index(condition=models.Q(('status', 'RUNNING')), fields=['worker', 'id'], name='pglock_task_running'), models.Index(condition=models.Q(('status', 'SUCCESSFUL'), _negated=True), fields=['status', 'id'], name='pglock_task_attention'), django_pglock.models.indexes.BrinIndex(fields=['finished_at'], name='pglock_task_finished')],
                 'constraints': [models.CheckConstraint(condition=models.Q(('status__in', ['SCHEDULED', 'READY', 'RUNNING', 'SUCCESSFUL', 'FAILED', 'CANCELLED'])), name='pglock_task_status'), models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', False), ('status__in', ['CANCELLED', 'FAILED', 'SUCCESSFUL'])), models.Q(models.Q(('status__in', ['CANCELLED', 'FAILED', 'SUCCESSFUL']), _negated=True), ('finished_at__isnull', True)), _connector='OR'), name='pglock_task_finished_has_date'), models.CheckConstraint(condition=models.Q(models.Q(('status', 'RUNNING'), _negated=True), models.Q(('last_attempted_at__isnull', False), ('worker__isnull', False)), _connector='OR'), name='pglock_task_running_has_worker'), models.CheckConstraint(condition=models.Q(models.Q(('status', 'SCHEDULED'), _negated=True), ('run_after__isnull', False), _connector='OR'), name='pglock_task_scheduled_has_date'), models.CheckConstraint(condition=models.Q(('priority__range', (-100, 100))), name='pglock_task_priority')],
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         migrations.CreateModel(
             name='Attempt',
@@ -91,6 +97,9 @@ class Migration(migrations.Migration):
                 'ordering': ['task', 'number'],
                 'constraints': [models.UniqueConstraint(fields=('task', 'number'), name='pglock_attempt_number'), models.CheckConstraint(condition=models.Q(('outcome__in', ['FAILED', 'LOST'])), name='pglock_attempt_outcome')],
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         # Every task's row is updated at least twice and then read for weeks: room on its page for the new versions,
         # and vacuum after one row in a hundred instead of one in five, or the claims would walk through dead entries.

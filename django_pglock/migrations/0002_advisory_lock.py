@@ -67,8 +67,12 @@ class Migration(migrations.Migration):
                 'ordering': ['key', '-is_granted', 'since', 'pid'],
                 'permissions': [('terminate_advisorylock', 'Can end sessions that hold or wait for advisory locks')],
                 'managed': False,
+                'base_manager_name': 'for_dumpdata',
                 'default_permissions': ('view',),
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         CreateView('advisorylock', VIEW, {'worker': ('worker', WORKER)}),
     ]

@@ -33,5 +33,8 @@ class Migration(migrations.Migration):
                 'default_permissions': ('view', 'delete'),
                 'indexes': [models.Index(fields=['-acquired_at'], name='django_pglock_lease_recent'), models.Index(condition=models.Q(('released_at', None)), fields=['-acquired_at'], name='django_pglock_lease_held')],
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
     ]

@@ -27,6 +27,9 @@ class Migration(migrations.Migration):
                 'permissions': [('pause_queue', 'Can pause and resume queues')],
                 'default_permissions': ('view', 'delete'),
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         migrations.CreateModel(
             name='RateLimit',
@@ -41,6 +44,9 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'rate limits',
                 'default_permissions': ('view',),
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         migrations.CreateModel(
             name='Schedule',
@@ -60,6 +66,9 @@ class Migration(migrations.Migration):
                 'ordering': ['next_at'],
                 'default_permissions': ('view', 'change', 'delete'),
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         migrations.CreateModel(
             name='Waiter',
@@ -73,6 +82,9 @@ class Migration(migrations.Migration):
                 'verbose_name_plural': 'waiters',
                 'default_permissions': (),
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         migrations.RemoveConstraint(
             model_name='task',

@@ -6,7 +6,12 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.locks.inspection import AdvisoryLockManager
+from django_pglock.models.dumping import LeftOut
 from django_pglock.models.requirements import OnPostgreSQL
+
+
+class _DefaultManager(LeftOut, AdvisoryLockManager):
+    pass
 
 
 class AdvisoryLock(models.Model):
@@ -33,10 +38,13 @@ class AdvisoryLock(models.Model):
     client_address = models.TextField(_("client"), null=True)
     query = models.TextField(_("last statement"), null=True)
 
+    for_dumpdata = _DefaultManager()
     objects = AdvisoryLockManager()
 
     class Meta(OnPostgreSQL):
         managed = False
+        # For dumpdata --all: all means all tables, and this is none.
+        base_manager_name = "for_dumpdata"
         db_table = "django_pglock_advisorylock"
         verbose_name = _("advisory lock")
         verbose_name_plural = _("advisory locks")

@@ -5,8 +5,13 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dumping import Dumped
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.tasks.queues import QueueManager
+
+
+class _DefaultManager(Dumped, QueueManager):
+    pass
 
 
 class Queue(models.Model):
@@ -17,6 +22,7 @@ class Queue(models.Model):
     paused_by = models.CharField(_("paused by"), max_length=255, blank=True, default="")
     reason = models.TextField(_("reason"), blank=True, default="")
 
+    for_dumpdata = _DefaultManager()
     objects = QueueManager()
 
     class Meta(OnPostgreSQL):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dumping import DumpedManager
 from django_pglock.models.requirements import OnPostgreSQL
 
 
@@ -17,6 +18,9 @@ class RateLimit(models.Model):
     key = models.CharField(_("key"), max_length=512, primary_key=True)
     arrives_at = models.DateTimeField(_("arrives at"))
     opens_at = models.DateTimeField(_("opens at"), null=True)
+
+    for_dumpdata = DumpedManager()
+    objects = models.Manager()
 
     class Meta(OnPostgreSQL):
         verbose_name = _("rate limit")

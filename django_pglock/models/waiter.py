@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dumping import DumpedManager
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.models.task import Task
 
@@ -21,6 +22,9 @@ class Waiter(models.Model):
     task = models.ForeignKey(
         Task, on_delete=models.CASCADE, related_name="awaiting", verbose_name=_("task"), null=True, db_index=True
     )
+
+    for_dumpdata = DumpedManager()
+    objects = models.Manager()
 
     class Meta(OnPostgreSQL):
         verbose_name = _("waiter")

@@ -6,8 +6,13 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dumping import LeftOut
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.tasks.liveness import WorkerManager
+
+
+class _DefaultManager(LeftOut, WorkerManager):
+    pass
 
 
 class Worker(models.Model):
@@ -30,6 +35,7 @@ class Worker(models.Model):
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now())
 
+    for_dumpdata = _DefaultManager()
     objects = WorkerManager()
 
     class Meta(OnPostgreSQL):
