@@ -31,8 +31,29 @@ from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 
 
-class PGLockError(Exception):
-    """The base of all our errors."""
+class Picklable:
+    """Makes an exception with its attributes from a pickle, and in a copy, without calling its ``__init__``.
+
+    Python's own way calls the class with ``args``, which fails where ``__init__`` has other parameters, in a subclass
+    of a project, too. As with all exceptions neither the cause nor the traceback come along.
+    """
+
+    args: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make it again: class and ``args``, and the attributes as the state that is set."""
+        return _made_again, (type(self), self.args), self.__dict__.copy()
+
+
+def _made_again(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    # OSError, the base of TimeoutError, leaves its args to an __init__ that is not its own.
+    error.args = args
+    return error
+
+
+class PGLockError(Picklable, Exception):
+    """The base of all our errors. They can be pickled and copied."""
 
 
 class ConfigurationError(PGLockError, ImproperlyConfigured):
