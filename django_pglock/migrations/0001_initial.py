@@ -24,7 +24,7 @@ class Migration(migrations.Migration):
                 ('pid', models.IntegerField(verbose_name='process id')),
                 ('queues', models.JSONField(help_text='Empty: all queues.', verbose_name='queues')),
                 ('threads', models.SmallIntegerField(verbose_name='threads')),
-                ('lock_key', models.BigIntegerField(help_text='Advisory lock that its session holds while it lives.', verbose_name='lock key')),
+                ('lock_key', models.IntegerField(help_text='Number of the advisory lock that its session holds while it lives.', verbose_name='lock key')),
                 ('is_sleeping', models.BooleanField(db_default=False, help_text='Wants a NOTIFY when work comes.', verbose_name='sleeping')),
                 ('is_stopping', models.BooleanField(db_default=False, verbose_name='stopping')),
                 ('started_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), verbose_name='started at')),

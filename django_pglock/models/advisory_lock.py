@@ -17,12 +17,13 @@ class _DefaultManager(LeftOut, AdvisoryLockManager):
 class AdvisoryLock(models.Model):
     """One advisory lock that a session holds or waits for. Read-only; what is shown is true at the moment of asking.
 
-    ``name`` comes from the comments that a holder's or a waiter's statement begins with, or from the worker whose
-    session it is; a lock that another program took has none.
+    ``name`` comes from the comments that a holder's or a waiter's statement begins with; a lock that another program
+    took has none. The package's own locks are shown without a ``key`` and say what they are for; that of a worker has
+    the name of the worker.
     """
 
     id = models.TextField(primary_key=True)
-    key = models.BigIntegerField(_("key"))
+    key = models.BigIntegerField(_("key"), null=True, help_text=_("Empty: a lock of this package's own."))
     name = models.TextField(_("name"), null=True)
     mode = models.CharField(_("mode"), max_length=16)
     is_granted = models.BooleanField(_("held"))

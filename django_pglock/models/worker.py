@@ -27,8 +27,8 @@ class Worker(models.Model):
     task_paths = models.JSONField(
         _("task functions"), db_default=models.Value([], models.JSONField()), help_text=_("What this worker can run.")
     )
-    lock_key = models.BigIntegerField(
-        _("lock key"), help_text=_("Advisory lock that its session holds while it lives.")
+    lock_key = models.IntegerField(
+        _("lock key"), help_text=_("Number of the advisory lock that its session holds while it lives.")
     )
     is_sleeping = models.BooleanField(_("sleeping"), db_default=False, help_text=_("Wants a NOTIFY when work comes."))
     is_stopping = models.BooleanField(_("stopping"), db_default=False)

@@ -7,7 +7,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock import lock
+from django_pglock import lock, own_locks
 from django_pglock.db import dedicated_connection
 from django_pglock.keys import make_key
 from django_pglock.models import AdvisoryLock, Worker
@@ -83,8 +83,12 @@ def test_names_can_be_kept_from_the_server():
 
 def test_a_workers_lock_is_named_after_the_worker(worker):
     running = worker()
-    row = AdvisoryLock.objects.get(key=running.identity.lock_key)
-    assert row.name == f"worker {Worker.objects.get().name}"
+    row = AdvisoryLock.objects.get(name=f"worker {Worker.objects.get().name}")
+    assert (row.application_name, row.key, row.pk) == (
+        "lockworker heartbeat",
+        None,
+        f"{row.pid}-{own_locks.WORKER}.{running.heartbeat.lock_key}-exclusive",
+    )
 
 
 def test_people_find_a_lock_by_name_key_or_session(somebody):
