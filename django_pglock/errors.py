@@ -30,6 +30,22 @@ from typing import Any
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 
+NOT_INSTALLED = (
+    "This needs the tables of django_pglock, and the app is not installed. Add 'django_pglock' to INSTALLED_APPS and "
+    "run: manage.py migrate"
+)
+
+
+def model_of(name: str) -> Any:
+    """Return a model of this app. Raises ``ConfigurationError`` where the project has not installed the app.
+
+    Locks work without it; leases, tasks, and the list of who holds a lock are in tables.
+    """
+    try:
+        return apps.get_model("django_pglock", name)
+    except LookupError as error:
+        raise ConfigurationError(NOT_INSTALLED) from error
+
 
 class Picklable:
     """Makes an exception with its attributes from a pickle, and in a copy, without calling its ``__init__``.
@@ -96,9 +112,11 @@ class LockNotAvailable(LockError, TimeoutError):
         self._model = model
 
     def holders(self) -> list[Any]:
-        """Ask the database who holds the lock now. Returns rows of ``AdvisoryLock`` or, of a lease, of ``Lease``."""
-        rows: Any = apps.get_model("django_pglock", self._model)
-        return list(rows.objects.using(self._using).held().filter(key__in=self.keys))
+        """Ask the database who holds the lock now. Returns rows of ``AdvisoryLock`` or, of a lease, of ``Lease``.
+
+        Raises ``ConfigurationError`` where ``django_pglock`` is not in ``INSTALLED_APPS``: the rows are of its view.
+        """
+        return list(model_of(self._model).objects.using(self._using).held().filter(key__in=self.keys))
 
 
 class LockLost(LockError):
