@@ -54,7 +54,7 @@ class AdvisoryLock(models.Model):
         permissions = [("terminate_advisorylock", _("Can end sessions that hold or wait for advisory locks"))]
 
     def __str__(self) -> str:
-        return str(self.name or self.key)
+        return str(self.name or f"#{self.key}")
 
     def __repr__(self) -> str:
         return f"<AdvisoryLock {self} {'held' if self.is_granted else 'awaited'} by {self.pid}>"
