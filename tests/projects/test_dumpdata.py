@@ -44,8 +44,8 @@ def once(number):
 def tidy():
     return None
 """
-#: Something of each kind: finished, failed, waiting for a date, for a key, for a token and for another task; and what
-#: belongs to this database only: a worker, a lease and a lock that are held while everything is dumped.
+#: Something of each kind: finished, failed, running, and waiting for a date, for a key, for a token and for another
+#: task. And rows that belong to this database only: of a worker, and of a lease and a lock that are held meanwhile.
 FILL = """
 from datetime import timedelta
 from uuid import uuid4
@@ -54,7 +54,7 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from django_pglock import Lease, lock
-from django_pglock.models import Queue, Worker
+from django_pglock.models import Queue, Task, Worker
 from django_pglock.worker import Worker as RunningWorker
 from shop.tasks import fail, greet, once, ship
 
@@ -69,6 +69,10 @@ greet.using(after=[first]).enqueue("Cid")
 greet.using(run_after=timezone.now() + timedelta(days=1)).enqueue("Dot")
 ship.enqueue(5)
 ship.enqueue(5)
+running = greet.enqueue("Fay")
+Task.objects.filter(pk=running.id).update(
+    status="RUNNING", worker=uuid4(), attempts=1, started_at=timezone.now(), last_attempted_at=timezone.now()
+)
 Worker.objects.beat(
     uuid4(), name="alive", hostname="here", pid=1, queues=[], threads=1, is_stopping=False, task_paths=[]
 )
@@ -79,6 +83,12 @@ with lock("order:5"), Lease("report", ttl=60):
 #: Round trip; the names of the columns by which the rows are put in order.
 KEPT = {"task": "id", "attempt": "id", "queue": "name", "schedule": "task_path", "waiter": "id", "ratelimit": "key"}
 OURS = {*KEPT, "worker", "lease", "advisorylock"}
+
+
+COLLISIONS = """
+SELECT count(*) FROM django_pglock_{table}
+WHERE id >= nextval(pg_get_serial_sequence('django_pglock_{table}', 'id'))
+"""
 
 
 def models_in(dump):
@@ -116,12 +126,16 @@ def test_a_project_is_dumped_and_loaded(filled):
     for table, key in KEPT.items():
         assert (rows := rows_of(made.database, table, key)), f"{table} is empty, so nothing is shown"
         assert rows_of(copy.database, table, key) == rows, table
+    with copy.session() as session:
+        for table in (name for name, key in KEPT.items() if key == "id"):
+            assert session.execute(COLLISIONS.format(table=table)).fetchone() == (0,), f"new ids of {table}"
 
     made.python(
         """
         from django_pglock.models import Queue, Task
         from shop.tasks import greet
         tasks = Task.objects.using("copy")
+        assert [task.args for task in tasks.filter(pk__in=[each.id for each in tasks.rescue()])] == [["Fay"]]
         last = tasks.order_by("id").last().pk
         new = greet.using(backend="copy").enqueue("Eve")
         assert int(new.id) > last, (new.id, last)
@@ -131,8 +145,8 @@ def test_a_project_is_dumped_and_loaded(filled):
     made.manage("runlockworker", "--drain", "--database", "copy")
     with copy.session() as session:
         done = session.execute("SELECT count(*) FROM django_pglock_task WHERE status = 'SUCCESSFUL'").fetchone()
-    # Ann, the first of two of a rate, Björn, Cid after him, both of order 5, and Eve.
-    assert done == (7,)
+    # Ann, the first of two of a rate, Björn, Cid after him, both of order 5, Eve, and Fay for the second time.
+    assert done == (8,)
 
 
 def test_a_database_that_is_not_postgresql_is_dumped_without_us(filled):
