@@ -7,9 +7,15 @@ this file do the same for plain SQL.
 
 from __future__ import annotations
 
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
-from django.db import router
+from django.apps import apps
+from django.db import connections, router
+from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
 
 VENDOR = "postgresql"
@@ -89,3 +95,28 @@ class CreateView(Operation):
             has_table = self.allow_migrate_model(alias, state.apps.get_model(app_label, table_of))
             sql = sql.replace("{%s}" % name, expression if has_table else "NULL")
         return sql
+
+
+def run_without_migrations(using: str) -> None:
+    """Run the SQL of this app's migrations in a database whose tables were made from the models.
+
+    ``MIGRATION_MODULES`` may switch migrations off, as ``--nomigrations`` of pytest-django does. Called at each
+    ``post_migrate``, also by ``flush``; does nothing where the app has migrations or the view is there.
+    """
+    app = apps.get_app_config("django_pglock")
+    if MigrationLoader.migrations_module(app.label)[0] is not None or connections[using].vendor != VENDOR:
+        return
+    view = app.get_model("AdvisoryLock")._meta.db_table
+    if view in connections[using].introspection.table_names(include_views=True):
+        return
+    with connections[using].schema_editor() as editor:
+        for operation in _operations_with_sql():
+            operation.database_forwards(app.label, editor, None, SimpleNamespace(apps=apps))
+
+
+def _operations_with_sql() -> Iterator[TableSQL | CreateView]:
+    package = import_module(__package__)
+    for name in sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] not in "_~"):
+        for operation in import_module(f"{__package__}.{name}").Migration.operations:
+            if isinstance(operation, (TableSQL, CreateView)):
+                yield operation

@@ -59,6 +59,20 @@ def test_the_tables_in_postgresql_come_and_go(project):
     assert made.tables() == set()
 
 
+def test_without_migrations_the_view_is_there_all_the_same(project):
+    """As with --nomigrations of pytest-django: Django makes the tables from the models, and nothing else."""
+    made = project(settings=WITH_SQLITE + "MIGRATION_MODULES = {'django_pglock': None}", shop__tasks=SHOP_TASKS)
+    for _ in range(2):
+        made.manage("migrate", "-v0", "--run-syncdb")
+        made.manage("migrate", "-v0", "--run-syncdb", "--database", "legacy")
+    assert ours(made.tables()) == TABLES
+    assert in_sqlite(made) == []
+    with made.session() as session:
+        options = "SELECT reloptions FROM pg_class WHERE relname = 'django_pglock_task'"
+        assert "fillfactor=80" in session.execute(options).fetchone()[0]
+        assert session.execute("SELECT count(*) FROM django_pglock_advisorylock").fetchone() == (0,)
+
+
 FEW_FEATURES = """
 from django.db.backends.sqlite3.base import DatabaseWrapper as Sqlite
 from django.db.backends.sqlite3.features import DatabaseFeatures as Features
