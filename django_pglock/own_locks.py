@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import secrets
 
-#: Who does the upkeep; the second number is 0.
+#: The worker that does the upkeep holds it. The second number is 0.
 UPKEEP = 0x70676C01
-#: Who admits tasks to a lock key; the second number is from the key's SHA-256. Two keys may have the same number. Their
-#: admissions then wait for each other, each for one message to the server. Who takes several takes them in the order of
-#: their numbers.
+#: An admission of tasks to a lock key holds it. The second number is from the key's SHA-256. Two keys may have the same
+#: number: their admissions then wait for each other, each for one message to the server. An admission to several keys
+#: takes them in the order of their numbers.
 ADMISSION = 0x70676C02
-#: A worker that lives; the second number is drawn by the worker and stands in its row.
+#: A worker that lives holds it. The worker draws the second number, which stands in its row.
 WORKER = 0x70676C03
 
 ALL = (UPKEEP, ADMISSION, WORKER)

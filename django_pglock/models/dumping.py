@@ -1,4 +1,4 @@
-"""What ``dumpdata`` writes of our models.
+"""The default managers of our models, from which ``dumpdata`` takes the rows that it writes.
 
 ``dumpdata`` asks the default manager of each model: ``_default_manager.using(alias)``. It asks unmanaged models as
 well, and databases of other vendors, where our tables do not exist. The only other way to leave rows out is a router,

@@ -82,7 +82,7 @@ def test_they_are_in_the_space_of_two_ints(worker, in_turn):
 
 
 def test_nobody_who_holds_the_same_64_bits_keeps_a_worker_from_its_work(worker, in_turn, eventually):
-    """Whatever numbers a project locks: the worker shows life, does its upkeep and admits tasks to their keys."""
+    """A project may lock any number: the worker shows life, does its upkeep and admits tasks to their keys."""
     first = worker()
     [(of_worker, _)] = held("lockworker heartbeat")
     first.shutdown()
@@ -166,7 +166,7 @@ WHERE locktype = 'advisory' AND objsubid = 2 AND pid = %s ORDER BY granted
 """
 
 
-def test_who_admits_to_several_keys_takes_them_in_the_order_of_their_numbers(in_threads, eventually):
+def test_an_admission_to_several_keys_takes_them_in_the_order_of_their_numbers(in_threads, eventually):
     """In the order of their texts, two that share numbers with others could wait for each other in a circle."""
     low, high = next(
         (f"order:{later}", f"order:{later - 1}")

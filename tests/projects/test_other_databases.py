@@ -36,7 +36,7 @@ def ours(tables):
 
 
 def test_a_second_database_that_is_not_postgresql_is_migrated_to_nothing(project):
-    """Without a router Django migrates each app in each database. What we need exists in PostgreSQL only."""
+    """Without a router Django migrates each app in each database. Ours needs PostgreSQL."""
     made = project(settings=WITH_SQLITE, shop__tasks=SHOP_TASKS)
     made.manage("migrate", "-v0", "--database", "legacy")
     assert in_sqlite(made) == []

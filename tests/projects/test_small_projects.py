@@ -81,7 +81,7 @@ assert view(request, number=5).status_code == 200
 with hold("order:5"):
     assert view(request, number=5).status_code == 409
 """
-#: What needs the app's tables, and who says so.
+#: Operations that need the app's tables.
 NEEDS_THE_APP = {
     "holders": """
         with hold("order:5"):
