@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import django
 from django.apps import AppConfig
 from django.conf import settings
+from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
@@ -23,6 +25,8 @@ class PGLockConfig(AppConfig):
     def ready(self) -> None:
         from django_pglock.postgres import forking  # noqa: F401
 
+        post_migrate.connect(_make_the_rest, sender=self, dispatch_uid="django_pglock.apps")
+
         if django.VERSION < (6, 0) and find_spec("django_tasks") is not None:
             # Django 6 does the same by itself; here it must also work without "django_tasks" in INSTALLED_APPS.
             from django_tasks import checks as _backport_checks  # noqa: F401
@@ -31,3 +35,9 @@ class PGLockConfig(AppConfig):
             # Results, the admin and the worker know only functions that are registered, so every process imports
             # them; a project that uses locks alone is left as it is.
             autodiscover_modules("tasks")
+
+
+def _make_the_rest(*, using: str, **kwargs: Any) -> None:
+    from django_pglock.migrations._operations import run_without_migrations
+
+    run_without_migrations(using)

@@ -12,11 +12,11 @@ from datetime import timedelta
 from itertools import count, islice
 from typing import Any
 
-from django.apps import apps
 from django.db import transaction
 from django.utils.functional import cached_property
 
 from django_pglock.conf import get_settings, task_database
+from django_pglock.errors import model_of
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
@@ -148,7 +148,7 @@ class PostgresBackend(BaseTaskBackend):
     @cached_property
     def _rows(self) -> Any:
         connection_for(self.database)
-        return apps.get_model("django_pglock", "Task").objects.using(self.database)
+        return model_of("Task").objects.using(self.database)
 
 
 def _batch_of(task: PostgresTask, calls: Iterator[Any]) -> Iterator[Call]:

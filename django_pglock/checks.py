@@ -11,10 +11,10 @@ import django
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.checks import Warning as Caution
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
 from django_pglock.conf import get_settings, key_function, redact_hook, task_database
-from django_pglock.errors import ConfigurationError
+from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.tasks import registry
 
 #: The oldest server that is supported, and the one that works but is not tested.
@@ -244,8 +244,8 @@ def check_task_database(**kwargs: Any) -> list[CheckMessage]:
             hint="Call enqueue_on_commit() instead of enqueue() where the data is in another database.",
             id="django_pglock.W009",
         )
-        for alias, source in sorted(_aliases().items())
-        if source.startswith("TASKS") and alias != DEFAULT_DB_ALIAS
+        for alias, source in sorted(_aliases_of_tasks().items())
+        if alias != DEFAULT_DB_ALIAS
     ]
 
 
@@ -265,12 +265,33 @@ def check_schedules(**kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+@register("django_pglock")
+def check_tables(**kwargs: Any) -> list[CheckMessage]:
+    """E006: a router keeps the table of tasks out of the database in which TASKS has them."""
+    return [
+        Error(
+            f"{source} keeps tasks in {alias!r}, but a router of the project allows no table of tasks there.",
+            hint=f"Let allow_migrate return True for {alias!r} and the app django_pglock, and run: "
+            f"manage.py migrate --database {alias}",
+            id="django_pglock.E006",
+        )
+        for alias, source in sorted(_aliases_of_tasks().items())
+        if not router.allow_migrate_model(alias, model_of("Task"))
+    ]
+
+
 def _aliases() -> dict[str, str]:
     """Return the aliases that locks and tasks use, each with the setting that names it."""
     try:
         aliases = {get_settings().USING: "DJANGO_PGLOCK['USING']"}
     except ConfigurationError:
         aliases = {}
+    return {**_aliases_of_tasks(), **aliases}
+
+
+def _aliases_of_tasks() -> dict[str, str]:
+    """Return the aliases that tasks use, each with the first setting that names it."""
+    aliases: dict[str, str] = {}
     for name, backend in (getattr(settings, "TASKS", None) or {}).items():
         if str(backend.get("BACKEND", "")).startswith("django_pglock."):
             # What cannot be is said by the backend, which Django makes for its own checks.

@@ -30,9 +30,46 @@ from typing import Any
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 
+NOT_INSTALLED = (
+    "This needs the tables of django_pglock, and the app is not installed. Add 'django_pglock' to INSTALLED_APPS and "
+    "run: manage.py migrate"
+)
 
-class PGLockError(Exception):
-    """The base of all our errors."""
+
+def model_of(name: str) -> Any:
+    """Return a model of this app. Raises ``ConfigurationError`` where the project has not installed the app.
+
+    Locks work without it; leases, tasks, and the list of who holds a lock are in tables.
+    """
+    try:
+        return apps.get_model("django_pglock", name)
+    except LookupError as error:
+        raise ConfigurationError(NOT_INSTALLED) from error
+
+
+class Picklable:
+    """Makes an exception with its attributes from a pickle, and in a copy, without calling its ``__init__``.
+
+    Python's own way calls the class with ``args``, which fails where ``__init__`` has other parameters, in a subclass
+    of a project, too. As with all exceptions neither the cause nor the traceback come along.
+    """
+
+    args: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make it again: class and ``args``, and the attributes as the state that is set."""
+        return _made_again, (type(self), self.args), self.__dict__.copy()
+
+
+def _made_again(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    # OSError, the base of TimeoutError, leaves its args to an __init__ that is not its own.
+    error.args = args
+    return error
+
+
+class PGLockError(Picklable, Exception):
+    """The base of all our errors. They can be pickled and copied."""
 
 
 class ConfigurationError(PGLockError, ImproperlyConfigured):
@@ -79,9 +116,11 @@ class LockNotAvailable(LockError, TimeoutError):
         self._model = model
 
     def holders(self) -> list[Any]:
-        """Ask the database who holds the lock now. Returns rows of ``AdvisoryLock`` or, of a lease, of ``Lease``."""
-        rows: Any = apps.get_model("django_pglock", self._model)
-        return list(rows.objects.using(self._using).held().filter(key__in=self.keys))
+        """Ask the database who holds the lock now. Returns rows of ``AdvisoryLock`` or, of a lease, of ``Lease``.
+
+        Raises ``ConfigurationError`` where ``django_pglock`` is not in ``INSTALLED_APPS``: the rows are of its view.
+        """
+        return list(model_of(self._model).objects.using(self._using).held().filter(key__in=self.keys))
 
 
 class LockLost(LockError):

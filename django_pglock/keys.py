@@ -26,7 +26,7 @@ SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 
 class Key(NamedTuple):
-    """A lock's name as people read it, and the number that PostgreSQL locks."""
+    """A lock's name as people read it, ``#5`` for a raw number, and the number that PostgreSQL locks."""
 
     name: str
     number: int
@@ -55,8 +55,9 @@ def crc32_key(name: str) -> int:
 def make_key(*parts: Any) -> Key:
     """Return the key of a name, or of parts of one.
 
-    One string is the name as it stands; one int is the number itself, for locks shared with other programs. Several
-    parts, or one of another kind, are escaped and joined. Raises ``LockKeyError`` for what cannot name a lock.
+    One string is the name as it stands; one int is the number itself, for locks shared with other programs, and is
+    shown as ``#5``. A member of a StrEnum or of an IntEnum is one, too. Several parts, or one of another kind, are
+    escaped and joined. Raises ``LockKeyError`` for what cannot name a lock.
     """
     return key_of(name_of(*parts))
 
@@ -64,7 +65,8 @@ def make_key(*parts: Any) -> Key:
 def key_of(name: str | int) -> Key:
     """Return the key of what ``name_of`` returned."""
     if isinstance(name, int):
-        return Key(str(name), name)
+        # The lock of the string "5" is another one, and is shown as 5.
+        return Key(f"#{name}", name)
     if namespace := get_settings().NAMESPACE:
         name = f"{namespace}:{name}"
     return Key(name, key_function()(name))
@@ -77,10 +79,11 @@ def name_of(*parts: Any) -> str | int:
     """
     if len(parts) == 1:
         [only] = parts
-        if isinstance(only, int) and not isinstance(only, (bool, Enum)):
-            return _in_range(only)
-        if isinstance(only, str) and not isinstance(only, Enum):
-            return _encodable(only)
+        if isinstance(only, int) and not isinstance(only, bool):
+            return _in_range(int(only))
+        if isinstance(only, str):
+            # The text of an Enum's member may be that of its class.
+            return _encodable(str.__str__(only))
     return _encodable(join(*parts))
 
 
@@ -94,8 +97,9 @@ def join(*parts: Any) -> str:
 def part_of(value: Any) -> str:
     """Return a value as an escaped part of a name.
 
-    Takes strings, ints, UUIDs, dates, members of an Enum and saved model instances (``app.model:pk``). Raises
-    ``LockKeyError`` for everything else: None, for example, is the primary key of every anonymous user.
+    Takes strings, ints, UUIDs, dates, members of an Enum and saved model instances (``app.model:pk``, where a proxy has
+    the name of its concrete model). Raises ``LockKeyError`` for everything else: None, for example, is the primary key
+    of every anonymous user.
     """
     if isinstance(value, Enum):
         value = value.value
@@ -115,7 +119,8 @@ def part_of(value: Any) -> str:
 def _part_of_model(instance: Any) -> str:
     if instance.pk is None:
         raise LockKeyError(f"{instance!r} has not been saved yet, so it has no primary key to name a lock with.")
-    return f"{instance._meta.label_lower}:{part_of(instance.pk)}"
+    # A proxy's instance is the same row.
+    return f"{instance._meta.concrete_model._meta.label_lower}:{part_of(instance.pk)}"
 
 
 def _in_range(number: int) -> int:

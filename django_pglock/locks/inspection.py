@@ -39,10 +39,11 @@ class AdvisoryLockQuerySet(models.QuerySet[Any]):
         with suppress(LockKeyError):
             meant |= models.Q(key=make_key(text).number)
         with suppress(ValueError):
-            number = int(text)
+            # A key without a name is shown as #5.
+            number = int(text.removeprefix("#"))
             if abs(number) < 2**63:
                 meant |= models.Q(key=number)
-            if abs(number) < 2**31:
+            if abs(number) < 2**31 and not text.startswith("#"):
                 meant |= models.Q(pid=number)
         return self.filter(meant)
 

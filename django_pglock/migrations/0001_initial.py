@@ -4,6 +4,7 @@ import django.db.models.deletion
 import django.db.models.functions.datetime
 import django_pglock.models.indexes
 from django.db import migrations, models
+from django_pglock.migrations._operations import TableSQL
 
 
 class Migration(migrations.Migration):
@@ -23,17 +24,21 @@ class Migration(migrations.Migration):
                 ('pid', models.IntegerField(verbose_name='process id')),
                 ('queues', models.JSONField(help_text='Empty: all queues.', verbose_name='queues')),
                 ('threads', models.SmallIntegerField(verbose_name='threads')),
-                ('lock_key', models.BigIntegerField(help_text='Advisory lock that its session holds while it lives.', verbose_name='lock key')),
+                ('lock_key', models.IntegerField(help_text='Number of the advisory lock that its session holds while it lives.', verbose_name='lock key')),
                 ('is_sleeping', models.BooleanField(db_default=False, help_text='Wants a NOTIFY when work comes.', verbose_name='sleeping')),
                 ('is_stopping', models.BooleanField(db_default=False, verbose_name='stopping')),
                 ('started_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), verbose_name='started at')),
                 ('heartbeat_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), verbose_name='heartbeat at')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'worker',
                 'verbose_name_plural': 'workers',
                 'ordering': ['started_at'],
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         migrations.CreateModel(
             name='Task',
@@ -60,6 +65,7 @@ class Migration(migrations.Migration):
                 ('meta', models.JSONField(db_default=models.Value({}, models.JSONField()), verbose_name='meta')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'task',
                 'verbose_name_plural': 'tasks',
                 'ordering': ['-id'],
@@ -67,6 +73,9 @@ class Migration(migrations.Migration):
                 'indexes': [models.Index(condition=models.Q(('status', 'READY')), fields=['queue', '-priority', 'id'], name='pglock_task_ready'), models.Index(condition=models.Q(('status', 'SCHEDULED')), fields=['run_after', 'id'], name='pglock_task_due'), models.Index(condition=models.Q(('status', 'RUNNING')), fields=['worker', 'id'], name='pglock_task_running'), models.Index(condition=models.Q(('status', 'SUCCESSFUL'), _negated=True), fields=['status', 'id'], name='pglock_task_attention'), django_pglock.models.indexes.BrinIndex(fields=['finished_at'], name='pglock_task_finished')],
                 'constraints': [models.CheckConstraint(condition=models.Q(('status__in', ['SCHEDULED', 'READY', 'RUNNING', 'SUCCESSFUL', 'FAILED', 'CANCELLED'])), name='pglock_task_status'), models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', False), ('status__in', ['CANCELLED', 'FAILED', 'SUCCESSFUL'])), models.Q(models.Q(('status__in', ['CANCELLED', 'FAILED', 'SUCCESSFUL']), _negated=True), ('finished_at__isnull', True)), _connector='OR'), name='pglock_task_finished_has_date'), models.CheckConstraint(condition=models.Q(models.Q(('status', 'RUNNING'), _negated=True), models.Q(('last_attempted_at__isnull', False), ('worker__isnull', False)), _connector='OR'), name='pglock_task_running_has_worker'), models.CheckConstraint(condition=models.Q(models.Q(('status', 'SCHEDULED'), _negated=True), ('run_after__isnull', False), _connector='OR'), name='pglock_task_scheduled_has_date'), models.CheckConstraint(condition=models.Q(('priority__range', (-100, 100))), name='pglock_task_priority')],
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         migrations.CreateModel(
             name='Attempt',
@@ -82,15 +91,20 @@ class Migration(migrations.Migration):
                 ('task', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='failures', to='django_pglock.task', verbose_name='task')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'attempt',
                 'verbose_name_plural': 'attempts',
                 'ordering': ['task', 'number'],
                 'constraints': [models.UniqueConstraint(fields=('task', 'number'), name='pglock_attempt_number'), models.CheckConstraint(condition=models.Q(('outcome__in', ['FAILED', 'LOST'])), name='pglock_attempt_outcome')],
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         # Every task's row is updated at least twice and then read for weeks: room on its page for the new versions,
         # and vacuum after one row in a hundred instead of one in five, or the claims would walk through dead entries.
-        migrations.RunSQL(
+        TableSQL(
+            'task',
             """ALTER TABLE "django_pglock_task" SET (
                    fillfactor = 80, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.01,
                    autovacuum_analyze_scale_factor = 0.02)""",
@@ -99,7 +113,8 @@ class Migration(migrations.Migration):
                    autovacuum_analyze_scale_factor)""",
         ),
         # A few rows, updated every few seconds each.
-        migrations.RunSQL(
+        TableSQL(
+            'worker',
             """ALTER TABLE "django_pglock_worker" SET (
                    fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 500)""",
             """ALTER TABLE "django_pglock_worker" RESET (

@@ -25,6 +25,7 @@ class Migration(migrations.Migration):
                 ('released_at', models.DateTimeField(null=True, verbose_name='given back at')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'lease',
                 'verbose_name_plural': 'leases',
                 'ordering': ['name'],
@@ -32,5 +33,8 @@ class Migration(migrations.Migration):
                 'default_permissions': ('view', 'delete'),
                 'indexes': [models.Index(fields=['-acquired_at'], name='django_pglock_lease_recent'), models.Index(condition=models.Q(('released_at', None)), fields=['-acquired_at'], name='django_pglock_lease_held')],
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
     ]

@@ -20,12 +20,16 @@ class Migration(migrations.Migration):
                 ('reason', models.TextField(blank=True, default='', verbose_name='reason')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'queue',
                 'verbose_name_plural': 'queues',
                 'ordering': ['name'],
                 'permissions': [('pause_queue', 'Can pause and resume queues')],
                 'default_permissions': ('view', 'delete'),
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         migrations.CreateModel(
             name='RateLimit',
@@ -35,10 +39,14 @@ class Migration(migrations.Migration):
                 ('opens_at', models.DateTimeField(null=True, verbose_name='opens at')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'rate limit',
                 'verbose_name_plural': 'rate limits',
                 'default_permissions': ('view',),
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         migrations.CreateModel(
             name='Schedule',
@@ -52,11 +60,15 @@ class Migration(migrations.Migration):
                 ('last_task', models.BigIntegerField(null=True, verbose_name='last task')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'schedule',
                 'verbose_name_plural': 'schedules',
                 'ordering': ['next_at'],
                 'default_permissions': ('view', 'change', 'delete'),
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         migrations.CreateModel(
             name='Waiter',
@@ -65,10 +77,14 @@ class Migration(migrations.Migration):
                 ('awaited', models.BigIntegerField(verbose_name='awaited')),
             ],
             options={
+                'required_db_vendor': 'postgresql',
                 'verbose_name': 'waiter',
                 'verbose_name_plural': 'waiters',
                 'default_permissions': (),
             },
+            managers=[
+                ('for_dumpdata', models.Manager()),
+            ],
         ),
         migrations.RemoveConstraint(
             model_name='task',

@@ -1,5 +1,13 @@
 """The tables: fields, constraints, indexes, words. What happens to them is in the rooms below."""
 
+from django.apps import apps
+
+from django_pglock.errors import NOT_INSTALLED, ConfigurationError
+
+if not apps.is_installed("django_pglock"):
+    # Django would say which class has no app label.
+    raise ConfigurationError(NOT_INSTALLED)
+
 from django_pglock.models.advisory_lock import AdvisoryLock
 from django_pglock.models.attempt import Attempt
 from django_pglock.models.lease import Lease

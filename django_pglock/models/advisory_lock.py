@@ -6,17 +6,24 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.locks.inspection import AdvisoryLockManager
+from django_pglock.models.dumping import LeftOut
+from django_pglock.models.requirements import OnPostgreSQL
+
+
+class _DefaultManager(LeftOut, AdvisoryLockManager):
+    pass
 
 
 class AdvisoryLock(models.Model):
     """One advisory lock that a session holds or waits for. Read-only; what is shown is true at the moment of asking.
 
-    ``name`` comes from the comments that a holder's or a waiter's statement begins with, or from the worker whose
-    session it is; a lock that another program took has none.
+    ``name`` comes from the comments that a holder's or a waiter's statement begins with; a lock that another program
+    took has none. The package's own locks are shown without a ``key`` and say what they are for; that of a worker has
+    the name of the worker.
     """
 
     id = models.TextField(primary_key=True)
-    key = models.BigIntegerField(_("key"))
+    key = models.BigIntegerField(_("key"), null=True, help_text=_("Empty: a lock of this package's own."))
     name = models.TextField(_("name"), null=True)
     mode = models.CharField(_("mode"), max_length=16)
     is_granted = models.BooleanField(_("held"))
@@ -32,10 +39,13 @@ class AdvisoryLock(models.Model):
     client_address = models.TextField(_("client"), null=True)
     query = models.TextField(_("last statement"), null=True)
 
+    for_dumpdata = _DefaultManager()
     objects = AdvisoryLockManager()
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         managed = False
+        # For dumpdata --all: all means all tables, and this is none.
+        base_manager_name = "for_dumpdata"
         db_table = "django_pglock_advisorylock"
         verbose_name = _("advisory lock")
         verbose_name_plural = _("advisory locks")
@@ -44,7 +54,7 @@ class AdvisoryLock(models.Model):
         permissions = [("terminate_advisorylock", _("Can end sessions that hold or wait for advisory locks"))]
 
     def __str__(self) -> str:
-        return str(self.name or self.key)
+        return str(self.name or f"#{self.key}")
 
     def __repr__(self) -> str:
         return f"<AdvisoryLock {self} {'held' if self.is_granted else 'awaited'} by {self.pid}>"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dumping import DumpedManager
+from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.models.task import Task
 
 
@@ -29,7 +31,10 @@ class Attempt(models.Model):
     exception_path = models.CharField(_("exception"), max_length=512)
     traceback = models.TextField(_("traceback"))
 
-    class Meta:
+    for_dumpdata = DumpedManager()
+    objects = models.Manager()
+
+    class Meta(OnPostgreSQL):
         verbose_name = _("attempt")
         verbose_name_plural = _("attempts")
         ordering = ["task", "number"]

@@ -7,6 +7,12 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.locks.lease_queryset import LeaseManager
+from django_pglock.models.dumping import LeftOut
+from django_pglock.models.requirements import OnPostgreSQL
+
+
+class _DefaultManager(LeftOut, LeaseManager):
+    pass
 
 
 class Lease(models.Model):
@@ -26,9 +32,10 @@ class Lease(models.Model):
     expires_at = models.DateTimeField(_("ends at"), null=True)
     released_at = models.DateTimeField(_("given back at"), null=True)
 
+    for_dumpdata = _DefaultManager()
     objects = LeaseManager()
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         verbose_name = _("lease")
         verbose_name_plural = _("leases")
         ordering = ["name"]

@@ -5,7 +5,13 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dumping import Dumped
+from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.tasks.queues import QueueManager
+
+
+class _DefaultManager(Dumped, QueueManager):
+    pass
 
 
 class Queue(models.Model):
@@ -16,9 +22,10 @@ class Queue(models.Model):
     paused_by = models.CharField(_("paused by"), max_length=255, blank=True, default="")
     reason = models.TextField(_("reason"), blank=True, default="")
 
+    for_dumpdata = _DefaultManager()
     objects = QueueManager()
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
         ordering = ["name"]

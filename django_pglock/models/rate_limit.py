@@ -5,6 +5,9 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dumping import DumpedManager
+from django_pglock.models.requirements import OnPostgreSQL
+
 
 class RateLimit(models.Model):
     """One bucket, as the generic cell rate algorithm keeps it: a single date (ITU-T I.371, "virtual scheduling").
@@ -16,7 +19,10 @@ class RateLimit(models.Model):
     arrives_at = models.DateTimeField(_("arrives at"))
     opens_at = models.DateTimeField(_("opens at"), null=True)
 
-    class Meta:
+    for_dumpdata = DumpedManager()
+    objects = models.Manager()
+
+    class Meta(OnPostgreSQL):
         verbose_name = _("rate limit")
         verbose_name_plural = _("rate limits")
         default_permissions = ("view",)

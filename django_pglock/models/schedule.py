@@ -5,7 +5,13 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dumping import Dumped
+from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.tasks.schedule_queryset import ScheduleManager
+
+
+class _DefaultManager(Dumped, ScheduleManager):
+    pass
 
 
 class Schedule(models.Model):
@@ -19,9 +25,10 @@ class Schedule(models.Model):
     last_at = models.DateTimeField(_("last"), null=True, help_text=_("The tick that was enqueued last."))
     last_task = models.BigIntegerField(_("last task"), null=True)
 
+    for_dumpdata = _DefaultManager()
     objects = ScheduleManager()
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         verbose_name = _("schedule")
         verbose_name_plural = _("schedules")
         ordering = ["next_at"]

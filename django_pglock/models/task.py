@@ -7,7 +7,9 @@ from django.db.models import Case, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dumping import Dumped
 from django_pglock.models.indexes import BrinIndex
+from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.tasks.queryset import HAS_UNIQUE_KEY, TaskManager
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope
 
@@ -20,6 +22,10 @@ _NEEDS: dict[str, Q] = {
     TaskStatus.BLOCKED.value: _OPEN & (Q(lock_key__isnull=False) | Q(waits_for__gt=0)),
     **dict.fromkeys(sorted(FINISHED), Q(finished_at__isnull=False)),
 }
+
+
+class _DefaultManager(Dumped, TaskManager):
+    pass
 
 
 class Task(models.Model):
@@ -70,9 +76,10 @@ class Task(models.Model):
     result = models.JSONField(_("result"), null=True)
     meta = models.JSONField(_("meta"), db_default=models.Value({}, models.JSONField()))
 
+    for_dumpdata = _DefaultManager()
     objects = TaskManager()
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         verbose_name = _("task")
         verbose_name_plural = _("tasks")
         ordering = ["-id"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dumping import DumpedManager
+from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.models.task import Task
 
 
@@ -21,7 +23,10 @@ class Waiter(models.Model):
         Task, on_delete=models.CASCADE, related_name="awaiting", verbose_name=_("task"), null=True, db_index=True
     )
 
-    class Meta:
+    for_dumpdata = DumpedManager()
+    objects = models.Manager()
+
+    class Meta(OnPostgreSQL):
         verbose_name = _("waiter")
         verbose_name_plural = _("waiters")
         default_permissions = ()

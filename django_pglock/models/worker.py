@@ -6,7 +6,13 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.models.dumping import LeftOut
+from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.tasks.liveness import WorkerManager
+
+
+class _DefaultManager(LeftOut, WorkerManager):
+    pass
 
 
 class Worker(models.Model):
@@ -21,17 +27,18 @@ class Worker(models.Model):
     task_paths = models.JSONField(
         _("task functions"), db_default=models.Value([], models.JSONField()), help_text=_("What this worker can run.")
     )
-    lock_key = models.BigIntegerField(
-        _("lock key"), help_text=_("Advisory lock that its session holds while it lives.")
+    lock_key = models.IntegerField(
+        _("lock key"), help_text=_("Number of the advisory lock that its session holds while it lives.")
     )
     is_sleeping = models.BooleanField(_("sleeping"), db_default=False, help_text=_("Wants a NOTIFY when work comes."))
     is_stopping = models.BooleanField(_("stopping"), db_default=False)
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now())
 
+    for_dumpdata = _DefaultManager()
     objects = WorkerManager()
 
-    class Meta:
+    class Meta(OnPostgreSQL):
         verbose_name = _("worker")
         verbose_name_plural = _("workers")
         ordering = ["started_at"]

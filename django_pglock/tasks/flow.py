@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from django_pglock.errors import Picklable
 from django_pglock.tasks.retry import seconds_of
 
 
-class FlowWord(Exception):
+class FlowWord(Picklable, Exception):
     """The base of what a task function may raise to say how it goes on."""
 
 

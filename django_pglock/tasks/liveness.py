@@ -7,7 +7,6 @@ heartbeat alone decides, because behind a pooler the lock cannot be seen and a f
 
 from __future__ import annotations
 
-import hashlib
 import json
 from datetime import timedelta
 from typing import Any
@@ -26,16 +25,10 @@ BEAT = """
 INSERT INTO {worker} AS worker (id, name, hostname, pid, queues, threads, lock_key, is_stopping, task_paths)
 VALUES (%s, %s, %s, %s, %s::jsonb, %s, %s, %s, COALESCE(%s::jsonb, '[]'))
 ON CONFLICT (id) DO UPDATE
-SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping,
+SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping, lock_key = EXCLUDED.lock_key,
     task_paths = COALESCE(%s::jsonb, worker.task_paths)
 RETURNING jsonb_array_length(worker.task_paths), worker.is_sleeping
 """
-
-
-def lock_key_of(worker: UUID) -> int:
-    """Return the key of the advisory lock that a worker's session holds: derived from its id, in a space of its own."""
-    digest = hashlib.sha256(b"django_pglock worker " + worker.bytes).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
 
 
 class WorkerQuerySet(models.QuerySet[Any]):
@@ -77,16 +70,18 @@ class WorkerQuerySet(models.QuerySet[Any]):
         queues: list[str],
         threads: int,
         is_stopping: bool,
+        lock_key: int = 0,
         task_paths: list[str] | None = None,
     ) -> tuple[int, bool]:
         """Say that a worker lives; the first beat registers it.
 
-        ``task_paths`` are the functions that it knows, where that is news. Returns how many its row has, and whether
+        ``lock_key`` is the number of the lock that its session holds. ``task_paths`` are the functions that it knows,
+        where that is news. Returns how many its row has, and whether
         it says that the worker sleeps.
         """
         connection = connections[self.db]
         paths = None if task_paths is None else json.dumps(task_paths)
-        me = (worker, name, hostname, pid, json.dumps(queues), threads, lock_key_of(worker), is_stopping)
+        me = (worker, name, hostname, pid, json.dumps(queues), threads, lock_key, is_stopping)
         with connection.cursor() as cursor:
             cursor.execute(
                 BEAT.format(worker=connection.ops.quote_name(self.model._meta.db_table)), (*me, paths, paths)

@@ -109,7 +109,8 @@ class TaskQuerySet(CountQuerySet):
         claimed which were enqueued after the task of that id.
         """
         queue, priority, id_, _ = ClaimStatement.HOLES
-        claimable = self.ready().filter(queue=queue, task_path__in=paths, fair_key__isnull=True)
+        # Django has no SQL for an empty list. No function has an empty path.
+        claimable = self.ready().filter(queue=queue, task_path__in=paths or [""], fair_key__isnull=True)
         if behind:
             claimable = claimable.filter(priority=priority, id__gt=id_)
         paused = self.model._meta.apps.get_model("django_pglock", "Queue").objects.paused().filter(name=queue)

@@ -10,6 +10,8 @@ index of which they would read all that has the status, and look at the ids only
 
 from __future__ import annotations
 
+from django_pglock.own_locks import ADMISSION, WORKER
+
 # When the row of a task that finishes now may go: keep_result after its end, and not before its unique key is free.
 # NULL without keep_result. Stands in the statements as ``{expires_at}``.
 EXPIRES_AT = """CASE WHEN keep_result IS NOT NULL
@@ -102,13 +104,13 @@ OFF = ("enable_sort", "enable_bitmapscan", "jit")
 BY_INDEX = ", ".join(f"set_config('{name}', 'off', true)" for name in OFF)
 
 # Admission, the first of two statements of one message: whoever admits to a key is alone with it. A transaction of
-# its own, so that the second statement sees what the one before committed. By SHA-256, as the names of locks: of
-# PostgreSQL's own hashes one can find the text that meets a given number, and keys may come from outside.
-LOCK_KEYS = """
-SELECT pg_advisory_xact_lock(
-    ('x' || encode(substr(sha256(convert_to('django_pglock ' || key, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint),
-    {by_index}
-FROM (SELECT DISTINCT unnest(%s::text[]) COLLATE "C" AS key ORDER BY key) AS keys
+# its own, so that the second statement sees what the one before committed. In the order of the numbers, not of the
+# keys: two keys may have the same number, and those who take them in another order could wait for each other in a
+# circle.
+LOCK_KEYS = f"""
+SELECT pg_advisory_xact_lock({ADMISSION}, number), {{by_index}}
+FROM (SELECT DISTINCT ('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 4), 'hex'))::bit(32)::int AS number
+      FROM unnest(%s::text[]) AS key ORDER BY number) AS keys
 """
 
 # Lets the first that wait at these keys through, as many as have room. What has been admitted and has not finished
@@ -454,17 +456,17 @@ WHERE task.id = ANY (ARRAY(SELECT id FROM claim)) AND task.id <> ALL (ARRAY(SELE
 # no session that holds the worker's lock. Which claims are meant is decided on one snapshot, by id and attempt: a row
 # that was settled and claimed by a newer worker since then carries another attempt and is left alone. SKIP LOCKED:
 # a row that is being settled at this moment needs no rescue. What somebody asked to end does not run again.
-RESCUE = """
+RESCUE = f"""
 WITH alive AS MATERIALIZED (
-    SELECT worker.id FROM {worker} AS worker
+    SELECT worker.id FROM {{worker}} AS worker
     WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
        OR (worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
            AND worker.lock_key IN (
-               SELECT (held.classid::bigint << 32) | held.objid::bigint FROM pg_locks AS held
-               WHERE held.locktype = 'advisory' AND held.objsubid = 1 AND held.granted
+               SELECT held.objid::bigint FROM pg_locks AS held
+               WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.classid = {WORKER} AND held.granted
                  AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())))
 ), orphan AS MATERIALIZED (
-    SELECT task.id, task.attempts, task.worker FROM {task} AS task
+    SELECT task.id, task.attempts, task.worker FROM {{task}} AS task
     WHERE task.status = 'RUNNING' AND NOT EXISTS (SELECT FROM alive WHERE alive.id = task.worker)
     ORDER BY task.id LIMIT %s
 ), mine AS MATERIALIZED (
@@ -472,22 +474,22 @@ WITH alive AS MATERIALIZED (
            CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
                 WHEN task.rescues >= %s THEN 'FAILED'
                 WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END AS status
-    FROM {task} AS task JOIN orphan ON orphan.id = task.id
+    FROM {{task}} AS task JOIN orphan ON orphan.id = task.id
     WHERE task.id = ANY (ARRAY(SELECT id FROM orphan)) AND task.attempts = orphan.attempts AND task.status = 'RUNNING'
     ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
 ), rescued AS (
-    UPDATE {task} AS task
+    UPDATE {{task}} AS task
     SET status = mine.status,
         rescues = task.rescues + 1,
         finished_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN clock_timestamp() END,
-        expires_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN {expires_at} END,
+        expires_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN {{expires_at}} END,
         worker = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN task.worker END
     FROM mine
     WHERE task.id = mine.id AND task.id = ANY (ARRAY(SELECT id FROM mine))
     RETURNING task.id, task.attempts, mine.worker, task.last_attempted_at, task.status, task.queue, task.task_path,
               task.lock_key
 ), recorded AS (
-    INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
+    INSERT INTO {{attempt}} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
     SELECT id, attempts, worker, last_attempted_at, clock_timestamp(), 'LOST', %s, %s FROM rescued
 )
 SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued

@@ -18,6 +18,7 @@ from django.db import Error as DatabaseFailure
 from django.db import connections
 
 from django_pglock.conf import get_settings
+from django_pglock.own_locks import WORKER, draw_number
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
 from django_pglock.tasks import registry
 from django_pglock.worker.guarding import Guard
@@ -80,6 +81,8 @@ class Heartbeat(ConnectedService):
         self._compared_at = time.monotonic()
         # How many functions our row says that we know. Functions are only ever added, so the number tells of news.
         self._told = -1
+        #: The number of the advisory lock that the session holds.
+        self.lock_key = draw_number()
         self._has_lock = False
 
     @property
@@ -110,11 +113,17 @@ class Heartbeat(ConnectedService):
         self._rest()
 
     def _hold_lock(self) -> None:
-        """Take the worker's lock, unless we have it; at a later beat if a session of before, half open, still does."""
-        if not self._has_lock:
-            with connections[self.using].cursor() as cursor:
-                cursor.execute("SELECT pg_try_advisory_lock(%s)", (self.identity.lock_key,))
+        """Take the worker's lock, unless we have it.
+
+        Another worker may have drawn the same number, or a session of before, half open, may still hold the lock. Then
+        we draw another one, and the beat that follows writes it into our row.
+        """
+        with connections[self.using].cursor() as cursor:
+            while not self._has_lock:
+                cursor.execute("SELECT pg_try_advisory_lock(%s, %s)", (WORKER, self.lock_key))
                 self._has_lock = cursor.fetchone()[0]
+                if not self._has_lock:
+                    self.lock_key = draw_number()
 
     def _has_tables(self) -> bool:
         """Say whether no migration is pending, and tell the log once if one is."""
@@ -157,6 +166,7 @@ class Heartbeat(ConnectedService):
             queues=self.queues,
             threads=self.hand.threads,
             is_stopping=self.is_draining,
+            lock_key=self.lock_key,
             task_paths=None if len(known) == self._told else known,
         )
         if not is_sleeping:

@@ -7,8 +7,6 @@ import socket
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
-from django_pglock.tasks.liveness import lock_key_of
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -25,8 +23,3 @@ class Identity:
     def name(self) -> str:
         """The name for people: host, process and the start of the id."""
         return f"{self.hostname[:80]}:{self.pid}:{self.id.hex[:8]}"
-
-    @property
-    def lock_key(self) -> int:
-        """The advisory lock that the worker's session holds while it lives."""
-        return lock_key_of(self.id)

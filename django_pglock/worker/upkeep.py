@@ -10,7 +10,6 @@ own, which only one of them can win, and one that fails takes nothing along.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from django.apps import apps
 from django.db import IntegrityError, connections, transaction
 
 from django_pglock.conf import get_settings
+from django_pglock.own_locks import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_hung_up
 from django_pglock.tasks.gates import KEYS_AT_ONCE
 from django_pglock.tasks.pruning import ages_of
@@ -39,11 +39,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-UPKEEP_LOCK = int.from_bytes(hashlib.sha256(b"django_pglock upkeep").digest()[:8], "big", signed=True)
 #: The first statement of a round: is it ours? And for how long may we stand still before the server takes it away.
 #: Only for this transaction, so it is right behind a pooler as well.
 TURN = f"""
-SELECT pg_try_advisory_xact_lock(%s), set_config('idle_in_transaction_session_timeout', '3s', true), {BY_INDEX}
+SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_session_timeout', '3s', true), {BY_INDEX}
 """
 #: Seconds between two rounds, as a share of the heartbeat interval. Together with two missing beats a killed worker's
 #: tasks run elsewhere within ten seconds at default settings.
@@ -213,7 +212,7 @@ class Upkeep(ConnectedService):
 
     def _is_my_turn(self) -> bool:
         with connections[self.using].cursor() as cursor:
-            cursor.execute(TURN, (UPKEEP_LOCK,))
+            cursor.execute(TURN)
             return bool(cursor.fetchone()[0])
 
     def _rescue(self) -> None:

@@ -9,8 +9,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from django.apps import apps
-
+from django_pglock.errors import model_of
 from django_pglock.worker.deadlines import Deadlines
 from django_pglock.worker.execution import Attempt
 from django_pglock.worker.executor import Executor
@@ -133,7 +132,7 @@ class Worker:
         self._hurry = Flag()
         self._ended = threading.Lock()
         self._has_ended = False
-        rows: Any = apps.get_model("django_pglock", "Task").objects.using(using)
+        rows: Any = model_of("Task").objects.using(using)
         watchdog = Watchdog(patience=max(grace, LEAST_PATIENCE), stuck=self._give_up_thread)
         self.executor = Executor(self.hand, using, watchdog)
         progress = Progress(self.hand, rows)

@@ -7,10 +7,11 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock import lock
+from django_pglock import LockNotAvailable, lock, own_locks
 from django_pglock.keys import make_key
 from django_pglock.models import AdvisoryLock, Worker
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.testing import hold
 from tests.db.test_locks import Somebody, my_pid
 from tests.sample.models import Effect
 
@@ -83,15 +84,27 @@ def test_names_can_be_kept_from_the_server():
 
 def test_a_workers_lock_is_named_after_the_worker(worker):
     running = worker()
-    row = AdvisoryLock.objects.get(key=running.identity.lock_key)
-    assert row.name == f"worker {Worker.objects.get().name}"
+    row = AdvisoryLock.objects.get(name=f"worker {Worker.objects.get().name}")
+    assert (row.application_name, row.key, row.pk) == (
+        "lockworker heartbeat",
+        None,
+        f"{row.pid}-{own_locks.WORKER}.{running.heartbeat.lock_key}-exclusive",
+    )
+
+
+def test_a_number_and_the_name_of_its_digits_are_told_apart():
+    with transaction.atomic(), lock(5, timeout=1), lock("5", timeout=1):
+        shown = {row.key: str(row) for row in AdvisoryLock.objects.all()}
+    assert shown == {5: "#5", make_key("5").number: "5"}
+    with hold(5), pytest.raises(LockNotAvailable, match="'#5'"), lock(5, timeout=0):
+        pass
 
 
 def test_people_find_a_lock_by_name_key_or_session(somebody):
     somebody.holds("order:5")
     pid = somebody.ask("SELECT pg_backend_pid()")
     key = make_key("order:5").number
-    for text in ("order:5", str(key), str(pid)):
+    for text in ("order:5", str(key), f"#{key}", str(pid)):
         assert [row.key for row in AdvisoryLock.objects.search(text)] == [key]
     for text in ("nothing", "", "9" * 40, "'; --", "\udcff"):
         assert key not in [row.key for row in AdvisoryLock.objects.search(text)] or text == ""

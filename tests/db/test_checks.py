@@ -20,6 +20,13 @@ pytestmark = pytest.mark.django_db
 SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
 
 
+class OnlyInOther:
+    """A router as projects with several databases have them."""
+
+    def allow_migrate(self, db, app_label, model_name=None, **hints):
+        return db == "other" if (app_label, model_name) == ("django_pglock", "task") else None
+
+
 def ids(**options):
     return [message.id for message in run_checks(**options) if message.id.startswith("django_pglock.")]
 
@@ -297,3 +304,14 @@ def test_a_schedule_that_no_worker_keeps_is_told(settings):
     assert problem.id == "django_pglock.W010"
     assert "tests.sample.scheduled.nightly has a schedule" in problem.msg
     assert "TASKS['dummy'] is DummyBackend" in problem.msg
+
+
+def test_a_router_that_keeps_the_tables_out_of_the_tasks_database_is_told_of(settings):
+    """migrate succeeds and makes no table, and each enqueue() would fail."""
+    settings.DATABASE_ROUTERS = [OnlyInOther()]
+    [problem] = checks.check_tables()
+    assert problem.id == "django_pglock.E006"
+    assert "TASKS['default']['OPTIONS']['database'] keeps tasks in 'default'" in problem.msg
+    assert "allow_migrate" in problem.hint
+    settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"database": "other"}}}
+    assert checks.check_tables() == []

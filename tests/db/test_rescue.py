@@ -11,23 +11,26 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test import override_settings
 
-from django_pglock import enqueue_many
+from django_pglock import enqueue_many, own_locks
 from django_pglock.models import Attempt, RateLimit, Task, Worker
 from django_pglock.postgres.connections import has_hung_up
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.tasks.liveness import lock_key_of
 from django_pglock.tasks.outcome import Failed, Failure, Succeeded
 from django_pglock.tasks.queryset import COMPARED_AT_ONCE
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.upkeep import TURN, UPKEEP_LOCK
+from django_pglock.worker.upkeep import TURN
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+#: The number that a worker of these tests has drawn.
+NUMBER = 4711
+
+
 def register(worker, *, silent_for=0.0):
     rows = Worker.objects.all()
-    rows.beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    rows.beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=NUMBER)
     rows.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
 
 
@@ -39,9 +42,9 @@ def session():
     connection.close()
 
 
-def hold_lock(session, worker):
+def hold_lock(session):
     with session.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s)", (lock_key_of(worker),))
+        cursor.execute("SELECT pg_advisory_lock(%s, %s)", (own_locks.WORKER, NUMBER))
 
 
 @pytest.mark.parametrize(
@@ -62,47 +65,12 @@ def test_both_signs_of_life_count(claim, session, settings, silent_for, has_sess
     worker = uuid4()
     register(worker, silent_for=silent_for)
     if has_session:
-        hold_lock(session, worker)
+        hold_lock(session)
     tasks.nothing.enqueue()
     claim(worker=worker)
     rescued = Task.objects.all().rescue()
     assert bool(rescued) == is_rescued
     assert Task.objects.get().status == ("READY" if is_rescued else "RUNNING")
-
-
-HOLDERS = """
-SELECT pid FROM pg_locks
-WHERE locktype = 'advisory' AND granted AND (classid::bigint << 32) | objid::bigint = %s
-"""
-
-
-def test_a_lock_that_the_session_before_still_holds_is_taken_when_that_is_gone(session, eventually):
-    """A half-open session outlives the worker's for a while; without its lock, two missing beats would condemn it."""
-    heartbeat = WorkerUnderTest().heartbeat
-    asked = []
-    hold_lock(session, heartbeat.identity.id)
-
-    def count(execute, sql, *rest):
-        asked.append("pg_try_advisory_lock" in sql)
-        return execute(sql, *rest)
-
-    def holders():
-        with connection.cursor() as cursor:
-            cursor.execute(HOLDERS, (heartbeat.identity.lock_key,))
-            return cursor.fetchall()
-
-    heartbeat._count = count
-    heartbeat.start()
-    try:
-        eventually(lambda: sum(asked) == 2, why="it does not ask again")
-        session.close()
-        eventually(lambda: holders(), why="nobody holds it")
-        asked.clear()
-        eventually(lambda: len(asked) >= 2, why="no more beats")
-        assert not any(asked), "it asks for what it has"
-    finally:
-        heartbeat.stop()
-        heartbeat.wait(10)
 
 
 def test_a_worker_without_a_row_is_dead(claim):
@@ -254,7 +222,7 @@ def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_other
     claim()
     session.set_autocommit(False)
     with session.cursor() as cursor:
-        cursor.execute(TURN, (UPKEEP_LOCK,))
+        cursor.execute(TURN)
         assert cursor.fetchone()[0] is True
     worker(queues=["another"])
     eventually(lambda: Task.objects.filter(rescues=1).exists(), seconds=15, why="nobody rescued anything")

@@ -30,3 +30,11 @@ def test_a_lock_is_held_as_somebody_else_would():
 def test_workers_own_locks_do_not_count(worker):
     worker()
     assert_no_locks()
+
+
+@pytest.mark.django_db
+def test_a_lock_of_a_session_that_came_later_is_seen_within_one_transaction():
+    """PostgreSQL keeps a list of the sessions for the rest of a transaction, once one has asked for it."""
+    assert_no_locks()
+    with hold("later"), pytest.raises(AssertionError, match="1 advisory"):
+        assert_no_locks()

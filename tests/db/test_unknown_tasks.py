@@ -15,6 +15,7 @@ from django_pglock.models import Task, Worker
 from django_pglock.tasks import registry
 from django_pglock.tasks.liveness import WorkerQuerySet
 from django_pglock.tasks.queryset import TaskQuerySet
+from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker import unknown
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -160,3 +161,16 @@ def test_workers_say_what_they_know_when_it_is_news_and_only_then(worker, deploy
     row.delete()
     eventually(lambda: row.filter(task_paths__contains=[PATH]).exists(), why="its new row says nothing")
     assert len([each for each in said if each is not None]) == 3
+
+
+def test_a_worker_that_knows_no_function_claims_nothing_and_drains(monkeypatch):
+    """As in a project that has installed the app and has no task function yet."""
+    tasks.nothing.enqueue()
+    monkeypatch.setattr(registry, "_definitions", {})
+    rows = Task.objects.all()
+    assert rows.claim_statement(worker=uuid4(), paths=[]).execute(1, "default") == []
+    draining = WorkerUnderTest(threads=1, drain=True)
+    draining.start()
+    assert draining._asked_to_stop.wait(20), "it never ends"
+    draining.shutdown()
+    assert Task.objects.get().attempts == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import date, datetime, timezone
-from enum import Enum
+from enum import Enum, IntEnum, IntFlag
 from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
+from django.db import models
 from django.test import override_settings
+from django.test.utils import isolate_apps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +21,26 @@ from django_pglock.keys import crc32_key, join, make_key, part_of, pglock_key, s
 
 class Colour(Enum):
     RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 5
+
+
+class Flag(IntFlag):
+    BOTH = 3
+
+
+class Number(models.IntegerChoices):
+    FIVE = 5
+
+
+class Shade(str, Enum):
+    PALE = "a:b%"
+
+
+class Kind(models.TextChoices):
+    MAIL = "mail:%"
 
 
 def test_golden_values():
@@ -51,7 +73,11 @@ def test_every_key_fits_a_bigint(name):
         (("x", date(2026, 1, 2)), "x:2026-01-02"),
         (("x", datetime(2026, 1, 2, tzinfo=timezone.utc)), "x:2026-01-02T00%3A00%3A00+00%3A00"),
         (("x", Colour.RED), "x:red"),
-        ((SimpleNamespace(pk=7, _meta=SimpleNamespace(label_lower="shop.order")),), "shop.order:7"),
+        (("x", Level.HIGH, Kind.MAIL), "x:5:mail%3A%25"),
+        ((Colour.RED,), "red"),
+        # Alone they are a single string.
+        ((Shade.PALE,), "a:b%"),
+        ((Kind.MAIL,), "mail:%"),
     ],
 )
 def test_names_of_parts(parts, name):
@@ -67,9 +93,40 @@ def test_different_parts_never_make_the_same_name(parts):
     assert [each.replace("%3A", ":").replace("%25", "%") for each in name.split(":")] == parts
 
 
-def test_an_int_is_the_number_itself():
-    assert make_key(-5).number == -5
-    assert make_key(0).number == 0
+@pytest.mark.parametrize("number", [5, Level.HIGH, Number.FIVE, Flag.BOTH, -5, 0, 2**63 - 1])
+def test_an_int_is_the_number_itself(number):
+    """An IntEnum's member is an int, which PostgreSQL and other programs know by its number."""
+    key = make_key(number)
+    assert (key.name, key.number) == (f"#{int(number)}", int(number))
+    assert type(key.number) is int
+
+
+def test_a_number_and_its_digits_are_two_locks_and_look_like_two():
+    number, digits = make_key(5), make_key("5")
+    assert number != digits
+    assert (number.name, digits.name) == ("#5", "5")
+
+
+@pytest.mark.parametrize("name", [Kind.MAIL, Shade.PALE])
+def test_a_name_is_a_plain_string(name):
+    """The text of an Enum's member may be that of its class; what goes into a message must be the name."""
+    assert type(make_key(name).name) is str
+
+
+@isolate_apps("tests.sample")
+def test_a_proxy_and_its_concrete_model_name_one_lock():
+    """They are one row. The model that declares the fields gives the name."""
+
+    def model(name, base, **options):
+        meta = type("Meta", (), {"app_label": "sample", **options})
+        return type(name, (base,), {"Meta": meta, "__module__": __name__})
+
+    Order = model("Order", models.Model)
+    Paid = model("Paid", Order, proxy=True)
+    Special = model("Special", Order)
+    assert make_key(Paid(pk=7)) == make_key(Order(pk=7)) == make_key("sample.order:7")
+    assert make_key("ship", Paid(pk=7)) == make_key("ship", Order(pk=7))
+    assert make_key(Special(pk=7)) != make_key(Order(pk=7)), "a table of its own"
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ class Locks(Kind):
     @staticmethod
     def line(row: AdvisoryLock) -> tuple[str, ...]:
         """Return the columns of a lock."""
-        name = printable(str(row.name or row.key))
+        name = printable(str(row))
         return (
             name if row.is_granted else f"  ↳ {name}",
             row.mode,

@@ -1,0 +1,122 @@
+"""SQL that asks the vendor of the database and the project's routers, as Django's own operations on models do.
+
+A project may have databases that are not PostgreSQL, and routers that keep our tables out of some databases. All
+models have ``required_db_vendor``, so Django's operations do nothing in a database of another vendor. The operations of
+this file do the same for plain SQL.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from django.apps import apps
+from django.db import connections, router
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.operations.base import Operation
+
+VENDOR = "postgresql"
+
+
+class TableSQL(Operation):
+    """Run SQL about the table of one model, in each database that has this table."""
+
+    reduces_to_sql = True
+
+    def __init__(self, model_name: str, forwards: str, backwards: str) -> None:
+        self.model_name = model_name
+        self.forwards = forwards
+        self.backwards = backwards
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """Change nothing: storage parameters are no part of a model."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Run the SQL."""
+        self._run(self.forwards, app_label, schema_editor, to_state)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Run the SQL that takes it back."""
+        self._run(self.backwards, app_label, schema_editor, to_state)
+
+    def describe(self) -> str:
+        """Return the line that ``sqlmigrate`` prints above the SQL."""
+        return f"Set storage parameters of {self.model_name}"
+
+    def _run(self, sql: str, app_label: str, schema_editor: Any, state: Any) -> None:
+        model = state.apps.get_model(app_label, self.model_name)
+        if self.allow_migrate_model(schema_editor.connection.alias, model):
+            schema_editor.execute(sql, params=None)
+
+
+class CreateView(Operation):
+    """Create the view that an unmanaged model reads, where the routers allow the model.
+
+    ``from_tables`` are the expressions of the view that read a table of ours: a name in ``{braces}`` in the SQL, the
+    model of the table, and the expression. In a database without this table the expression is NULL.
+    """
+
+    reduces_to_sql = True
+
+    def __init__(self, model_name: str, sql: str, from_tables: dict[str, tuple[str, str]]) -> None:
+        self.model_name = model_name
+        self.sql = sql
+        self.from_tables = from_tables
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """Change nothing: the model is a part of the state already."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Create the view."""
+        if self._is_wanted(app_label, schema_editor, to_state):
+            schema_editor.execute(self._sql_for(app_label, schema_editor, to_state), params=None)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Drop the view."""
+        if self._is_wanted(app_label, schema_editor, from_state):
+            table = to_state.apps.get_model(app_label, self.model_name)._meta.db_table
+            schema_editor.execute(f"DROP VIEW {schema_editor.quote_name(table)}", params=None)
+
+    def describe(self) -> str:
+        """Return the line that ``sqlmigrate`` prints above the SQL."""
+        return f"Create the view of {self.model_name}"
+
+    def _is_wanted(self, app_label: str, schema_editor: Any, state: Any) -> bool:
+        # allow_migrate_model() of the operation answers no for every model that is not managed.
+        connection, model = schema_editor.connection, state.apps.get_model(app_label, self.model_name)
+        return connection.vendor == VENDOR and bool(router.allow_migrate_model(connection.alias, model))
+
+    def _sql_for(self, app_label: str, schema_editor: Any, state: Any) -> str:
+        alias, sql = schema_editor.connection.alias, self.sql
+        for name, (table_of, expression) in self.from_tables.items():
+            has_table = self.allow_migrate_model(alias, state.apps.get_model(app_label, table_of))
+            sql = sql.replace("{%s}" % name, expression if has_table else "NULL")
+        return sql
+
+
+def run_without_migrations(using: str) -> None:
+    """Run the SQL of this app's migrations in a database whose tables were made from the models.
+
+    ``MIGRATION_MODULES`` may switch migrations off, as ``--nomigrations`` of pytest-django does. Called at each
+    ``post_migrate``, also by ``flush``; does nothing where the app has migrations or the view is there.
+    """
+    app = apps.get_app_config("django_pglock")
+    if MigrationLoader.migrations_module(app.label)[0] is not None or connections[using].vendor != VENDOR:
+        return
+    view = app.get_model("AdvisoryLock")._meta.db_table
+    if view in connections[using].introspection.table_names(include_views=True):
+        return
+    with connections[using].schema_editor() as editor:
+        for operation in _operations_with_sql():
+            operation.database_forwards(app.label, editor, None, SimpleNamespace(apps=apps))
+
+
+def _operations_with_sql() -> Iterator[TableSQL | CreateView]:
+    package = import_module(__package__)
+    for name in sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] not in "_~"):
+        for operation in import_module(f"{__package__}.{name}").Migration.operations:
+            if isinstance(operation, (TableSQL, CreateView)):
+                yield operation

@@ -1,0 +1,292 @@
+"""Projects with other databases beside PostgreSQL, and with routers: ``migrate`` and the test runners work in all."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+pytestmark = pytest.mark.acceptance
+
+WITH_SQLITE = """
+INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "django_pglock", "shop"]
+DATABASES = {"default": POSTGRES, "legacy": SQLITE}
+"""
+SHOP_TASKS = """
+from django_pglock import task
+
+@task(lock="order:{number}")
+def ship(number):
+    return number
+"""
+TABLES = {
+    *("attempt", "lease", "queue", "ratelimit", "schedule", "task", "waiter", "worker"),
+    "advisorylock",
+}
+
+
+def in_sqlite(made):
+    """Return the names of our tables in the project's SQLite database."""
+    with sqlite3.connect(made.folder / "legacy.sqlite3") as legacy:
+        return [name for (name,) in legacy.execute("SELECT name FROM sqlite_master") if "pglock" in name]
+
+
+def ours(tables):
+    return {name.removeprefix("django_pglock_") for name in tables}
+
+
+def test_a_second_database_that_is_not_postgresql_is_migrated_to_nothing(project):
+    """Without a router Django migrates each app in each database. Ours needs PostgreSQL."""
+    made = project(settings=WITH_SQLITE, shop__tasks=SHOP_TASKS)
+    made.manage("migrate", "-v0", "--database", "legacy")
+    assert in_sqlite(made) == []
+    assert "[X] 0001_initial" in made.manage("showmigrations", "django_pglock", "--database", "legacy")
+    assert made.manage("migrate", "--check", "--database", "legacy") is not None
+    assert "django_pglock_task" not in made.manage("sqlmigrate", "--database", "legacy", "django_pglock", "0001")
+    assert "VIEW" not in made.manage("sqlmigrate", "--database", "legacy", "django_pglock", "0002")
+    made.manage("migrate", "-v0", "--database", "legacy", "django_pglock", "zero")
+    assert "[ ] 0001_initial" in made.manage("showmigrations", "django_pglock", "--database", "legacy")
+
+
+def test_the_tables_in_postgresql_come_and_go(project):
+    made = project(settings=WITH_SQLITE, shop__tasks=SHOP_TASKS)
+    made.manage("migrate", "-v0")
+    assert ours(made.tables()) == TABLES
+    assert "No changes detected" in made.manage("makemigrations", "--check", "--dry-run")
+    assert "CREATE VIEW" in made.manage("sqlmigrate", "django_pglock", "0002")
+    assert "DROP VIEW" in made.manage("sqlmigrate", "--backwards", "django_pglock", "0002")
+    made.manage("migrate", "-v0", "django_pglock", "zero")
+    assert made.tables() == set()
+
+
+def test_without_migrations_the_view_is_there_all_the_same(project):
+    """As with --nomigrations of pytest-django: Django makes the tables from the models, and nothing else."""
+    made = project(settings=WITH_SQLITE + "MIGRATION_MODULES = {'django_pglock': None}", shop__tasks=SHOP_TASKS)
+    for _ in range(2):
+        made.manage("migrate", "-v0", "--run-syncdb")
+        made.manage("migrate", "-v0", "--run-syncdb", "--database", "legacy")
+    assert ours(made.tables()) == TABLES
+    assert in_sqlite(made) == []
+    with made.session() as session:
+        options = "SELECT reloptions FROM pg_class WHERE relname = 'django_pglock_task'"
+        assert "fillfactor=80" in session.execute(options).fetchone()[0]
+        assert session.execute("SELECT count(*) FROM django_pglock_advisorylock").fetchone() == (0,)
+
+
+FEW_FEATURES = """
+from django.db.backends.sqlite3.base import DatabaseWrapper as Sqlite
+from django.db.backends.sqlite3.features import DatabaseFeatures as Features
+
+class DatabaseFeatures(Features):
+    supports_partial_indexes = False
+    supports_expression_defaults = False
+    supports_json_field = False
+
+class DatabaseWrapper(Sqlite):
+    vendor = "few"
+    features_class = DatabaseFeatures
+"""
+
+
+def test_a_database_with_fewer_features_gets_no_warnings_about_our_models(project):
+    """As MySQL, which knows no partial indexes: Django warns of each model that has some, for each migrate."""
+    made = project(
+        settings=WITH_SQLITE + "DATABASES['legacy'] = {**SQLITE, 'ENGINE': 'few'}",
+        shop__tasks=SHOP_TASKS,
+        few__base=FEW_FEATURES,
+    )
+    assert "no issues" in made.manage("check", "--database", "default", "--database", "legacy")
+    assert "pglock" not in made.manage("migrate", "-v0", "--database", "legacy")
+    assert in_sqlite(made) == []
+
+
+ROUTERS = """
+class TasksRouter:
+    route_app_labels = {"django_pglock"}
+
+    def db_for_read(self, model, **hints):
+        return "tasks" if model._meta.app_label in self.route_app_labels else None
+
+    db_for_write = db_for_read
+
+    def allow_migrate(self, db, app_label, model_name=None, **hints):
+        if app_label in self.route_app_labels:
+            return db == "tasks"
+        return None if db != "tasks" else False
+
+
+class PartsRouter:
+    '''Locks where the data is, and all the rest on the database of tasks.'''
+
+    def is_lock(self, name):
+        return name in ("advisorylock", "lease")
+
+    def db_for_read(self, model, **hints):
+        if model._meta.app_label == "django_pglock" and not self.is_lock(model._meta.model_name):
+            return "tasks"
+
+    db_for_write = db_for_read
+
+    def allow_migrate(self, db, app_label, model_name=None, **hints):
+        if app_label == "django_pglock" and model_name:
+            return (db == "default") == self.is_lock(model_name)
+"""
+TWO_SERVERS = """
+INSTALLED_APPS = ["django.contrib.contenttypes", "django_pglock", "shop"]
+DATABASES = {"default": POSTGRES, "tasks": {**POSTGRES, "NAME": "%s"}}
+TASKS["default"]["OPTIONS"] = {"database": "tasks"}
+SILENCED_SYSTEM_CHECKS = ["django_pglock.W009"]
+"""
+
+
+def test_a_router_keeps_our_tables_on_one_database(project):
+    other = project()
+    made = project(
+        settings=TWO_SERVERS % other.database + "DATABASE_ROUTERS = ['routers.TasksRouter']",
+        routers=ROUTERS,
+        shop__tasks=SHOP_TASKS,
+    )
+    made.manage("migrate", "-v0")
+    assert made.tables() == set()
+    made.manage("migrate", "-v0", "--database", "tasks")
+    assert ours(other.tables()) == TABLES
+    made.python("from shop.tasks import ship; ship.enqueue(5)")
+    made.manage("runlockworker", "--drain")
+    with other.session() as session:
+        assert session.execute("SELECT status FROM django_pglock_task").fetchall() == [("SUCCESSFUL",)]
+    made.manage("migrate", "-v0", "django_pglock", "zero")
+    made.manage("migrate", "-v0", "--database", "tasks", "django_pglock", "zero")
+    assert other.tables() == set()
+
+
+def test_a_router_may_part_locks_and_tasks(project):
+    """The view names workers where their table is, and does without where it is not."""
+    other = project()
+    made = project(
+        settings=TWO_SERVERS % other.database + "DATABASE_ROUTERS = ['routers.PartsRouter']",
+        routers=ROUTERS,
+        shop__tasks=SHOP_TASKS,
+    )
+    made.manage("migrate", "-v0")
+    made.manage("migrate", "-v0", "--database", "tasks")
+    assert ours(made.tables()) == {"advisorylock", "lease"}
+    assert ours(other.tables()) == TABLES - {"advisorylock", "lease"}
+    shown = made.python(
+        """
+        from django_pglock import Lease, lock
+        from django_pglock.models import AdvisoryLock
+        from shop.tasks import ship
+        with lock("order:5"), Lease("report", ttl=60):
+            print(AdvisoryLock.objects.values_list("name", flat=True), ship.enqueue(5).id)
+        """
+    )
+    assert "order:5" in shown
+    made.manage("runlockworker", "--drain")
+    with other.session() as session:
+        assert session.execute("SELECT status FROM django_pglock_task").fetchall() == [("SUCCESSFUL",)]
+    made.manage("migrate", "-v0", "django_pglock", "zero")
+    made.manage("migrate", "-v0", "--database", "tasks", "django_pglock", "zero")
+    assert made.tables() == other.tables() == set()
+
+
+PROJECT_TESTS = """
+from django.db import connections
+from django.test import TestCase, TransactionTestCase
+
+from django_pglock import Lease, lock
+from django_pglock.models import Task
+from django_pglock.worker import Worker
+from shop.tasks import ship
+
+
+class DefaultOnly(TestCase):
+    def test_enqueue_and_lock(self):
+        with lock("order:5"):
+            result = ship.enqueue(5)
+        self.assertEqual(Task.objects.get().pk, int(result.id))
+
+
+class Both(TestCase):
+    databases = {"default", "legacy"}
+
+    def test_enqueue_and_lock(self):
+        with Lease("report", ttl=60), lock("order:5"):
+            ship.enqueue(5)
+        self.assertEqual(Task.objects.count(), 1)
+
+
+class Committed(TransactionTestCase):
+    databases = "__all__"
+
+    def test_enqueue(self):
+        ship.enqueue(5)
+        self.assertEqual(Task.objects.count(), 1)
+
+    def test_nothing_is_left(self):
+        self.assertEqual(Task.objects.count(), 0)
+
+
+class Kept(TransactionTestCase):
+    databases = "__all__"
+    serialized_rollback = True
+
+    def test_one(self):
+        ship.enqueue(5)
+
+    def test_two(self):
+        ship.enqueue(5)
+
+
+class Reset(TransactionTestCase):
+    databases = "__all__"
+    reset_sequences = True
+
+    def test_ids_begin_at_one(self):
+        self.assertEqual(ship.enqueue(5).id, "1")
+
+
+class Alone(TransactionTestCase):
+    databases = "__all__"
+    available_apps = ["django_pglock"]
+
+    def test_a_worker(self):
+        ship.enqueue(5)
+        worker = Worker(threads=1, drain=True)
+        worker.run()
+        self.assertEqual(Task.objects.get().status, "SUCCESSFUL")
+
+
+class Without(TransactionTestCase):
+    databases = "__all__"
+    available_apps = ["shop"]
+
+    def test_locks(self):
+        with lock("order:5"):
+            pass
+"""
+
+
+@pytest.fixture
+def tested(project):
+    """A project with tests of its own.
+
+    Without content types: with them Django itself fails where a class with ``serialized_rollback`` runs after one
+    without, as each makes the same rows.
+    """
+    settings = WITH_SQLITE + "INSTALLED_APPS = ['django_pglock', 'shop']"
+    return project(
+        settings=settings, shop__tasks=SHOP_TASKS, shop__tests=PROJECT_TESTS, test_shop="from shop.tests import *"
+    )
+
+
+def test_djangos_test_runner_works_with_both_databases(tested):
+    assert "OK" in tested.manage("test", "--noinput")
+
+
+def test_djangos_test_runner_works_in_parallel(tested):
+    assert "OK" in tested.manage("test", "--noinput", "--parallel", "2")
+
+
+def test_pytest_works_in_parallel(tested):
+    shown = tested.run("-m", "pytest", "-q", "-n", "2", "--ds", "settings", "-p", "no:randomly", "test_shop.py")
+    assert "9 passed" in shown
