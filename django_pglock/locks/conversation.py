@@ -77,7 +77,7 @@ def _wait_for_session(request: Request, in_test: bool) -> Conversation:
             raise
     try:
         return (yield statements.wait_session_inside(request)) or (True,)
-    except BaseException as error:
+    except Failure as error:
         # The session lock itself was waited for, and may be granted in the moment in which its limit is reported.
         yield from _back_without(request)
         _raise_if_busy(error, request)
@@ -159,7 +159,7 @@ def _wait_for_slot(request: Request, function: str, queue: Key) -> Conversation:
 def _wait_for_slot_inside(request: Request, function: str, queue: Key) -> Conversation:
     try:
         row = yield statements.wait_for_slot_inside(request, function, queue)
-    except BaseException as error:
+    except Failure as error:
         yield from _back_without(request._replace(keys=(queue,), shared=False))
         _raise_if_busy(error, request)
         raise

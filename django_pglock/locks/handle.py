@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error as DatabaseFailure
 from django.db import connections, transaction
 from django.utils.asyncio import async_unsafe
+from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
 from django_pglock.conf import get_settings
@@ -37,6 +38,7 @@ from django_pglock.postgres.connections import (
     in_transaction,
     transaction_status,
 )
+from django_pglock.postgres.libpq import exchange
 from django_pglock.postgres.message import send
 
 if TYPE_CHECKING:
@@ -46,10 +48,12 @@ if TYPE_CHECKING:
 class Handle(Holding):
     """A lock of this thread."""
 
+    # Also where the making of a handle was interrupted.
+    _own_transaction: OwnTransaction | None = None
+
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         super().__init__(keys, options)
         self._thread = threading.get_ident()
-        self._own_transaction: OwnTransaction | None = None
 
     # Taking it
 
@@ -236,6 +240,8 @@ class SlotHandle(Slots, Handle):
 
     def _conversation(self, connection: DatabaseWrapper, hold: Hold) -> Conversation:
         inside = connection.in_atomic_block or in_transaction(connection)
+        if inside:
+            hold.queue = self._queue
         return take_slot(hold.request, hold.scope, self._queue, inside=inside)
 
 
@@ -280,13 +286,31 @@ class OwnTransaction:
 
 def _clean(connection: DatabaseWrapper, holds: Holds, hold: Hold) -> None:
     """See to it that nothing of a hold remains, whatever the session has of it."""
-    if hold.scope == "session" and hold.raw is connection.connection:
-        if in_test_case(connection) and transaction_status(connection) == TransactionStatus.INERROR:
+    if hold.raw is connection.connection and hold.raw.lock.locked():
+        # The exception has come between psycopg's lock and its release: nobody could use the connection any more.
+        if in_test_case(connection):
+            hold.raw.lock.release()
+        else:
+            _hang_up(connection)
+    left = hold.what_may_stay
+    if left is not None and hold.raw is connection.connection:
+        if not _is_usable_again(connection):
             holds.free_from_elsewhere(hold)
             return
-        carry(clean(hold.request, others=holds.numbers(connection, without=hold)), partial(_send, connection, hold))
+        carry(clean(left, others=holds.numbers(connection, without=hold)), partial(_send, connection, hold))
     if not holds.is_due_to_be_freed(hold):
         holds.remove(hold)
+
+
+def _is_usable_again(connection: DatabaseWrapper) -> bool:
+    """Go back to the savepoint before our wait, if the caller's transaction was broken behind it."""
+    if transaction_status(connection) != TransactionStatus.INERROR:
+        return True
+    try:
+        exchange(connection.connection, statements.BACK_TO_SAVEPOINT)
+    except PsycopgError:
+        return False
+    return True
 
 
 def _send(connection: DatabaseWrapper, hold: Hold, statement: str) -> Row | None:
@@ -297,8 +321,13 @@ def _send(connection: DatabaseWrapper, hold: Hold, statement: str) -> Row | None
         # To close the connection would break the tests after this one.
         hold.holds.free_from_elsewhere(hold)
         return None
+    _hang_up(connection)
+    return None
+
+
+def _hang_up(connection: DatabaseWrapper) -> None:
+    """End the session; a transaction around us comes to know of it as of every lost connection."""
     raw: Any = connection.connection
     if raw is not None:
         raw.pgconn.finish()
     connection.close()
-    return None

@@ -22,6 +22,7 @@ from django.db.backends.signals import connection_created
 from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
+from django_pglock.keys import Key
 from django_pglock.locks import statements
 from django_pglock.locks.options import Request
 from django_pglock.postgres.connections import has_ended, transaction_status
@@ -50,7 +51,7 @@ class State(Enum):
 class Hold:
     """The locks of one acquire. ``raw`` is the psycopg connection of the session that has them."""
 
-    __slots__ = ("before", "comment", "holds", "owner", "raw", "request", "scope", "state")
+    __slots__ = ("before", "comment", "holds", "owner", "queue", "raw", "request", "scope", "state")
 
     def __init__(self, holds: Holds, request: Request, scope: str, raw: Any, owner: Any = None) -> None:
         self.holds = holds
@@ -59,6 +60,8 @@ class Hold:
         self.raw = raw
         #: The coroutine that has it, where several share a session.
         self.owner = owner
+        #: A semaphore's queue, if its lock is one of the session.
+        self.queue: Key | None = None
         self.state = State.ASKED
         self.comment = statements.comment(request.keys)
         #: The session's idle limits as they were, if ``max_hold`` changed them.
@@ -68,6 +71,14 @@ class Hold:
     def numbers(self) -> frozenset[int]:
         """The numbers of its locks."""
         return self.request.numbers
+
+    @property
+    def what_may_stay(self) -> Request | None:
+        """What of it would stay with the session after an error: no transaction takes it along."""
+        keys = self.request.keys if self.scope == "session" else ()
+        if self.queue is not None and self.state is State.ASKED:
+            keys += (self.queue,)
+        return self.request._replace(keys=keys) if keys else None
 
 
 class Holds:
@@ -174,7 +185,8 @@ class Holds:
         try:
             if hold.state is State.HELD:
                 return exchange_unless_used(hold.raw, statements.free_session(hold.request, hold.before))
-            return exchange_unless_used(hold.raw, statements.free_if_granted(hold.request))
+            left = hold.what_may_stay
+            return left is None or exchange_unless_used(hold.raw, statements.free_if_granted(left))
         except PsycopgError:
             # What it holds cannot be known any more. Without the session nothing is held.
             hold.raw.pgconn.finish()

@@ -97,10 +97,10 @@ class Lockable(Generic[H, A]):
         try:
             self._take(handle, may_begin=True)
             self._open.add(_caller(), threading.get_ident(), handle)
+            return handle  # noqa: TRY300 - an exception that comes from outside may come here, too
         except BaseException:
             self._open.discard(handle)
             raise
-        return handle
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

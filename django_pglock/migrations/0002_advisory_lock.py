@@ -26,7 +26,7 @@ SELECT pid || '-' || COALESCE(key::text, class || '.' || number) || '-' || mode
            || CASE WHEN is_granted THEN '' ELSE '-waiting' END AS id,
        key,
        COALESCE(
-           max(substring(query FROM '/\* django_pglock:' || key || ' (.*?) \*/')) OVER (PARTITION BY space, class, number),
+           max(replace(substring(query FROM '/\* django_pglock:' || key || ' (.*?) \*/'), '％', '%')) OVER (PARTITION BY space, class, number),
            CASE WHEN space = 2 THEN CASE class
                WHEN 1885826049 THEN 'upkeep of tasks'
                WHEN 1885826050 THEN 'admission of tasks'

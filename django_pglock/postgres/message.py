@@ -68,7 +68,7 @@ def _send_by_cursor(connection: DatabaseWrapper, statements: str) -> Sequence[An
         return _send_in_pipeline(connection, raw, statements)
     row: Sequence[Any] | None = None
     with connection.cursor() as cursor:
-        cursor.execute(statements)
+        _execute(cursor, statements)
         while True:
             if cursor.description:
                 row = cursor.fetchone()
@@ -85,10 +85,18 @@ def _send_in_pipeline(connection: DatabaseWrapper, raw: Any, statements: str) ->
     with connection.wrap_database_errors, raw.pipeline(), connection.cursor() as cursor:
         row: Sequence[Any] | None = None
         for statement in _STATEMENT.findall(statements):
-            cursor.execute(statement)
+            _execute(cursor, statement)
             if cursor.description:
                 row = cursor.fetchone()
         return row
+
+
+def _execute(cursor: Any, statements: str) -> None:
+    # Wrappers of others may add parameters; then a percent sign in a text would be taken for one.
+    if "%" in statements:
+        cursor.execute(statements.replace("%", "%%"), ())
+    else:
+        cursor.execute(statements)
 
 
 def is_djangos_alone(connection: Any) -> bool:

@@ -117,10 +117,7 @@ def nothing_is_left(somebody, *names):
 
 def _free_soon(somebody, name):
     """A session that was ended is gone only a moment later."""
-    for _ in range(2000):
-        if somebody.can_have(name):
-            return True
-    return False
+    return any(somebody.can_have(name) for _ in range(2000))
 
 
 @pytest.fixture
