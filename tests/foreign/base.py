@@ -30,3 +30,5 @@ DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 0.5, "HEARTBEAT_LIMIT": 4.0, "POLL_INTERV
 
 #: The management command that makes the tables, and its options.
 MIGRATE = ("migrate",)
+#: What the project's database is given before that.
+BEFORE_MIGRATING = ""

@@ -27,6 +27,9 @@ def pytest_configure() -> None:
     from django.db import connections
 
     django.setup()
+    if settings.BEFORE_MIGRATING:
+        with psycopg.connect(host=socket, user="postgres", dbname=PROJECT, autocommit=True) as maintenance:
+            maintenance.execute(settings.BEFORE_MIGRATING)
     command, *options = settings.MIGRATE
     call_command(command, *options, verbosity=0)
     connections.close_all()

@@ -1,0 +1,1 @@
+"""An app that has something to say to each new session."""
