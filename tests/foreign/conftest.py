@@ -9,6 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
+# Tests that two projects share.
+pytest.register_assert_rewrite("tests.foreign.wagtail_tasks")
+
 PROJECT = os.environ["DJANGO_SETTINGS_MODULE"].rpartition(".")[2]
 
 
