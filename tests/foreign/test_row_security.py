@@ -17,7 +17,6 @@ from tests.foreign.sample.models import Letter
 from tests.foreign.sample.tasks import nothing
 
 
-
 @task
 def write_for(user: str, text: str) -> None:
     with acting_as(user):

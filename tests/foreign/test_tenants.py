@@ -17,6 +17,7 @@ from django_tenants.utils import schema_context
 
 from django_pglock import Lease, enqueue_many, lock, task
 from django_pglock.models import AdvisoryLock, Task
+from django_pglock.testing import assert_locked
 from tests.foreign.customers.models import Customer, Domain
 from tests.foreign.sample.models import Letter
 from tests.foreign.sample.tasks import nothing, session_settings
@@ -126,11 +127,8 @@ def test_locks_of_coroutines_and_leases_do_not_depend_on_the_schema():
 
 
 def test_a_lock_is_the_databases_and_not_the_tenants():
-    from django_pglock.testing import assert_locked
-
-    with schema_context("alpha"), lock("report"):
-        with schema_context("beta"):
-            assert_locked("report")
+    with schema_context("alpha"), lock("report"), schema_context("beta"):
+        assert_locked("report")
     with schema_context("alpha"), lock("alpha", "report"), schema_context("beta"), lock("beta", "report", timeout=0):
         pass
 

@@ -183,6 +183,18 @@ def test_a_wrapper_may_change_what_is_sent(wrappers):
     assert connection.execute_wrappers == wrappers
 
 
+def test_calls_in_a_pipeline_of_psycopg():
+    """In a pipeline libpq takes one statement a message, and psycopg reads the answers."""
+    connection.ensure_connection()
+    with connection.connection.pipeline():
+        result = nothing.enqueue("piped")
+        enqueue_many(nothing, [{"number": 1}])
+        with lock("piped"):
+            ask(1)
+    result.refresh()
+    assert result.args == ["piped"]
+
+
 def test_two_thousand_requests_with_locks_inside_an_audit(wrappers):
     client, audit = Client(), Audit()
     for _ in range(2_000):
