@@ -1,8 +1,8 @@
 """django-maintenance-tasks and django-crontask: they enqueue through ``django.tasks`` and know no backend.
 
-The first one runs a backfill in tasks that enqueue themselves anew, and waits between two of them by ``run_after`` where
-the backend says ``supports_defer``. The second one has a scheduler that calls ``enqueue``; with Sentry's SDK installed
-it makes the task anew, by the class of the task and Django's own six fields.
+The first one runs a backfill in tasks that enqueue themselves anew, and waits between two of them by ``run_after``
+where the backend says ``supports_defer``. The second one has a scheduler that calls ``enqueue``; with Sentry's SDK
+installed it makes the task anew, by the class of the task and Django's own six fields.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Receivers of ``connection_created`` as projects have them: settings that a session needs before its first statement."""
+"""Receivers of ``connection_created`` as projects have them: what a session needs before its first statement."""
 
 from __future__ import annotations
 
