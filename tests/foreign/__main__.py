@@ -27,6 +27,8 @@ ROOT = HERE.parent.parent
 ON_DJANGO_52 = {"psqlextra", "wagtail_7"}
 #: Projects whose server needs an extension that the private server's programs do not have.
 EXTENSIONS = {"postgis": "postgis"}
+#: The project that takes longest goes first, so that nobody waits for it alone in the end.
+FIRST = "sessions"
 #: Longest that one project may take, in seconds: a hang has to end before the whole run is ended.
 LONGEST = 300
 RESULTS = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)")
@@ -62,7 +64,8 @@ def read_arguments() -> argparse.Namespace:
 
 
 def projects() -> list[str]:
-    return sorted(path.stem.removeprefix("test_") for path in HERE.glob("test_*.py"))
+    names = (path.stem.removeprefix("test_") for path in HERE.glob("test_*.py"))
+    return sorted(names, key=lambda name: (name != FIRST, name))
 
 
 def start_servers(servers: ExitStack, wanted: list[str]) -> dict[str, str]:
