@@ -1,6 +1,6 @@
 """Row-level security: policies of the server that go by a setting of the session, such as ``app.user``.
 
-The setting belongs to Django's own session. A call that is enqueued in another one has nobody's rights, and is refused.
+The setting belongs to Django's own session. The server refuses an enqueue from a session without the setting.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sentry: its Django integration replaces ``CursorWrapper.execute`` and ``Task.enqueue`` by functions that make spans.
 
-Both are replaced on Django's classes when the SDK starts. A class of ours that has an ``execute`` or an ``enqueue`` of
-its own would not be seen.
+Both are replaced on Django's classes when the SDK starts. It sees nothing of a class with
+an ``execute`` or an ``enqueue`` of its own.
 """
 
 from __future__ import annotations

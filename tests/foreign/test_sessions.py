@@ -1,4 +1,4 @@
-"""Every session that is opened, by whichever part, has come the way that Django's own come.
+"""Every session that the package opens is opened as Django opens its own.
 
 - ``token``: a backend that puts a fresh password into ``get_connection_params()``; the server knows no other.
 - ``minted``: one that puts it in as late as in ``get_new_connection()``.
@@ -114,10 +114,10 @@ def using(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @contextmanager
 def seen(using: str) -> Iterator[None]:
-    """Fail unless sessions are open in the end, each of the alias' user, and greeted."""
+    """Fail unless sessions are open in the end, each of the alias' user, and prepared by the receiver."""
     yield
-    # One that is just being opened is greeted in a moment; one that has not come that way never is.
-    eventually(lambda: all(name.startswith("greeted") for _, name in sessions()), sessions)
+    # A session that is just being opened is prepared in a moment. A session opened in another way never is.
+    eventually(lambda: all(name.startswith("prepared") for _, name in sessions()), sessions)
     assert {user for user, _ in sessions()} == {connections[using].settings_dict["USER"]}
 
 
@@ -297,8 +297,8 @@ def test_a_session_lock_in_the_pool_is_not_the_next_ones():
 
 
 @pytest.mark.parametrize("using", ["token", "minted", "role"])
-def test_a_worker_that_cannot_speak_is_spoken_for(using, tmp_path):
-    """While a function holds the GIL, a process of its own keeps the worker alive. It connects only then."""
+def test_heartbeats_go_on_while_a_function_holds_the_gil(using, tmp_path):
+    """A second process writes them, and connects only when the worker's own heartbeat is late."""
     rotate()
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

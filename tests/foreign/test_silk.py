@@ -1,7 +1,7 @@
 """django-silk: it replaces ``SQLCompiler.execute_sql`` and notes what querysets ask, with the plan of each statement.
 
-What is sent with ``cursor.execute()`` it does not note, ours or anybody's: lock statements and calls are not on its
-pages. Shown here is that both go on undisturbed under its plans and its own transaction.
+It does not note what is sent with ``cursor.execute()``, so its pages show no statements of locks and calls. The tests
+show that both work while it asks for plans and writes its rows.
 """
 
 from __future__ import annotations

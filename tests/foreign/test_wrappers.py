@@ -189,7 +189,8 @@ def test_calls_in_a_pipeline_of_psycopg():
     with connection.connection.pipeline():
         result = nothing.enqueue("piped")
         enqueue_many(nothing, [{"number": 1}])
-        with lock("piped"):
+        with try_lock("piped") as held:
+            assert held
             ask(1)
     result.refresh()
     assert result.args == ["piped"]

@@ -3,7 +3,7 @@
 from tests.foreign.base import *  # noqa: F403
 from tests.foreign.base import DATABASES, INSTALLED_APPS, TASKS
 
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.foreign.greeting"]
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.foreign.new_sessions"]
 _default = DATABASES["default"]
 DATABASES["token"] = {**_default, "ENGINE": "tests.foreign.backends.token", "USER": "cloud", "PASSWORD": "stale"}
 DATABASES["minted"] = {**DATABASES["token"], "ENGINE": "tests.foreign.backends.minted"}

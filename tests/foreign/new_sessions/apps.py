@@ -10,18 +10,18 @@ from django.db.backends.signals import connection_created
 SETTINGS = """
 SELECT set_config('TimeZone', 'Asia/Tokyo', false), set_config('statement_timeout', '77s', false),
     set_config('search_path', 'inside', false), set_config('app.tenant', 'fourth', false),
-    set_config('application_name', 'greeted ' || current_setting('application_name'), false)
+    set_config('application_name', 'prepared ' || current_setting('application_name'), false)
 """
 
 
-class GreetingConfig(AppConfig):
-    name = "tests.foreign.greeting"
+class NewSessionsConfig(AppConfig):
+    name = "tests.foreign.new_sessions"
 
     def ready(self) -> None:
-        connection_created.connect(greet)
+        connection_created.connect(prepare)
 
 
-def greet(connection: Any, **kwargs: Any) -> None:
+def prepare(connection: Any, **kwargs: Any) -> None:
     """Set what this project needs. The tables are in a schema that is on no other search path."""
     with connection.cursor() as cursor:
         cursor.execute(SETTINGS)

@@ -1,1 +1,0 @@
-"""An app that has something to say to each new session."""
