@@ -1,0 +1,1 @@
+"""An app with a receiver of ``connection_created``."""

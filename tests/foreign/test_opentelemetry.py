@@ -1,0 +1,134 @@
+"""OpenTelemetry: psycopg's instrumentation makes a span of each ``execute()`` of its own cursor class.
+
+The class comes in when psycopg connects. Django's instrumentation makes a span of each request, and with
+``is_sql_commentor_enabled`` its middleware pushes an execute wrapper that puts a comment behind each statement; the
+wrapper ends before a streamed response has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from django.db import connection, transaction
+from django.test import Client
+from opentelemetry import trace
+from opentelemetry.instrumentation.django import DjangoInstrumentor
+from opentelemetry.instrumentation.psycopg import PsycopgInstrumentor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from django_pglock import Lease, LockNotAvailable, enqueue_many, lock, task
+from django_pglock.models import AdvisoryLock, Task
+from django_pglock.testing import hold
+from tests.foreign.sample.models import Letter
+from tests.foreign.sample.tasks import nothing
+
+exporter = InMemorySpanExporter()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+PsycopgInstrumentor().instrument(tracer_provider=provider)
+DjangoInstrumentor().instrument(tracer_provider=provider, is_sql_commentor_enabled=True)
+tracer = trace.get_tracer(__name__)
+
+
+@task
+def count_letters() -> int:
+    return Letter.objects.count()
+
+
+@pytest.fixture(autouse=True)
+def no_spans(no_tasks):
+    connection.ensure_connection()
+    exporter.clear()
+
+
+def statement_of(span: ReadableSpan) -> str:
+    attributes = span.attributes or {}
+    return str(attributes.get("db.statement") or attributes.get("db.query.text") or "")
+
+
+def spans_of(text: str) -> list[ReadableSpan]:
+    return [span for span in exporter.get_finished_spans() if text in statement_of(span)]
+
+
+def test_a_lock_has_a_span_for_each_statement():
+    with tracer.start_as_current_span("work") as work, lock("traced"):
+        Letter.objects.count()
+    [taken] = spans_of("_advisory_lock(")
+    [freed] = spans_of("pg_advisory_unlock")
+    [between] = spans_of("COUNT(*)")
+    assert taken.parent.span_id == freed.parent.span_id == between.parent.span_id == work.get_span_context().span_id
+    assert taken.end_time <= between.start_time <= between.end_time <= freed.start_time
+
+
+def test_a_transaction_lock_and_calls_have_spans():
+    with tracer.start_as_current_span("work"), transaction.atomic(), lock("traced"):
+        nothing.enqueue("100%")
+        enqueue_many(nothing, [{"number": 1}, {"number": 2}])
+    assert len(spans_of("_advisory_xact_lock(")) == 1
+    assert len(spans_of('INSERT INTO "django_pglock_task"')) == 2
+
+
+def test_a_wait_in_vain_is_a_span_with_an_error():
+    with hold("busy"), pytest.raises(LockNotAvailable), lock("busy", timeout=0.01):
+        pass
+    assert [span.status.is_ok for span in spans_of("advisory_lock(")].count(False) == 1
+
+
+def test_locks_of_coroutines_have_spans():
+    async def work() -> None:
+        with tracer.start_as_current_span("coroutine"):
+            async with lock("asynchronous"):
+                pass
+
+    asyncio.run(work())
+    assert len(spans_of("_advisory_lock(")) == 1
+    assert len(spans_of("pg_advisory_unlock")) == 1
+
+
+def test_leases_have_spans():
+    with Lease("traced", ttl=60) as lease:
+        lease.extend(60)
+    assert spans_of('INSERT INTO "django_pglock_lease"')
+    assert spans_of('UPDATE "django_pglock_lease"')
+
+
+def test_a_worker_has_spans(drain):
+    result = count_letters.enqueue()
+    exporter.clear()
+    drain()
+    result.refresh()
+    assert result.status == "SUCCESSFUL"
+    assert spans_of("COUNT(*)")
+    assert spans_of('"django_pglock_task"')
+
+
+def test_a_request_is_the_parent_of_its_locks_and_calls():
+    assert Client().get("/post/", {"text": "100%"}).status_code == 200
+    [request] = [span for span in exporter.get_finished_spans() if span.kind == trace.SpanKind.SERVER]
+    for text in ("advisory_lock", "advisory_unlock", "INSERT INTO"):
+        spans = spans_of(text)
+        assert spans
+        assert all(span.parent.span_id == request.context.span_id for span in spans), text
+        # Nobody is left out by the middleware that says where a statement comes from.
+        assert all("framework='django" in statement_of(span) for span in spans), text
+    assert Task.objects.count() == 1
+
+
+def test_a_stream_outlasts_the_middleware_that_comments():
+    for number in range(3):
+        Letter.objects.create(text=str(number))
+        connection.ensure_connection()
+        before = [*connection.execute_wrappers]
+        response = Client().get("/export/")
+        assert len(b"".join(response.streaming_content).split()) == Letter.objects.count()
+        response.close()
+        assert not AdvisoryLock.objects.held().exists()
+        assert connection.execute_wrappers == before
+    exporter.clear()
+    Letter.objects.count()
+    [span] = spans_of("COUNT(*)")
+    assert "framework=" not in statement_of(span)

@@ -1,0 +1,100 @@
+"""Sentry: its Django integration replaces ``CursorWrapper.execute`` and ``Task.enqueue`` by functions that make spans.
+
+Both are replaced on Django's classes when the SDK starts. It sees nothing of a class with
+an ``execute`` or an ``enqueue`` of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sentry_sdk
+from django.core.handlers.wsgi import WSGIHandler
+from django.db import connection, transaction
+from django.test import RequestFactory
+from sentry_sdk.consts import OP
+from sentry_sdk.integrations.django import DjangoIntegration
+
+from django_pglock import enqueue_many, lock, task
+from django_pglock.models import Task
+from tests.foreign.sample.tasks import nothing
+
+events: list[dict[str, Any]] = []
+
+
+def keep(event: Any, hint: Any) -> None:
+    """Take what would be sent, and send nothing."""
+    events.append(event)
+
+
+sentry_sdk.init(
+    dsn="http://key@127.0.0.1/1",
+    traces_sample_rate=1.0,
+    before_send=keep,
+    before_send_transaction=keep,
+    auto_enabling_integrations=False,
+    integrations=[DjangoIntegration()],
+)
+
+
+@task
+def fail() -> None:
+    raise LookupError("the letter is gone")
+
+
+@pytest.fixture(autouse=True)
+def no_events(no_tasks):
+    connection.ensure_connection()
+    events.clear()
+
+
+def spans(op: str, text: str = "") -> list[dict[str, Any]]:
+    found = [span for event in events for span in event.get("spans", [])]
+    return [span for span in found if span["op"] == op and text in span["description"]]
+
+
+def test_locks_have_spans():
+    with sentry_sdk.start_transaction(name="work"), lock("traced", "100%"):
+        pass
+    assert len(spans("db", "_advisory_lock(")) == 1
+    assert len(spans("db", "pg_advisory_unlock")) == 1
+
+
+def test_transaction_locks_and_calls_have_spans():
+    with sentry_sdk.start_transaction(name="work"), transaction.atomic(), lock("traced"):
+        nothing.enqueue("100%")
+        enqueue_many(nothing, [{"number": 1}, {"number": 2}])
+    assert len(spans("db", "_advisory_xact_lock(")) == 1
+    assert len(spans("db", 'INSERT INTO "django_pglock_task"')) == 2
+    assert Task.objects.count() == 3
+
+
+def test_a_call_has_a_span_of_the_queue():
+    with sentry_sdk.start_transaction(name="work"):
+        nothing.enqueue()
+        nothing.using(priority=5).enqueue()
+    published = spans(OP.QUEUE_SUBMIT_DJANGO)
+    assert [span["description"] for span in published] == ["tests.foreign.sample.tasks.nothing"] * 2
+
+
+def test_a_request_shows_them():
+    # The integration begins a transaction in WSGIHandler, which Django's test client leaves out.
+    response = WSGIHandler()(RequestFactory().get("/post/").environ, lambda status, headers: None)
+    assert b"".join(response) == b"posted"
+    response.close()
+    assert len(spans("db", "advisory_lock")) == 1
+    assert len(spans("db", "advisory_unlock")) == 1
+    assert len(spans("db", 'INSERT INTO "django_pglock_task"')) == 1
+    assert len(spans(OP.QUEUE_SUBMIT_DJANGO)) == 1
+
+
+def test_a_task_that_fails_is_an_event(drain):
+    """Sentry's logging integration makes an event of what the worker logs as an error."""
+    result = fail.enqueue()
+    drain()
+    result.refresh()
+    assert result.status == "FAILED"
+    [event] = [event for event in events if event.get("logger") == "django_pglock.worker"]
+    assert event["extra"]["task_path"].endswith(".fail")
+    assert "LookupError" in event["logentry"]["formatted"]
