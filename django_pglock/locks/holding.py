@@ -65,6 +65,11 @@ class Holding:
         """Whether it is held now, as far as can be known without asking the server."""
         return self.is_open
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it was taken and has been given back."""
+        return self._since > 0 and not self.is_open
+
     def _drop(self) -> None:
         """Free a lock whose handle nobody has any more."""
         logger.warning(

@@ -112,8 +112,9 @@ class Holds:
 
     def remove(self, hold: Hold) -> None:
         """Note that nothing of a hold is held any more."""
-        hold.state = State.OVER
         self._all = [each for each in self._all if each is not hold]
+        # Last: an exception that comes before finds something to clean up.
+        hold.state = State.OVER
 
     def comment(self, *, without: Hold | None = None) -> str:
         """Return comments that name what is held."""

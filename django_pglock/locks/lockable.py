@@ -105,14 +105,20 @@ class Lockable(Generic[H, A]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        handle, is_elsewhere = self._open.pop(_caller(), threading.get_ident())
-        if not handle.is_open:
-            return
-        if is_elsewhere:
-            # A generator that another thread closes, or Python's garbage collector.
-            handle.free_from_elsewhere()
-        else:
-            handle.release(error)
+        try:
+            handle, is_elsewhere = self._open.find(_caller(), threading.get_ident())
+        except BaseException:
+            # Whoever is dropped frees its lock.
+            self._open.discard(self._open.find(_caller(), threading.get_ident())[0])
+            raise
+        try:
+            if handle.is_open and is_elsewhere:
+                # A generator that another thread closes, or Python's garbage collector.
+                handle.free_from_elsewhere()
+            elif handle.is_open:
+                handle.release(error)
+        finally:
+            self._open.discard(handle)
 
     async def __aenter__(self) -> A:
         handle = self._async_handle(self._parts)
@@ -128,9 +134,12 @@ class Lockable(Generic[H, A]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # An asynchronous generator that nobody goes on with is closed by another task.
-        handle, _ = self._open.pop(_caller(), asyncio.current_task())
-        if handle.is_open:
-            await handle.release(error)
+        handle, _ = self._open.find(_caller(), asyncio.current_task())
+        try:
+            if handle.is_open:
+                await handle.release(error)
+        finally:
+            self._open.discard(handle)
 
     # Decorator
 
@@ -216,13 +225,15 @@ class OpenBlocks:
 
     def add(self, frame: int, who: Any, handle: Any) -> None:
         """Note that a block begins."""
+        # Those that were interrupted after their end have stayed.
+        self._blocks = [each for each in self._blocks if not each[2].is_done]
         self._blocks.append((frame, who, handle))
 
     def discard(self, handle: Any) -> None:
-        """Forget a block that has not begun after all."""
+        """Forget a block that has ended, or has not begun after all."""
         self._blocks = [each for each in self._blocks if each[2] is not handle]
 
-    def pop(self, frame: int, who: Any) -> tuple[Any, bool]:
+    def find(self, frame: int, who: Any) -> tuple[Any, bool]:
         """Return the handle of the block that ends, and whether it ends elsewhere than it began."""
         blocks = self._blocks[::-1]
         found = (
@@ -233,7 +244,6 @@ class OpenBlocks:
         )
         if found is None:
             raise LockError("This with block ends in another thread or task than it began in, as others did.")
-        self._blocks.remove(found)
         return found[2], found[1] != who
 
 

@@ -58,9 +58,10 @@ class At:
 
     def trace_ours(self, frame, event, arg):
         is_spared = self.spares_ends and (
-            frame.f_code.co_code[frame.f_lasti] == RETURN_VALUE or frame.f_code.co_name == "__exit__"
+            frame.f_code.co_code[frame.f_lasti] == RETURN_VALUE or frame.f_code.co_name in ("__exit__", "_caller")
         )
-        if event == "opcode" and not is_spared:
+        # Python swallows what a destructor raises.
+        if event == "opcode" and not is_spared and frame.f_code.co_name != "__del__":
             self.count += 1
             if self.count == self.number:
                 self.place = f"{frame.f_code.co_name}:{frame.f_lineno}"
