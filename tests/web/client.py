@@ -29,11 +29,9 @@ class Click:
     ) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
         self._response: http.client.HTTPResponse | None = None
-        self._connection.connect()
-        # http.client closes its own when the answer has begun; this one stays.
-        self._socket = self._connection.sock.dup()
-        # Little room, so that a server soon notices that nobody reads.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        # http.client closes the socket that it knows when the answer has begun.
+        self._socket = _connect(port)
+        self._connection.sock = self._socket.dup()
         sent = {"Connection": "close", **(headers or {})}
         if body_missing:
             sent["Content-Length"] = str(body_missing)
@@ -68,6 +66,15 @@ class Click:
         if self._response is None:
             self._response = self._connection.getresponse()
         return self._response
+
+
+def _connect(port: int) -> socket.socket:
+    connection = socket.socket()
+    # Not much room, so that a server soon notices that nobody reads; less than a packet takes would slow it down.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 65536)
+    connection.settimeout(TIMEOUT)
+    connection.connect(("127.0.0.1", port))
+    return connection
 
 
 def answered(clicks: Sequence[Click], seconds: float) -> list[Click]:
