@@ -46,6 +46,12 @@ class Click:
         return self._begun().status
 
     def answer(self) -> Answer:
+        """Read the whole answer and end the connection, for which some servers wait."""
+        answer = self.read()
+        self.close()
+        return answer
+
+    def read(self) -> Answer:
         """Read the whole answer."""
         response = self._begun()
         return Answer(response.status, dict(response.headers), response.read())

@@ -77,7 +77,7 @@ def test_a_client_that_vanishes_in_the_middle_of_a_file(visit, view):
 def test_a_client_that_vanishes_when_it_has_everything(visit, view):
     visit = visit()
     click = visit.click(view)
-    assert click.answer().status == 200
+    assert click.read().status == 200
     vanish(visit, click, view)
 
 
