@@ -39,8 +39,8 @@ RUN = '"$1" -q "$2/ini" & read -r end; kill $!; wait; rm -rf "$2"'
 class PgBouncer:
     """PgBouncer on a Unix socket in ``folder``. A context manager.
 
-    ``databases`` are its databases by name, each with the way to the server and the size of its pool. ``mode`` is what a
-    client has a session for: a "transaction" or its own "session".
+    ``databases`` are its databases by name, each with the way to the server and the size of its pool. A client keeps a
+    session for a transaction, or with ``mode="session"`` for as long as it is connected.
     """
 
     def __init__(self, databases: Mapping[str, str], *, mode: str = "transaction") -> None:

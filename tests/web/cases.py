@@ -17,15 +17,32 @@ OUTLASTING = frozenset({"stream", "file"})
 
 def on_servers(sites: Iterable[str] = ALL) -> pytest.MarkDecorator:
     """Run a test on each of these servers."""
-    return pytest.mark.parametrize("site", list(sites), indirect=True)
+    return pytest.mark.parametrize("site", [pytest.param(site, marks=_together(site)) for site in sites], indirect=True)
 
 
 def on_servers_with(name: str, values: Iterable[Any], sites: Iterable[str] = ALL) -> pytest.MarkDecorator:
     """Run a test on each of these servers with each value that goes there: a view, or a view and more."""
     values = list(values)
-    pairs = [(site, value) for site in sites for value in values if _goes(site, _view_of(value))]
-    ids = [f"{site}-{value if isinstance(value, str) else '-'.join(value)}" for site, value in pairs]
-    return pytest.mark.parametrize(("site", name), pairs, indirect=["site"], ids=ids)
+    cases = [
+        pytest.param(site, value, id=f"{site}-{_name_of(value)}", marks=_together(site))
+        for site in sites
+        for value in ways_to(site, values)
+    ]
+    return pytest.mark.parametrize(("site", name), cases, indirect=["site"])
+
+
+def _together(site: str) -> pytest.MarkDecorator:
+    # One process of pytest-xdist runs them all, or a server would be started in each.
+    return pytest.mark.xdist_group(site)
+
+
+def _name_of(value: Any) -> str:
+    return value if isinstance(value, str) else "-".join(value)
+
+
+def ways_to(site: str, values: Iterable[Any]) -> list[Any]:
+    """Return those of these views, or of tuples that begin with one, which a server can serve."""
+    return [value for value in values if _goes(site, _view_of(value))]
 
 
 def is_cancelled(site: str, view: str) -> bool:

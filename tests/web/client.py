@@ -25,7 +25,13 @@ class Click:
     """One request, sent over a connection of its own. ``body_missing`` is what it promises and never sends."""
 
     def __init__(
-        self, port: int, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, body_missing: int = 0
+        self,
+        port: int,
+        path: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body_missing: int = 0,
     ) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
         self._response: http.client.HTTPResponse | None = None
@@ -36,6 +42,10 @@ class Click:
         if body_missing:
             sent["Content-Length"] = str(body_missing)
         self._connection.request(method, path, headers=sent)
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket.fileno() >= 0
 
     def fileno(self) -> int:
         return self._socket.fileno()

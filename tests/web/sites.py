@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +27,7 @@ _TRANSACTION_SCOPE = {"WEB_SCOPE": "transaction"}
 
 def _gunicorn(*arguments: str) -> tuple[str, ...]:
     application = "tests.web.project.wsgi:application"
-    usual = ("--bind=127.0.0.1:{port}", "--workers=2", "--timeout=120", "--graceful-timeout=3")
+    usual = ("--bind=127.0.0.1:{port}", "--workers=2", "--timeout=120", "--no-control-socket")
     return ("-m", "gunicorn", application, *usual, *arguments)
 
 
@@ -125,15 +126,9 @@ class Site:
         if self._process is None:
             return
         # At once, for what is open may never end by itself: a test may have failed.
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait(30)
-
-    def processes(self) -> set[int]:
-        """Return the numbers of the processes that have answered a request so far."""
-        return {int(line) for path in self.gates.glob("*.before") for line in path.read_text().split()}
 
     def _environment(self) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("WEB_", "COVERAGE_"))}
@@ -163,10 +158,3 @@ def _answers(url: str) -> bool:
             return bool(response.status == 200)
     except (OSError, urllib.error.URLError):
         return False
-
-
-def names(wanted: Iterable[str] = ALL, **features: object) -> list[str]:
-    """Return the kinds that have all these features, such as ``is_asgi=True``."""
-    return [
-        name for name in wanted if all(getattr(KINDS[name], feature) == value for feature, value in features.items())
-    ]

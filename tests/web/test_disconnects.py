@@ -6,9 +6,7 @@ much longer. A thread cannot be ended; there the gate opens when the client is g
 
 from __future__ import annotations
 
-import pytest
-
-from tests.web.cases import is_cancelled, on_servers, on_servers_with
+from tests.web.cases import is_cancelled, on_servers_with
 
 IN_VIEWS = ("before", "view", "after")
 IN_STREAMS = ("first", "middle", "end")

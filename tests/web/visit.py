@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from tests.web.client import Answer, Click
+from tests.web.client import Answer, Click, answered
 from tests.web.observer import Observer
 from tests.web.sites import Site
 
@@ -22,6 +22,7 @@ class Visit:
         self.name = uuid.uuid4().hex
         self.lock = f"web:{self.name}"
         self._clicks: list[Click] = []
+        self._errors_before = self._errors()
 
     def click(self, view: str, query: str = "", **request: Any) -> Click:
         """Send a request for a view and return without an answer."""
@@ -46,7 +47,12 @@ class Visit:
 
     def wait_at(self, place: str, count: int = 1) -> None:
         """Wait until requests have come to a place."""
-        self.until(lambda: self.count(place) >= count, why=f"no request has come to {place!r}", seconds=60)
+
+        def has_come() -> bool:
+            self._expect_no_failure()
+            return self.count(place) >= count
+
+        self.until(has_come, why=f"no request has come to {place!r}", seconds=60)
 
     def open(self) -> None:
         """Let requests go on that stop somewhere."""
@@ -76,6 +82,10 @@ class Visit:
 
         self.until(is_served, why="the next request is refused")
 
+    def expect_no_errors(self) -> None:
+        """Fail if the server has written an error to its log since the visit began."""
+        assert self._errors() == self._errors_before
+
     def until(self, is_true: Callable[[], bool], *, why: str, seconds: float | None = None) -> None:
         """Wait until something is true."""
         deadline = time.monotonic() + (seconds or self.patience)
@@ -89,6 +99,13 @@ class Visit:
         for click in self._clicks:
             click.close()
 
+    def _expect_no_failure(self) -> None:
+        """Do not wait for a request that has failed already."""
+        for click in answered([click for click in self._clicks if click.is_open], 0):
+            assert click.status < 500, f"{click.status}{self._evidence()}"
+
     def _evidence(self) -> str:
-        errors = self.site.errors.read_text()[-3000:] if self.site.errors.exists() else ""
-        return f"\nerrors: {errors}\noutput: {self.site.output.read_text()[-1000:]}"
+        return f"\nerrors: {self._errors()[-3000:]}\noutput: {self.site.output.read_text()[-1000:]}"
+
+    def _errors(self) -> str:
+        return self.site.errors.read_text() if self.site.errors.exists() else ""
