@@ -115,11 +115,15 @@ class Site:
         return self
 
     def revive(self) -> None:
-        """Start the server anew if it has ended."""
-        if self._process is not None and self._process.poll() is not None:
-            self.start()
-        else:
+        """Have a server again after a process of it was killed: who has a parent is started anew by that."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # A process that was killed may not have ended yet.
+            self._process.wait(0.5)
+        if self._process.poll() is None:
             self._wait_until_ready()
+        else:
+            self.start()
 
     def stop(self) -> None:
         """End the server and all processes that it has started."""

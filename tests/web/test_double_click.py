@@ -22,7 +22,7 @@ def test_of_two_clicks_one_is_served_and_one_is_refused(visit, view):
     """Both are sent at once. The gate opens when one is refused, so the other one is inside all the time."""
     visit = visit()
     clicks = [visit.click(view, "stop=view") for _ in range(2)]
-    [refused] = answered(clicks, 60)
+    refused = answered(clicks, 60)[0]
     expect_refusal(refused.answer())
     visit.open()
     clicks.remove(refused)

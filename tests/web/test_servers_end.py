@@ -16,6 +16,8 @@ def test_a_process_that_is_killed_frees_its_lock(visit, site, case):
     visit.wait_at(place)
     assert visit.is_locked
     os.kill(visit.process_at(place), signal.SIGKILL)
-    visit.expect_free()
-    site.revive()
+    try:
+        visit.expect_free()
+    finally:
+        site.revive()
     visit.expect_success(view)

@@ -17,6 +17,8 @@ from tests.web.project.gates import achunks, aquery, astop, chunks, query, stop
 #: More than the sockets of client and server take in while nobody reads.
 FILE_SIZE = 8 * 1024 * 1024
 LOCK = "web:{name}"
+# Not the beginning of the epoch: Django takes that for no date at all.
+LONG_AGO = http_date(1)
 
 locked = lock_view(LOCK)
 
@@ -51,13 +53,13 @@ async def waits_async(request: HttpRequest, name: str) -> HttpResponse:
 @locked
 def stream(request: HttpRequest, name: str) -> StreamingHttpResponse:
     stop(request, "view")
-    return StreamingHttpResponse(chunks(request), headers={"Last-Modified": http_date(0)})
+    return StreamingHttpResponse(chunks(request), headers={"Last-Modified": LONG_AGO})
 
 
 @locked
 async def stream_async(request: HttpRequest, name: str) -> StreamingHttpResponse:
     await astop(request, "view")
-    return StreamingHttpResponse(achunks(request), headers={"Last-Modified": http_date(0)})
+    return StreamingHttpResponse(achunks(request), headers={"Last-Modified": LONG_AGO})
 
 
 @locked
