@@ -44,6 +44,10 @@ _DAPHNE = ("-m", "daphne", "-b", "127.0.0.1", "-p", "{port}", "tests.web.project
 _RUNSERVER = ("-m", "django", "runserver", "127.0.0.1:{port}", "--noreload", "--skip-checks")
 
 
+# Becomes the server. The end of the pipe is the end of the tests, whatever it was: then the server's processes go, too.
+RUN = 'exec 3<&0; (read -r end <&3; kill -9 0) & exec "$@" 3<&- </dev/null'
+
+
 @dataclass(frozen=True)
 class Kind:
     """A server program with a way to keep database connections. ``database`` names the fixture with its servers."""
@@ -106,10 +110,11 @@ class Site:
         """Start the server and wait until it answers."""
         self.port = free_port(0)
         command = [sys.executable, *(word.format(port=self.port) for word in self.kind.program)]
+        self._end_pipe()
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
-                command, env=self._environment(), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True,
+                ["sh", "-c", RUN, "sh", *command], env=self._environment(), cwd=ROOT, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=output, stderr=output,
             )  # fmt: skip
         self._wait_until_ready()
         return self
@@ -133,6 +138,11 @@ class Site:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(30)
+        self._end_pipe()
+
+    def _end_pipe(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
     def _environment(self) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("WEB_", "COVERAGE_"))}
