@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode, for tests. Not every machine has it: ask whether ``PROGRAM`` is None."""
+"""PgBouncer, for tests. Not every machine has it: ask whether ``PROGRAM`` is None."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ listen_addr =
 listen_port = 5432
 unix_socket_dir = {folder}
 auth_type = any
-pool_mode = transaction
+pool_mode = {mode}
 ignore_startup_parameters = options, extra_float_digits
 logfile = {folder}/log
 """
@@ -39,11 +39,13 @@ RUN = '"$1" -q "$2/ini" & read -r end; kill $!; wait; rm -rf "$2"'
 class PgBouncer:
     """PgBouncer on a Unix socket in ``folder``. A context manager.
 
-    ``databases`` are its databases by name, each with the way to the server and the size of its pool.
+    ``databases`` are its databases by name, each with the way to the server and the size of its pool. A client keeps a
+    session for a transaction, or with ``mode="session"`` for as long as it is connected.
     """
 
-    def __init__(self, databases: Mapping[str, str]) -> None:
+    def __init__(self, databases: Mapping[str, str], *, mode: str = "transaction") -> None:
         self.databases = databases
+        self.mode = mode
         self.folder = Path()
 
     def url(self, database: str) -> str:
@@ -53,7 +55,7 @@ class PgBouncer:
     def __enter__(self) -> PgBouncer:
         self.folder = Path(tempfile.mkdtemp(prefix="pglock-pgbouncer-", dir="/tmp"))
         databases = "\n".join(f"{name} = {way}" for name, way in self.databases.items())
-        (self.folder / "ini").write_text(CONFIGURATION.format(databases=databases, folder=self.folder))
+        (self.folder / "ini").write_text(CONFIGURATION.format(databases=databases, folder=self.folder, mode=self.mode))
         self._process = subprocess.Popen(
             ["sh", "-c", RUN, "sh", str(PROGRAM), self.folder],
             stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", **account(self.folder, self.folder),

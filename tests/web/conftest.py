@@ -1,0 +1,105 @@
+"""Locked views behind real servers. Not part of the default run: ``pytest tests/web``.
+
+A server is started when its first test comes and serves all tests of its kind. Each test has a lock of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from example_project.postgres import PrivatePostgres
+from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
+from tests.web.observer import Observer
+from tests.web.sites import KINDS, Databases, Site
+from tests.web.visit import Visit
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--web-patience", type=float, default=20.0, metavar="SECONDS", help="how long a lock may stay after its request"
+    )
+
+
+@pytest.fixture(scope="session")
+def direct() -> Databases:
+    """The tests' own server."""
+    return Databases({"DATABASE_URL": os.environ["DATABASE_URL"]}, locks_at=os.environ["DATABASE_URL"])
+
+
+@pytest.fixture(scope="session")
+def session_pooler(direct: Databases) -> Iterator[Databases]:
+    """PgBouncer before that server, with a session for each of its clients."""
+    yield from _pooled(direct, mode="session")
+
+
+@pytest.fixture(scope="session")
+def transaction_pooler(direct: Databases) -> Iterator[Databases]:
+    """PgBouncer before that server, with a session for each transaction."""
+    yield from _pooled(direct, mode="transaction")
+
+
+def _pooled(direct: Databases, *, mode: str) -> Iterator[Databases]:
+    assert PROGRAM is not None, "no PgBouncer on this machine: apt-get install pgbouncer"
+    with observing(direct) as observer, PgBouncer({"web": way_to_server(observer.info)}, mode=mode) as pooler:
+        yield Databases({"DATABASE_URL": pooler.url("web")}, locks_at=direct.locks_at)
+
+
+@pytest.fixture(scope="session")
+def standby() -> Iterator[Databases]:
+    """A primary with its hot standby, which is the default database."""
+    with PrivatePostgres() as primary, PrivatePostgres(standby_of=primary) as standby:
+        yield Databases({"DATABASE_URL": standby.url, "WEB_PRIMARY_URL": primary.url}, locks_at=primary.url)
+
+
+@contextlib.contextmanager
+def observing(databases: Databases) -> Iterator[Observer]:
+    observer = Observer(databases.locks_at)
+    try:
+        yield observer
+    finally:
+        observer.close()
+
+
+@pytest.fixture(scope="session")
+def sites() -> Iterator[dict[str, Site]]:
+    """The servers that run by now. They all end with the session."""
+    running: dict[str, Site] = {}
+    yield running
+    for site in running.values():
+        site.stop()
+
+
+@pytest.fixture(scope="session")
+def site(request: pytest.FixtureRequest, sites: dict[str, Site], tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The server of the kind that a test is parametrized with."""
+    name = request.param
+    if name not in sites:
+        databases: Databases = request.getfixturevalue(KINDS[name].database)
+        sites[name] = Site(name, tmp_path_factory.mktemp(name), databases)
+        sites[name].start()
+    return sites[name]
+
+
+@pytest.fixture
+def observer(request: pytest.FixtureRequest, site: Site) -> Iterator[Observer]:
+    """A session of the tests' own in the database where the server's locks are."""
+    with observing(site.databases) as observer:
+        yield observer
+
+
+@pytest.fixture
+def visit(site: Site, observer: Observer, pytestconfig: pytest.Config) -> Iterator[Callable[[], Visit]]:
+    """Make a visit, with a lock that nobody else uses."""
+    visits: list[Visit] = []
+
+    def begin() -> Visit:
+        visits.append(Visit(site, observer, pytestconfig.getoption("--web-patience")))
+        return visits[-1]
+
+    yield begin
+    for visit in visits:
+        visit.leave()

@@ -1,0 +1,5 @@
+"""The project as a WSGI application."""
+
+from django.core.wsgi import get_wsgi_application
+
+application = get_wsgi_application()
