@@ -173,7 +173,7 @@ def _is_fresh(request: Request) -> str:
     The server alone knows: a role, a database, OPTIONS and SET TRANSACTION have a say. Above READ COMMITTED the
     statement that waits takes the transaction's snapshot before it waits.
     """
-    return "true" if request.stale_ok else "current_setting('transaction_isolation') LIKE 'read %'"
+    return "true" if request.stale_ok else "starts_with(current_setting('transaction_isolation'), 'read ')"
 
 
 def try_transaction(request: Request) -> str:

@@ -82,13 +82,14 @@ def _send_in_pipeline(connection: DatabaseWrapper, raw: Any, statements: str) ->
     The inner pipeline's end is a Sync, so that all of them are one implicit transaction, as a message is, and an error
     of theirs is raised here and nowhere else.
     """
-    with connection.wrap_database_errors, raw.pipeline(), connection.cursor() as cursor:
-        row: Sequence[Any] | None = None
-        for statement in _STATEMENT.findall(statements):
-            _execute(cursor, statement)
-            if cursor.description:
-                row = cursor.fetchone()
-        return row
+    with connection.wrap_database_errors:
+        cursors = []
+        with raw.pipeline():
+            for statement in _STATEMENT.findall(statements):
+                cursors.append(connection.cursor())
+                _execute(cursors[-1], statement)
+        rows = [cursor.fetchone() for cursor in cursors if cursor.description]
+        return rows[-1] if rows else None
 
 
 def _execute(cursor: Any, statements: str) -> None:
@@ -107,7 +108,7 @@ def is_djangos_alone(connection: Any) -> bool:
         and type(raw) is psycopg.Connection
         and _is_djangos_class((type(connection), raw.cursor_factory))
         and _CURSOR_METHODS.isdisjoint(connection.__dict__)
-        and _is_djangos_function(CursorWrapper.execute)
+        and is_djangos_function(CursorWrapper.execute)
         and (not connection.execute_wrappers or connection.execute_wrappers == OWN_WRAPPERS)
         and raw.pgconn.pipeline_status == PipelineStatus.OFF
     )
@@ -121,10 +122,10 @@ def _is_djangos_class(classes: tuple[Any, Any]) -> bool:
     """Say whether a backend's class makes its cursors as Django does, and of Django's class. Asked once for each."""
     backend, cursor = classes
     methods = [getattr(backend, name) for name in CURSOR_METHODS]
-    return cursor.__module__ == "django.db.backends.postgresql.base" and all(map(_is_djangos_function, methods))
+    return cursor.__module__ == "django.db.backends.postgresql.base" and all(map(is_djangos_function, methods))
 
 
-def _is_djangos_function(function: Any) -> bool:
+def is_djangos_function(function: Any) -> bool:
     """Say whether a function is Django's own, and no wrapper that somebody has put around one of Django's."""
     while type(function) is FunctionType and function.__globals__["__name__"].startswith("django."):
         inner = function.__dict__.get("__wrapped__")

@@ -16,6 +16,7 @@ from django.utils.module_loading import import_string
 from psycopg import IsolationLevel
 
 from django_pglock.postgres.connections import backend_pid, connection_for
+from django_pglock.postgres.message import is_djangos_function
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -73,6 +74,15 @@ def set_limits(connection: DatabaseWrapper, limits: Mapping[str, str]) -> None:
 
 
 def parameters_of(connection: DatabaseWrapper) -> dict[str, Any]:
-    """Return how to connect as this Django connection does: what of it is text or a number, for another process."""
+    """Return how to connect as this Django connection does: what of it is text or a number, for another process.
+
+    A backend whose ``get_new_connection`` is its own may know passwords that are no parameter. It is asked to open the
+    connection, which is closed again.
+    """
     parameters = connection.get_connection_params()
+    if not is_djangos_function(type(connection).get_new_connection):
+        connection.ensure_connection()
+        raw: Any = connection.connection
+        parameters |= {**raw.info.get_parameters(), "password": raw.info.password}
+        connection.close()
     return {name: value for name, value in parameters.items() if value is None or isinstance(value, str | int | float)}

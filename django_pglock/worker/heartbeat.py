@@ -199,16 +199,20 @@ class Heartbeat(ConnectedService):
 
     def _guards_orders(self) -> dict[str, Any]:
         connection = dedicated_connection(self.using, application_name="lockworker guard")
-        settings = {"statement_timeout": "5s"}
-        if role := connection.settings_dict["OPTIONS"].get("assume_role"):
-            settings["role"] = role
         return {
             "connection": parameters_of(connection),
-            "session": settings,
+            "session": {**self._session_settings(), "statement_timeout": "5s"},
             "table": connection.ops.quote_name(self._workers().model._meta.db_table),
             "worker": str(self.identity.id),
             "interval": get_settings().HEARTBEAT_INTERVAL,
         }
+
+    def _session_settings(self) -> dict[str, str]:
+        """Return what the role, OPTIONS or receivers of ``connection_created`` have set for this service's session."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute("SELECT current_setting('search_path'), current_setting('role')")
+            search_path, role = cursor.fetchone()
+        return {"search_path": search_path, "role": role}
 
     def _workers(self) -> WorkerQuerySet:
         return apps.get_model("django_pglock", "Worker").objects.using(self.using)  # type: ignore[no-any-return]
