@@ -100,12 +100,14 @@ def _try_transaction(request: Request) -> Conversation:
 
 def _wait_for_transaction(request: Request) -> Conversation:
     try:
-        return _fresh((yield statements.wait_transaction(request)))
+        row = yield statements.wait_transaction(request)
     except Failure as error:
         if is_our_timeout(error, request):
             yield statements.BACK_TO_SAVEPOINT
         _raise_if_busy(error, request)
         raise
+    # A wrapper that looks at what comes back may have passed over the row, which is not that of the last statement.
+    return _fresh(row if row is not None else (yield statements.is_fresh(request)))
 
 
 def _granted(row: Row | None) -> Row:

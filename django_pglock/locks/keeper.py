@@ -1,15 +1,16 @@
 """The thread that keeps this process's leases alive: one event loop, with database sessions of its own.
 
 Nothing that the program does can keep it from renewing, short of holding the GIL, and one thread is enough for any
-number of leases. It starts with the first lease, or the first lock that is held for a response, to whose longest time
-it sees. While there is no lease it has no session open.
+number of leases. It starts with the first lease. While there is none it has no session open.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
@@ -48,14 +49,7 @@ class Keeper:
         self._started: set[asyncio.Task[Any]] = set()
         #: This process was forked from the keeper's, which has the thread.
         self.is_left_behind = False
-        self._thread = threading.Thread(target=self.loop.run_forever, name="django_pglock leases", daemon=True)
-        self._thread.start()
-
-    def call_later(self, seconds: float, function: Callable[..., None], *args: Any) -> Alarm:
-        """Call a function in the keeper's thread after so many seconds, unless the alarm is cancelled."""
-        alarm = Alarm(function, args)
-        self.loop.call_soon_threadsafe(self.loop.call_later, seconds, alarm)
-        return alarm
+        _start_thread(self.loop.run_forever)
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> None:
         """Run a coroutine in the keeper's loop and wait for nothing; from any thread, in the middle of anything."""
@@ -70,6 +64,9 @@ class Keeper:
         """Run a coroutine in the keeper's loop and wait for it in this thread; an interrupt cancels it."""
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
+            while has_greenlets() and not future.done():
+                # The other greenlets go on. To wait for a thread that is one would stop them.
+                time.sleep(BETWEEN_LOOKS)
             return future.result()
         except BaseException:
             future.cancel()
@@ -132,22 +129,6 @@ class Keeper:
         return self._bells[alias]
 
 
-class Alarm:
-    """A call to come. ``cancel`` may come from any thread."""
-
-    def __init__(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
-        self._call: tuple[Callable[..., None], tuple[Any, ...]] | None = (function, args)
-
-    def __call__(self) -> None:
-        if self._call is not None:
-            function, args = self._call
-            function(*args)
-
-    def cancel(self) -> None:
-        """Call nothing, and keep nothing that the call would need."""
-        self._call = None
-
-
 class Bell:
     """Hears of leases that are given back. Deaf behind a pooler, where whoever waits has to look from time to time."""
 
@@ -190,6 +171,20 @@ class Bell:
     def _ring_all(self) -> None:
         while self._waiting:
             self._waiting.popitem()[1].set()
+
+
+def has_greenlets() -> bool:
+    """Say whether gevent has replaced threads by greenlets, which share one real thread."""
+    gevent = sys.modules.get("gevent.monkey")
+    return gevent is not None and bool(gevent.is_module_patched("threading"))
+
+
+def _start_thread(function: Callable[[], None]) -> None:
+    """Start a real thread: in a greenlet, a running loop would look to all others as if they were coroutines."""
+    if has_greenlets():
+        sys.modules["gevent.monkey"].get_original("_thread", "start_new_thread")(function, ())
+    else:
+        threading.Thread(target=function, name="django_pglock leases", daemon=True).start()
 
 
 _keeper: Keeper | None = None

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from typing import Any
-from weakref import finalize
+from weakref import WeakKeyDictionary, finalize
 
+from asgiref.sync import SyncToAsync
 from django.core.signals import request_finished, request_started
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
+from django_pglock.locks.alarms import call_later
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
-from django_pglock.locks.keeper import keeper
 
 logger = logging.getLogger("django_pglock.locks")
 
@@ -34,9 +36,9 @@ class ResponseLock:
         response._resource_closers.append(self.end)
         finalize(response, self.end).atexit = False
         limit = get_settings().MAX_RESPONSE_HOLD
-        self._alarm = keeper().call_later(limit, _end_late, self, limit)
-        if isinstance(handle, Handle):
-            _of_request().append(self)
+        self._alarm = call_later(limit, _end_late, self, limit)
+        self._of_request = _of_request(isinstance(handle, Handle))
+        self._of_request.append(self)
 
     def end(self) -> None:
         """Give the lock back, unless it was before."""
@@ -45,7 +47,8 @@ class ResponseLock:
         if handle is None:
             return
         self._alarm.cancel()
-        _forget(self)
+        with suppress(ValueError):
+            self._of_request.remove(self)
         if not isinstance(handle, Handle) or self._thread != threading.get_ident():
             handle.free_from_elsewhere()
             return
@@ -84,9 +87,11 @@ def _end_late(lock: ResponseLock, limit: float) -> None:
     lock.end()
 
 
-# The requests of a thread. A view may call another one, as Django's test client does.
+# The requests under way. A thread's are a stack, for a view may call another one, as Django's test client does. Under
+# ASGI, what belongs to a request is known by the context that Django's handler opens for it.
 
 _here = threading.local()
+_by_context: WeakKeyDictionary[Any, list[ResponseLock]] = WeakKeyDictionary()
 
 
 def _requests() -> list[list[ResponseLock]]:
@@ -94,27 +99,31 @@ def _requests() -> list[list[ResponseLock]]:
     return requests
 
 
-def _of_request() -> list[ResponseLock]:
-    requests = _requests()
+def _of_request(is_here: bool) -> list[ResponseLock]:
+    """Return the locks of the request under way. ``is_here``: of a view of this thread."""
+    context = SyncToAsync.thread_sensitive_context.get(None)
+    if context is not None:
+        return _by_context.setdefault(context, [])
+    requests = _requests() if is_here else []
     # Without a request (a view is called by a test) nobody tells that it ends.
     return requests[-1] if requests else []
 
 
-def _forget(lock: ResponseLock) -> None:
-    for locks in _requests():
-        if lock in locks:
-            locks.remove(lock)
-
-
 def _begin_request(**kwargs: Any) -> None:
-    _requests().append([])
+    if SyncToAsync.thread_sensitive_context.get(None) is None:
+        _requests().append([])
 
 
 def _end_request(**kwargs: Any) -> None:
-    requests = _requests()
-    if requests:
-        for lock in requests.pop():
-            lock.end()
+    context = SyncToAsync.thread_sensitive_context.get(None)
+    if context is not None:
+        left = _by_context.pop(context, [])
+    elif requests := _requests():
+        left = requests.pop()
+    else:
+        return
+    for lock in [*left]:
+        lock.end()
 
 
 request_started.connect(_begin_request, dispatch_uid="django_pglock.locks.responses")

@@ -176,6 +176,11 @@ def _is_fresh(request: Request) -> str:
     return "true" if request.stale_ok else "starts_with(current_setting('transaction_isolation'), 'read ')"
 
 
+def is_fresh(request: Request) -> str:
+    """Ask whether a lock protects in this transaction; answers true, or NULL."""
+    return f"SELECT nullif({_is_fresh(request)}, false)"
+
+
 def try_transaction(request: Request) -> str:
     """Take a transaction lock if it is free; answers whether, or NULL if it would not protect.
 
@@ -280,7 +285,7 @@ def wait_for_slot_inside(request: Request, function: str, queue: Key) -> str:
     found = f"SELECT ({_look_for_slot(request, function)}) AS slot, {_is_fresh(request)} AS is_fresh OFFSET 0"
     leaving = f"CASE WHEN is_fresh THEN pg_advisory_unlock({queue.number}) END"
     looking = f"SELECT slot, nullif(is_fresh, false), {leaving} FROM ({found}) AS found"
-    return comment(request.keys[:1]) + _in_savepoint(f"{waiting};{looking}")
+    return f"{comment(request.keys[:1])}{_in_savepoint(waiting)};{looking}"
 
 
 def _look_for_slot(request: Request, function: str) -> str:

@@ -7,11 +7,13 @@ from io import StringIO
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.urls import reverse
 
+from django_pglock import LockScopeError, lock
 from django_pglock.models import Task
 from tests.conftest import ROOT
+from tests.db.test_locks import somebody as somebody  # a fixture
 from tests.docs.test_docs import blocks
 from tests.sample import tasks
 
@@ -73,3 +75,21 @@ def test_the_admin_shows_them_by_the_router_of_the_documentation(client):
         assert not Task.objects.using("default").exists()
     finally:
         user.delete()
+
+
+def test_a_lock_inside_atomic_of_another_database_has_to_say_what_is_meant(alias, somebody):
+    """It would be freed before that database's COMMIT."""
+    second = alias("second")
+    with transaction.atomic(using=second):
+        with pytest.raises(LockScopeError, match="using='second'"):
+            lock("a").acquire()
+        with lock("a", using="default") as handle:
+            assert handle.scope == "session"
+        with lock("b", using=second) as handle:
+            assert handle.scope == "transaction"
+        assert not somebody.can_have("b")
+        with lock("c", scope="session"):
+            pass
+        with transaction.atomic(), lock("d") as handle:
+            assert handle.scope == "transaction"
+    assert somebody.can_have("b")

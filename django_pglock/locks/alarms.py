@@ -1,0 +1,91 @@
+"""Calls that come after a time, in one thread for all of them, which starts with the first.
+
+A thread and no event loop: where gevent has replaced threads by greenlets, a running loop in one of them would look to
+Django as if all of them were coroutines.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class Alarm:
+    """A call to come. ``cancel`` may come from any thread."""
+
+    def __init__(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._call: tuple[Callable[..., None], tuple[Any, ...]] | None = (function, args)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nothing will be called."""
+        return self._call is None
+
+    def ring(self) -> None:
+        """Call the function, unless the alarm is cancelled."""
+        call, self._call = self._call, None
+        if call is not None:
+            function, args = call
+            function(*args)
+
+    def cancel(self) -> None:
+        """Call nothing, and keep nothing that the call would need."""
+        self._call = None
+
+
+class Alarms:
+    """The alarms of a process and their thread."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._numbers = itertools.count()
+        self._all: list[tuple[float, int, Alarm]] = []
+        self._thread: threading.Thread | None = None
+
+    def add(self, seconds: float, function: Callable[..., None], *args: Any) -> Alarm:
+        """Call a function after so many seconds, unless its alarm is cancelled."""
+        alarm = Alarm(function, args)
+        with self._change:
+            if len(self._all) > MANY and len(self._all) > 2 * sum(not each.is_cancelled for _, _, each in self._all):
+                self._all = [each for each in self._all if not each[2].is_cancelled]
+                heapq.heapify(self._all)
+            heapq.heappush(self._all, (time.monotonic() + seconds, next(self._numbers), alarm))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="django_pglock alarms", daemon=True)
+                self._thread.start()
+            elif self._all[0][2] is alarm:
+                self._change.notify()
+        return alarm
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while not self._all or (left := self._all[0][0] - time.monotonic()) > 0:
+                    self._change.wait(left if self._all else None)
+                _, _, alarm = heapq.heappop(self._all)
+            alarm.ring()
+
+
+#: From so many on, alarms that were cancelled are looked for and forgotten.
+MANY = 1000
+_alarms = Alarms()
+
+
+def call_later(seconds: float, function: Callable[..., None], *args: Any) -> Alarm:
+    """Call a function in another thread after so many seconds, unless the alarm that is returned is cancelled."""
+    return _alarms.add(seconds, function, *args)
+
+
+def _forget_after_fork() -> None:
+    # The thread stayed behind, and what it waits for is the parent's.
+    global _alarms
+    _alarms = Alarms()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
