@@ -77,7 +77,7 @@ class AsyncHandle(Holding):
         must_share = place is None and may_share and self._places.has_in_common(self._task, self.request)
         while True:
             if place is None and not must_share:
-                place = await self._places.place(self.scope)
+                place = await self._places.place(self.scope, may_share=may_share)
             if place is not None:
                 return await self._take_in(place, self._request_for(began))
             if may_share and await self._take_in_shared(await self._places.shared_place()):

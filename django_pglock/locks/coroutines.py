@@ -8,7 +8,7 @@ Who has to wait looks from time to time, and moves to a session of its own when 
 shared session for one holder; that its coroutines exclude each other is seen to here.
 
 So the number of sessions makes nobody fail and nobody wait. Locks that need the whole session (of scope
-"transaction", or with ``max_hold``) wait for one of their own, no longer than their timeout.
+"transaction", or with ``max_hold``) get one more; where the server takes no more, they are busy.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Places:
             place.depth += 1
         return place
 
-    async def place(self, scope: str) -> Place | None:
-        """Return a place for this coroutine alone, or None if there is none left."""
-        if not self._sessions.has_room:
+    async def place(self, scope: str, *, may_share: bool) -> Place | None:
+        """Return a place for this coroutine alone; None if there is none left, and it may share one."""
+        if may_share and not self._sessions.has_room:
             return None
         own = self._places_of_this_task()
         try:

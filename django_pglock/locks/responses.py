@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -26,29 +27,26 @@ logger = logging.getLogger("django_pglock.locks")
 
 
 class ResponseLock:
-    """A lock with its response. Ended from any thread, and as often as one likes."""
+    """A lock with its response. It may end in any thread, and more than once."""
 
     def __init__(self, handle: Handle | AsyncHandle, response: Any) -> None:
         self._handle: Handle | AsyncHandle | None = handle
-        self._guard = threading.Lock()
+        # Python may collect the response in the middle of what is done under it.
+        self._guard = threading.RLock()
         self._thread = threading.get_ident()
         # Django calls these when it closes the response.
-        response._resource_closers.append(self.end)
-        finalize(response, self.end).atexit = False
+        response._resource_closers.append(self.close)
+        finalize(response, self.drop).atexit = False
         limit = get_settings().MAX_RESPONSE_HOLD
         self._alarm = call_later(limit, _end_late, self, limit)
-        self._of_request = _of_request(isinstance(handle, Handle))
+        self._of_request = _of_request()
         self._of_request.append(self)
 
-    def end(self) -> None:
-        """Give the lock back, unless it was before."""
-        with self._guard:
-            handle, self._handle = self._handle, None
+    def close(self) -> None:
+        """Give the lock back with its response, and say if it was lost meanwhile."""
+        handle = self._take()
         if handle is None:
             return
-        self._alarm.cancel()
-        with suppress(ValueError):
-            self._of_request.remove(self)
         if not isinstance(handle, Handle) or self._thread != threading.get_ident():
             handle.free_from_elsewhere()
             return
@@ -58,6 +56,21 @@ class ResponseLock:
             # Django swallows what a closer raises, so this has to be said here.
             logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
 
+    def drop(self) -> None:
+        """Free the lock of a response that nobody sends; from any thread."""
+        handle = self._take()
+        if handle is not None:
+            handle.free_from_elsewhere()
+
+    def _take(self) -> Handle | AsyncHandle | None:
+        with self._guard:
+            handle, self._handle = self._handle, None
+        if handle is not None:
+            self._alarm.cancel()
+            with suppress(ValueError):
+                self._of_request.remove(self)
+        return handle
+
     @property
     def name(self) -> str:
         """The lock's name; nothing once it has ended."""
@@ -65,14 +78,14 @@ class ResponseLock:
         return handle.name if handle is not None else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A cache keeps rendered responses, with what is to be closed; the copy has no lock.
+        # A cache keeps rendered responses, with what is to be closed: a bound method of ours. The copy has no lock.
         return (_Ended, ())
 
 
 class _Ended:
     """A response's lock in a copy of the response."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Do nothing."""
 
 
@@ -84,46 +97,50 @@ def _end_late(lock: ResponseLock, limit: float) -> None:
             lock.name,
             limit,
         )
-    lock.end()
+    lock.drop()
 
 
-# The requests under way. A thread's are a stack, for a view may call another one, as Django's test client does. Under
-# ASGI, what belongs to a request is known by the context that Django's handler opens for it.
+# What belongs to the request under way. Under ASGI it is known by the context that Django's handler opens for it. Under
+# WSGI each thread has one after the other; one may begin in another, as by Django's test client in a view.
 
-_here = threading.local()
 _by_context: WeakKeyDictionary[Any, list[ResponseLock]] = WeakKeyDictionary()
+_request: ContextVar[Request | None] = ContextVar("django_pglock_request", default=None)
 
 
-def _requests() -> list[list[ResponseLock]]:
-    requests: list[list[ResponseLock]] = _here.__dict__.setdefault("requests", [])
-    return requests
+class Request:
+    """A request of a thread, with the one that it began in."""
+
+    def __init__(self, outer: Request | None) -> None:
+        self.outer = outer
+        self.locks: list[ResponseLock] = []
 
 
-def _of_request(is_here: bool) -> list[ResponseLock]:
-    """Return the locks of the request under way. ``is_here``: of a view of this thread."""
+def _of_request() -> list[ResponseLock]:
+    """Return the locks of the request under way."""
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is not None:
         return _by_context.setdefault(context, [])
-    requests = _requests() if is_here else []
+    request = _request.get()
     # Without a request (a view is called by a test) nobody tells that it ends.
-    return requests[-1] if requests else []
+    return [] if request is None else request.locks
 
 
 def _begin_request(**kwargs: Any) -> None:
     if SyncToAsync.thread_sensitive_context.get(None) is None:
-        _requests().append([])
+        _request.set(Request(_request.get()))
 
 
 def _end_request(**kwargs: Any) -> None:
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is not None:
-        left = _by_context.pop(context, [])
-    elif requests := _requests():
-        left = requests.pop()
+        locks = _by_context.pop(context, [])
+    elif (request := _request.get()) is not None:
+        _request.set(request.outer)
+        locks = request.locks
     else:
         return
-    for lock in [*left]:
-        lock.end()
+    for lock in [*locks]:
+        lock.drop()
 
 
 request_started.connect(_begin_request, dispatch_uid="django_pglock.locks.responses")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 
 import pytest
+from asgiref.sync import async_to_sync
+from django.core.signals import request_finished, request_started
 from django.db import transaction
 from django.http import HttpResponse, StreamingHttpResponse
-from django.test import RequestFactory
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import RequestFactory, override_settings
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -158,3 +163,125 @@ def test_what_cannot_work_is_refused_at_decoration():
 def test_methods_that_would_lock_nothing_are_refused(methods):
     with pytest.raises(ConfigurationError, match=r"methods is .*; give a list of GET, HEAD, POST"):
         lock_view("a", methods=methods)
+
+
+# What the request is, and how the URL says it
+
+
+def test_head_is_locked_where_get_is(somebody):
+    somebody.holds("a")
+    view = lock_view("a", methods=["GET"])(lambda request: HttpResponse())
+    assert view(request_of(method="head")).status_code == 409
+    assert view(request_of(method="post")).status_code == 200
+
+
+def test_positional_arguments_can_name_the_lock(somebody):
+    """``re_path`` passes groups without names by their position."""
+
+    @lock_view("order:{order_id}:{kind}")
+    def view(request, order_id, kind="full"):
+        return HttpResponse(somebody.can_have(f"order:{order_id}:{kind}"))
+
+    assert view(request_of(), 5).content == b"False"
+    assert view(request_of(), 5, "x").content == b"False"
+
+    class Shop(View):
+        @lock_view("order:{order_id}")
+        def post(self, request, order_id):
+            return HttpResponse(somebody.can_have(f"order:{order_id}"))
+
+    assert Shop.as_view()(request_of(), 5).content == b"False"
+    somebody.holds("order:6:full")
+    busy = lock_view("order:{order_id}", on_busy=lambda error, request, order_id: HttpResponse(order_id, status=202))
+    somebody.holds("order:6")
+    assert busy(lambda request, order_id: HttpResponse())(request_of(), 6).content == b"6"
+
+
+# Responses that are made or sent after the view has returned
+
+
+def stream_of(somebody):
+    return lock_view("a")(lambda request: StreamingHttpResponse(iter([b"one"])))
+
+
+def test_a_template_is_rendered_under_the_lock(somebody):
+    seen = []
+
+    @lock_view("a")
+    def view(request):
+        return TemplateResponse(request, engines["django"].from_string("{{ text }}"), {"text": "rendered"})
+
+    response = view(request_of())
+    response.add_post_render_callback(lambda response: seen.append(somebody.can_have("a")))
+    assert response.render().content == b"rendered"
+    assert seen == [False]
+    copy = pickle.loads(pickle.dumps(response))
+    copy.close()
+    assert not somebody.can_have("a"), "the copy in a cache has no lock"
+    response.close()
+    assert somebody.can_have("a")
+
+
+def test_a_template_in_a_transaction_is_answered_as_usual(somebody):
+    @lock_view("a")
+    def view(request):
+        return TemplateResponse(request, engines["django"].from_string("x"))
+
+    with transaction.atomic():
+        assert view(request_of()).render().content == b"x"
+        assert not somebody.can_have("a")
+    assert somebody.can_have("a")
+
+
+def test_a_response_that_nobody_sends_frees_its_lock(somebody):
+    response = stream_of(somebody)(request_of())
+    assert not somebody.can_have("a")
+    del response
+    assert somebody.can_have("a")
+
+
+def test_the_end_of_the_request_frees_the_lock_of_a_response_that_somebody_keeps(somebody):
+    """An exception's traceback may, or a log."""
+    request_started.send(None)
+    outer = stream_of(somebody)(request_of())
+    request_started.send(None)
+    inner = lock_view("b")(lambda request: StreamingHttpResponse(iter([b"one"])))(request_of())
+    request_finished.send(None)
+    assert somebody.can_have("b")
+    assert not somebody.can_have("a"), "a view may call another one"
+    request_finished.send(None)
+    assert somebody.can_have("a")
+    outer.close()
+    inner.close()
+
+
+@override_settings(DJANGO_PGLOCK={"MAX_RESPONSE_HOLD": 0.05})
+def test_after_the_longest_time_the_lock_is_freed_in_any_case(somebody, caplog, eventually):
+    response = stream_of(somebody)(request_of())
+    eventually(lambda: somebody.can_have("a"))
+    response.close()
+    assert "held for a response that nobody has closed within 0.05 s" in caplog.text
+
+
+def test_a_response_that_another_thread_closes_frees_its_lock(somebody, in_threads):
+    response = stream_of(somebody)(request_of())
+    in_threads(lambda _: response.close(), 1)
+    assert somebody.can_have("a")
+
+
+def test_an_async_view_that_streams_under_wsgi_keeps_its_lock(somebody):
+    """Its event loop ends when the view returns."""
+
+    @lock_view("a")
+    async def view(request):
+        return StreamingHttpResponse(iter([b"one", b"two"]))
+
+    response = async_to_sync(view)(request_of())
+    assert not somebody.can_have("a")
+    assert async_to_sync(view)(request_of()).status_code == 409
+    assert b"".join(response) == b"onetwo"
+    response.close()
+    assert somebody.can_have("a")
+    response = async_to_sync(view)(request_of())
+    del response
+    assert somebody.can_have("a")

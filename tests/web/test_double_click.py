@@ -7,7 +7,7 @@ import pytest
 from tests.web.cases import on_servers, on_servers_with
 from tests.web.client import answered
 from tests.web.project.views import FILE_SIZE
-from tests.web.sites import ALL
+from tests.web.sites import ALL, KINDS
 
 VIEWS = ("plain", "plain_async", "stream", "stream_async", "template", "template_class", "file", "positional")
 STREAMS = ("stream", "stream_async")
@@ -45,7 +45,7 @@ def test_a_stream_keeps_others_out_until_its_end(visit, view, place):
     visit.expect_success(view)
 
 
-@on_servers_with("view", ["template", "template_class"])
+@on_servers_with("view", ["template", "template_class"], [name for name in ALL if not KINDS[name].is_scope_transaction])
 def test_a_template_is_rendered_under_the_lock(visit, view):
     """Django renders it after the view has returned, and it may well be the template that does the work."""
     visit = visit()

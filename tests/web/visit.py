@@ -84,7 +84,8 @@ class Visit:
 
     def expect_no_errors(self) -> None:
         """Fail if the server has written an error to its log since the visit began."""
-        assert self._errors() == self._errors_before
+        new = self._errors()[len(self._errors_before) :]
+        assert not new, new
 
     def until(self, is_true: Callable[[], bool], *, why: str, seconds: float | None = None) -> None:
         """Wait until something is true."""
