@@ -64,7 +64,7 @@ class AdvisoryLockAdmin(ReadOnlyAdmin):
     def named(self, row: AdvisoryLock) -> str:
         """Return the name; waiters stand indented under their holder."""
         style = "pglock-holder" if row.is_granted else "pglock-waiter"
-        return format_html('<span class="{}" title="{}">{}</span>', style, row.key, row.name or row.key)
+        return format_html('<span class="{}" title="{}">{}</span>', style, "" if row.key is None else row.key, str(row))
 
     @admin.display(description=_("held"), boolean=True)
     def held_or_waits(self, row: AdvisoryLock) -> bool:

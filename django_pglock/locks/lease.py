@@ -20,7 +20,7 @@ from typing import Any
 
 from django.utils.asyncio import async_unsafe
 
-from django_pglock.errors import LockError, LockKeyError
+from django_pglock.errors import LockError, LockKeyError, model_of
 from django_pglock.keys import Key, make_key, sha256_key
 from django_pglock.locks.holding import Holding, first_line, logger
 from django_pglock.locks.keeper import Keeper, keeper
@@ -42,6 +42,7 @@ class LeaseHandle(Holding):
     def __init__(self, key: Key, options: Options, terms: Terms) -> None:
         super().__init__([key], options)
         self.scope = "lease"
+        model_of("Lease")
         self.owner = terms.owner or f"{socket.gethostname()}:{os.getpid()}"
         self._keeper: Keeper = keeper()
         self._tenure = Tenure(self._keeper, key, self.using, self.owner, terms)

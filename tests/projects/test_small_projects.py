@@ -94,6 +94,7 @@ NEEDS_THE_APP = {
     "enqueue_many": "from jobs import ship; import django_pglock; django_pglock.enqueue_many(ship, [{'number': 5}])",
     "get_result": "from jobs import ship; ship.get_result('5')",
     "models": "from django_pglock.models import Task",
+    "lease": "from django_pglock import Lease; Lease('x', ttl=5).acquire()",
     "worker": "from django_pglock.worker import Worker; Worker()",
     "command": "from django_pglock.management.commands.locktasks import Command",
 }
