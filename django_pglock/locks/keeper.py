@@ -10,8 +10,7 @@ import asyncio
 import os
 import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.db import Error as DatabaseFailure
 from psycopg.sql import quote
 
+from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessions
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Keeper:
         self._started: set[asyncio.Task[Any]] = set()
         #: This process was forked from the keeper's, which has the thread.
         self.is_left_behind = False
-        _start_thread(self.loop.run_forever)
+        threading.Thread(target=self.loop.run_forever, name="django_pglock leases", daemon=True).start()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> None:
         """Run a coroutine in the keeper's loop and wait for nothing; from any thread, in the middle of anything."""
@@ -64,9 +64,6 @@ class Keeper:
         """Run a coroutine in the keeper's loop and wait for it in this thread; an interrupt cancels it."""
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
-            while has_greenlets() and not future.done():
-                # The other greenlets go on. To wait for a thread that is one would stop them.
-                time.sleep(BETWEEN_LOOKS)
             return future.result()
         except BaseException:
             future.cancel()
@@ -173,18 +170,17 @@ class Bell:
             self._waiting.popitem()[1].set()
 
 
-def has_greenlets() -> bool:
-    """Say whether gevent has replaced threads by greenlets, which share one real thread."""
+def refuse_greenlets() -> None:
+    """Raise ``ConfigurationError`` where gevent has replaced threads by greenlets, which share one real thread.
+
+    A running event loop in one of them would look to Django as if all of them were coroutines.
+    """
     gevent = sys.modules.get("gevent.monkey")
-    return gevent is not None and bool(gevent.is_module_patched("threading"))
-
-
-def _start_thread(function: Callable[[], None]) -> None:
-    """Start a real thread: in a greenlet, a running loop would look to all others as if they were coroutines."""
-    if has_greenlets():
-        sys.modules["gevent.monkey"].get_original("_thread", "start_new_thread")(function, ())
-    else:
-        threading.Thread(target=function, name="django_pglock leases", daemon=True).start()
+    if gevent is not None and gevent.is_module_patched("threading"):
+        raise ConfigurationError(
+            "A lease needs a thread of its own, and gevent has replaced threads by greenlets. Use lock(), or take "
+            "leases in a process without gevent.monkey."
+        )
 
 
 _keeper: Keeper | None = None
@@ -194,10 +190,11 @@ _of_parents: list[Keeper] = []
 
 
 def keeper() -> Keeper:
-    """Return this process's keeper, and start it if there is none."""
+    """Return this process's keeper, and start it if there is none. Raises ``ConfigurationError`` under gevent."""
     global _keeper
     with _guard:
         if _keeper is None:
+            refuse_greenlets()
             _keeper = Keeper()
         return _keeper
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import DatabaseError, connection, transaction
+from django.db.backends.signals import connection_created
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
@@ -372,3 +373,114 @@ def test_an_answer_that_is_lost_leaves_no_lease(somebody, monkeypatch):
     monkeypatch.undo()
     with Lease("a") as lease:
         assert lease.token == 2
+
+
+# What a lease is tied to, and what stands between it and the server
+
+
+def test_a_lease_whose_handle_is_dropped_is_given_back(caplog, eventually):
+    Lease("a", ttl=60).acquire()
+    eventually(lambda: not Row.objects.held().exists())
+    assert "given back because its handle was dropped" in caplog.text
+
+
+def test_an_abandoned_generator_gives_its_lease_back(eventually):
+    one = Lease("a", ttl=60)
+
+    def numbers():
+        with one:
+            yield 1
+
+    next(numbers())
+    eventually(lambda: not Row.objects.held().exists())
+
+    async def anumbers():
+        async with one:
+            yield 1
+
+    async def take_one():
+        async for number in anumbers():
+            return number
+
+    async def main():
+        await asyncio.create_task(take_one())
+        deadline = time.monotonic() + 20
+        while await asyncio.to_thread(_is_held):
+            assert time.monotonic() < deadline, "the lease is renewed for ever"
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def _is_held():
+    try:
+        return Row.objects.held().exists()
+    finally:
+        connection.close()
+
+
+def test_the_bodys_own_exception_is_kept_when_the_lease_cannot_be_given_back(monkeypatch, caplog):
+    monkeypatch.setattr(tenure, "GIVE_BACK_AGAIN", ())
+    monkeypatch.setattr(tenure, "GIVE_BACK", "SELECT 1 / 0")
+
+    async def main():
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            async with Lease("b"):
+                raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"), Lease("a"):
+        raise ZeroDivisionError("mine")
+    asyncio.run(main())
+    assert caplog.text.count("could not be given back (division by zero)") == 2
+    with pytest.raises(LockError, match="could not be given back"), Lease("c"):
+        pass
+
+
+def test_the_time_in_which_the_machine_sleeps_counts(monkeypatch):
+    with pytest.raises(LockLost), Lease("a", ttl=30) as lease:
+        before = tenure.elapsed
+        monkeypatch.setattr(tenure, "elapsed", lambda: before() + 31)
+        assert not lease
+        with pytest.raises(LockLost):
+            lease.assert_held()
+        monkeypatch.undo()
+        lease._tenure._lose("test")
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 5.0}.__getitem__)
+        assert tenure.elapsed() == 5.0
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_leases_are_taken_at_read_committed_whatever_the_role_says(level, in_threads):
+    """Above it, one of two who ask at the same time would meet an error."""
+    execute(f"ALTER ROLE CURRENT_USER SET default_transaction_isolation = '{level}'")
+    try:
+
+        def work(number):
+            for _ in range(10):
+                with Lease("hot", ttl=60, timeout=60):
+                    pass
+
+        in_threads(work, 4)
+    finally:
+        execute("ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
+
+
+def execute(sql):
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def test_sessions_of_leases_pass_through_what_django_does_with_a_connection():
+    seen = []
+
+    def greet(sender, connection, **kwargs):
+        seen.append(sender)
+
+    connection_created.connect(greet)
+    try:
+        with Lease("a"):
+            pass
+    finally:
+        connection_created.disconnect(greet)
+    assert seen
