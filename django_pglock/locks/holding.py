@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -36,6 +38,7 @@ class Holding:
     _scopes_to_free: ClassVar[Sequence[str]] = ("session",)
     #: Also where the making of a handle failed.
     is_open = False
+    _pid = 0
     _hold: Hold | None = None
 
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
@@ -44,6 +47,7 @@ class Holding:
         self.using = options.alias
         self.scope = ""
         self.waited = 0.0
+        self._pid = os.getpid()
         #: Taken, and not yet given back by its user.
         self.is_open = False
         self._since = 0.0
@@ -57,7 +61,10 @@ class Holding:
 
     def __del__(self) -> None:
         hold = self._hold
-        if hold is not None and hold.state is not State.OVER and hold.scope in self._scopes_to_free:
+        if hold is None or hold.state is State.OVER or hold.scope not in self._scopes_to_free:
+            return
+        # In a process that was forked from the holder's, the lock is the holder's.
+        if self._pid == os.getpid() and not sys.is_finalizing():
             self._drop()
 
     @property

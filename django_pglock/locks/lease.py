@@ -56,7 +56,7 @@ class LeaseHandle(Holding):
         return self.is_open and not self._own.is_over
 
     def __del__(self) -> None:
-        if self.is_open and not sys.is_finalizing():
+        if self.is_open and self._pid == os.getpid() and not sys.is_finalizing():
             logger.warning("Lease %r was given back because its handle was dropped without release().", self.name)
             self.free_from_elsewhere()
 

@@ -461,9 +461,9 @@ WITH alive AS MATERIALIZED (
     SELECT worker.id FROM {{worker}} AS worker
     WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
        OR (worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
-           AND worker.lock_key IN (
-               SELECT held.objid::bigint FROM pg_locks AS held
-               WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.classid = {WORKER} AND held.granted
+           AND ({WORKER}::bigint << 32) | worker.lock_key IN (
+               SELECT (held.classid::bigint << 32) | held.objid::bigint FROM pg_locks AS held
+               WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.granted
                  AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())))
 ), orphan AS MATERIALIZED (
     SELECT task.id, task.attempts, task.worker FROM {{task}} AS task

@@ -150,7 +150,7 @@ def child():
     refused(Lease("leased").acquire, LockNotAvailable)
     for handle in (own, lease, leadership):
         refused(handle.release, LockLost)
-    lock("of the child").acquire()
+    lock("of the child").acquire().release()
     assert backend_pid() != mine
 
 for name, way in WAYS.items():

@@ -7,8 +7,8 @@ import time
 import pytest
 from django.db import connection, connections
 
-from django_pglock import db
 from django_pglock.models import Task
+from django_pglock.postgres import sessions as private_sessions
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.worker import deadlines, listener, service
 from django_pglock.worker.deadlines import _Seen
@@ -163,10 +163,10 @@ def test_a_service_has_limits_of_its_own():
 
 
 def test_behind_a_pooler_nothing_is_set_that_the_next_one_would_have(monkeypatch):
-    monkeypatch.setattr(db, "backend_pid", lambda connection: 0)
+    monkeypatch.setattr(private_sessions, "backend_pid", lambda connection: 0)
     private = dedicated_connection("default")
     try:
-        db.set_limits(private, {"statement_timeout": "1234ms"})
+        private_sessions.set_limits(private, {"statement_timeout": "1234ms"})
         with private.cursor() as cursor:
             cursor.execute("SHOW statement_timeout")
             assert cursor.fetchone()[0] != "1234ms"

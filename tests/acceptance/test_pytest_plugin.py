@@ -15,6 +15,8 @@ TESTS = """
 import pytest
 from django_pglock import LockNotAvailable, lock
 
+kept = []
+
 def test_held(hold_lock, db):
     hold_lock("order", 5)
     with pytest.raises(LockNotAvailable), lock("order:5", timeout=0):
@@ -26,11 +28,11 @@ def test_nothing_left(db):
 
 @pytest.mark.django_db
 def test_left_by_marker():
-    lock("left").acquire()
+    kept.append(lock("left").acquire())
 
 @pytest.mark.django_db(transaction=True)
 def test_left_in_a_transaction_test(transactional_db):
-    lock("left").acquire()
+    kept.append(lock("left").acquire())
 
 def test_without_database():
     pass
