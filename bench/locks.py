@@ -62,6 +62,7 @@ def raw_cursor() -> Any:
 def session_cases() -> Iterator[tuple[str, dict[str, Use]]]:
     """Yield what is measured outside a transaction."""
     import pglock
+    from django.db import connection
     from django_pg_utils import advisory_lock
 
     from django_pglock import lock, lock_all, try_lock
@@ -83,6 +84,15 @@ def session_cases() -> Iterator[tuple[str, dict[str, Use]]]:
 
         return use
 
+    def watched(inner: Use) -> Use:
+        """Use it beside an execute wrapper, as of an APM: then statements go through Django's cursor."""
+
+        def use() -> None:
+            with connection.execute_wrapper(lambda execute, *statement: execute(*statement)):
+                inner()
+
+        return use
+
     free = f"SELECT pg_advisory_unlock({KEY})"
     yield (
         "take and free",
@@ -100,6 +110,14 @@ def session_cases() -> Iterator[tuple[str, dict[str, Use]]]:
             PGLOCK: held(lambda: pglock.advisory("report", timeout=0)),
             PGWARE: held(lambda: advisory_lock("report", wait=False)),
             RAW: said(f"SELECT pg_try_advisory_lock({KEY})", free),
+        },
+    )
+    yield (
+        "take and free, while somebody watches statements",
+        {
+            OURS: watched(held(lambda: lock("report"))),
+            PGLOCK: watched(held(lambda: pglock.advisory("report"))),
+            PGWARE: watched(held(lambda: advisory_lock("report"))),
         },
     )
     yield (

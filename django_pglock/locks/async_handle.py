@@ -141,11 +141,11 @@ class AsyncHandle(Holding):
 
     def _note_asked(self, place: Place, request: Request) -> Hold:
         """Let the session know what is about to be asked for, before another coroutine comes in between."""
-        mine = place.holds.numbers(place.session.connection)
-        asked = self._what_is_asked(mine)._replace(wait=request.wait)
+        asked = self._what_is_asked(lambda: place.holds.numbers(place.session.connection))
+        asked = asked._replace(wait=request.wait)
         hold = Hold(place.holds, asked, self.scope, place.session.raw, self._task)
         self._hold = hold
-        place.holds.add(hold)
+        place.holds.add(hold, place.session.connection)
         return hold
 
     async def _ask(self, place: Place, hold: Hold) -> None:

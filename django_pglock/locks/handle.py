@@ -69,7 +69,8 @@ class Handle(Holding):
             return self
         connection = connection_for(self.using)
         connection.close_if_health_check_failed()
-        connection.ensure_connection()
+        if connection.connection is None:
+            connection.ensure_connection()
         self.scope = self._choose_scope(connection, may_begin=may_begin)
         holds = holds_of(connection)
         if not self.options.reentrant and not holds.numbers(connection).isdisjoint(self.keys):
@@ -85,7 +86,7 @@ class Handle(Holding):
         scope = self.options.scope or get_settings().SCOPE
         inside = in_transaction(connection)
         if scope == "auto":
-            if not inside and self.options.using is None:
+            if not inside and self.options.using is None and len(connections.settings) > 1:
                 self._refuse_foreign_transaction()
             return "transaction" if inside else "session"
         if scope == "session" and inside:
@@ -116,9 +117,9 @@ class Handle(Holding):
             self._own_transaction = OwnTransaction(connection)
             self._own_transaction.begin()
         began = time.monotonic()
-        request = self._what_is_asked(holds.numbers(connection))
+        request = self._what_is_asked(lambda: holds.numbers(connection))
         hold = self._hold = Hold(holds, request, self.scope, connection.connection)
-        holds.add(hold)
+        holds.add(hold, connection)
         if self.scope == "session":
             keep_from_pool(connection)
         try:
@@ -151,7 +152,8 @@ class Handle(Holding):
     def __del__(self) -> None:
         if self._own_transaction is not None:
             self._own_transaction.abandon(is_here=threading.get_ident() == self._thread)
-        super().__del__()
+        if self._hold is not None and self._hold.state is not State.OVER:
+            super().__del__()
 
     # Holding it
 
@@ -202,7 +204,7 @@ class Handle(Holding):
 
     def _give_back(self, connection: DatabaseWrapper, hold: Hold, error: BaseException | None) -> None:
         if self.scope == "session":
-            reason = self._free(connection, holds_of(connection), hold)
+            reason = self._free(connection, hold.holds, hold)
             if reason is not None:
                 self._note_lost(reason, error)
         if self._own_transaction is not None:
@@ -316,7 +318,7 @@ def _is_usable_again(connection: DatabaseWrapper) -> bool:
 def _send(connection: DatabaseWrapper, hold: Hold, statement: str) -> Row | None:
     """Send a statement about a hold and return the row of its answer, or obey ``HANG_UP``."""
     if statement != HANG_UP:
-        return send(connection, holds_of(connection).comment(without=hold) + statement)
+        return send(connection, hold.holds.comment(without=hold) + statement)
     if in_test_case(connection):
         # To close the connection would break the tests after this one.
         hold.holds.free_from_elsewhere(hold)

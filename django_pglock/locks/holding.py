@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ from django_pglock.keys import Key
 from django_pglock.locks.holds import Hold, State
 from django_pglock.locks.options import Options, Request
 from django_pglock.locks.statements import comment
+from django_pglock.postgres import forking
 
 logger = logging.getLogger("django_pglock.locks")
 
@@ -38,7 +38,7 @@ class Holding:
     _scopes_to_free: ClassVar[Sequence[str]] = ("session",)
     #: Also where the making of a handle failed.
     is_open = False
-    _pid = 0
+    _generation = 0
     _hold: Hold | None = None
 
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
@@ -47,7 +47,7 @@ class Holding:
         self.using = options.alias
         self.scope = ""
         self.waited = 0.0
-        self._pid = os.getpid()
+        self._generation = forking.generation()
         #: Taken, and not yet given back by its user.
         self.is_open = False
         self._since = 0.0
@@ -64,7 +64,7 @@ class Holding:
         if hold is None or hold.state is State.OVER or hold.scope not in self._scopes_to_free:
             return
         # In a process that was forked from the holder's, the lock is the holder's.
-        if self._pid == os.getpid() and not sys.is_finalizing():
+        if self._generation == forking.generation() and not sys.is_finalizing():
             self._drop()
 
     @property
@@ -113,8 +113,8 @@ class Holding:
         """Seconds since it was taken."""
         return time.monotonic() - self._since
 
-    def _what_is_asked(self, mine: AbstractSet[int]) -> Request:
-        """Return what to ask the server for. ``mine`` are the numbers that the session has already."""
+    def _what_is_asked(self, mine: Callable[[], AbstractSet[int]]) -> Request:
+        """Return what to ask the server for. ``mine`` returns the numbers that the session has already."""
         return self.request
 
     def _note_answer(self, hold: Hold, row: Sequence[Any]) -> None:
@@ -208,9 +208,9 @@ class Slots:
         """The semaphore's name; each slot's has a number behind it."""
         return self.request.keys[0].name.rpartition("#")[0]
 
-    def _what_is_asked(self, mine: AbstractSet[int]) -> Request:
+    def _what_is_asked(self, mine: Callable[[], AbstractSet[int]]) -> Request:
         # PostgreSQL would grant its own session the same slot again, and the count would be wrong.
-        slots = self.request.without(mine)
+        slots = self.request.without(mine())
         if not slots.keys:
             raise LockError(
                 f"All slots of {self.name!r} are held by this session itself.", name=self.name, key=self.key

@@ -86,6 +86,10 @@ class Holds:
 
     def __init__(self) -> None:
         self._all: list[Hold | str] = []
+        #: The psycopg connection that has them.
+        self._raw: Any = None
+        #: How many of them are the transaction's.
+        self._in_transaction = 0
         #: Holds that could not be freed in the moment in which they had to be.
         self._due: list[Hold] = []
 
@@ -94,53 +98,65 @@ class Holds:
 
     def current(self, connection: DatabaseWrapper) -> list[Hold]:
         """Return what is held, or may be."""
-        if self._all:
-            self._forget_what_is_over(connection)
+        self.forget_what_is_over(connection)
         return [each for each in self._all if isinstance(each, Hold)]
 
     def numbers(self, connection: DatabaseWrapper, *, without: Hold | None = None) -> frozenset[int]:
         """Return the numbers of the locks that are held, or may be."""
-        if not self._all:
-            return frozenset()
         return frozenset(
             [number for hold in self.current(connection) if hold is not without for number in hold.numbers]
         )
 
-    def add(self, hold: Hold) -> None:
+    def add(self, hold: Hold, connection: DatabaseWrapper) -> None:
         """Note a hold, before it is asked for."""
+        if self._all:
+            self.forget_what_is_over(connection)
+        self._raw = hold.raw
+        self._in_transaction += hold.scope == "transaction"
         self._all.append(hold)
 
     def remove(self, hold: Hold) -> None:
         """Note that nothing of a hold is held any more."""
-        self._all = [each for each in self._all if each is not hold]
+        self._keep([each for each in self._all if each is not hold] if len(self._all) > 1 else [])
         # Last: an exception that comes before finds something to clean up.
         hold.state = State.OVER
 
     def comment(self, *, without: Hold | None = None) -> str:
-        """Return comments that name what is held."""
-        if not self._all:
-            return ""
-        names = [each.comment for each in self._all if isinstance(each, Hold) and each is not without]
-        return "".join(names[: statements.MOST_NAMES])
+        """Return comments that name what is held; the latest, if that is much."""
+        names: list[str] = []
+        for each in reversed(self._all):
+            if isinstance(each, Hold) and each is not without:
+                names.append(each.comment)
+                if len(names) == statements.MOST_NAMES:
+                    break
+        return "".join(reversed(names))
 
     # Ends that nobody announces
 
-    def _forget_what_is_over(self, connection: DatabaseWrapper) -> None:
+    def forget_what_is_over(self, connection: DatabaseWrapper) -> None:
         """Forget the locks of a session that was closed, and of a transaction that has ended."""
-        raw = connection.connection
-        is_idle = transaction_status(connection) == TransactionStatus.IDLE
-        for hold in [each for each in self._all if isinstance(each, Hold)]:
-            is_past = is_idle and hold.scope == "transaction" and hold.state is State.HELD
-            if hold.raw is not raw or is_past:
-                self.remove(hold)
-        if is_idle and self._all:
-            self._all = [each for each in self._all if isinstance(each, Hold)]
+        if not self._all:
+            return
+        if self._raw is not connection.connection:
+            self._end(lambda each: True)
+        elif self._in_transaction and transaction_status(connection) == TransactionStatus.IDLE:
+            self._end(lambda each: each.scope == "transaction" and each.state is State.HELD)
+            self._keep([each for each in self._all if isinstance(each, Hold)])
+
+    def _end(self, is_over: Callable[[Hold], bool], *, behind: int = 0) -> None:
+        """Forget the holds of which something is true."""
+        over = [each for each in self._all[behind:] if isinstance(each, Hold) and is_over(each)]
+        self._keep([each for each in self._all if each not in over])
+        for hold in over:
+            hold.state = State.OVER
+
+    def _keep(self, those: list[Hold | str]) -> None:
+        self._all = those
+        self._in_transaction = sum(isinstance(each, Hold) and each.scope == "transaction" for each in those)
 
     def note_statement(self, sql: str) -> None:
         """Follow the savepoints of the caller's transaction, as far as they matter for what is held."""
-        if not any(isinstance(each, Hold) and each.scope == "transaction" for each in self._all):
-            return
-        found = _STATEMENT.match(sql)
+        found = _STATEMENT.match(sql) if self._in_transaction else None
         if found is None:
             return
         if found["end"]:
@@ -157,14 +173,11 @@ class Holds:
         if verb.startswith("ROLLBACK"):
             self._free_behind(place + 1)
         elif place >= 0:
-            self._all = self._all[:place] + [each for each in self._all[place:] if isinstance(each, Hold)]
+            self._keep(self._all[:place] + [each for each in self._all[place:] if isinstance(each, Hold)])
 
     def _free_behind(self, place: int) -> None:
-        for each in self._all[place:]:
-            if isinstance(each, str):
-                self._all.remove(each)
-            elif each.scope == "transaction" and each.state is State.HELD:
-                self.remove(each)
+        self._end(lambda each: each.scope == "transaction" and each.state is State.HELD, behind=place)
+        self._keep(self._all[:place] + [each for each in self._all[place:] if isinstance(each, Hold)])
 
     # Freeing from elsewhere
 
@@ -252,7 +265,7 @@ def _watch(execute: Callable[..., Any], sql: Any, params: Any, many: bool, conte
         return execute(sql, params, many, context)
     if holds.is_due:
         holds.free_what_is_due()
-    holds.current(connection)
+    holds.forget_what_is_over(connection)
     try:
         result = execute(_named(sql, holds.comment(), connection), params, many, context)
     finally:

@@ -27,6 +27,7 @@ from django_pglock.locks.keeper import Keeper, keeper
 from django_pglock.locks.lockable import Lockable
 from django_pglock.locks.options import OnBusy, Options, Timeout, seconds_of
 from django_pglock.locks.tenure import Tenure, Terms
+from django_pglock.postgres import forking
 
 
 class LeaseHandle(Holding):
@@ -56,7 +57,7 @@ class LeaseHandle(Holding):
         return self.is_open and not self._own.is_over
 
     def __del__(self) -> None:
-        if self.is_open and self._pid == os.getpid() and not sys.is_finalizing():
+        if self.is_open and self._generation == forking.generation() and not sys.is_finalizing():
             logger.warning("Lease %r was given back because its handle was dropped without release().", self.name)
             self.free_from_elsewhere()
 

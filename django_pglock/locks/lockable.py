@@ -225,8 +225,9 @@ class OpenBlocks:
 
     def add(self, frame: int, who: Any, handle: Any) -> None:
         """Note that a block begins."""
-        # Those that were interrupted after their end have stayed.
-        self._blocks = [each for each in self._blocks if not each[2].is_done]
+        if self._blocks:
+            # Those that were interrupted after their end have stayed.
+            self._blocks = [each for each in self._blocks if not each[2].is_done]
         self._blocks.append((frame, who, handle))
 
     def discard(self, handle: Any) -> None:
@@ -235,6 +236,8 @@ class OpenBlocks:
 
     def find(self, frame: int, who: Any) -> tuple[Any, bool]:
         """Return the handle of the block that ends, and whether it ends elsewhere than it began."""
+        if self._blocks and self._blocks[-1][:2] == (frame, who):
+            return self._blocks[-1][2], False
         blocks = self._blocks[::-1]
         found = (
             next((each for each in blocks if each[:2] == (frame, who)), None)

@@ -10,7 +10,8 @@ on holding, the next two are the settings as they were before.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 
 from django_pglock.conf import get_settings
 from django_pglock.keys import Key
@@ -29,11 +30,14 @@ _NOT_IN_COMMENTS = re.compile(r"[\x00-\x1f\x7f]|\*(?=/)|/(?=\*)")
 PERCENT = "\uff05"
 
 
-def comment(keys: Iterable[Key]) -> str:
+def comment(keys: Sequence[Key]) -> str:
     """Return comments that name locks in pg_stat_activity; nested or unfinished comments cannot arise."""
-    if not get_settings().LOCK_COMMENTS:
-        return ""
-    return "".join(f"/* django_pglock:{key.number} {_harmless(key.name)} */ " for key in [*keys][:MOST_NAMES])
+    return _comment(tuple(keys[:MOST_NAMES])) if get_settings().LOCK_COMMENTS else ""
+
+
+@lru_cache(maxsize=1024)
+def _comment(keys: tuple[Key, ...]) -> str:
+    return "".join([f"/* django_pglock:{key.number} {_harmless(key.name)} */ " for key in keys])
 
 
 def _harmless(name: str) -> str:

@@ -27,9 +27,15 @@ class Channel(Protocol):
     def fileno(self) -> int: ...
 
 
+_generation = 0
 _channels: WeakValueDictionary[int, Channel] = WeakValueDictionary()
 # Of each thread, for several may fork at once.
 _here = threading.local()
+
+
+def generation() -> int:
+    """Return how many forks lie between this process and the one in which this module was imported."""
+    return _generation
 
 
 def keep_from_children(channel: Channel) -> None:
@@ -52,6 +58,8 @@ def _let_go() -> None:
 
 
 def _leave_to_parent() -> None:
+    global _generation
+    _generation += 1
     # What was inherited is kept: to be rid of it would mean to close it.
     if not _here.inherited:
         return

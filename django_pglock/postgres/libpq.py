@@ -33,6 +33,8 @@ RETRY = 0.001
 CAN_EXCHANGE = hasattr(select, "poll")
 BEGIN: dict[IsolationLevel | None, str] = {None: "BEGIN;"}
 BEGIN |= {level: f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')};" for level in IsolationLevel}
+#: The last result, which is the error if there is one, and the last that has rows.
+Answer = tuple["PGresult | None", "PGresult | None"]
 _BAD = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE)
 
 
@@ -95,25 +97,11 @@ def _exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
     return _row_of(pgconn, answer)
 
 
-class Answer:
-    """What comes back for one message: an answer to each statement, the last of which is the error if there is one."""
-
-    def __init__(self) -> None:
-        self.last: PGresult | None = None
-        self.rows: PGresult | None = None
-
-    def add(self, result: PGresult) -> None:
-        """Note one statement's answer."""
-        self.last = result
-        if result.status == ExecStatus.TUPLES_OK:
-            self.rows = result
-
-
 def _answer(pgconn: PGconn) -> Answer:
-    """Wait for the end of the answer."""
+    """Wait for the end of the answer to each statement of a message."""
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN | select.POLLOUT if pgconn.flush() else select.POLLIN)
-    answer = Answer()
+    last = rows = None
     while True:
         while pgconn.is_busy():
             # From time to time Python has a look for signals that another thread was interrupted by.
@@ -123,8 +111,10 @@ def _answer(pgconn: PGconn) -> Answer:
                 poll.modify(pgconn.socket, select.POLLIN)
         result = pgconn.get_result()
         if result is None:
-            return answer
-        answer.add(result)
+            return last, rows
+        last = result
+        if result.status == ExecStatus.TUPLES_OK:
+            rows = result
 
 
 def _cancel(raw: Connection[Any]) -> None:
@@ -157,7 +147,7 @@ async def exchange_async(raw: Connection[Any], statements: str) -> list[Any] | N
 
 
 async def _answer_async(pgconn: PGconn) -> Answer:
-    answer = Answer()
+    last = rows = None
     while True:
         while pgconn.flush():
             await ready(pgconn.socket, to_write=True)
@@ -166,8 +156,10 @@ async def _answer_async(pgconn: PGconn) -> Answer:
             pgconn.consume_input()
         result = pgconn.get_result()
         if result is None:
-            return answer
-        answer.add(result)
+            return last, rows
+        last = result
+        if result.status == ExecStatus.TUPLES_OK:
+            rows = result
 
 
 async def _cancelled(cancelling: asyncio.Future[None]) -> None:
@@ -207,12 +199,13 @@ async def ready(number: int, *, to_write: bool = False) -> None:
 
 
 def _row_of(pgconn: PGconn, answer: Answer) -> list[Any] | None:
-    if answer.last is None:
+    last, rows = answer
+    if last is None:
         raise OperationalError("the connection was closed before the answer came")
     pass_on_notifications(pgconn)
-    if answer.last.status in _BAD:
-        raise _error(answer.last)
-    return _first_row(answer.rows)
+    if last.status in _BAD:
+        raise _error(last)
+    return _first_row(rows)
 
 
 def pass_on_notifications(pgconn: PGconn) -> None:

@@ -107,14 +107,11 @@ def is_djangos_alone(connection: Any) -> bool:
         not connection.queries_logged
         and type(raw) is psycopg.Connection
         and _is_djangos_class((type(connection), raw.cursor_factory))
-        and _CURSOR_METHODS.isdisjoint(connection.__dict__)
+        and connection.__dict__.keys().isdisjoint(CURSOR_METHODS)
         and is_djangos_function(CursorWrapper.execute)
         and (not connection.execute_wrappers or connection.execute_wrappers == OWN_WRAPPERS)
         and raw.pgconn.pipeline_status == PipelineStatus.OFF
     )
-
-
-_CURSOR_METHODS = frozenset(CURSOR_METHODS)
 
 
 @lru_cache(maxsize=64)

@@ -153,7 +153,7 @@ def test_a_handle_is_over_with_the_savepoint_that_freed_it(somebody):
             kept = lock("kept").acquire()
         assert not somebody.can_have("kept")
         assert kept, "a savepoint that is released frees nothing"
-        sid = transaction.savepoint()
+        sid = getattr(transaction, "savepoint_create", transaction.savepoint)()
         again = lock("again").acquire()
         with transaction.atomic():
             nested = lock("nested").acquire()
@@ -270,7 +270,7 @@ def test_a_thread_that_ends_frees_what_it_holds(somebody, eventually):
 class InsideTestCase(TestCase):
     def test_an_error_in_the_body_leaves_the_connection_of_the_class(self):
         raw = connection.connection
-        sid = transaction.savepoint()
+        sid = getattr(transaction, "savepoint_create", transaction.savepoint)()
         with self.assertRaises(IntegrityError), lock("a"), lock("b", timeout=1):
             Effect.objects.bulk_create([Effect(pk=1, name="x"), Effect(pk=1, name="x")])
         self.assertIs(connection.connection, raw)
