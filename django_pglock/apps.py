@@ -23,6 +23,7 @@ class PGLockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from django_pglock import checks  # noqa: F401
         from django_pglock.postgres import forking  # noqa: F401
 
         post_migrate.connect(_make_the_rest, sender=self, dispatch_uid="django_pglock.apps")

@@ -152,8 +152,8 @@ def semaphore(
     """Let at most ``limit`` holders in at once: ``with semaphore("render", limit=3): ...``.
 
     The other arguments are ``lock``'s. Everybody must name the same limit. A holder has one of the slots ``name#1`` to
-    ``name#limit``, each of which is a lock. Who waits blocks on one of them and looks at the others every tenth of a
-    second; waiters are not served in the order of their arrival.
+    ``name#limit``, each of which is a lock. Waiters queue up for the lock ``name#queue`` and are served in the order of
+    their arrival.
 
     Raises as ``lock`` does, and ``ValueError`` for a limit below one or above a thousand.
     """

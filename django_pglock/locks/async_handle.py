@@ -24,6 +24,7 @@ from django_pglock.locks.coroutines import FIRST_LOOK, LONGEST_PAUSE, Place, Pla
 from django_pglock.locks.holding import Holding, Slots, first_line
 from django_pglock.locks.holds import Hold, State
 from django_pglock.locks.options import Options, Request
+from django_pglock.postgres.connections import shut
 
 
 class AsyncHandle(Holding):
@@ -37,7 +38,7 @@ class AsyncHandle(Holding):
         super().__init__(keys, options)
         self._is_outermost = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[Any] | None = None
+        self._owner: Any = None
 
     # Taking it
 
@@ -49,7 +50,7 @@ class AsyncHandle(Holding):
         self.scope = self._choose_scope()
         self._places = places_for(self.using)
         await self._places.watch_the_loop()
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._loop, self._owner = asyncio.get_running_loop(), self._places.owner()
         began = time.monotonic()
         try:
             await self._take(began)
@@ -71,10 +72,10 @@ class AsyncHandle(Holding):
     async def _take(self, began: float) -> None:
         """Take it in the place that the coroutine has, in one of its own, or in the shared one. Raises ``Busy``."""
         pause = FIRST_LOOK
-        place = self._places.place_of(self.scope)
         may_share = self.scope == "session" and self.request.max_hold is None
         # What it has in the shared session it gets again there, and nowhere else.
-        must_share = place is None and may_share and self._places.has_in_common(self._task, self.request)
+        must_share = self._has_it_shared(may_share=may_share)
+        place = None if must_share else self._places.place_of(self.scope)
         while True:
             if place is None and not must_share:
                 place = await self._places.place(self.scope, may_share=may_share)
@@ -87,6 +88,19 @@ class AsyncHandle(Holding):
                 raise Busy
             await self._places.wait_for_change(pause if left is None else min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _has_it_shared(self, *, may_share: bool) -> bool:
+        """Say whether the coroutine has one of these locks in the shared session.
+
+        Raises ``LockError`` where it has one in a session that this request cannot go to: it would wait for itself.
+        """
+        for scope, place in self._places.with_common(self._owner, self.request):
+            is_right = may_share if place.is_shared else scope == self.scope
+            if not is_right or not self.options.reentrant:
+                raise LockError(f"Lock {self.name!r} is held by this coroutine already.", name=self.name, key=self.key)
+            if place.is_shared:
+                return True
+        return False
 
     def _left(self, began: float) -> float | None:
         timeout = self.options.timeout
@@ -102,7 +116,6 @@ class AsyncHandle(Holding):
     async def _take_in(self, place: Place, request: Request) -> None:
         self._place, self._is_outermost = place, place.depth == 1
         try:
-            self._refuse_reentry(place)
             await self._ask(place, self._note_asked(place, request))
         except BaseException:
             self._places.leave(place)
@@ -114,7 +127,6 @@ class AsyncHandle(Holding):
         if not self._may_ask(place, request):
             return False
         self._place, self._is_outermost = place, False
-        self._refuse_reentry(place)
         # A statement that is cut short here would leave it open what the session holds, and others' locks with it.
         asking = asyncio.ensure_future(self._ask(place, self._note_asked(place, request)))
         try:
@@ -132,18 +144,13 @@ class AsyncHandle(Holding):
 
     def _may_ask(self, place: Place, request: Request) -> bool:
         """Say whether no other coroutine that shares the session has the lock; PostgreSQL could not tell."""
-        return place.has_room_for(request, self._task)
-
-    def _refuse_reentry(self, place: Place) -> None:
-        mine = [hold for hold in place.held() if not place.is_shared or hold.owner is self._task]
-        if not self.options.reentrant and any(not hold.numbers.isdisjoint(self.keys) for hold in mine):
-            raise LockError(f"Lock {self.name!r} is held by this coroutine already.", name=self.name, key=self.key)
+        return place.has_room_for(request, self._owner)
 
     def _note_asked(self, place: Place, request: Request) -> Hold:
         """Let the session know what is about to be asked for, before another coroutine comes in between."""
         asked = self._what_is_asked(lambda: place.holds.numbers(place.session.connection))
         asked = asked._replace(wait=request.wait)
-        hold = Hold(place.holds, asked, self.scope, place.session.raw, self._task)
+        hold = Hold(place.holds, asked, self.scope, place.session.raw, self._owner)
         self._hold = hold
         place.holds.add(hold, place.session.connection)
         return hold
@@ -237,6 +244,10 @@ class AsyncHandle(Holding):
 
     async def _give_back(self, hold: Hold, error: BaseException | None) -> None:
         place = self._place
+        if place.session.is_busy and not place.is_shared:
+            # The coroutine that has the session waits there for another lock. Right after that, this one is freed.
+            self.free_from_elsewhere()
+            return
         try:
             reason = await self._free(place, hold)
         except BaseException:
@@ -254,7 +265,9 @@ class AsyncHandle(Holding):
             return self._reason or "its session is gone"
         try:
             if self.scope == "session":
-                row = await self._send(place, hold, statements.free_session(hold.request, hold.before))
+                row = await self._send(
+                    place, hold, statements.free_session(hold.request, hold.holds.limits_after(hold))
+                )
                 return None if row and row[0] else "PostgreSQL says that this session did not hold it"
             if place.depth == 1:
                 await self._send(place, hold, "COMMIT")
@@ -278,15 +291,16 @@ class AsyncHandle(Holding):
         if self.scope == "session":
             hold.holds.free_from_elsewhere(hold)
         else:
-            hold.raw.pgconn.finish()
+            shut(hold.raw)
+            hold.state = State.OVER
         self._leave_from_elsewhere()
 
     def _leave_from_elsewhere(self) -> None:
         """Say in the loop that the place is free, if there is a loop yet; else the session has no use any more."""
         loop = self._loop
         try:
-            if loop is None or loop.is_closed() or not loop.is_running():
-                raise RuntimeError  # noqa: TRY301 - as the loop does when it ends between these lines
+            if loop is None:
+                return
             loop.call_soon_threadsafe(self._places.leave, self._place)
         except RuntimeError:
             if not self._place.is_shared:

@@ -165,6 +165,9 @@ def _wait_for_slot_inside(request: Request, function: str, queue: Key) -> Conver
         yield from _back_without(request._replace(keys=(queue,), shared=False))
         _raise_if_busy(error, request)
         raise
+    if row is None:
+        # As in _wait_for_transaction.
+        row = yield statements.held_slot(request)
     if row is not None and row[1] is None:
         raise Stale
     return _granted(row)

@@ -49,10 +49,10 @@ class Place:
         """Return what is held here, or may be."""
         return self.holds.current(self.session.connection)
 
-    def has_room_for(self, request: Request, task: Any) -> bool:
+    def has_room_for(self, request: Request, owner: Any) -> bool:
         """Say whether no other coroutine has one of these locks here, in a mode that keeps this one out."""
         return not any(
-            hold.owner is not task
+            hold.owner is not owner
             and not (hold.request.shared and request.shared)
             and not hold.numbers.isdisjoint(request.numbers)
             for hold in self.held()
@@ -106,10 +106,18 @@ class Places:
                 self._shared = Place(session, is_shared=True)
         return self._shared
 
-    def has_in_common(self, task: Any, request: Request) -> bool:
-        """Say whether a coroutine has one of these locks in the shared session."""
-        held = self._shared.held() if self._shared is not None else []
-        return any(hold.owner is task and not hold.numbers.isdisjoint(request.numbers) for hold in held)
+    def owner(self) -> dict[str, Place]:
+        """Return what stands for this coroutine. Not the coroutine: its result may be a handle."""
+        return self._places_of_this_task()
+
+    def with_common(self, owner: dict[str, Place], request: Request) -> list[tuple[str, Place]]:
+        """Return the scopes and places in which a coroutine has one of these locks already."""
+        places = [*owner.items(), *([("session", self._shared)] if self._shared is not None else [])]
+        return [
+            (scope, place)
+            for scope, place in places
+            if any(hold.owner is owner and not hold.numbers.isdisjoint(request.numbers) for hold in place.held())
+        ]
 
     def leave(self, place: Place) -> None:
         """Say that one lock less is held or awaited there."""

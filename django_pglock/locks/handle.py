@@ -33,6 +33,8 @@ from django_pglock.locks.options import Options
 from django_pglock.postgres.connections import (
     connection_for,
     end_session,
+    hang_up,
+    has_ended,
     has_hung_up,
     in_test_case,
     in_transaction,
@@ -144,7 +146,7 @@ class Handle(Holding):
         self.is_open = False
         hold = self._hold
         if hold is not None and hold.state is not State.OVER:
-            _clean(connection, holds, hold)
+            _clean(connection, holds, hold, error)
         if self._own_transaction is not None:
             self._own_transaction.end(error)
             self._own_transaction = None
@@ -173,12 +175,16 @@ class Handle(Holding):
         if self.scope == "disabled" and self.is_open:
             return
         self._refuse_if_given_back()
-        connection: Any = connections[self.using]
         hold = self._hold
         if hold is not None and hold.scope == "transaction" and not self.is_held:
             raise self._lost(self._reason or "its transaction, or the savepoint before it, has ended")
-        if hold is None or not self.is_held or connection.connection is not hold.raw or has_hung_up(connection):
+        if hold is None or not self.is_held or has_ended(hold.raw) or self._is_replaced(hold):
             raise self._lost(self._reason or "its session is gone")
+
+    def _is_replaced(self, hold: Hold) -> bool:
+        """Say whether the thread's connection has another session by now."""
+        connection: Any = connections[self.using]
+        return threading.get_ident() == self._thread and connection.connection is not hold.raw
 
     # Giving it back
 
@@ -217,13 +223,13 @@ class Handle(Holding):
             hold.holds.free_from_elsewhere(hold)
             return "its connection was closed meanwhile"
         try:
-            row = _send(connection, hold, statements.free_session(hold.request, hold.before))
+            row = _send(connection, hold, statements.free_session(hold.request, holds.limits_after(hold)))
         except DatabaseFailure as error:
-            if in_test_case(connection) and not has_hung_up(connection):
-                # The transaction of the test is broken. To close the connection would break the tests after it.
+            if not has_hung_up(connection):
+                # The caller's transaction is broken. After its rollback the lock can be freed.
                 holds.free_from_elsewhere(hold)
                 return None
-            end_session(connection)
+            _hang_up(connection)
             holds.remove(hold)
             return f"its session has ended ({first_line(error)})"
         holds.remove(hold)
@@ -276,7 +282,7 @@ class OwnTransaction:
         if is_here:
             end_session(self._connection)
         else:
-            self._connection.connection.pgconn.finish()
+            hang_up(self._connection)
 
     def _is_over(self) -> bool:
         connection = self._connection
@@ -286,7 +292,7 @@ class OwnTransaction:
         return is_idle and not connection.in_atomic_block and connection.autocommit
 
 
-def _clean(connection: DatabaseWrapper, holds: Holds, hold: Hold) -> None:
+def _clean(connection: DatabaseWrapper, holds: Holds, hold: Hold, error: BaseException) -> None:
     """See to it that nothing of a hold remains, whatever the session has of it."""
     if hold.raw is connection.connection and hold.raw.lock.locked():
         # The exception has come between psycopg's lock and its release: nobody could use the connection any more.
@@ -294,6 +300,9 @@ def _clean(connection: DatabaseWrapper, holds: Holds, hold: Hold) -> None:
             hold.raw.lock.release()
         else:
             _hang_up(connection)
+    if hold.request.max_hold is not None and hold.scope == "session" and not isinstance(error, DatabaseFailure):
+        # An error of the server's has put the session's limits back. After any other it is not known what they were.
+        _send(connection, hold, HANG_UP)
     left = hold.what_may_stay
     if left is not None and hold.raw is connection.connection:
         if not _is_usable_again(connection):
@@ -318,7 +327,11 @@ def _is_usable_again(connection: DatabaseWrapper) -> bool:
 def _send(connection: DatabaseWrapper, hold: Hold, statement: str) -> Row | None:
     """Send a statement about a hold and return the row of its answer, or obey ``HANG_UP``."""
     if statement != HANG_UP:
-        return send(connection, hold.holds.comment(without=hold) + statement)
+        try:
+            return send(connection, hold.holds.comment(without=hold) + statement)
+        finally:
+            if hold.holds.is_due:
+                hold.holds.free_what_is_due()
     if in_test_case(connection):
         # To close the connection would break the tests after this one.
         hold.holds.free_from_elsewhere(hold)

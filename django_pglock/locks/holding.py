@@ -120,7 +120,7 @@ class Holding:
     def _note_answer(self, hold: Hold, row: Sequence[Any]) -> None:
         """Keep what the server answered besides "granted"."""
         if self.scope == "session" and self.request.max_hold is not None:
-            hold.before = row[1:3]
+            hold.holds.note_limits(hold, row[1:3])
 
     def _pretend(self) -> None:
         self.scope = "disabled"

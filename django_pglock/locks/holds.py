@@ -13,7 +13,8 @@ learns of savepoints. It stands below all others, who may add and remove theirs 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,9 @@ from psycopg.pq import TransactionStatus
 
 from django_pglock.keys import Key
 from django_pglock.locks import statements
+from django_pglock.locks.alarms import call_later
 from django_pglock.locks.options import Request
-from django_pglock.postgres.connections import has_ended, transaction_status
+from django_pglock.postgres.connections import has_ended, shut, transaction_status
 from django_pglock.postgres.libpq import exchange_unless_used
 from django_pglock.postgres.message import OWN_WRAPPERS
 
@@ -35,9 +37,15 @@ if TYPE_CHECKING:
 # One statement that makes, frees or goes back to a savepoint, or that ends the transaction.
 _NAMED = r"(?P<verb>SAVEPOINT|RELEASE(?:\s+SAVEPOINT)?|ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?)"
 _STATEMENT = re.compile(
-    rf"\s*(?:/\*.*?\*/\s*)*(?:{_NAMED}\s+(?P<name>[^\s;]+)|(?P<end>COMMIT|END|ROLLBACK|ABORT|PREPARE\s+TRANSACTION)\b)",
+    rf"\s*(?:/\*.*?\*/\s*|--[^\n]*\n\s*)*(?:{_NAMED}\s+(?P<name>[^\s;]+)|(?P<end>COMMIT|END|ROLLBACK|ABORT|PREPARE\s+TRANSACTION)\b)",
     re.IGNORECASE | re.DOTALL,
 )
+
+
+# The same, behind other statements of one text.
+_LATER = re.compile(r";\s*(?:COMMIT|END|ROLLBACK|ABORT)\b", re.IGNORECASE)
+#: Seconds until what could not be freed is tried again; doubled each time up to the second number.
+RETRY, LONGEST_RETRY = 0.02, 1.0
 
 
 class State(Enum):
@@ -51,21 +59,19 @@ class State(Enum):
 class Hold:
     """The locks of one acquire. ``raw`` is the psycopg connection of the session that has them."""
 
-    __slots__ = ("before", "comment", "holds", "owner", "queue", "raw", "request", "scope", "state")
+    __slots__ = ("comment", "holds", "owner", "queue", "raw", "request", "scope", "state")
 
     def __init__(self, holds: Holds, request: Request, scope: str, raw: Any, owner: Any = None) -> None:
         self.holds = holds
         self.request = request
         self.scope = scope
         self.raw = raw
-        #: The coroutine that has it, where several share a session.
+        #: What stands for the coroutine that has it, where several share a session.
         self.owner = owner
         #: A semaphore's queue, if its lock is one of the session.
         self.queue: Key | None = None
         self.state = State.ASKED
         self.comment = statements.comment(request.keys)
-        #: The session's idle limits as they were, if ``max_hold`` changed them.
-        self.before: Any = ()
 
     @property
     def numbers(self) -> frozenset[int]:
@@ -84,12 +90,16 @@ class Hold:
 class Holds:
     """The holds of one session, the oldest first, with the savepoints of its transaction in between."""
 
+    # What several threads change at once is changed by single operations of lists, which are atomic.
+
     def __init__(self) -> None:
         self._all: list[Hold | str] = []
         #: The psycopg connection that has them.
         self._raw: Any = None
-        #: How many of them are the transaction's.
-        self._in_transaction = 0
+        #: Whether some of them may be the transaction's.
+        self._has_transaction = False
+        #: The session's idle limits as they were before the first ``max_hold``.
+        self._limits: Sequence[str] = ()
         #: Holds that could not be freed in the moment in which they had to be.
         self._due: list[Hold] = []
 
@@ -112,14 +122,18 @@ class Holds:
         if self._all:
             self.forget_what_is_over(connection)
         self._raw = hold.raw
-        self._in_transaction += hold.scope == "transaction"
+        self._has_transaction = self._has_transaction or hold.scope == "transaction"
         self._all.append(hold)
 
     def remove(self, hold: Hold) -> None:
         """Note that nothing of a hold is held any more."""
-        self._keep([each for each in self._all if each is not hold] if len(self._all) > 1 else [])
+        self._drop(hold)
         # Last: an exception that comes before finds something to clean up.
         hold.state = State.OVER
+
+    def _drop(self, each: Hold | str) -> None:
+        with suppress(ValueError):
+            self._all.remove(each)
 
     def comment(self, *, without: Hold | None = None) -> str:
         """Return comments that name what is held; the latest, if that is much."""
@@ -139,30 +153,30 @@ class Holds:
             return
         if self._raw is not connection.connection:
             self._end(lambda each: True)
-        elif self._in_transaction and transaction_status(connection) == TransactionStatus.IDLE:
-            self._end(lambda each: each.scope == "transaction" and each.state is State.HELD)
-            self._keep([each for each in self._all if isinstance(each, Hold)])
+        elif self._has_transaction and transaction_status(connection) == TransactionStatus.IDLE:
+            self._end(_is_of_transaction)
+            self._has_transaction = any(isinstance(each, Hold) and each.scope == "transaction" for each in self._all)
 
     def _end(self, is_over: Callable[[Hold], bool], *, behind: int = 0) -> None:
-        """Forget the holds of which something is true."""
-        over = [each for each in self._all[behind:] if isinstance(each, Hold) and is_over(each)]
-        self._keep([each for each in self._all if each not in over])
-        for hold in over:
-            hold.state = State.OVER
-
-    def _keep(self, those: list[Hold | str]) -> None:
-        self._all = those
-        self._in_transaction = sum(isinstance(each, Hold) and each.scope == "transaction" for each in those)
+        """Forget savepoints, and the holds of which something is true."""
+        for each in self._all[behind:]:
+            if isinstance(each, str):
+                self._drop(each)
+            elif is_over(each):
+                self.remove(each)
 
     def note_statement(self, sql: str) -> None:
         """Follow the savepoints of the caller's transaction, as far as they matter for what is held."""
-        found = _STATEMENT.match(sql) if self._in_transaction else None
-        if found is None:
+        if not self._has_transaction:
             return
-        if found["end"]:
-            self._free_behind(0)
-            return
-        verb, name = found["verb"].upper(), found["name"].strip('"')
+        found = _STATEMENT.match(sql)
+        if (found is not None and found["end"]) or _LATER.search(sql):
+            # Of a text with several statements it is not known how far they came.
+            self._end(_is_of_transaction)
+        elif found is not None:
+            self._note_savepoint(found["verb"].upper(), _folded(found["name"]))
+
+    def _note_savepoint(self, verb: str, name: str) -> None:
         if name == statements.SAVEPOINT:
             return
         if verb == "SAVEPOINT":
@@ -171,47 +185,77 @@ class Holds:
         # An unknown savepoint is older than everything that is held.
         place = max((place for place, each in enumerate(self._all) if each == name), default=-1)
         if verb.startswith("ROLLBACK"):
-            self._free_behind(place + 1)
+            self._end(_is_of_transaction, behind=place + 1)
         elif place >= 0:
-            self._keep(self._all[:place] + [each for each in self._all[place:] if isinstance(each, Hold)])
+            del self._all[place]
 
-    def _free_behind(self, place: int) -> None:
-        self._end(lambda each: each.scope == "transaction" and each.state is State.HELD, behind=place)
-        self._keep(self._all[:place] + [each for each in self._all[place:] if isinstance(each, Hold)])
+    # How long the session may be idle
+
+    def note_limits(self, hold: Hold, before: Sequence[str]) -> None:
+        """Remember the session's limits as they were before the first hold with a limit of its own."""
+        if not any(each.request.max_hold is not None for each in self._others(hold)):
+            self._limits = before
+
+    def limits_after(self, hold: Hold) -> Sequence[str]:
+        """Return the limits to set when a hold is freed: those of the others, or those from before."""
+        if hold.request.max_hold is None:
+            return ()
+        others = [each.request.max_hold for each in self._others(hold) if each.request.max_hold is not None]
+        return [f"{min(others)}ms"] * 2 if others else self._limits
+
+    def _others(self, hold: Hold) -> list[Hold]:
+        return [each for each in self._all if isinstance(each, Hold) and each is not hold and each.scope == "session"]
 
     # Freeing from elsewhere
 
     def free_from_elsewhere(self, hold: Hold) -> None:
         """Free a session lock whose owner is gone: from any thread, in the middle of anything, waiting for nothing.
 
-        If the session is in use at this moment, its user frees the lock right after.
+        If the session is in use at this moment, its user frees the lock right after, or else an alarm does.
         """
-        if hold.state is State.OVER:
-            return
-        if self._free_now(hold):
-            self.remove(hold)
-        elif hold not in self._due:
+        if hold.state is not State.OVER and hold not in self._due:
             self._due.append(hold)
+            self.free_what_is_due()
+            if self._due:
+                call_later(RETRY, self._retry, 2 * RETRY)
+
+    def _retry(self, pause: float) -> None:
+        self.free_what_is_due()
+        if self._due:
+            call_later(pause, self._retry, min(2 * pause, LONGEST_RETRY))
+
+    def free_what_is_due(self) -> None:
+        """Free what could not be freed before, if the session is at rest now. Several threads may come here at once."""
+        for _ in range(len(self._due)):
+            try:
+                hold = self._due.pop(0)
+            except IndexError:
+                return
+            if hold.state is State.OVER or self._free_now(hold):
+                self.remove(hold)
+            else:
+                self._due.append(hold)
 
     def _free_now(self, hold: Hold) -> bool:
         if has_ended(hold.raw):
             return True
+        statement = self._to_free(hold)
         try:
-            if hold.state is State.HELD:
-                return exchange_unless_used(hold.raw, statements.free_session(hold.request, hold.before))
-            left = hold.what_may_stay
-            return left is None or exchange_unless_used(hold.raw, statements.free_if_granted(left))
+            return statement is None or exchange_unless_used(hold.raw, statement)
         except PsycopgError:
             # What it holds cannot be known any more. Without the session nothing is held.
-            hold.raw.pgconn.finish()
+            shut(hold.raw)
             return True
 
-    def free_what_is_due(self) -> None:
-        """Free what could not be freed before, if the session is at rest now."""
-        for hold in [*self._due]:
-            if hold.state is State.OVER or self._free_now(hold):
-                self._due.remove(hold)
-                self.remove(hold)
+    def _to_free(self, hold: Hold) -> str | None:
+        if hold.state is State.HELD and hold.scope == "session":
+            return statements.free_session(hold.request, self.limits_after(hold))
+        left = hold.what_may_stay
+        if left is not None:
+            # How often the session has what others hold here as well cannot be asked.
+            others = [each for each in self._all if isinstance(each, Hold) and each is not hold]
+            left = left.without({number for each in others for number in each.numbers})
+        return statements.free_if_granted(left) if left is not None and left.keys else None
 
     @property
     def is_due(self) -> bool:
@@ -221,6 +265,15 @@ class Holds:
     def is_due_to_be_freed(self, hold: Hold) -> bool:
         """Say whether a hold has to be freed yet."""
         return hold in self._due
+
+
+def _is_of_transaction(hold: Hold) -> bool:
+    return hold.scope == "transaction" and hold.state is State.HELD
+
+
+def _folded(name: str) -> str:
+    """Return a name as PostgreSQL reads it."""
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
 
 
 _ATTRIBUTE = "_django_pglock_holds"
@@ -271,8 +324,8 @@ def _watch(execute: Callable[..., Any], sql: Any, params: Any, many: bool, conte
     finally:
         if holds.is_due:
             holds.free_what_is_due()
-    if isinstance(sql, str):
-        holds.note_statement(sql)
+    if holds:
+        holds.note_statement(sql if isinstance(sql, str) else sql.as_string(connection.connection))
     return result
 
 

@@ -12,6 +12,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -208,8 +209,13 @@ class Lockable(Generic[H, A]):
 
 
 def _caller() -> int:
-    """Return which frame the with statement is in that calls our method."""
-    return id(sys._getframe(2))  # noqa: SLF001 - inspect.currentframe() is the same, and ten times slower
+    """Return which frame the with statement is in that calls our method; ``NO_FRAME`` if others enter for it."""
+    frame = sys._getframe(2)  # noqa: SLF001 - inspect.currentframe() is the same, and ten times slower
+    return NO_FRAME if frame.f_globals.get("__name__") == "contextlib" else id(frame)
+
+
+#: The frame of ``ExitStack`` and the like, which is not there any more when the block ends.
+NO_FRAME = 0
 
 
 class OpenBlocks:
@@ -227,21 +233,32 @@ class OpenBlocks:
         """Note that a block begins."""
         if self._blocks:
             # Those that were interrupted after their end have stayed.
-            self._blocks = [each for each in self._blocks if not each[2].is_done]
+            for each in [each for each in self._blocks if each[2].is_done]:
+                self._forget(each)
         self._blocks.append((frame, who, handle))
 
     def discard(self, handle: Any) -> None:
         """Forget a block that has ended, or has not begun after all."""
-        self._blocks = [each for each in self._blocks if each[2] is not handle]
+        for each in [each for each in self._blocks if each[2] is handle]:
+            self._forget(each)
+
+    def _forget(self, block: tuple[int, Any, Any]) -> None:
+        # One operation, and so are the others: several threads may come here at once.
+        with suppress(ValueError):
+            self._blocks.remove(block)
 
     def find(self, frame: int, who: Any) -> tuple[Any, bool]:
         """Return the handle of the block that ends, and whether it ends elsewhere than it began."""
-        if self._blocks and self._blocks[-1][:2] == (frame, who):
-            return self._blocks[-1][2], False
         blocks = self._blocks[::-1]
+        if blocks and frame != NO_FRAME and blocks[0][:2] == (frame, who):
+            return blocks[0][2], False
+        of_frame = [each for each in blocks if each[0] == frame] if frame != NO_FRAME else []
+        of_nobody = [each for each in blocks if each[0] == NO_FRAME]
         found = (
-            next((each for each in blocks if each[:2] == (frame, who)), None)
-            or next((each for each in blocks if each[0] == frame), None)
+            next((each for each in of_frame if each[1] == who), None)
+            or next(iter(of_frame), None)
+            or next((each for each in of_nobody if each[1] == who), None)
+            or (of_nobody[0] if len(of_nobody) == 1 else None)
             or next((each for each in blocks if each[1] == who), None)
             or (blocks[0] if len(blocks) == 1 else None)
         )

@@ -159,9 +159,14 @@ def free_if_granted(request: Request) -> str:
 
     Whoever held a lock already never waits for it, so what is found here was taken just now.
     """
+    return f"SELECT {_call('pg_advisory_unlock', request)}(k) {_which_are_held(request)}"
+
+
+def _which_are_held(request: Request) -> str:
+    """Return the part of a SELECT that yields those keys that this session holds."""
     mode = "ShareLock" if request.shared else "ExclusiveLock"
     return (
-        f"SELECT {_call('pg_advisory_unlock', request)}(k) FROM {_array(request.keys)} AS k "
+        f"FROM {_array(request.keys)} AS k "
         "WHERE EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND objsubid = 1 "
         f"AND granted AND mode = '{mode}' AND database = (SELECT oid FROM pg_database WHERE datname = "
         "current_database()) AND (classid::bigint << 32) | objid::bigint = k)"
@@ -289,7 +294,12 @@ def wait_for_slot_inside(request: Request, function: str, queue: Key) -> str:
     found = f"SELECT ({_look_for_slot(request, function)}) AS slot, {_is_fresh(request)} AS is_fresh OFFSET 0"
     leaving = f"CASE WHEN is_fresh THEN pg_advisory_unlock({queue.number}) END"
     looking = f"SELECT slot, nullif(is_fresh, false), {leaving} FROM ({found}) AS found"
-    return f"{comment(request.keys[:1])}{_in_savepoint(waiting)};{looking}"
+    return comment(request.keys[:1]) + _in_savepoint(f"{waiting};{looking}")
+
+
+def held_slot(request: Request) -> str:
+    """Ask which slot the session has; answers its number, or no row."""
+    return f"SELECT k, true {_which_are_held(request)} LIMIT 1"
 
 
 def _look_for_slot(request: Request, function: str) -> str:

@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from psycopg import Error as PsycopgError
+from psycopg.pq import TransactionStatus
 
-from django_pglock.postgres.connections import cancel_statement, has_ended
+from django_pglock.postgres.connections import cancel_statement, has_ended, shut
 from django_pglock.postgres.libpq import begin_for, exchange_async, pass_on_notifications, ready
 from django_pglock.postgres.message import is_djangos_alone, send
 from django_pglock.postgres.sessions import dedicated_connection
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 Row = Sequence[Any]
+#: Seconds until a statement that goes on is cancelled once more.
+CANCEL_AGAIN = 0.05
 
 
 class AsyncSession:
@@ -39,6 +42,16 @@ class AsyncSession:
     def has_ended(self) -> bool:
         """Whether the session is gone, as far as can be seen without asking the server."""
         return has_ended(self.raw)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a statement is under way."""
+        return self._turn.locked()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether somebody else may go on with it: it lives, and no transaction is open."""
+        return not self.has_ended and self.raw.pgconn.transaction_status == TransactionStatus.IDLE
 
     async def send(self, statements: str) -> Row | None:
         """Send statements in one message and return the first row of the last answer. Errors are Django's."""
@@ -62,8 +75,10 @@ class AsyncSession:
         try:
             return await asyncio.shield(sending)
         except asyncio.CancelledError:
-            await loop.run_in_executor(None, partial(_cancel, self.connection))
-            await asyncio.wait([sending])
+            # The statement may not be on its way yet, so that there is nothing to cancel.
+            while not sending.done():
+                await loop.run_in_executor(None, partial(_cancel, self.connection))
+                await asyncio.wait([sending], timeout=CANCEL_AGAIN)
             raise
 
     async def notifications(self) -> AsyncGenerator[str, None]:
@@ -84,7 +99,11 @@ class AsyncSession:
 
     def end(self) -> None:
         """End the session at once, and every lock in it; waits for nothing."""
-        self.raw.pgconn.finish()
+        if self._turn.locked():
+            # Whoever waits for an answer is woken.
+            shut(self.raw)
+        else:
+            self.raw.pgconn.finish()
         if self._thread is not None:
             self._thread.shutdown(wait=False)
 
@@ -149,10 +168,10 @@ class AsyncSessions:
     def give_back(self, session: AsyncSession) -> None:
         """Say that a session is not needed any more."""
         self.lent -= 1
-        if session.has_ended:
-            session.end()
-        else:
+        if session.is_at_rest:
             self._idle.append(session)
+        else:
+            session.end()
 
     def close_idle(self) -> None:
         """End the sessions that nobody uses."""

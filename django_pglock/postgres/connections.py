@@ -102,9 +102,17 @@ def statement_under_way(connection: DatabaseWrapper) -> bool:
 
 def hang_up(connection: DatabaseWrapper) -> None:
     """End a session under another thread that waits for its answer, without asking the server; that thread notices."""
-    raw: Any = connection.connection
+    if connection.connection is not None:
+        shut(connection.connection)
+
+
+def shut(raw: Any) -> None:
+    """End the session of a psycopg connection, whoever uses it at this moment: libpq is for one thread at a time.
+
+    The socket stays open, so that a coroutine that waits for it is woken as well.
+    """
     # An error means that it has just ended by itself.
-    with contextlib.suppress(OSError, PsycopgError, AttributeError), socket.socket(fileno=os.dup(raw.fileno())) as end:
+    with contextlib.suppress(OSError, PsycopgError), socket.socket(fileno=os.dup(raw.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
 
 

@@ -139,7 +139,7 @@ KINDS = {
 }
 
 
-NAMES = {kind: ("a",) for kind in KINDS} | {"several": ("a", "b"), "semaphore": ("s#1", "s#2", "s#queue")}
+NAMES = dict.fromkeys(KINDS, ("a",)) | {"several": ("a", "b"), "semaphore": ("s#1", "s#2", "s#queue")}
 
 
 @pytest.mark.parametrize("kind", KINDS)
