@@ -63,6 +63,8 @@ class Holding:
         hold = self._hold
         if hold is None or hold.state is State.OVER or hold.scope not in self._scopes_to_free:
             return
+        if hold.holds.is_due_to_be_freed(hold):
+            return
         # In a process that was forked from the holder's, the lock is the holder's.
         if self._generation == forking.generation() and not sys.is_finalizing():
             self._drop()

@@ -7,6 +7,7 @@ holder. So coroutines use sessions of their own, each behind a Django connection
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -118,10 +119,19 @@ def _cancel(connection: DatabaseWrapper) -> None:
 async def open_session(using: str, *, application_name: str | None = None) -> AsyncSession:
     """Open a session to the database alias ``using``. Cancelled halfway, none remains."""
     connection = dedicated_connection(using, application_name=application_name)
-    connecting = asyncio.ensure_future(_in_thread(connection.ensure_connection))
+    is_given_up = threading.Event()
+
+    def connect() -> None:
+        connection.ensure_connection()
+        if is_given_up.is_set():
+            _finish(connection)
+
+    connecting = asyncio.ensure_future(_in_thread(connect))
     try:
         await asyncio.shield(connecting)
     except asyncio.CancelledError:
+        # The loop may end before the thread has connected, and would not call anybody any more.
+        is_given_up.set()
         connecting.add_done_callback(lambda _: _finish(connection))
         raise
     return AsyncSession(connection)

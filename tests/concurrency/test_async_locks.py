@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from contextlib import suppress
 
@@ -524,6 +525,78 @@ def test_an_asynchronous_generator_that_nobody_goes_on_with_frees_its_lock(someb
         await until(lambda: asyncio.to_thread(somebody.can_have, "a"), "the lock is held for ever")
 
     asyncio.run(main())
+
+
+@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 1})
+def test_a_coroutine_with_locks_in_two_sessions_does_not_wait_for_itself():
+    async def visit(keeper):
+        async with lock("a"):
+            await keeper.release()
+            async with lock("b"), lock("a", timeout=5):
+                with pytest.raises(LockError, match="already"):
+                    await lock("a", reentrant=False).aacquire()
+                with pytest.raises(LockError, match="already"):
+                    await lock("a", scope="transaction", timeout=5).aacquire()
+
+    async def main():
+        await asyncio.create_task(visit(await in_a_task(lock("keeper"))))
+        assert await arows() == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_a_session_does_not_go_back_with_an_open_transaction(somebody):
+    somebody.holds("b")
+    box = []
+
+    async def owner():
+        box.append(await lock("a", scope="transaction").aacquire())
+        with suppress(LockNotAvailable, OperationalError):
+            await lock("b", scope="transaction", timeout=0.5).aacquire()
+
+    async def main():
+        task = asyncio.create_task(owner())
+        await until(some_wait, "nobody waits")
+        await box.pop().release()
+        await task
+        await until(lambda: asyncio.to_thread(somebody.can_have, "a"), "the transaction is open yet")
+
+    asyncio.run(main())
+
+
+def test_a_handle_is_given_back_from_another_task_while_its_own_one_waits(somebody):
+    somebody.holds("b")
+    box = []
+
+    async def owner():
+        box.append(await lock("a").aacquire())
+        async with lock("b"):
+            pass
+
+    async def main():
+        task = asyncio.create_task(owner())
+        await until(some_wait, "nobody waits")
+        await asyncio.wait_for(box.pop().release(), 60)
+        await asyncio.to_thread(somebody.ask, "SELECT pg_advisory_unlock_all()")
+        await task
+        await until(lambda: _is(arows, (0, 0)), "it is held yet")
+
+    asyncio.run(main())
+
+
+def test_a_handle_that_is_the_result_of_a_task_is_dropped_with_it(somebody):
+    async def main():
+        handle = await asyncio.create_task(lock("a").aacquire())
+        assert handle
+        del handle
+        await until(lambda: asyncio.to_thread(_collected, somebody, "a"), "it is held yet")
+
+    asyncio.run(main())
+
+
+def _collected(somebody, name):
+    gc.collect()
+    return somebody.can_have(name)
 
 
 # Views

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
+from contextlib import ExitStack
 
 import pytest
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import DatabaseError, IntegrityError, connection, connections, transaction
 from django.test import TestCase
 
 from django_pglock import LockError, LockLost, LockNotAvailable, LockScopeError, lock, lock_all, semaphore, try_lock
@@ -360,3 +361,122 @@ def _holds(handle):
     except LockLost:
         return False
     return True
+
+
+# Broken transactions and sessions, many owners
+
+
+def test_a_lock_that_is_lost_inside_atomic_does_not_break_the_transaction_in_two(somebody):
+    """To reconnect there would commit what comes after, without what was before."""
+    handle = lock("a").acquire()
+    with pytest.raises(DatabaseError), transaction.atomic():
+        Effect.objects.create(name="before")
+        somebody.ends_session(my_pid())
+        with pytest.raises(LockLost):
+            handle.release()
+        Effect.objects.create(name="after")
+    assert not Effect.objects.exists()
+
+
+def test_a_lock_that_is_given_back_in_a_broken_transaction_is_freed_after_its_rollback(somebody, eventually):
+    handle = lock("a").acquire()
+    with pytest.raises(ValueError, match="mine"), transaction.atomic():
+        with pytest.raises(DatabaseError), connection.cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+        handle.release()
+        raise ValueError("mine")
+    eventually(lambda: somebody.can_have("a"), why="nobody sends another statement, and it is held for ever")
+
+
+def test_the_session_of_an_own_transaction_ends_where_another_thread_drops_it(eventually, somebody):
+    """libpq is for one thread at a time: the owner may be inside of it at that moment."""
+
+    def numbers():
+        with lock("a", scope="transaction"):
+            yield 1
+
+    box, dropped = [], threading.Event()
+
+    def work():
+        generator = numbers()
+        next(generator)
+        box.append(generator)
+        del generator
+        with pytest.raises(DatabaseError):
+            while True:
+                execute("SELECT repeat('x', 100000) FROM generate_series(1, 5)")
+        dropped.set()
+        connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    eventually(lambda: box)
+    box.clear()
+    thread.join(60)
+    assert dropped.is_set()
+    eventually(lambda: somebody.can_have("a"))
+
+
+def test_an_exit_stack_that_another_thread_closes_frees_its_own_block(somebody, eventually):
+    shared = lock("a", shared=True)
+    stacks, done = [], threading.Event()
+
+    def work():
+        stack = ExitStack()
+        stack.enter_context(shared)
+        stacks.append(stack)
+        done.wait(30)
+        connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    eventually(lambda: stacks)
+    with shared as mine:
+        stacks.pop().close()
+        assert mine
+        done.set()
+        thread.join()
+        assert not somebody.can_have("a"), "this thread reads on"
+    assert somebody.can_have("a")
+
+
+def test_limits_on_holding_are_put_back_in_any_order():
+    def limit():
+        return setting("idle_session_timeout")
+
+    one, two = lock("a", max_hold=20).acquire(), lock("b", max_hold=100).acquire()
+    one.release()
+    assert limit() == "100s" or limit() == "1min40s" or limit() == "100000"
+    two.release()
+    assert limit() == "0"
+
+
+def test_savepoints_are_named_as_postgresql_reads_them():
+    with transaction.atomic():
+        execute("SAVEPOINT Foo")
+        kept = lock("kept").acquire()
+        execute("SAVEPOINT Bar")
+        gone = lock("gone").acquire()
+        execute("-- back\nROLLBACK TO SAVEPOINT bar")
+        assert (bool(kept), bool(gone)) == (True, False)
+        gone = lock("gone").acquire()
+        execute("SELECT 1; ROLLBACK TO SAVEPOINT bar")
+        assert not gone
+
+
+def test_another_thread_may_ask_whether_it_is_held(in_threads):
+    with lock("a") as handle:
+        in_threads(lambda _: handle.assert_held(), 1)
+
+
+class InsideAnotherTestCase(TestCase):
+    def test_an_inner_lock_that_fails_before_it_is_asked_for_leaves_the_outer_one(self):
+        def refuse(execute, sql, params, many, context):
+            raise ZeroDivisionError
+
+        with lock("a"):
+            with self.assertRaises(ZeroDivisionError), connection.execute_wrapper(refuse):
+                lock("a", timeout=0).acquire()
+            other = Somebody()
+            self.assertFalse(other.can_have("a"))
+            other.leaves()
