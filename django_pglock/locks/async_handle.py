@@ -139,7 +139,7 @@ class AsyncHandle(Holding):
         return True
 
     def _drop_what_came(self, asking: asyncio.Future[None]) -> None:
-        if asking.exception() is None:
+        if not asking.cancelled() and asking.exception() is None:
             self.free_from_elsewhere()
 
     def _may_ask(self, place: Place, request: Request) -> bool:

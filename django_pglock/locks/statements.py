@@ -268,11 +268,11 @@ def try_slot(request: Request, function: str, queue: Key | None) -> str:
     """
     slots = f"SELECT k FROM {_array(request.keys)} AS k WHERE {function}(k) LIMIT 1"
     if queue is None:
-        return f"{comment(request.keys[:1])}{slots}"
+        return f"{comment(request.keys)}{slots}"
     # A shared lock, so that those who only look do not keep out each other; it ends with the statement.
     first = f"SELECT pg_try_advisory_xact_lock_shared({queue.number}) AS is_first OFFSET 0"
     slots = slots.replace("WHERE", "WHERE is_first AND")
-    return f"{comment(request.keys[:1])}SELECT slot.k FROM ({first}) AS queue, LATERAL ({slots}) AS slot"
+    return f"{comment(request.keys)}SELECT slot.k FROM ({first}) AS queue, LATERAL ({slots}) AS slot"
 
 
 def wait_for_slot(request: Request, function: str, queue: Key) -> str:
@@ -285,7 +285,7 @@ def wait_for_slot(request: Request, function: str, queue: Key) -> str:
     if request.wait is not None:
         limit += ";SET LOCAL statement_timeout = 0"
     waiting = f"SELECT pg_advisory_xact_lock({queue.number})"
-    return f"{comment(request.keys[:1])}{limit};{waiting};{_look_for_slot(request, function)}"
+    return f"{comment((queue, *request.keys))}{limit};{waiting};{_look_for_slot(request, function)}"
 
 
 def wait_for_slot_inside(request: Request, function: str, queue: Key) -> str:
@@ -294,7 +294,7 @@ def wait_for_slot_inside(request: Request, function: str, queue: Key) -> str:
     found = f"SELECT ({_look_for_slot(request, function)}) AS slot, {_is_fresh(request)} AS is_fresh OFFSET 0"
     leaving = f"CASE WHEN is_fresh THEN pg_advisory_unlock({queue.number}) END"
     looking = f"SELECT slot, nullif(is_fresh, false), {leaving} FROM ({found}) AS found"
-    return comment(request.keys[:1]) + _in_savepoint(f"{waiting};{looking}")
+    return comment((queue, *request.keys)) + _in_savepoint(f"{waiting};{looking}")
 
 
 def held_slot(request: Request) -> str:

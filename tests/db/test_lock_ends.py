@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, connections, transaction
@@ -343,6 +343,31 @@ def test_waiters_of_a_semaphore_are_served_in_the_order_of_their_arrival(somebod
     for thread in threads:
         thread.join()
     assert served == [0, 1, 2, 3]
+
+
+def test_the_slots_and_the_queue_of_a_semaphore_are_named_where_people_look(somebody, eventually):
+    somebody.holds("s#1")
+    names = []
+
+    def work():
+        with semaphore("s", limit=2, timeout=60), semaphore("s", limit=2, timeout=0.5):
+            pass
+        connections.close_all()
+
+    def both_are_named():
+        names[:] = sorted(filter(None, AdvisoryLock.objects.values_list("name", flat=True)))
+        return names == ["s#2", "s#queue"]
+
+    def ignore_busy():
+        with suppress(LockError):
+            work()
+        connections.close_all()
+
+    with semaphore("s", limit=2, timeout=60):
+        thread = threading.Thread(target=ignore_busy)
+        thread.start()
+        eventually(both_are_named, why=f"{names}")
+    thread.join()
 
 
 ARRIVED = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%%RECURSIVE look%%' AND pid <> pg_backend_pid()"  # noqa: E501
