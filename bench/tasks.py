@@ -30,6 +30,7 @@ import psycopg
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench import naps as nap_cases
 from bench.arena import ROOT, Arena, resident, threads
 from bench.contestants import ALL
 from bench.contestants.base import WARM_UP, Contestant, Failed
@@ -37,6 +38,8 @@ from bench.contestants.base import WARM_UP, Contestant, Failed
 #: The name of what is measured, and how: returns one number, or several.
 Case = Callable[[], Any]
 OURS, RAW = "django_pglock", "raw psycopg"
+#: Who takes part where tasks last a while.
+SLEEPERS = ("procrastinate", "Celery with Redis", "Oban for Python", "graphile-worker, one by one")
 DRAIN_AIMS = {
     RAW: 0.7,
     "graphile-worker, batched": 1.5,
@@ -57,6 +60,7 @@ class Bench:
         self.tasks: int = options.tasks
         self.failed: dict[str, str] = {}
         self.contestants: dict[str, Contestant] = {}
+        self.cases: str = options.cases
         self._only: list[str] = options.only
         self._cache: Path = options.cache
         self._stack = stack
@@ -361,6 +365,13 @@ def long(bench: Bench) -> list[Sequence[str]]:
     return rows
 
 
+def naps(bench: Bench) -> list[Sequence[str]]:
+    """Run tasks that wait 5 to 400 ms, several at once: the share of threads / seconds that a process reaches."""
+    bench.enter((OURS, *SLEEPERS))
+    there = list(bench.contestants.values())
+    return nap_cases.table(bench, there, bench.ours, verdict)
+
+
 def slept(bench: Bench, processes: int, count: int, seconds: str) -> float:
     """Return the rate at which worker processes run tasks that sleep; the tasks come when the processes are there."""
     with bench.arena.fresh(bench.ours) as database, ExitStack() as stack:
@@ -388,6 +399,7 @@ MEASUREMENTS: dict[str, tuple[Callable[[Bench], list[Sequence[str]]], int, int]]
     "scaling": (scaling, 3_000, 3),
     "long": (long, 800, 3),
     "keys": (keys, 400_000, 5),
+    "naps": (naps, 0, 3),
 }
 
 
@@ -400,6 +412,7 @@ def parse(arguments: Iterable[str] | None = None) -> argparse.Namespace:
         command.add_argument("--tasks", type=int, default=tasks, help="How many (default: %(default)s).")
         command.add_argument("--rounds", type=int, default=rounds, help="How often (default: %(default)s).")
         command.add_argument("--only", nargs="+", default=[], help="Only contestants whose names contain one of these.")
+        command.add_argument("--cases", default="", help="Only cases whose names contain this (naps).")
         command.add_argument("--cache", type=Path, default=ROOT / ".bench", help="Where the others are installed.")
     return parser.parse_args(arguments)
 

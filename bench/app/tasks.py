@@ -1,5 +1,6 @@
 """The functions that are run. All contestants run the first two; the others ask for what only django_pglock has."""
 
+import asyncio
 import time
 
 from django.apps import apps
@@ -35,4 +36,24 @@ if apps.is_installed("django_pglock"):
     @our_task(lock="bench")
     def sleep_alone(seconds):
         """Wait, while no other task of the same lock key runs."""
+        time.sleep(seconds)
+
+    @our_task(atomic=True)
+    def sleep_atomically(seconds):
+        """Wait in a transaction."""
+        time.sleep(seconds)
+
+    @our_task
+    async def sleep_async(seconds):
+        """Wait in a coroutine."""
+        await asyncio.sleep(seconds)
+
+    @our_task(lock="nap:{number}")
+    def sleep_with_own_key(seconds, number):
+        """Wait, with a lock key that no other task has."""
+        time.sleep(seconds)
+
+    @our_task(lock="nap:{digit}")
+    def sleep_with_one_of_ten(seconds, digit):
+        """Wait, with one of ten lock keys."""
         time.sleep(seconds)

@@ -65,6 +65,10 @@ class Contestant:
         """Return the command line of one worker process."""
         return [*self.command, "worker", *options]
 
+    def at_once(self, count: int) -> list[str]:
+        """Return the options of a worker process that runs so many tasks at once."""
+        return [str(count)]
+
     @property
     def environment(self) -> dict[str, str]:
         """What its processes need to find besides the database."""
@@ -115,6 +119,11 @@ def last_words(text: str) -> str:
 
 def nothing() -> None:
     """Do nothing."""
+
+
+def sleep(seconds: float) -> None:
+    """Wait, as a task does that waits for somebody else."""
+    time.sleep(seconds)
 
 
 def stamp(sent: float) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 from bench.contestants import django_project
 from bench.contestants.base import main
+
+#: What some functions take besides: the number of the call, or what follows from it.
+MORE: dict[str, Callable[[int], tuple[Any, ...]]] = {
+    "sleep_with_own_key": lambda number: (number,),
+    "sleep_with_one_of_ten": lambda number: (number % 10,),
+}
 
 
 class Ours(django_project.DjangoContestant):
@@ -16,6 +23,9 @@ class Ours(django_project.DjangoContestant):
     unfinished = """SELECT FROM django_pglock_task
         WHERE status <> 'SUCCESSFUL' AND status IN ('READY', 'RUNNING', 'FAILED') AND task_path LIKE '%%.' || %s"""
 
+    def at_once(self, count: int) -> list[str]:
+        return ["--threads", str(count)]
+
     def version(self) -> str:
         return f"Django {version('django')}, psycopg {version('psycopg')}"
 
@@ -23,7 +33,8 @@ class Ours(django_project.DjangoContestant):
 def many(count: int, function: str, *arguments: Any) -> None:
     from django_pglock.tasks import enqueue_many
 
-    enqueue_many(django_project.function(function), (arguments for _ in range(count)))
+    more = MORE.get(function, lambda _number: ())
+    enqueue_many(django_project.function(function), ((*arguments, *more(number)) for number in range(count)))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING
 
 from django_pglock.tasks.schedules import is_scheduled
@@ -10,6 +12,8 @@ if TYPE_CHECKING:
     from django_pglock.tasks.definition import PostgresTask
 
 _definitions: dict[str, PostgresTask] = {}
+# Asked for each claim.
+_is_coroutine_function = lru_cache(maxsize=None)(iscoroutinefunction)
 
 
 def register(task: PostgresTask) -> PostgresTask:
@@ -31,6 +35,12 @@ def find(path: str) -> PostgresTask | None:
 def known_paths() -> list[str]:
     """Return the dotted paths of all registered task functions, in order."""
     return sorted(_definitions)
+
+
+def is_async(path: str) -> bool:
+    """Say whether the function registered under ``path`` is a coroutine function."""
+    task = _definitions.get(path)
+    return task is not None and _is_coroutine_function(task.func)
 
 
 def scheduled() -> list[PostgresTask]:

@@ -9,10 +9,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context, copy_context
-from functools import lru_cache
-from inspect import iscoroutinefunction
+from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -22,11 +21,13 @@ from django.db import connections
 
 from django_pglock.postgres.connections import connection_for, has_hung_up
 from django_pglock.postgres.sessions import limit_waiting
+from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
 from django_pglock.tasks.outcome import Released, Succeeded
 from django_pglock.worker.announcing import tell
+from django_pglock.worker.capacity import Slot
 from django_pglock.worker.execution import Attempt, break_off, prepare, run, run_async
 from django_pglock.worker.grouping import with_others
 from django_pglock.worker.hand import Ending, Hand
@@ -34,7 +35,6 @@ from django_pglock.worker.offspring import end_here
 from django_pglock.worker.watchdog import Seat, Watchdog
 
 logger = logging.getLogger("django_pglock.worker")
-is_async = lru_cache(maxsize=None)(iscoroutinefunction)
 
 #: Seconds between two looks at a thread's connections while its tasks succeed. A look costs as much as a small task.
 BETWEEN_LOOKS = 0.1
@@ -52,9 +52,11 @@ class Executor:
         self.watchdog = watchdog
         self._is_stopping = False
         self._threads = [
-            threading.Thread(target=self._work, name=f"lockworker-thread-{number}", daemon=True)
-            for number in range(1, hand.threads + 1)
+            threading.Thread(target=self._work, args=(slot,), name=f"lockworker-thread-{number}", daemon=True)
+            for number, slot in enumerate(hand.threads.slots, start=1)
         ]
+        # Prepares what runs on the loop: to read of earlier attempts, or to claim a group, would hold up the others.
+        self._threads.append(threading.Thread(target=self._begin_coroutines, name="lockworker-beginner", daemon=True))
 
     def start(self) -> None:
         """Start the threads. The loop starts with the first async task."""
@@ -64,8 +66,9 @@ class Executor:
     def stop(self) -> None:
         """Let each thread end after its present task."""
         self._is_stopping = True
-        for _ in self._threads:
-            self.hand.inbox.put(None)
+        for _ in self.hand.threads.slots:
+            self.hand.threads.inbox.put(None)
+        self.hand.coroutines.inbox.put(None)
 
     @property
     def is_missing(self) -> bool:
@@ -81,7 +84,7 @@ class Executor:
         for thread in awaited:
             thread.join(max(0.0, deadline - time.monotonic()))
         is_idle = not any(thread.is_alive() for thread in awaited)
-        return self.loop.wait(max(0.0, deadline - time.monotonic())) and is_idle
+        return self.hand.coroutines.wait(max(0.0, deadline - time.monotonic())) and is_idle
 
     def stuck(self) -> list[Attempt]:
         """Return the attempts whose functions do not end, although their time has been over for long."""
@@ -104,14 +107,36 @@ class Executor:
                 seat.cancel(attempt)
         self.loop.interrupt(claim)
 
-    def _work(self) -> None:
+    def _work(self, slot: Slot) -> None:
+        threads = self.hand.threads
+
+        def over(ending: Ending | None, cost: float) -> None:
+            # What could not begin says nothing of what a task costs.
+            is_telling = ending is not None and not isinstance(ending.outcome, Released)
+            threads.free(slot, cost=cost if is_telling else None)
+
+        self._execute_all(partial(threads.next, slot), over)
+
+    def _begin_coroutines(self) -> None:
+        coroutines = self.hand.coroutines
+
+        def over(ending: Ending | None, _cost: float) -> None:
+            if ending is not None:
+                coroutines.free()
+
+        self._execute_all(coroutines.next, over)
+
+    def _execute_all(
+        self, next_claim: Callable[[], Claim | None], over: Callable[[Ending | None, float], None]
+    ) -> None:
+        """Execute claims until there is none; ``over`` is called after each, with the seconds that it took."""
         looked_at = 0.0
         limit_waiting(connection_for(self.using))
         seat = self.watchdog.seat()
         clean = clean_context()
         keeps_all = all(map(is_kept, connections.settings.values()))
         try:
-            while (claim := self.hand.inbox.get()) is not None:
+            while (claim := next_claim()) is not None:
                 began = time.perf_counter()
                 if began - looked_at > BETWEEN_LOOKS:
                     look_at_connections()
@@ -120,15 +145,15 @@ class Executor:
                 ending = clean.copy().run(self._execute, claim, seat)
                 if not keeps_all:
                     close_what_is_not_kept()
-                if ending is None:
-                    continue
-                if not isinstance(ending.outcome, Succeeded):
-                    looked_at = 0.0
-                    if isinstance(ending.outcome, Released):
-                        # This thread cannot connect. Without a pause it would claim and give back as fast as it can,
-                        # and faster than threads that can; to put the tasks off would keep them from those.
-                        time.sleep(BETWEEN_TRIES)
-                self.hand.ended(ending, time.perf_counter() - began)
+                if ending is not None:
+                    if not isinstance(ending.outcome, Succeeded):
+                        looked_at = 0.0
+                        if isinstance(ending.outcome, Released):
+                            # This thread cannot connect. Without a pause it would claim and give back as fast as it
+                            # can, and faster than threads that can; to put the tasks off would keep them from those.
+                            time.sleep(BETWEEN_TRIES)
+                    self.hand.ended(ending)
+                over(ending, time.perf_counter() - began)
         finally:
             connections.close_all()
 
@@ -142,7 +167,7 @@ class Executor:
                 return attempt
             if attempt.is_heard:
                 tell(task_started, claim, attempt.result)
-            if is_async(attempt.definition.func):
+            if registry.is_async(claim.task_path):
                 self.loop.run(attempt)
                 return None
             ending = run(attempt, seat.call)
@@ -169,7 +194,6 @@ class AsyncLoop:
         self.process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
-        self._idle = threading.Condition()
         self._thread: threading.Thread | None = None
         self._running: dict[asyncio.Task[Any], Attempt] = {}
         self._looked_at = 0.0
@@ -184,9 +208,7 @@ class AsyncLoop:
         """Start an attempt on the loop and return at once."""
         with self._starting:
             loop = self._loop = self._loop or self._new_loop()
-        with self._idle:
-            loop.call_soon_threadsafe(lambda: loop.create_task(self._run(attempt)))
-            self.hand.running_async += 1
+        loop.call_soon_threadsafe(lambda: loop.create_task(self._run(attempt)))
 
     async def _run(self, attempt: Attempt) -> None:
         try:
@@ -194,11 +216,8 @@ class AsyncLoop:
             ending = await run_async(attempt, self._call)
         except BaseException as error:  # noqa: BLE001 - see the top of execution.py
             ending = break_off(attempt.claims, error)
-        self.hand.ended(ending, 0.0)
-        with self._idle:
-            self.hand.running_async -= 1
-            self._idle.notify_all()
-        self.hand.hungry.set()
+        self.hand.ended(ending)
+        self.hand.coroutines.free()
 
     async def _have_connections_looked_at(self) -> None:
         """Look after the connections of the thread in which Django's ORM runs for coroutines.
@@ -250,11 +269,6 @@ class AsyncLoop:
         if not attempt.is_struck:
             attempt.is_struck = True
             task.cancel()
-
-    def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until no coroutine is under way, and say whether that came."""
-        with self._idle:
-            return self._idle.wait_for(lambda: self.hand.running_async == 0, timeout)
 
     def stop(self) -> None:
         """End the loop; coroutines that are still under way are cancelled."""

@@ -14,6 +14,7 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.wakeup import NEGATIVE_TTL
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
+from django_pglock.worker.kinds import ASYNC, BOTH, SYNC, Kind, Looks
 from django_pglock.worker.last_chance import LastChance
 from django_pglock.worker.queue_claims import WorkerClaims
 from django_pglock.worker.queues import Queues
@@ -65,14 +66,18 @@ class Fetcher(ConnectedService):
         # Queues of which a notification told while the worker slept.
         self._told: set[str] = set()
         self._ready = ReadyQueues(rows)
-        self._claims: WorkerClaims | None = None
+        self._paths: list[str] = []
+        self._claims: dict[Kind, WorkerClaims] = {}
+        # The last claim of both kinds took as many as it could, so more is there than the smaller room lets in.
+        self._was_full = False
+        self._looks = Looks()
         self._sleeping_since: float | None = None
         # Our row does not say that we sleep, although we have asked for news: it was removed, and made anew by a beat.
         self._is_forgotten = False
         self._busy_since: float | None = None
         # Who is to end when nothing is left runs also what would be put off, and then it would be left.
         self._last_chance = LastChance(hand, puts_off=drained is None)
-        self._done = -1
+        self._ended = -1
         self._got_on_at = 0.0
         #: Whether it has looked for tasks in its present session.
         self.is_claiming = False
@@ -84,13 +89,13 @@ class Fetcher(ConnectedService):
         """Take note that something is ready in ``queue``, and look there at once."""
         if self.queues.serves(queue):
             self._told.add(queue)
-            self.hand.hungry.set()
+            self.hand.tell_news()
 
     def ask_again(self) -> None:
         """Ask for news once more, if we have: nobody would send us any."""
         if self._sleeping_since is not None:
             self._is_forgotten = True
-            self.hand.hungry.set()
+            self.hand.tell_news()
 
     def finish(self) -> None:
         self._last_chance.end()
@@ -121,10 +126,13 @@ class Fetcher(ConnectedService):
             return
         # Before the claim: what makes a task ready afterwards is not ours, and not due yet.
         is_last_look = self.drained is not None and self._has_nothing_to_come()
-        room = self.hand.room()
-        if room == 0:
+        if self.hand.has_news or is_last_look:
+            self.hand.has_news = False
+            self._looks.note_news()
+        rooms = self._rooms()
+        if not rooms:
             self._pause(HOARDING)
-        elif claims := self._claim(room):
+        elif claims := self._claim(rooms):
             # The threads have waited for these, not these for the threads: the answer may have been long on its way.
             self._got_on_at = time.monotonic()
             self.hand.take(self._last_chance.sift(claims))
@@ -141,11 +149,11 @@ class Fetcher(ConnectedService):
 
     def _give_back_what_only_waits(self) -> None:
         """Give back claims that wait while no thread gets on: quick tasks were expected, and long ones came."""
-        now = time.monotonic()
-        if self.hand.done != self._done or self.hand.inbox.qsize() == 0:
-            self._done, self._got_on_at = self.hand.done, now
+        now, threads = time.monotonic(), self.hand.threads
+        if (ended := threads.ended) != self._ended or threads.inbox.qsize() == 0:
+            self._ended, self._got_on_at = ended, now
         elif now - self._got_on_at >= HOARDING:
-            self.hand.expect_cost(now - self._got_on_at)
+            threads.expect_cost(now - self._got_on_at)
             self.hand.give_back()
 
     def _has_nothing_to_come(self) -> bool:
@@ -161,26 +169,54 @@ class Fetcher(ConnectedService):
         return True
 
     def _pause(self, seconds: float) -> None:
-        """Sleep until there is news, but look after claims that wait."""
-        seconds = min(seconds, HOARDING) if self.hand.inbox.qsize() else seconds
+        """Sleep until there is news, or a thread is nearly free, but look after claims that wait."""
+        seconds = min(seconds, HOARDING) if self.hand.waiting else seconds
+        seconds = min(seconds, self.hand.threads.next_change_in(), self._looks.next_change_in())
         self.note_life(seconds)
         self.hand.hungry.wait(seconds)
 
     # Claim
 
-    def _claim(self, room: int) -> list[Claim]:
-        claims = self._claim_in_turn(room)
+    def _rooms(self) -> list[tuple[Kind, int]]:
+        """Return of which kinds of functions to claim now, and how many of each."""
+        if not self.hand.may_claim():
+            return []
+        left = self.hand.left
+        room_of = {SYNC: self.hand.threads.room, ASYNC: self.hand.coroutines.room}
+        rooms = [(kind, room_of[kind]()) for kind in self._kinds()]
+        if left is not None:
+            rooms = [(kind, min(left, room)) for kind, room in rooms]
+        if len(rooms) == 1:
+            return [(kind, room) for kind, room in rooms if room]
+        smaller = min(room for _, room in rooms)
+        if smaller and not (self._was_full and left is None):
+            # One statement for both: as long as that lets in all there is, nobody need ask twice.
+            return [(BOTH, smaller)]
+        return [(kind, room) for kind, room in rooms if room and self._looks.next_in(kind) <= 0]
+
+    def _claim(self, rooms: list[tuple[Kind, int]]) -> list[Claim]:
+        claims = self._claim_in_turn(rooms)
         if not claims and self._ready.is_from_memory:
             self._ready.forget()
-            claims = self._claim_in_turn(room)
-        if len(claims) < room:
+            claims = self._claim_in_turn(rooms)
+        self._was_full = len(claims) >= min(room for _, room in rooms)
+        if len(claims) < sum(room for _, room in rooms):
             self._ready.forget()
         self.is_claiming = True
         return claims
 
-    def _claim_in_turn(self, room: int) -> list[Claim]:
+    def _claim_in_turn(self, rooms: list[tuple[Kind, int]]) -> list[Claim]:
+        queues, claims = self._in_turn(), []
+        for kind, room in rooms:
+            began = time.monotonic()
+            of_kind = self._claim_from(queues, self._claims[kind], room)
+            claims += of_kind
+            if kind != BOTH:
+                self._looks.note(kind, took=time.monotonic() - began, found=len(of_kind))
+        return claims
+
+    def _claim_from(self, queues: list[str], of_worker: WorkerClaims, room: int) -> list[Claim]:
         claims: list[Claim] = []
-        queues, of_worker = self._in_turn(), self._claims_of_known()
         of_worker.forget_others(queues)
         for queue in queues:
             claims += of_worker.of(queue).claim(room - len(claims))
@@ -196,12 +232,21 @@ class Fetcher(ConnectedService):
         is_asleep = self._sleeping_since is not None and self._busy_since is None
         return self.queues.in_turn(sorted(told) if told and is_asleep else self._ready.names())
 
-    def _claims_of_known(self) -> WorkerClaims:
-        """Return the claims of the functions that are known by now."""
+    def _kinds(self) -> list[Kind]:
+        """Return the kinds of functions that are known by now, and have their claims ready."""
         known = registry.known_paths()
-        if self._claims is None or self._claims.paths != known:
-            self._claims = WorkerClaims(self.rows, worker=self.identity.id, paths=known, is_fair=registry.has_fair())
-        return self._claims
+        if self._paths != known or not self._claims:
+            coroutines = [path for path in known if registry.is_async(path)]
+            functions = [path for path in known if not registry.is_async(path)]
+            paths: dict[Kind, list[str]] = {SYNC: functions, ASYNC: coroutines, BOTH: known}
+            is_fair = registry.has_fair()
+            self._paths = known
+            self._claims = {
+                kind: WorkerClaims(self.rows, worker=self.identity.id, paths=paths[kind], is_fair=is_fair)
+                for kind in paths
+            }
+        # Where nothing is known at all, the claim says that there is nothing.
+        return [kind for kind in (SYNC, ASYNC) if self._claims[kind].paths] or [SYNC]
 
     # Sleep
 

@@ -81,7 +81,7 @@ def with_others(leader: Attempt, group: Group, hand: Hand) -> Attempt:
     for claim in claims:
         other = prepare(claim, leader.using)
         if isinstance(other, Ending):
-            hand.ended(other, 0.0)
+            hand.ended(other)
         else:
             others.append(other)
     attempt.take_along(others)

@@ -10,25 +10,19 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.outcome import Abandoned, Outcome, Released
+from django_pglock.worker.capacity import LoopCapacity, ThreadCapacity
 
 if TYPE_CHECKING:
     from django_pglock.tasks.compat import TaskResult
 
-#: Seconds of work that may wait in this process beyond what its threads are doing. More would hoard what an idle
-#: worker elsewhere could start at once; less would leave threads waiting for the next answer of the database.
-AHEAD = 0.025
-#: Tasks that wait in the process at most, and that one claim takes: while one half is run, the other is claimed. Two
-#: thousand no-op tasks are 20 ms of work.
-MOST_AHEAD, MOST_AT_ONCE = 2000, 1000
 #: Outcomes that may wait for the database. While more do, nothing new is claimed.
 MOST_UNSETTLED = 5000
-#: Coroutines that may be under way at once, besides the threads.
-MOST_ASYNC = 100
 
 
 @dataclass(slots=True, eq=False)
@@ -51,28 +45,29 @@ class Hand:
     """The claims of this process, and how many more it should ask for."""
 
     def __init__(self, threads: int, *, most: int | None = None) -> None:
-        self.threads = threads
         #: How many more tasks the process may claim, if that is limited; what a group takes along is not counted.
         self.left = most
-        self.inbox: SimpleQueue[Claim | None] = SimpleQueue()
+        #: Set when the fetcher should look again: a thread is short of work, there is news, or the end.
+        self.hungry = threading.Event()
+        #: Whether something may be ready that was not there at the last look. Set before ``hungry``.
+        self.has_news = False
+        self.threads = ThreadCapacity(threads, self._make_hungry)
+        self.coroutines = LoopCapacity(self._make_hungry)
         self.outbox: SimpleQueue[Ending | None] = SimpleQueue()
         # By id and attempt: a task that was given back may be claimed again before its old claim is let go.
         self.claims: dict[tuple[int, int], Claim] = {}
-        #: Set when the fetcher should look again: a thread is short of work, a notification came, or the end.
-        self.hungry = threading.Event()
         #: Endings that the settler has taken and not yet written. Only the settler sets it.
         self.settling = 0
-        self.running_async = 0
-        self.done = 0
         #: How many tasks were claimed from the beginning. The threads claim for their groups, too, hence the lock.
         self.claimed = 0
         self._counting = threading.Lock()
         # Nothing was claimed because too much waits for the database: whoever settles has to say when that is over.
         self._is_held_back = False
-        self._cost: float | None = None
-        # Seconds that a task may cost so that the most may wait that ever do.
-        self._short = threads * AHEAD / MOST_AHEAD
-        self._ahead = 0
+
+    @property
+    def waiting(self) -> int:
+        """Claims that nobody has begun."""
+        return self.threads.inbox.qsize() + self.coroutines.inbox.qsize()
 
     @property
     def unsettled(self) -> int:
@@ -82,21 +77,28 @@ class Hand:
     @property
     def running(self) -> int:
         """Tasks that are being run; about right, too."""
-        return max(0, len(self.claims) - self.inbox.qsize() - self.unsettled)
+        return max(0, len(self.claims) - self.waiting - self.unsettled)
 
-    def room(self) -> int:
-        """Return how many tasks to claim now."""
+    @property
+    def has_ended_any(self) -> bool:
+        """Whether the process has run anything to its end."""
+        return bool(self.threads.ended or self.coroutines.ended)
+
+    def may_claim(self) -> bool:
+        """Say whether the process may claim anything at all now, whatever is free."""
         if self.unsettled > MOST_UNSETTLED:
             self._is_held_back = True
-            return 0
-        if self.running_async >= MOST_ASYNC:
-            return 0
-        waiting = len(self.claims) - self.unsettled - self.running_async - self.threads
-        if waiting * 2 > self._ahead:
-            # A claim takes about as long for a few as for many.
-            return 0
-        most = MOST_AT_ONCE if self.left is None else min(MOST_AT_ONCE, self.left)
-        return max(0, min(most, self._ahead - waiting))
+            return False
+        return True
+
+    def tell_news(self) -> None:
+        """Say that something may have become ready."""
+        self.has_news = True
+        self.hungry.set()
+
+    def _make_hungry(self) -> None:
+        if not self.hungry.is_set():
+            self.hungry.set()
 
     def task_ids(self) -> list[int]:
         """Return the ids of the tasks in hand."""
@@ -108,7 +110,14 @@ class Hand:
         if self.left is not None:
             self.left -= len(claims)
         for claim in claims:
-            self.inbox.put(claim)
+            self.begin(claim)
+
+    def begin(self, claim: Claim) -> None:
+        """Have a claim in hand begun by what runs its kind of function."""
+        if registry.is_async(claim.task_path):
+            self.coroutines.put(claim)
+        else:
+            self.threads.inbox.put(claim)
 
     def hold(self, claims: Sequence[Claim]) -> None:
         """Add claims that are run already."""
@@ -116,28 +125,11 @@ class Hand:
         with self._counting:
             self.claimed += len(claims)
 
-    def ended(self, ending: Ending, cost: float) -> None:
-        """Pass an ending on to the settler; ``cost`` is how many seconds the attempt kept a thread."""
-        self.done += 1  # only whether it changes is looked at
-        self._note_cost(cost)
+    def ended(self, ending: Ending) -> None:
+        """Pass an ending on to the settler."""
         self.outbox.put(ending)
         for companion in ending.companions:
             self.outbox.put(companion)
-        if self.inbox.qsize() * 2 <= self._ahead and not self.hungry.is_set():
-            self.hungry.set()
-
-    def expect_cost(self, cost: float) -> None:
-        """Expect tasks to cost this many seconds, until they prove to be quicker."""
-        self._cost = cost
-        self._ahead = int(min(MOST_AHEAD, self.threads * AHEAD / max(cost, 1e-6)))
-
-    def _note_cost(self, cost: float) -> None:
-        known = self._cost
-        if known is not None and known < self._short and cost < self._short:
-            # As many as may wait do so in any case.
-            return
-        # Follows upwards fast and downwards slowly: to hoard long tasks is worse than to wait for short ones.
-        self.expect_cost(cost if known is None else known + (cost - known) * (0.3 if cost > known else 0.03))
 
     def let_go(self, endings: Sequence[Ending]) -> None:
         """Forget claims that were settled or lost."""
@@ -145,21 +137,16 @@ class Hand:
             self.claims.pop(key, None)
         if self._is_held_back:
             self._is_held_back = False
-            self.hungry.set()
+            self._make_hungry()
 
     def give_back(self) -> int:
-        """Take back what no thread has begun and have its claims released. Returns how many."""
-        count = 0
-        while True:
-            try:
-                claim = self.inbox.get_nowait()
-            except Empty:
-                return count
-            if claim is not None:
-                self.release(claim)
-                count += 1
-                if self.left is not None:
-                    self.left += 1
+        """Take back what nobody has begun and have its claims released. Returns how many."""
+        claims = [*self.threads.take_back(), *self.coroutines.take_back()]
+        for claim in claims:
+            self.release(claim)
+        if self.left is not None:
+            self.left += len(claims)
+        return len(claims)
 
     def release(self, claim: Claim) -> None:
         """Have a claim released that nobody has begun."""

@@ -164,7 +164,7 @@ class Heartbeat(ConnectedService):
             hostname=me.hostname,
             pid=me.pid,
             queues=self.queues,
-            threads=self.hand.threads,
+            threads=len(self.hand.threads.slots),
             is_stopping=self.is_draining,
             lock_key=self.lock_key,
             task_paths=None if len(known) == self._told else known,

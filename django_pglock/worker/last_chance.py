@@ -72,7 +72,7 @@ class LastChance:
         elif not self._has_begun and len(self.hand.claims) == 1:
             self._has_begun = True
             self._patience = self._first_patience
-            self.hand.inbox.put(suspect)
+            self.hand.begin(suspect)
         elif not self._has_begun and time.monotonic() - self._waits_since > self._patience:
             self._rest(suspect)
         return self._suspect is not None

@@ -34,7 +34,7 @@ class Limits:
         if self.hand.left == 0 and not self.hand.claims:
             return "it has run as many tasks as it may"
         # One task at least: a limit below what the project itself takes must not keep it from working at all.
-        if self.max_memory is not None and self.hand.done and resident_memory() > self.max_memory * MEBIBYTE:
+        if self.max_memory is not None and self.hand.has_ended_any and resident_memory() > self.max_memory * MEBIBYTE:
             return f"it takes {resident_memory() / MEBIBYTE:.0f} MiB of memory"
         if self._ends_at is not None and time.monotonic() >= self._ends_at:
             return "its time is over"

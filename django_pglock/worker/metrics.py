@@ -45,7 +45,7 @@ def _counters(worker: Worker) -> Iterator[tuple[str, str, Samples]]:
 def _gauges(worker: Worker) -> Iterator[tuple[str, str, Samples]]:
     hand, health = worker.hand, worker.health
     yield "worker_ready", "1 while the worker claims tasks, else 0.", [(None, int(health.unready() is None))]
-    yield "threads", "Tasks that can run at once in threads.", [(None, hand.threads)]
+    yield "threads", "Tasks that can run at once in threads.", [(None, len(hand.threads.slots))]
     yield "tasks_in_hand", "Tasks claimed and not settled yet.", [(None, len(hand.claims))]
     yield "tasks_running", "Tasks that run now.", [(None, hand.running)]
     yield "outcomes_waiting", "Outcomes that wait for the database.", [(None, hand.unsettled)]

@@ -233,14 +233,14 @@ class Settler(ConnectedService):
         released = self.rows.release(map(TASK_ID, ended))
         admitted = self.rows.admit(keys) if keys != {None} else 0
         if admitted or released:
-            self.hand.hungry.set()
+            self.hand.tell_news()
 
     def _tell(self, endings: list[Ending]) -> None:
         """Let others know of tasks that are to run again, now or later."""
         again = [ending for ending in endings if not isinstance(ending.outcome, FINAL)]
         if again:
             self.rows.wake(ending.claim.queue for ending in again)
-            self.hand.hungry.set()
+            self.hand.tell_news()
             self.scheduled()
 
     def _settle(self, endings: list[Ending]) -> dict[int, Any]:

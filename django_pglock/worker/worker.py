@@ -141,7 +141,7 @@ class Worker:
             self.hand, rows, self.identity, self.queues.asked, progress=progress, cancel=self.executor.cancel
         )
         self.heartbeat.beaten = self.heartbeat_file.touch
-        self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.hungry.set)
+        self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.tell_news)
         self.settler = Settler(self.hand, rows, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
         self.fetcher = Fetcher(
             self.hand,
@@ -291,7 +291,7 @@ class Worker:
     def _end_stuck(self, stuck: list[Attempt]) -> None:
         """End attempts for which nobody waits any more. Not before the process ends: they would run twice at once."""
         for attempt in stuck:
-            self.hand.ended(attempt.ending(attempt.failure(attempt.timed_out())), 0.0)
+            self.hand.ended(attempt.ending(attempt.failure(attempt.timed_out())))
 
     def _abandon_running(self, *, except_for: list[Attempt]) -> None:
         """Give up claims whose tasks still run. The process ends right after, and their threads with it."""
@@ -341,6 +341,6 @@ class Worker:
             self.heartbeat.wake()
 
     def _missed_news(self) -> None:
-        self.hand.hungry.set()
+        self.hand.tell_news()
         self.upkeep.wake()
         self.heartbeat.wake()

@@ -170,7 +170,7 @@ def test_a_part_that_has_ended_is_named(probed, eventually, monkeypatch, name):
 
 def test_a_thread_for_tasks_that_has_ended_is_named(probed, eventually):
     worker = probed()
-    worker.hand.inbox.put(None)
+    worker.hand.threads.inbox.put(None)
     eventually(lambda: ask(worker, "/livez")[:2] == (503, "A thread of the executor has ended.\n"))
 
 

@@ -21,6 +21,7 @@ from django_pglock.tasks.outcome import Failed, Failure, Released, Succeeded
 from django_pglock.tasks.queryset import TaskQuerySet
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker import execution, executor, last_chance
+from django_pglock.worker.capacity import MOST_ASYNC
 from django_pglock.worker.execution import Attempt
 from django_pglock.worker.fetcher import HOARDING
 from django_pglock.worker.hand import Ending, Hand
@@ -74,16 +75,30 @@ def test_async_functions_run_side_by_side(worker, finished):
     assert time.monotonic() - began < 9
 
 
+def test_slow_coroutines_keep_no_thread_idle_and_a_long_function_no_coroutine_waiting(worker, finished, eventually):
+    """As many coroutines as there may be wait for ever, and more of them are ready before the others."""
+    running = worker(threads=1)
+    waiting = [tasks.sleep_async.enqueue(600) for _ in range(MOST_ASYNC + 20)]
+    eventually(lambda: running.hand.coroutines.running == MOST_ASYNC)
+    assert finished(tasks.echo.enqueue("beside")).return_value == "beside"
+    Task.objects.filter(pk__in=[result.id for result in waiting]).cancel()
+    eventually(lambda: running.hand.coroutines.running == 0)
+    running_tasks.wait_for_note.enqueue("the end")
+    eventually(lambda: running.hand.threads.running == 1)
+    assert finished(tasks.sleep_async.enqueue(0)).return_value == 0
+    running_tasks.note("the end")
+
+
 @pytest.mark.parametrize(("task", "status"), [(tasks.leave_in_child, "FAILED"), (tasks.stop_its_loop, "SUCCESSFUL")])
 def test_no_coroutine_ends_the_loop_of_the_others(worker, finished, eventually, task, status):
     """asyncio ends the loop when SystemExit leaves a coroutine that another one has started."""
     running = worker(threads=1)
     beside = tasks.sleep_async.enqueue(1)
-    eventually(lambda: running.hand.running_async == 1)
+    eventually(lambda: running.hand.coroutines.running == 1)
     assert finished(task.enqueue()).status == status
     assert finished(tasks.sleep_async.enqueue(0)).return_value == 0
     assert finished(beside).return_value == 1
-    eventually(lambda: running.hand.running_async == 0)
+    eventually(lambda: running.hand.coroutines.running == 0)
     assert running.health.stuck() is None
     assert running.shutdown() is True
 
@@ -197,7 +212,7 @@ def test_what_goes_wrong_around_a_function_fails_its_task_and_nothing_else(
         result = finished(task.enqueue(0))
     assert [error.exception_class_path for error in result.errors] == ["builtins.SystemExit"]
     assert finished(tasks.echo.enqueue("still here")).return_value == "still here"
-    eventually(lambda: (running.hand.running_async, running.hand.claims) == (0, {}))
+    eventually(lambda: (running.hand.coroutines.running, running.hand.claims) == (0, {}))
 
 
 def test_a_function_that_is_called_wrongly_fails_by_itself(worker, finished):

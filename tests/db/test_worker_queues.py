@@ -25,7 +25,7 @@ def fill(queue, count):
 @pytest.fixture
 def one_by_one(monkeypatch):
     """Let a worker with one thread claim one task at a time, so that each look at the queues is one task."""
-    monkeypatch.setattr("django_pglock.worker.hand.AHEAD", 0)
+    monkeypatch.setattr("django_pglock.worker.capacity.AHEAD", 0)
 
 
 def in_order():
@@ -73,16 +73,22 @@ def test_only_news_of_a_served_queue_wakes_the_worker(queue, wakes):
     assert silent.hand.hungry.is_set() is wakes
 
 
+def claim(fetcher, count):
+    """Claim so many tasks, of all functions."""
+    assert fetcher._kinds() == ["sync", "async"]
+    return fetcher._claim([("both", count)])
+
+
 def test_what_is_remembered_of_the_queues_keeps_no_task_waiting(monkeypatch):
     """It believes that only one queue has something ready, which is empty by now."""
     fetcher = WorkerUnderTest().fetcher
     monkeypatch.setattr("django_pglock.worker.ready_queues.LINE", 10**9)
     fill("a", 2)
-    assert [claim.queue for claim in fetcher._claim(2)] == ["a", "a"]
+    assert [claim.queue for claim in claim(fetcher, 2)] == ["a", "a"]
     fill("b", 1)
-    assert [claim.queue for claim in fetcher._claim(2)] == ["b"]
+    assert [claim.queue for claim in claim(fetcher, 2)] == ["b"]
     fill("a", 1)
-    assert [claim.queue for claim in fetcher._claim(2)] == ["a"], "there was less than was asked for: forgotten"
+    assert [claim.queue for claim in claim(fetcher, 2)] == ["a"], "there was less than was asked for: forgotten"
 
 
 @pytest.mark.parametrize(
@@ -108,14 +114,14 @@ def test_a_queue_for_each_of_many_tenants_is_no_statement_for_each(in_threads):
     def claim_all(_):
         fetcher = WorkerUnderTest(threads=1).fetcher
         fetcher.open()
-        while fetcher._claim(7):
+        while claim(fetcher, 7):
             pass
         fill("the last", 1)
-        assert len(fetcher._claim(7)) == 1
+        assert len(claim(fetcher, 7)) == 1
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_prepared_statements")
             [prepared] = cursor.fetchone()
-        return prepared, len(fetcher._claims._queues)
+        return prepared, len(fetcher._claims["both"]._queues)
 
     [(prepared, remembered)] = in_threads(claim_all, 1)
     assert not Task.objects.exclude(status="RUNNING").exists()

@@ -16,14 +16,14 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock import TaskContext, task
-from django_pglock.worker import hand
+from django_pglock.worker import capacity
 from tests.sample.models import Run
 
 #: Seconds for which a function tries to write that it ends. Until it has, it has not ended.
 LAST_WORD = 60.0
 # How many tasks a worker under test claims at once, where many would hide what one claim costs.
 if _claim := os.environ.get("CHAOS_CLAIM"):
-    hand.MOST_AHEAD = int(_claim)
+    capacity.MOST_AHEAD = int(_claim)
 
 
 def identity(context: TaskContext) -> dict[str, Any]:

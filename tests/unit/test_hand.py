@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import math
+import time
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
@@ -13,53 +15,91 @@ from hypothesis import strategies as st
 from django_pglock.management.commands.runlockworker import GARBAGE, look_less_for_garbage
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.outcome import SUCCEEDED
+from django_pglock.worker import capacity
 from django_pglock.worker import hand as module
-from django_pglock.worker.hand import AHEAD, MOST_AHEAD, MOST_AT_ONCE, Ending, Hand
+from django_pglock.worker.capacity import AHEAD, MOST_AHEAD, MOST_ASYNC, MOST_AT_ONCE
+from django_pglock.worker.hand import Ending, Hand
+from django_pglock.worker.kinds import ASYNC, SYNC, Looks
 
 QUICK, SLOW = 1e-6, 1.0
 
 
 def filled(count, *, threads=4, cost=QUICK):
+    """Return what one process has in hand: so many claims, none of them begun."""
     hand = Hand(threads)
-    hand.expect_cost(cost)
-    hand.take([SimpleNamespace(id=number, attempt=1) for number in range(count)])
+    hand.threads.expect_cost(cost)
+    hand.take([SimpleNamespace(id=number, attempt=1, task_path="call") for number in range(count)])
     return hand
 
 
-def test_a_free_thread_is_not_kept_waiting_by_tasks_that_others_are_about_to_take():
-    assert filled(0, cost=SLOW).room() == 4
-    assert filled(3, cost=SLOW).room() == 1
-    assert filled(4, cost=SLOW).room() == 0
+def begun(hand, count):
+    """Let so many threads begin something, and return their slots with what they have begun."""
+    return [(slot, hand.threads.next(slot)) for slot in hand.threads.slots[:count]]
+
+
+def test_each_free_thread_gets_a_claim_and_long_ones_hoard_nothing():
+    assert filled(0, cost=SLOW).threads.room() == 4
+    assert filled(3, cost=SLOW).threads.room() == 1
+    assert filled(4, cost=SLOW).threads.room() == 0
+    hand = filled(4, cost=SLOW)
+    begun(hand, 4)
+    assert hand.threads.room() == 0
+
+
+def test_before_a_cost_is_known_nothing_waits_for_a_thread():
+    threads = Hand(2).threads
+    assert threads.room() == 2
+    threads.slots[0].began_at = time.monotonic()
+    assert threads.room() == 1
+    assert threads.next_change_in() == math.inf
 
 
 def test_quick_tasks_are_claimed_in_few_large_bites():
-    assert filled(0).room() == MOST_AT_ONCE
-    assert filled(4 + MOST_AHEAD // 2).room() == MOST_AT_ONCE
-    assert filled(5 + MOST_AHEAD // 2).room() == 0
+    assert filled(0).threads.room() == MOST_AT_ONCE
+    assert filled(2 + MOST_AHEAD // 2).threads.room() == MOST_AT_ONCE
+    assert filled(3 + MOST_AHEAD // 2).threads.room() == 0
+
+
+@pytest.mark.parametrize(
+    ("running_for", "room"), [(0.2, 0), (0.4 - AHEAD * 1.5, 0), (0.4 - AHEAD / 2, 1), (0.4 + AHEAD / 2, 1), (1.0, 0)]
+)
+def test_the_next_long_task_is_claimed_shortly_before_its_thread_is_free(running_for, room, monkeypatch):
+    """And not for one that takes longer than was expected: it may take any time."""
+    hand = filled(1, threads=1, cost=0.4)
+    [(slot, _)] = begun(hand, 1)
+    monkeypatch.setattr(capacity, "time", SimpleNamespace(monotonic=lambda: slot.began_at + running_for))
+    assert hand.threads.room() == room
+    hand.take([SimpleNamespace(id=2, attempt=1, task_path="call")])
+    assert hand.threads.room() == 0
+    if running_for < 0.4 - AHEAD:
+        assert hand.threads.next_change_in() == pytest.approx(0.4 - AHEAD - running_for)
+    else:
+        assert hand.threads.next_change_in() == math.inf
 
 
 def test_whoever_ends_a_task_asks_for_more_when_half_is_done():
-    hand = filled(MOST_AHEAD // 2 + 2)
-    claims = [hand.inbox.get() for _ in range(2)]
-    hand.inbox.put(claims[0])
-    hand.ended(Ending(claims[1], SUCCEEDED), QUICK)
+    hand = filled(MOST_AHEAD // 2 + 3)
+    (first, _), (second, _) = begun(hand, 2)
     assert not hand.hungry.is_set()
-    hand.inbox.get()
-    hand.ended(Ending(claims[0], SUCCEEDED), QUICK)
+    hand.threads.free(first, cost=QUICK)
+    assert not hand.hungry.is_set()
+    hand.threads.next(first)
+    hand.threads.free(second, cost=QUICK)
     assert hand.hungry.is_set()
 
 
 def test_who_waits_for_the_database_hears_when_it_has_caught_up(monkeypatch):
     monkeypatch.setattr(module, "MOST_UNSETTLED", 1)
     hand = filled(3)
-    endings = [Ending(hand.inbox.get(), SUCCEEDED) for _ in range(3)]
+    endings = [Ending(claim, SUCCEEDED) for claim in hand.claims.values()]
     for ending in endings:
-        hand.ended(ending, QUICK)
+        hand.ended(ending)
     hand.hungry.clear()
-    assert hand.room() == 0
+    assert not hand.may_claim()
     hand.outbox.get(), hand.outbox.get(), hand.outbox.get()
     hand.let_go(endings)
     assert hand.hungry.is_set()
+    assert hand.may_claim()
     hand.hungry.clear()
     hand.let_go([])
     assert not hand.hungry.is_set(), "nobody waits any more"
@@ -67,12 +107,39 @@ def test_who_waits_for_the_database_hears_when_it_has_caught_up(monkeypatch):
 
 def test_a_long_task_among_quick_ones_is_felt_at_once():
     hand = filled(1)
-    hand.ended(Ending(hand.inbox.get(), SUCCEEDED), SLOW)
-    assert hand._ahead < MOST_AHEAD / 100
+    [(slot, _)] = begun(hand, 1)
+    hand.threads.free(slot, cost=SLOW)
+    assert hand.threads._ahead < MOST_AHEAD / 100
     for _ in range(1000):
-        hand._note_cost(QUICK)
-    assert hand._ahead == MOST_AHEAD
-    assert hand._cost < 4 * AHEAD / MOST_AHEAD
+        hand.threads._note_cost(QUICK)
+    assert hand.threads._ahead == MOST_AHEAD
+    assert hand.threads._cost < 4 * AHEAD / MOST_AHEAD
+
+
+def test_coroutines_have_places_of_their_own(monkeypatch):
+    monkeypatch.setattr(module.registry, "is_async", lambda path: path == "coroutine")
+    hand = Hand(1)
+    hand.take([SimpleNamespace(id=number, attempt=1, task_path="coroutine") for number in range(MOST_ASYNC)])
+    assert (hand.threads.room(), hand.coroutines.room(), hand.waiting) == (1, 0, MOST_ASYNC)
+    hand.coroutines.next()
+    hand.coroutines.free()
+    assert (hand.coroutines.room(), hand.coroutines.running, hand.hungry.is_set()) == (1, MOST_ASYNC - 1, True)
+    assert hand.give_back() == MOST_ASYNC - 1
+    assert (hand.coroutines.running, hand.coroutines.wait(0)) == (0, True)
+
+
+def test_a_look_past_many_of_the_other_kind_is_not_repeated_at_once():
+    now = [0.0]
+    looks = Looks(clock=lambda: now[0])
+    looks.note(SYNC, took=0.001, found=0)
+    looks.note(ASYNC, took=0.03, found=3)
+    assert (looks.next_in(SYNC), looks.next_in(ASYNC)) == (0.05, 0.6)
+    looks.note_news()
+    assert (looks.next_in(SYNC), looks.next_in(ASYNC)) == (0, 0.6), "a dear look is not worth news of something else"
+    now[0] = 1.0
+    assert (looks.next_in(ASYNC), looks.next_change_in()) == (0, math.inf)
+    looks.note(ASYNC, took=0.03, found=100)
+    assert looks.next_in(ASYNC) == 0, "it found so many that it was worth it"
 
 
 @pytest.mark.parametrize(("before", "after"), [((700, 11, 12), (GARBAGE, 11, 12)), ((10**6, 5, 5), (10**6, 5, 5))])

@@ -222,18 +222,18 @@ def test_memory_is_looked_at_after_the_first_task():
     hand = Hand(1)
     assert resident_memory() > 5 * 2**20
     assert not limits(hand, max_memory=1).reached()
-    hand.done = 1
+    hand.threads.slots[0].ended = 1
     assert "MiB" in limits(hand, max_memory=1).reached()
     assert not limits(hand, max_memory=10**6).reached()
 
 
 def test_the_last_of_so_many_tasks_may_end():
-    claim = SimpleNamespace(id=1, attempt=1)
+    claim = SimpleNamespace(id=1, attempt=1, task_path="call")
     hand = Hand(4, most=1)
     assert limits(hand).are_set
-    assert hand.room() == 1
+    assert hand.left == 1
     hand.take([claim])
-    assert hand.room() == 0
+    assert hand.left == 0
     assert not limits(hand).reached()
     hand.give_back()
     assert hand.left == 1
