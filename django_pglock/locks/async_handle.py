@@ -205,7 +205,7 @@ class AsyncHandle(Holding):
         try:
             return await place.session.send(place.holds.comment(without=hold) + statement)
         finally:
-            if place.holds.is_due:
+            if place.holds.due:
                 place.holds.free_what_is_due()
 
     # Holding it

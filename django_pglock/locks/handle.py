@@ -33,6 +33,7 @@ from django_pglock.locks.options import Options
 from django_pglock.postgres.connections import (
     connection_for,
     end_session,
+    ensure_usable,
     hang_up,
     has_ended,
     has_hung_up,
@@ -41,7 +42,7 @@ from django_pglock.postgres.connections import (
     transaction_status,
 )
 from django_pglock.postgres.libpq import exchange
-from django_pglock.postgres.message import send
+from django_pglock.postgres.message import send_in_session
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -52,6 +53,7 @@ class Handle(Holding):
 
     # Also where the making of a handle was interrupted.
     _own_transaction: OwnTransaction | None = None
+    _connection: DatabaseWrapper
 
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         super().__init__(keys, options)
@@ -69,10 +71,8 @@ class Handle(Holding):
         if self.is_disabled:
             self._pretend()
             return self
-        connection = connection_for(self.using)
-        connection.close_if_health_check_failed()
-        if connection.connection is None:
-            connection.ensure_connection()
+        connection = self._connection = connection_for(self.using)
+        ensure_usable(connection)
         self.scope = self._choose_scope(connection, may_begin=may_begin)
         holds = holds_of(connection)
         if not self.options.reentrant and not holds.numbers(connection).isdisjoint(self.keys):
@@ -178,13 +178,9 @@ class Handle(Holding):
         hold = self._hold
         if hold is not None and hold.scope == "transaction" and not self.is_held:
             raise self._lost(self._reason or "its transaction, or the savepoint before it, has ended")
-        if hold is None or not self.is_held or has_ended(hold.raw) or self._is_replaced(hold):
+        is_there = hold is not None and self._connection.connection is hold.raw and not has_ended(hold.raw)
+        if not is_there or not self.is_held:
             raise self._lost(self._reason or "its session is gone")
-
-    def _is_replaced(self, hold: Hold) -> bool:
-        """Say whether the thread's connection has another session by now."""
-        connection: Any = connections[self.using]
-        return threading.get_ident() == self._thread and connection.connection is not hold.raw
 
     # Giving it back
 
@@ -199,11 +195,10 @@ class Handle(Holding):
         if not self.is_open:
             raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
         if self._hold is not None:
-            connection = connection_for(self.using)
             try:
-                self._give_back(connection, self._hold, error)
+                self._give_back(self._connection, self._hold, error)
             except BaseException as interruption:
-                self._undo(connection, holds_of(connection), interruption)
+                self._undo(self._connection, self._hold.holds, interruption)
                 raise
         self.is_open = False
         self._note_given_back()
@@ -309,7 +304,7 @@ def _clean(connection: DatabaseWrapper, holds: Holds, hold: Hold, error: BaseExc
             holds.free_from_elsewhere(hold)
             return
         carry(clean(left, others=holds.numbers(connection, without=hold)), partial(_send, connection, hold))
-    if not holds.is_due_to_be_freed(hold):
+    if hold not in holds.due:
         holds.remove(hold)
 
 
@@ -328,9 +323,9 @@ def _send(connection: DatabaseWrapper, hold: Hold, statement: str) -> Row | None
     """Send a statement about a hold and return the row of its answer, or obey ``HANG_UP``."""
     if statement != HANG_UP:
         try:
-            return send(connection, hold.holds.comment(without=hold) + statement)
+            return send_in_session(connection, hold.holds.comment(without=hold) + statement)
         finally:
-            if hold.holds.is_due:
+            if hold.holds.due:
                 hold.holds.free_what_is_due()
     if in_test_case(connection):
         # To close the connection would break the tests after this one.

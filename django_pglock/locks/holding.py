@@ -15,7 +15,6 @@ from django_pglock.errors import LockError, LockLost, LockNotAvailable, LockScop
 from django_pglock.keys import Key
 from django_pglock.locks.holds import Hold, State
 from django_pglock.locks.options import Options, Request
-from django_pglock.locks.statements import comment
 from django_pglock.postgres import forking
 
 logger = logging.getLogger("django_pglock.locks")
@@ -44,7 +43,7 @@ class Holding:
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         self.request = Request.of(keys, options)
         self.options = options
-        self.using = options.alias
+        self.using = options.using or get_settings().USING
         self.scope = ""
         self.waited = 0.0
         self._generation = forking.generation()
@@ -63,7 +62,7 @@ class Holding:
         hold = self._hold
         if hold is None or hold.state is State.OVER or hold.scope not in self._scopes_to_free:
             return
-        if hold.holds.is_due_to_be_freed(hold):
+        if hold in hold.holds.due:
             return
         # In a process that was forked from the holder's, the lock is the holder's.
         if self._generation == forking.generation() and not sys.is_finalizing():
@@ -221,7 +220,6 @@ class Slots:
 
     def _note_answer(self, hold: Hold, row: Sequence[Any]) -> None:
         self.request = hold.request = self.request.only(row[0])
-        hold.comment = comment(hold.request.keys)
 
     @property
     def _queue(self) -> Key:

@@ -12,7 +12,6 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -244,8 +243,10 @@ class OpenBlocks:
 
     def _forget(self, block: tuple[int, Any, Any]) -> None:
         # One operation, and so are the others: several threads may come here at once.
-        with suppress(ValueError):
+        try:  # noqa: SIM105 - as in holds.py
             self._blocks.remove(block)
+        except ValueError:
+            pass
 
     def find(self, frame: int, who: Any) -> tuple[Any, bool]:
         """Return the handle of the block that ends, and whether it ends elsewhere than it began."""

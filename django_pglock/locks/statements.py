@@ -107,8 +107,10 @@ def wait_session(request: Request) -> str:
     if request.wait is None:
         return f"{comment(request.keys)}SET LOCAL lock_timeout = 0;{_keep(request)}"
     limits = f"SET LOCAL lock_timeout = {request.wait};SET LOCAL statement_timeout = 0"
-    one, plain = len(request.keys) == 1, request._replace(max_hold=None)
-    waiting = _over("pg_advisory_xact_lock", request) if one else _wait_for_all("pg_advisory_xact_lock", plain)
+    if len(request.keys) == 1:
+        waiting = _over("pg_advisory_xact_lock", request)
+    else:
+        waiting = _wait_for_all("pg_advisory_xact_lock", request._replace(max_hold=None))
     return f"{comment(request.keys)}{limits};{waiting};{_keep(request)}"
 
 
@@ -140,11 +142,9 @@ def free_session(request: Request, before: Sequence[str] = ()) -> str:
     else:
         freed = f"bool_and({_call('pg_advisory_unlock', request)}(k))"
         source = f" FROM {_array(request.keys)} AS k"
-    restored = "".join(
-        f", set_config('{name}', '{int_setting(value)}', false)"
-        for name, value in zip(IDLE_LIMITS, before, strict=False)
-    )
-    return f"SELECT {freed}{restored}{source}"
+    for name, value in zip(IDLE_LIMITS, before, strict=False):
+        freed += f", set_config('{name}', '{int_setting(value)}', false)"
+    return f"SELECT {freed}{source}"
 
 
 def int_setting(value: str) -> str:
