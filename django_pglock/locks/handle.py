@@ -73,20 +73,24 @@ class Handle(Holding):
             return self
         connection = self._connection = connection_for(self.using)
         ensure_usable(connection)
-        self.scope = self._choose_scope(connection, may_begin=may_begin)
+        inside = in_transaction(connection)
+        self.scope = self._choose_scope(inside=inside, may_begin=may_begin)
         holds = holds_of(connection)
         if not self.options.reentrant and not holds.numbers(connection).isdisjoint(self.keys):
             raise LockError(f"Lock {self.name!r} is held by this thread already.", name=self.name, key=self.key)
         try:
+            if self.scope == "transaction" and not inside:
+                self._own_transaction = OwnTransaction(connection)
+                self._own_transaction.begin()
             self._take(connection, holds)
         except BaseException as error:
             self._undo(connection, holds, error)
             raise
         return self
 
-    def _choose_scope(self, connection: DatabaseWrapper, *, may_begin: bool) -> str:
+    def _choose_scope(self, *, inside: bool, may_begin: bool) -> str:
+        """Return the scope, inside of a transaction or not. Raises ``LockScopeError`` where it would not protect."""
         scope = self.options.scope or get_settings().SCOPE
-        inside = in_transaction(connection)
         if scope == "auto":
             if not inside and self.options.using is None and len(connections.settings) > 1:
                 self._refuse_foreign_transaction()
@@ -115,9 +119,6 @@ class Handle(Holding):
                 )
 
     def _take(self, connection: DatabaseWrapper, holds: Holds) -> None:
-        if self.scope == "transaction" and not in_transaction(connection):
-            self._own_transaction = OwnTransaction(connection)
-            self._own_transaction.begin()
         began = time.monotonic()
         request = self._what_is_asked(lambda: holds.numbers(connection))
         hold = self._hold = Hold(holds, request, self.scope, connection.connection)

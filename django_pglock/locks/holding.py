@@ -15,6 +15,7 @@ from django_pglock.errors import LockError, LockLost, LockNotAvailable, LockScop
 from django_pglock.keys import Key
 from django_pglock.locks.holds import Hold, State
 from django_pglock.locks.options import Options, Request
+from django_pglock.locks.statements import comment
 from django_pglock.postgres import forking
 
 logger = logging.getLogger("django_pglock.locks")
@@ -136,7 +137,7 @@ class Holding:
         signals.lock_acquired.send_robust(type(self), handle=self)
 
     def _note_given_back(self) -> None:
-        held = self.held_for
+        held = time.monotonic() - self._since
         self._log("gave back", "held", held, get_settings().SLOW_HOLD)
         signals.lock_released.send_robust(type(self), handle=self, held=held)
 
@@ -220,6 +221,7 @@ class Slots:
 
     def _note_answer(self, hold: Hold, row: Sequence[Any]) -> None:
         self.request = hold.request = self.request.only(row[0])
+        hold.comment = comment(hold.request.keys)
 
     @property
     def _queue(self) -> Key:

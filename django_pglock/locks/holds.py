@@ -26,7 +26,7 @@ from django_pglock.keys import Key
 from django_pglock.locks import statements
 from django_pglock.locks.alarms import call_later
 from django_pglock.locks.options import Request
-from django_pglock.postgres.connections import has_ended, shut, transaction_status
+from django_pglock.postgres.connections import has_ended, shut
 from django_pglock.postgres.libpq import exchange_unless_used
 from django_pglock.postgres.message import OWN_WRAPPERS
 
@@ -58,7 +58,7 @@ class State(Enum):
 class Hold:
     """The locks of one acquire. ``raw`` is the psycopg connection of the session that has them."""
 
-    __slots__ = ("holds", "owner", "queue", "raw", "request", "scope", "state")
+    __slots__ = ("comment", "holds", "owner", "queue", "raw", "request", "scope", "state")
 
     def __init__(self, holds: Holds, request: Request, scope: str, raw: Any, owner: Any = None) -> None:
         self.holds = holds
@@ -70,11 +70,8 @@ class Hold:
         #: A semaphore's queue, if its lock is one of the session.
         self.queue: Key | None = None
         self.state = State.ASKED
-
-    @property
-    def comment(self) -> str:
-        """What names its locks in the statements that its session sends meanwhile."""
-        return statements.comment(self.request.keys)
+        #: Names its locks in the statements that its session sends meanwhile.
+        self.comment = statements.comment(request.keys)
 
     @property
     def numbers(self) -> frozenset[int]:
@@ -158,7 +155,7 @@ class Holds:
             return
         if self._raw is not connection.connection:
             self._end(lambda each: True)
-        elif self._has_transaction and transaction_status(connection) == TransactionStatus.IDLE:
+        elif self._has_transaction and self._raw.pgconn.transaction_status == TransactionStatus.IDLE:
             self._end(_is_of_transaction)
             self._has_transaction = any(isinstance(each, Hold) and each.scope == "transaction" for each in self._all)
 
