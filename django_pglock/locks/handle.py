@@ -162,7 +162,6 @@ class Handle(Holding):
 
     @property
     def is_held(self) -> bool:
-        """Whether it is held now, as far as can be known without asking the server."""
         hold = self._hold
         if hold is None or hold.state is not State.HELD:
             return self.is_open and self.scope == "disabled"
@@ -171,17 +170,12 @@ class Handle(Holding):
             return False
         return self.is_open or hold.scope == "transaction"
 
-    def assert_held(self) -> None:
-        """Raise ``LockLost`` if the lock was given back or its session is gone. Asks the server nothing."""
-        if self.scope == "disabled" and self.is_open:
-            return
-        self._refuse_if_given_back()
+    def _why_lost(self) -> str:
         hold = self._hold
         if hold is not None and hold.scope == "transaction" and not self.is_held:
-            raise self._lost(self._reason or "its transaction, or the savepoint before it, has ended")
+            return "its transaction, or the savepoint before it, has ended"
         is_there = hold is not None and self._connection.connection is hold.raw and not has_ended(hold.raw)
-        if not is_there or not self.is_held:
-            raise self._lost(self._reason or "its session is gone")
+        return "" if is_there and self.is_held else "its session is gone"
 
     # Giving it back
 
@@ -232,7 +226,6 @@ class Handle(Holding):
         return None if row and row[0] else "PostgreSQL says that this session did not hold it"
 
     def free_from_elsewhere(self) -> None:
-        """Free the lock from any thread, waiting for nothing; for owners that cannot release it."""
         self.is_open = False
         hold = self._hold
         if hold is not None and hold.scope == "session":

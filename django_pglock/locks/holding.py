@@ -177,10 +177,19 @@ class Holding:
             raise lost
         logger.error("%s", lost)
 
-    def _refuse_if_given_back(self) -> None:
+    def assert_held(self) -> None:
+        """Raise ``LockLost`` if the lock was given back or its session is gone. Asks the server nothing."""
+        if self.scope == "disabled" and self.is_open:
+            return
         if not self.is_open and not self._reason and not self.is_held:
             what = "was given back" if self._since else "was never taken"
             raise LockLost(f"Lock {self.name!r} is not held: it {what}.", name=self.name, key=self.key)
+        if reason := self._why_lost():
+            raise self._lost(self._reason or reason)
+
+    def _why_lost(self) -> str:
+        """Return why it is not held any more, as far as can be seen; an empty string if it is held."""
+        raise NotImplementedError
 
     def _lost(self, reason: str) -> LockLost:
         return LockLost(

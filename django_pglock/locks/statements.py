@@ -74,8 +74,7 @@ def try_session(request: Request) -> str:
         granted = f"{_call('pg_try_advisory_lock', request)}({request.keys[0].number})"
         granted = f"SELECT {granted}" if request.max_hold is None else f"SELECT {granted} AS granted OFFSET 0"
     if request.max_hold is not None:
-        before = ", ".join(f"current_setting('{name}')" for name in IDLE_LIMITS)
-        limit = ", ".join(f"set_config('{name}', '{request.max_hold}', false)" for name in IDLE_LIMITS)
+        before, limit = _limits(request)
         # CASE, so that who does not get the lock keeps the settings.
         granted = f"SELECT granted, {before}, CASE WHEN granted THEN ROW({limit}) END FROM ({granted}) AS asked"
     return comment(request.keys) + granted
@@ -126,9 +125,14 @@ def _keep(request: Request) -> str:
     taken = _over("pg_advisory_lock", request)
     if request.max_hold is None:
         return taken
-    before = ", ".join(f"current_setting('{name}')" for name in IDLE_LIMITS)
-    limit = ", ".join(f"set_config('{name}', '{request.max_hold}', false)" for name in IDLE_LIMITS)
+    before, limit = _limits(request)
     return f"{taken};SELECT true, {before}, {limit}"
+
+
+def _limits(request: Request) -> tuple[str, str]:
+    """Return the columns that ask for the idle limits, and those that set them for the session."""
+    before = ", ".join(f"current_setting('{name}')" for name in IDLE_LIMITS)
+    return before, ", ".join(f"set_config('{name}', '{request.max_hold}', false)" for name in IDLE_LIMITS)
 
 
 def free_session(request: Request, before: Sequence[str] = ()) -> str:
