@@ -60,8 +60,9 @@ def in_transaction(connection: DatabaseWrapper) -> bool:
         if raw is None:
             return not connection.settings_dict["AUTOCOMMIT"]
         return not connection.autocommit or raw.pgconn.transaction_status in _IN_TRANSACTION
+    # As durable=True does: what TestCase opens has nothing around it but its own.
     blocks: list[Any] = connection.atomic_blocks
-    return not (blocks and all(block._from_testcase for block in blocks))
+    return not (blocks and blocks[-1]._from_testcase)
 
 
 def in_test_case(connection: DatabaseWrapper) -> bool:
