@@ -171,16 +171,12 @@ def _require_days(name: str, value: Any) -> None:
             )
 
 
+@lru_cache(maxsize=1)
 def get_settings() -> Settings:
     """Return the settings in force now.
 
     Raises ``ConfigurationError`` for a name that does not exist (with the nearest one that does) or a wrong value.
     """
-    return _load()
-
-
-@lru_cache(maxsize=1)
-def _load() -> Settings:
     given = getattr(django_settings, "DJANGO_PGLOCK", {})
     _require_options("DJANGO_PGLOCK", given, [each.name for each in fields(Settings)])
     return Settings(**given)
@@ -230,7 +226,7 @@ def _imported(name: str, path: str) -> Callable[..., Any]:
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "DJANGO_PGLOCK":
-        _load.cache_clear()
+        get_settings.cache_clear()
 
 
 setting_changed.connect(_forget, dispatch_uid="django_pglock.conf")

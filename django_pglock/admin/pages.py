@@ -145,6 +145,24 @@ class ReadOnlyAdmin(AnyModelAdmin):
         # PostgreSQL has no text with a NUL.
         return "\x00" not in text
 
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: Any,
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> Any:
+        """Add what the page of a row shows besides its fields."""
+        if obj is not None:
+            context = {**context, **self.context_of(request, obj)}
+        return super().render_change_form(request, context, add, change, form_url, obj)
+
+    def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
+        """Return what the template of a row's page shows besides: buttons that this person may press, and warnings."""
+        return {}
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Rows are made by ``enqueue``, by workers, and by PostgreSQL."""
         return False

@@ -132,21 +132,13 @@ class QueueAdmin(ReadOnlyAdmin):
         queues = Queue.objects.using(router.db_for_write(Queue))
         queues.pause(obj.name, by=request.user.get_username(), reason=obj.reason)
 
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: Any,
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Any = None,
-    ) -> Any:
-        """Add the button that this person may press."""
-        if obj is not None and self.has_pause_permission(request):
-            verb, label = ("resume", _("Resume")) if obj.paused_at else ("pause", _("Pause"))
-            url = self._address("verb", quote(obj.pk), verb)
-            context = {**context, "pglock_verb": {"label": label, "url": url, "asks_reason": verb == "pause"}}
-        return super().render_change_form(request, context, add, change, form_url, obj)
+    def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
+        """Return the button that this person may press."""
+        if not self.has_pause_permission(request):
+            return {}
+        verb, label = ("resume", _("Resume")) if obj.paused_at else ("pause", _("Pause"))
+        url = self._address("verb", quote(obj.pk), verb)
+        return {"pglock_verb": {"label": label, "url": url, "asks_reason": verb == "pause"}}
 
     def get_urls(self) -> list[URLPattern]:
         """Add the address of the button."""

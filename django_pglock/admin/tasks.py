@@ -212,24 +212,14 @@ class TaskAdmin(ReadOnlyAdmin):
         """Return all fields: nothing is edited."""
         return [str(field) for _title, options in self.fieldsets for field in options["fields"]]
 
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: Any,
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Any = None,
-    ) -> Any:
-        """Add the buttons that this person may press."""
-        if obj is not None:
-            verbs = [
-                {"label": verb.button, "url": self._address("verb", obj.pk, verb.name)}
-                for verb in VERBS.values()
-                if obj.status in verb.statuses and self._may(request, verb.permission)
-            ]
-            context = {**context, "pglock_verbs": verbs, "pglock_warning": _why_it_waits(obj)}
-        return super().render_change_form(request, context, add, change, form_url, obj)
+    def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
+        """Return the buttons that this person may press, and why the task waits."""
+        verbs = [
+            {"label": verb.button, "url": self._address("verb", obj.pk, verb.name)}
+            for verb in VERBS.values()
+            if obj.status in verb.statuses and self._may(request, verb.permission)
+        ]
+        return {"pglock_verbs": verbs, "pglock_warning": _why_it_waits(obj)}
 
     # What may be asked
 

@@ -162,9 +162,11 @@ def semaphore(
     return Semaphore(parts, _options(timeout, False, scope, using), on_busy, limit)
 
 
-def _options(timeout: Timeout, shared: bool, scope: str | None, using: str | None, **more: Any) -> Options:
-    seconds, max_hold = seconds_of(timeout), max_hold_of(more.pop("max_hold", None))
-    return Options(timeout=seconds, shared=shared, scope=scope_of(scope), using=using, max_hold=max_hold, **more)
+def _options(
+    timeout: Timeout, shared: bool, scope: str | None, using: str | None, *, max_hold: Timeout = None, **more: Any
+) -> Options:
+    seconds, limit = seconds_of(timeout), max_hold_of(max_hold)
+    return Options(timeout=seconds, shared=shared, scope=scope_of(scope), using=using, max_hold=limit, **more)
 
 
 class Lock(Lockable[Handle, AsyncHandle]):

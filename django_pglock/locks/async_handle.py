@@ -205,26 +205,20 @@ class AsyncHandle(Holding):
         try:
             return await place.session.send(place.holds.comment(without=hold) + statement)
         finally:
-            if place.holds.is_due:
+            if place.holds.due:
                 place.holds.free_what_is_due()
 
     # Holding it
 
     @property
     def is_held(self) -> bool:
-        """Whether it is held now, as far as can be known without asking the server."""
         hold = self._hold
         if hold is None:
             return self.is_open
         return self.is_open and hold.state is State.HELD and not hold.raw.closed
 
-    def assert_held(self) -> None:
-        """Raise ``LockLost`` if the lock was given back or its session is gone. Asks the server nothing."""
-        if self.is_open and self.scope == "disabled":
-            return
-        self._refuse_if_given_back()
-        if not self.is_held or self._place.session.has_ended:
-            raise self._lost(self._reason or "its session is gone")
+    def _why_lost(self) -> str:
+        return "" if self.is_held and not self._place.session.has_ended else "its session is gone"
 
     # Giving it back
 
@@ -284,7 +278,6 @@ class AsyncHandle(Holding):
             self._places.detach(self._place.session)
 
     def free_from_elsewhere(self) -> None:
-        """Free the lock from any thread, waiting for nothing; for owners that cannot release it."""
         hold, self.is_open = self._hold, False
         if hold is None or hold.state is State.OVER:
             return

@@ -33,6 +33,7 @@ from django_pglock.locks.options import Options
 from django_pglock.postgres.connections import (
     connection_for,
     end_session,
+    ensure_usable,
     hang_up,
     has_ended,
     has_hung_up,
@@ -41,7 +42,7 @@ from django_pglock.postgres.connections import (
     transaction_status,
 )
 from django_pglock.postgres.libpq import exchange
-from django_pglock.postgres.message import send
+from django_pglock.postgres.message import send_in_session
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -52,6 +53,7 @@ class Handle(Holding):
 
     # Also where the making of a handle was interrupted.
     _own_transaction: OwnTransaction | None = None
+    _connection: DatabaseWrapper
 
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         super().__init__(keys, options)
@@ -69,24 +71,26 @@ class Handle(Holding):
         if self.is_disabled:
             self._pretend()
             return self
-        connection = connection_for(self.using)
-        connection.close_if_health_check_failed()
-        if connection.connection is None:
-            connection.ensure_connection()
-        self.scope = self._choose_scope(connection, may_begin=may_begin)
+        connection = self._connection = connection_for(self.using)
+        ensure_usable(connection)
+        inside = in_transaction(connection)
+        self.scope = self._choose_scope(inside=inside, may_begin=may_begin)
         holds = holds_of(connection)
         if not self.options.reentrant and not holds.numbers(connection).isdisjoint(self.keys):
             raise LockError(f"Lock {self.name!r} is held by this thread already.", name=self.name, key=self.key)
         try:
+            if self.scope == "transaction" and not inside:
+                self._own_transaction = OwnTransaction(connection)
+                self._own_transaction.begin()
             self._take(connection, holds)
         except BaseException as error:
             self._undo(connection, holds, error)
             raise
         return self
 
-    def _choose_scope(self, connection: DatabaseWrapper, *, may_begin: bool) -> str:
+    def _choose_scope(self, *, inside: bool, may_begin: bool) -> str:
+        """Return the scope, inside of a transaction or not. Raises ``LockScopeError`` where it would not protect."""
         scope = self.options.scope or get_settings().SCOPE
-        inside = in_transaction(connection)
         if scope == "auto":
             if not inside and self.options.using is None and len(connections.settings) > 1:
                 self._refuse_foreign_transaction()
@@ -115,9 +119,6 @@ class Handle(Holding):
                 )
 
     def _take(self, connection: DatabaseWrapper, holds: Holds) -> None:
-        if self.scope == "transaction" and not in_transaction(connection):
-            self._own_transaction = OwnTransaction(connection)
-            self._own_transaction.begin()
         began = time.monotonic()
         request = self._what_is_asked(lambda: holds.numbers(connection))
         hold = self._hold = Hold(holds, request, self.scope, connection.connection)
@@ -161,7 +162,6 @@ class Handle(Holding):
 
     @property
     def is_held(self) -> bool:
-        """Whether it is held now, as far as can be known without asking the server."""
         hold = self._hold
         if hold is None or hold.state is not State.HELD:
             return self.is_open and self.scope == "disabled"
@@ -170,21 +170,12 @@ class Handle(Holding):
             return False
         return self.is_open or hold.scope == "transaction"
 
-    def assert_held(self) -> None:
-        """Raise ``LockLost`` if the lock was given back or its session is gone. Asks the server nothing."""
-        if self.scope == "disabled" and self.is_open:
-            return
-        self._refuse_if_given_back()
+    def _why_lost(self) -> str:
         hold = self._hold
         if hold is not None and hold.scope == "transaction" and not self.is_held:
-            raise self._lost(self._reason or "its transaction, or the savepoint before it, has ended")
-        if hold is None or not self.is_held or has_ended(hold.raw) or self._is_replaced(hold):
-            raise self._lost(self._reason or "its session is gone")
-
-    def _is_replaced(self, hold: Hold) -> bool:
-        """Say whether the thread's connection has another session by now."""
-        connection: Any = connections[self.using]
-        return threading.get_ident() == self._thread and connection.connection is not hold.raw
+            return "its transaction, or the savepoint before it, has ended"
+        is_there = hold is not None and self._connection.connection is hold.raw and not has_ended(hold.raw)
+        return "" if is_there and self.is_held else "its session is gone"
 
     # Giving it back
 
@@ -199,11 +190,10 @@ class Handle(Holding):
         if not self.is_open:
             raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
         if self._hold is not None:
-            connection = connection_for(self.using)
             try:
-                self._give_back(connection, self._hold, error)
+                self._give_back(self._connection, self._hold, error)
             except BaseException as interruption:
-                self._undo(connection, holds_of(connection), interruption)
+                self._undo(self._connection, self._hold.holds, interruption)
                 raise
         self.is_open = False
         self._note_given_back()
@@ -236,7 +226,6 @@ class Handle(Holding):
         return None if row and row[0] else "PostgreSQL says that this session did not hold it"
 
     def free_from_elsewhere(self) -> None:
-        """Free the lock from any thread, waiting for nothing; for owners that cannot release it."""
         self.is_open = False
         hold = self._hold
         if hold is not None and hold.scope == "session":
@@ -309,7 +298,7 @@ def _clean(connection: DatabaseWrapper, holds: Holds, hold: Hold, error: BaseExc
             holds.free_from_elsewhere(hold)
             return
         carry(clean(left, others=holds.numbers(connection, without=hold)), partial(_send, connection, hold))
-    if not holds.is_due_to_be_freed(hold):
+    if hold not in holds.due:
         holds.remove(hold)
 
 
@@ -328,9 +317,9 @@ def _send(connection: DatabaseWrapper, hold: Hold, statement: str) -> Row | None
     """Send a statement about a hold and return the row of its answer, or obey ``HANG_UP``."""
     if statement != HANG_UP:
         try:
-            return send(connection, hold.holds.comment(without=hold) + statement)
+            return send_in_session(connection, hold.holds.comment(without=hold) + statement)
         finally:
-            if hold.holds.is_due:
+            if hold.holds.due:
                 hold.holds.free_what_is_due()
     if in_test_case(connection):
         # To close the connection would break the tests after this one.

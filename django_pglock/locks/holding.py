@@ -44,7 +44,7 @@ class Holding:
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         self.request = Request.of(keys, options)
         self.options = options
-        self.using = options.alias
+        self.using = options.using or get_settings().USING
         self.scope = ""
         self.waited = 0.0
         self._generation = forking.generation()
@@ -63,7 +63,7 @@ class Holding:
         hold = self._hold
         if hold is None or hold.state is State.OVER or hold.scope not in self._scopes_to_free:
             return
-        if hold.holds.is_due_to_be_freed(hold):
+        if hold in hold.holds.due:
             return
         # In a process that was forked from the holder's, the lock is the holder's.
         if self._generation == forking.generation() and not sys.is_finalizing():
@@ -137,7 +137,7 @@ class Holding:
         signals.lock_acquired.send_robust(type(self), handle=self)
 
     def _note_given_back(self) -> None:
-        held = self.held_for
+        held = time.monotonic() - self._since
         self._log("gave back", "held", held, get_settings().SLOW_HOLD)
         signals.lock_released.send_robust(type(self), handle=self, held=held)
 
@@ -177,10 +177,19 @@ class Holding:
             raise lost
         logger.error("%s", lost)
 
-    def _refuse_if_given_back(self) -> None:
+    def assert_held(self) -> None:
+        """Raise ``LockLost`` if the lock was given back or its session is gone. Asks the server nothing."""
+        if self.scope == "disabled" and self.is_open:
+            return
         if not self.is_open and not self._reason and not self.is_held:
             what = "was given back" if self._since else "was never taken"
             raise LockLost(f"Lock {self.name!r} is not held: it {what}.", name=self.name, key=self.key)
+        if reason := self._why_lost():
+            raise self._lost(self._reason or reason)
+
+    def _why_lost(self) -> str:
+        """Return why it is not held any more, as far as can be seen; an empty string if it is held."""
+        raise NotImplementedError
 
     def _lost(self, reason: str) -> LockLost:
         return LockLost(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from django_pglock.keys import Key
 from django_pglock.locks import statements
 from django_pglock.locks.alarms import call_later
 from django_pglock.locks.options import Request
-from django_pglock.postgres.connections import has_ended, shut, transaction_status
+from django_pglock.postgres.connections import has_ended, shut
 from django_pglock.postgres.libpq import exchange_unless_used
 from django_pglock.postgres.message import OWN_WRAPPERS
 
@@ -71,6 +70,7 @@ class Hold:
         #: A semaphore's queue, if its lock is one of the session.
         self.queue: Key | None = None
         self.state = State.ASKED
+        #: Names its locks in the statements that its session sends meanwhile.
         self.comment = statements.comment(request.keys)
 
     @property
@@ -100,11 +100,11 @@ class Holds:
         self._has_transaction = False
         #: The session's idle limits as they were before the first ``max_hold``.
         self._limits: Sequence[str] = ()
-        #: Holds that could not be freed in the moment in which they had to be.
-        self._due: list[Hold] = []
+        #: Holds that could not be freed in the moment in which they had to be. ``free_what_is_due`` frees them.
+        self.due: list[Hold] = []
 
     def __bool__(self) -> bool:
-        return bool(self._all or self._due)
+        return bool(self._all or self.due)
 
     def current(self, connection: DatabaseWrapper) -> list[Hold]:
         """Return what is held, or may be."""
@@ -132,14 +132,16 @@ class Holds:
         hold.state = State.OVER
 
     def _drop(self, each: Hold | str) -> None:
-        with suppress(ValueError):
+        try:  # noqa: SIM105 - suppress() would cost each lock three calls
             self._all.remove(each)
+        except ValueError:
+            pass
 
     def comment(self, *, without: Hold | None = None) -> str:
         """Return comments that name what is held; the latest, if that is much."""
         names: list[str] = []
         for each in reversed(self._all):
-            if isinstance(each, Hold) and each is not without:
+            if each is not without and isinstance(each, Hold):
                 names.append(each.comment)
                 if len(names) == statements.MOST_NAMES:
                     break
@@ -153,7 +155,7 @@ class Holds:
             return
         if self._raw is not connection.connection:
             self._end(lambda each: True)
-        elif self._has_transaction and transaction_status(connection) == TransactionStatus.IDLE:
+        elif self._has_transaction and self._raw.pgconn.transaction_status == TransactionStatus.IDLE:
             self._end(_is_of_transaction)
             self._has_transaction = any(isinstance(each, Hold) and each.scope == "transaction" for each in self._all)
 
@@ -213,28 +215,28 @@ class Holds:
 
         If the session is in use at this moment, its user frees the lock right after, or else an alarm does.
         """
-        if hold.state is not State.OVER and hold not in self._due:
-            self._due.append(hold)
+        if hold.state is not State.OVER and hold not in self.due:
+            self.due.append(hold)
             self.free_what_is_due()
-            if self._due:
+            if self.due:
                 call_later(RETRY, self._retry, 2 * RETRY)
 
     def _retry(self, pause: float) -> None:
         self.free_what_is_due()
-        if self._due:
+        if self.due:
             call_later(pause, self._retry, min(2 * pause, LONGEST_RETRY))
 
     def free_what_is_due(self) -> None:
         """Free what could not be freed before, if the session is at rest now. Several threads may come here at once."""
-        for _ in range(len(self._due)):
+        for _ in range(len(self.due)):
             try:
-                hold = self._due.pop(0)
+                hold = self.due.pop(0)
             except IndexError:
                 return
             if hold.state is State.OVER or self._free_now(hold):
                 self.remove(hold)
             else:
-                self._due.append(hold)
+                self.due.append(hold)
 
     def _free_now(self, hold: Hold) -> bool:
         if has_ended(hold.raw):
@@ -257,15 +259,6 @@ class Holds:
             left = left.without({number for each in others for number in each.numbers})
         return statements.free_if_granted(left) if left is not None and left.keys else None
 
-    @property
-    def is_due(self) -> bool:
-        """Whether something has to be freed yet."""
-        return bool(self._due)
-
-    def is_due_to_be_freed(self, hold: Hold) -> bool:
-        """Say whether a hold has to be freed yet."""
-        return hold in self._due
-
 
 def _is_of_transaction(hold: Hold) -> bool:
     return hold.scope == "transaction" and hold.state is State.HELD
@@ -285,7 +278,7 @@ def holds_of(connection: DatabaseWrapper) -> Holds:
     if holds is None:
         holds = connection.__dict__[_ATTRIBUTE] = Holds()
         watch(connection)
-    elif holds.is_due:
+    elif holds.due:
         holds.free_what_is_due()
     return holds
 
@@ -316,13 +309,13 @@ def _watch(execute: Callable[..., Any], sql: Any, params: Any, many: bool, conte
     holds: Holds | None = connection.__dict__.get(_ATTRIBUTE)
     if not holds:
         return execute(sql, params, many, context)
-    if holds.is_due:
+    if holds.due:
         holds.free_what_is_due()
     holds.forget_what_is_over(connection)
     try:
         result = execute(_named(sql, holds.comment(), connection), params, many, context)
     finally:
-        if holds.is_due:
+        if holds.due:
             holds.free_what_is_due()
     if holds:
         holds.note_statement(sql if isinstance(sql, str) else sql.as_string(connection.connection))

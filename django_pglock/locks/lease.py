@@ -53,7 +53,9 @@ class LeaseHandle(Holding):
         assert self._tenure is not None  # noqa: S101 - set by __init__
         return self._tenure
 
-    def __bool__(self) -> bool:
+    @property
+    def is_held(self) -> bool:
+        """Whether it counts as held now."""
         return self.is_open and not self._own.is_over
 
     def __del__(self) -> None:
@@ -94,20 +96,18 @@ class LeaseHandle(Holding):
     def assert_held(self) -> None:
         """Raise ``LockLost`` if the lease cannot be counted on any more. Asks the server nothing."""
         self._reason = self._own.reason
-        self._refuse_if_given_back()
-        if not self.is_open or self._own.is_over:
-            raise self._lost(self._reason or "it has come to its end")
+        super().assert_held()
+
+    def _why_lost(self) -> str:
+        return "" if self.is_held else "it has come to its end"
 
     def release(self, error: BaseException | None = None) -> None:
         """Give the lease back. Raises ``LockLost`` and ``LockError`` unless ``error`` is what the body raised."""
         self._refuse_unless_held()
-        if self._keeper.is_left_behind:
-            self._finish(False, error)
-        else:
-            self._finish(self._answer_of(lambda: self._keeper.call(self._own.give_back(self._failed)), error), error)
+        left_behind = self._keeper.is_left_behind
+        self._finish(False if left_behind else self._keeper.call(self._own.give_back()), error)
 
     def free_from_elsewhere(self) -> None:
-        """Give the lease back from any thread, waiting for nothing; for owners that cannot release it."""
         self.is_open = False
         if not self._keeper.is_left_behind:
             self._keeper.start(self._own.forget())
@@ -138,20 +138,16 @@ class LeaseHandle(Holding):
         if not is_held:
             raise self._lost(self._own.reason)
 
-    def _finish(self, was_ours: bool, error: BaseException | None) -> None:
-        if not was_ours or self.lost.is_set():
+    def _finish(self, was_ours: bool | Exception, error: BaseException | None) -> None:
+        """Say what came of giving it back. ``error`` is the body's own exception, which is not replaced by another."""
+        if isinstance(was_ours, Exception):
+            failed = self._failed(was_ours)
+            if error is None:
+                raise failed from was_ours
+            logger.error("%s", failed)
+        elif not was_ours or self.lost.is_set():
             self._note_lost(self._own.reason or "the database says that it has come to its end", error)
         self._note_given_back()
-
-    def _answer_of(self, give_back: Any, error: BaseException | None) -> bool:
-        """Return what came of giving it back. The body's own exception is not replaced by another one."""
-        try:
-            return bool(give_back())
-        except LockError as failure:
-            if error is None:
-                raise
-            logger.error("%s", failure)
-            return True
 
     def _failed(self, error: Exception) -> LockError:
         ttl = self._own.ttl
@@ -186,17 +182,8 @@ class AsyncLeaseHandle(LeaseHandle):
     async def release(self, error: BaseException | None = None) -> None:  # type: ignore[override]
         """Give the lease back; as ``LeaseHandle.release``."""
         self._refuse_unless_held()
-        if self._keeper.is_left_behind:
-            self._finish(False, error)
-            return
-        try:
-            was_ours = await self._keeper.acall(self._own.give_back(self._failed))
-        except LockError as failure:
-            if error is None:
-                raise
-            logger.error("%s", failure)
-            return
-        self._finish(was_ours, error)
+        left_behind = self._keeper.is_left_behind
+        self._finish(False if left_behind else await self._keeper.acall(self._own.give_back()), error)
 
 
 class Lease(Lockable[LeaseHandle, AsyncLeaseHandle]):

@@ -12,7 +12,6 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -165,8 +164,13 @@ class Lockable(Generic[H, A]):
                 handle.acquire(may_begin=True)
             except LockNotAvailable as busy:
                 return self._answer_busy(busy, args, kwargs)
-            with releasing(handle):
-                return function(*args, **kwargs)
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                handle.release(error)
+                raise
+            handle.release()
+            return result
 
         return locked
 
@@ -179,8 +183,13 @@ class Lockable(Generic[H, A]):
             except LockNotAvailable as busy:
                 answer = self._answer_busy(busy, args, kwargs)
                 return await answer if inspect.isawaitable(answer) else answer
-            async with areleasing(handle):
-                return await function(*args, **kwargs)
+            try:
+                result = await function(*args, **kwargs)
+            except BaseException as error:
+                await handle.release(error)
+                raise
+            await handle.release()
+            return result
 
         return locked
 
@@ -244,8 +253,10 @@ class OpenBlocks:
 
     def _forget(self, block: tuple[int, Any, Any]) -> None:
         # One operation, and so are the others: several threads may come here at once.
-        with suppress(ValueError):
+        try:  # noqa: SIM105 - as in holds.py
             self._blocks.remove(block)
+        except ValueError:
+            pass
 
     def find(self, frame: int, who: Any) -> tuple[Any, bool]:
         """Return the handle of the block that ends, and whether it ends elsewhere than it began."""
@@ -301,33 +312,3 @@ def refuse_generators(function: Callable[..., Any]) -> None:
                 f"{function.__qualname__} is {what}: its call returns before its work is done, so the lock would be "
                 "free while it runs. Take the lock inside it."
             )
-
-
-class releasing:  # noqa: N801 - reads like contextlib.closing
-    """Release a handle at the end of a block, telling it what the block raised."""
-
-    def __init__(self, handle: Held) -> None:
-        self.handle = handle
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.handle.release(error)
-
-
-class areleasing:  # noqa: N801 - the same for coroutines
-    """Release a coroutine's handle at the end of a block, telling it what the block raised."""
-
-    def __init__(self, handle: AsyncHeld) -> None:
-        self.handle = handle
-
-    async def __aenter__(self) -> None:
-        pass
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.handle.release(error)

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
-from django_pglock.conf import SCOPES, get_settings
+from django_pglock.conf import SCOPES
 from django_pglock.errors import LockScopeError
 from django_pglock.keys import Key
 
@@ -25,11 +25,6 @@ class Options(NamedTuple):
     reentrant: bool = True
     stale_ok: bool = False
     max_hold: float | None = None
-
-    @property
-    def alias(self) -> str:
-        """The database alias: the one given, or the setting."""
-        return self.using or get_settings().USING
 
 
 class Request(NamedTuple):
@@ -52,7 +47,8 @@ class Request(NamedTuple):
     def of(cls, keys: Sequence[Key], options: Options) -> Request:
         """Return the request for these keys, put into order."""
         wait, max_hold = _milliseconds(options.timeout), _milliseconds(options.max_hold)
-        return cls(in_order(keys), options.shared, wait, max_hold, options.stale_ok)
+        ordered = in_order(keys) if len(keys) > 1 else tuple(keys)
+        return cls(ordered, options.shared, wait, max_hold, options.stale_ok)
 
     def only(self, number: int) -> Request:
         """Return the request for one of the keys."""
@@ -70,7 +66,7 @@ class Request(NamedTuple):
 
 def in_order(keys: Sequence[Key]) -> tuple[Key, ...]:
     """Return keys sorted by their numbers, each number once."""
-    return tuple(key for _, key in sorted({key.number: key for key in keys}.items())) if len(keys) > 1 else tuple(keys)
+    return tuple(key for _, key in sorted({key.number: key for key in keys}.items()))
 
 
 def _milliseconds(seconds: float | None) -> int | None:
@@ -98,7 +94,7 @@ def scope_of(value: str | None) -> str | None:
 
 def on_busy_of(value: OnBusy) -> OnBusy:
     """Return the argument ``on_busy``. Raises ``ValueError`` for what no busy call could be answered with."""
-    if not (callable(value) or value in ("raise", "skip")):
+    if not (value in ("raise", "skip") or callable(value)):
         raise ValueError(f"on_busy is {value!r}; give 'raise', 'skip' or a function.")
     return value
 

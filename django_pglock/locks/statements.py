@@ -74,8 +74,7 @@ def try_session(request: Request) -> str:
         granted = f"{_call('pg_try_advisory_lock', request)}({request.keys[0].number})"
         granted = f"SELECT {granted}" if request.max_hold is None else f"SELECT {granted} AS granted OFFSET 0"
     if request.max_hold is not None:
-        before = ", ".join(f"current_setting('{name}')" for name in IDLE_LIMITS)
-        limit = ", ".join(f"set_config('{name}', '{request.max_hold}', false)" for name in IDLE_LIMITS)
+        before, limit = _limits(request)
         # CASE, so that who does not get the lock keeps the settings.
         granted = f"SELECT granted, {before}, CASE WHEN granted THEN ROW({limit}) END FROM ({granted}) AS asked"
     return comment(request.keys) + granted
@@ -107,8 +106,10 @@ def wait_session(request: Request) -> str:
     if request.wait is None:
         return f"{comment(request.keys)}SET LOCAL lock_timeout = 0;{_keep(request)}"
     limits = f"SET LOCAL lock_timeout = {request.wait};SET LOCAL statement_timeout = 0"
-    one, plain = len(request.keys) == 1, request._replace(max_hold=None)
-    waiting = _over("pg_advisory_xact_lock", request) if one else _wait_for_all("pg_advisory_xact_lock", plain)
+    if len(request.keys) == 1:
+        waiting = _over("pg_advisory_xact_lock", request)
+    else:
+        waiting = _wait_for_all("pg_advisory_xact_lock", request._replace(max_hold=None))
     return f"{comment(request.keys)}{limits};{waiting};{_keep(request)}"
 
 
@@ -124,9 +125,14 @@ def _keep(request: Request) -> str:
     taken = _over("pg_advisory_lock", request)
     if request.max_hold is None:
         return taken
-    before = ", ".join(f"current_setting('{name}')" for name in IDLE_LIMITS)
-    limit = ", ".join(f"set_config('{name}', '{request.max_hold}', false)" for name in IDLE_LIMITS)
+    before, limit = _limits(request)
     return f"{taken};SELECT true, {before}, {limit}"
+
+
+def _limits(request: Request) -> tuple[str, str]:
+    """Return the columns that ask for the idle limits, and those that set them for the session."""
+    before = ", ".join(f"current_setting('{name}')" for name in IDLE_LIMITS)
+    return before, ", ".join(f"set_config('{name}', '{request.max_hold}', false)" for name in IDLE_LIMITS)
 
 
 def free_session(request: Request, before: Sequence[str] = ()) -> str:
@@ -140,11 +146,9 @@ def free_session(request: Request, before: Sequence[str] = ()) -> str:
     else:
         freed = f"bool_and({_call('pg_advisory_unlock', request)}(k))"
         source = f" FROM {_array(request.keys)} AS k"
-    restored = "".join(
-        f", set_config('{name}', '{int_setting(value)}', false)"
-        for name, value in zip(IDLE_LIMITS, before, strict=False)
-    )
-    return f"SELECT {freed}{restored}{source}"
+    for name, value in zip(IDLE_LIMITS, before, strict=False):
+        freed += f", set_config('{name}', '{int_setting(value)}', false)"
+    return f"SELECT {freed}{source}"
 
 
 def int_setting(value: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -178,7 +177,7 @@ class Tenure:
         if self._taking is not None:
             await asyncio.wait({self._taking})
         if self._gone is not None and not self._is_given_back:
-            await self.give_back(lambda error: error)
+            await self.give_back()
 
     async def _ask(self, statement: str) -> Any:
         params = {
@@ -256,20 +255,20 @@ class Tenure:
         if self._gone is not None:
             await self._gone.wait()
 
-    async def give_back(self, failed: Callable[[Exception], Exception]) -> bool:
-        """Give it back; say whether it was ours to the end. ``failed`` makes the error if nobody can be told."""
+    async def give_back(self) -> bool | Exception:
+        """Give it back; say whether it was ours to the end, or return the error with which that cannot be done."""
         self._is_given_back = True
         for task in (self._renewing, self._alarm):
             if task is not None:
                 task.cancel()
         try:
-            return await self._give_back_patiently(failed)
+            return await self._give_back_patiently()
         finally:
             if self._gone is not None:
                 self._gone.set()
             self.keeper.go(self)
 
-    async def _give_back_patiently(self, failed: Callable[[Exception], Exception]) -> bool:
+    async def _give_back_patiently(self) -> bool | Exception:
         """Ask again for some seconds: a server that restarts comes back."""
         pauses = iter(GIVE_BACK_AGAIN)
         while True:
@@ -278,5 +277,5 @@ class Tenure:
             except (DatabaseFailure, OSError) as error:  # noqa: PERF203
                 pause = next(pauses, None)
                 if pause is None:
-                    raise failed(error) from error
+                    return error
                 await asyncio.sleep(pause)

@@ -42,6 +42,13 @@ def connection_for(using: str) -> DatabaseWrapper:
     return connection  # type: ignore[no-any-return]
 
 
+def ensure_usable(connection: DatabaseWrapper) -> None:
+    """Open the connection if it is not open, and anew if Django's health check finds that its session is gone."""
+    connection.close_if_health_check_failed()
+    if connection.connection is None:
+        connection.ensure_connection()
+
+
 def in_transaction(connection: DatabaseWrapper) -> bool:
     """Say whether the caller is inside a transaction: ``atomic()``, autocommit off, or a BEGIN of the caller's own.
 
@@ -49,11 +56,13 @@ def in_transaction(connection: DatabaseWrapper) -> bool:
     test behaves as in production.
     """
     if not connection.in_atomic_block:
-        if connection.connection is None:
+        raw: Any = connection.connection
+        if raw is None:
             return not connection.settings_dict["AUTOCOMMIT"]
-        return not connection.autocommit or transaction_status(connection) in _IN_TRANSACTION
+        return not connection.autocommit or raw.pgconn.transaction_status in _IN_TRANSACTION
+    # As durable=True does: what TestCase opens has nothing around it but its own.
     blocks: list[Any] = connection.atomic_blocks
-    return not (blocks and all(block._from_testcase for block in blocks))
+    return not (blocks and blocks[-1]._from_testcase)
 
 
 def in_test_case(connection: DatabaseWrapper) -> bool:

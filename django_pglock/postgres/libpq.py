@@ -33,8 +33,6 @@ RETRY = 0.001
 CAN_EXCHANGE = hasattr(select, "poll")
 BEGIN: dict[IsolationLevel | None, str] = {None: "BEGIN;"}
 BEGIN |= {level: f"BEGIN ISOLATION LEVEL {level.name.replace('_', ' ')};" for level in IsolationLevel}
-#: The last result, which is the error if there is one, and the last that has rows.
-Answer = tuple["PGresult | None", "PGresult | None"]
 _BAD = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE)
 
 
@@ -88,33 +86,38 @@ def _exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
     pgconn = raw.pgconn
     try:
         pgconn.send_query(statements.encode())
-        answer = _answer(pgconn)
+        results = _results(pgconn)
     except OperationalError:
         raise
     except BaseException:
         _cancel(raw)
         raise
-    return _row_of(pgconn, answer)
+    return _row_of(pgconn, results)
 
 
-def _answer(pgconn: PGconn) -> Answer:
-    """Wait for the end of the answer to each statement of a message."""
+def _results(pgconn: PGconn) -> list[PGresult]:
+    """Wait for the results of all statements of a message."""
+    results: list[PGresult] = []
+    is_unsent = pgconn.flush()
     poll = select.poll()
-    poll.register(pgconn.socket, select.POLLIN | select.POLLOUT if pgconn.flush() else select.POLLIN)
-    last = rows = None
-    while True:
-        while pgconn.is_busy():
-            # From time to time Python has a look for signals that another thread was interrupted by.
-            poll.poll(LOOK_UP)
-            pgconn.consume_input()
-            if not pgconn.flush():
-                poll.modify(pgconn.socket, select.POLLIN)
+    poll.register(pgconn.socket, select.POLLIN | select.POLLOUT if is_unsent else select.POLLIN)
+    while not _take_in(pgconn, results):
+        # From time to time Python has a look for signals that another thread was interrupted by.
+        poll.poll(LOOK_UP)
+        pgconn.consume_input()
+        if is_unsent and not (is_unsent := pgconn.flush()):
+            poll.modify(pgconn.socket, select.POLLIN)
+    return results
+
+
+def _take_in(pgconn: PGconn, results: list[PGresult]) -> bool:
+    """Add the results that have arrived; say whether those are all."""
+    while not pgconn.is_busy():
         result = pgconn.get_result()
         if result is None:
-            return last, rows
-        last = result
-        if result.status == ExecStatus.TUPLES_OK:
-            rows = result
+            return True
+        results.append(result)
+    return False
 
 
 def _cancel(raw: Connection[Any]) -> None:
@@ -122,7 +125,7 @@ def _cancel(raw: Connection[Any]) -> None:
     try:
         if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
             raw.cancel_safe(timeout=CANCEL_WITHIN)
-            _answer(raw.pgconn)
+            _results(raw.pgconn)
     except PsycopgError:
         raw.close()
 
@@ -135,31 +138,25 @@ async def exchange_async(raw: Connection[Any], statements: str) -> list[Any] | N
         pgconn = raw.pgconn
         try:
             pgconn.send_query(statements.encode())
-            answer = await _answer_async(pgconn)
+            results = await _results_async(pgconn)
         except OperationalError:
             raise
         except BaseException:
             await _cancelled(asyncio.ensure_future(_cancel_async(raw)))
             raise
-        return _row_of(pgconn, answer)
+        return _row_of(pgconn, results)
     finally:
         raw.lock.release()
 
 
-async def _answer_async(pgconn: PGconn) -> Answer:
-    last = rows = None
-    while True:
-        while pgconn.flush():
-            await ready(pgconn.socket, to_write=True)
-        while pgconn.is_busy():
-            await ready(pgconn.socket)
-            pgconn.consume_input()
-        result = pgconn.get_result()
-        if result is None:
-            return last, rows
-        last = result
-        if result.status == ExecStatus.TUPLES_OK:
-            rows = result
+async def _results_async(pgconn: PGconn) -> list[PGresult]:
+    results: list[PGresult] = []
+    while pgconn.flush():
+        await ready(pgconn.socket, to_write=True)
+    while not _take_in(pgconn, results):
+        await ready(pgconn.socket)
+        pgconn.consume_input()
+    return results
 
 
 async def _cancelled(cancelling: asyncio.Future[None]) -> None:
@@ -175,7 +172,7 @@ async def _cancel_async(raw: Connection[Any]) -> None:
     try:
         if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
             await asyncio.to_thread(raw.cancel_safe, timeout=CANCEL_WITHIN)
-            await _answer_async(raw.pgconn)
+            await _results_async(raw.pgconn)
     except (PsycopgError, RuntimeError, asyncio.CancelledError):
         # RuntimeError: the loop ends, and starts no thread any more.
         raw.pgconn.finish()
@@ -198,14 +195,17 @@ async def ready(number: int, *, to_write: bool = False) -> None:
         remove(number)
 
 
-def _row_of(pgconn: PGconn, answer: Answer) -> list[Any] | None:
-    last, rows = answer
-    if last is None:
+def _row_of(pgconn: PGconn, results: list[PGresult]) -> list[Any] | None:
+    """Return the first row of the last result that has rows. Raises the error that the last one may be."""
+    if not results:
         raise OperationalError("the connection was closed before the answer came")
     pass_on_notifications(pgconn)
-    if last.status in _BAD:
-        raise _error(last)
-    return _first_row(rows)
+    if results[-1].status in _BAD:
+        raise _error(results[-1])
+    for result in reversed(results):
+        if result.status == ExecStatus.TUPLES_OK:
+            return [_value(result, column) for column in range(result.nfields)] if result.ntuples else None
+    return None
 
 
 def pass_on_notifications(pgconn: PGconn) -> None:
@@ -224,12 +224,6 @@ def _error(result: PGresult) -> Exception:
     except KeyError:
         kind = OperationalError
     return kind(message, info=result)
-
-
-def _first_row(result: PGresult | None) -> list[Any] | None:
-    if result is None or not result.ntuples:
-        return None
-    return [_value(result, column) for column in range(result.nfields)]
 
 
 def _value(result: PGresult, column: int) -> Any:

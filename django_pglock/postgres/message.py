@@ -19,6 +19,7 @@ from django.db.backends.utils import CursorWrapper
 from psycopg import Error as PsycopgError
 from psycopg.pq import Escaping, PipelineStatus
 
+from django_pglock.postgres.connections import ensure_usable
 from django_pglock.postgres.libpq import CAN_EXCHANGE, begin_for, exchange
 
 if TYPE_CHECKING:
@@ -37,9 +38,12 @@ def send(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
 
     Returns the first row of the last answer that has rows, or None.
     """
-    connection.close_if_health_check_failed()
-    if connection.connection is None:
-        connection.ensure_connection()
+    ensure_usable(connection)
+    return send_in_session(connection, statements)
+
+
+def send_in_session(connection: DatabaseWrapper, statements: str) -> Sequence[Any] | None:
+    """Send statements as ``send`` does, where the caller knows that the connection is open."""
     connection.validate_no_broken_transaction()
     raw: Any = connection.connection
     if not CAN_EXCHANGE or not is_djangos_alone(connection) or (begin := begin_for(raw)) is None:
@@ -106,20 +110,20 @@ def is_djangos_alone(connection: Any) -> bool:
     return (
         not connection.queries_logged
         and type(raw) is psycopg.Connection
-        and _is_djangos_class((type(connection), raw.cursor_factory))
+        and _makes_djangos_cursors((type(connection), raw.cursor_factory, CursorWrapper.execute))
         and connection.__dict__.keys().isdisjoint(CURSOR_METHODS)
-        and is_djangos_function(CursorWrapper.execute)
         and (not connection.execute_wrappers or connection.execute_wrappers == OWN_WRAPPERS)
         and raw.pgconn.pipeline_status == PipelineStatus.OFF
     )
 
 
 @lru_cache(maxsize=64)
-def _is_djangos_class(classes: tuple[Any, Any]) -> bool:
-    """Say whether a backend's class makes its cursors as Django does, and of Django's class. Asked once for each."""
-    backend, cursor = classes
+def _makes_djangos_cursors(way: tuple[Any, Any, Any]) -> bool:
+    """Say whether a backend's class makes its cursors as Django does, and they are Django's. Asked once for each."""
+    backend, cursor, execute = way
     methods = [getattr(backend, name) for name in CURSOR_METHODS]
-    return cursor.__module__ == "django.db.backends.postgresql.base" and all(map(is_djangos_function, methods))
+    is_djangos = cursor.__module__ == "django.db.backends.postgresql.base"
+    return is_djangos and all(map(is_djangos_function, [*methods, execute]))
 
 
 def is_djangos_function(function: Any) -> bool:

@@ -238,6 +238,7 @@ def test_a_stopped_holder_looks_at_the_clock_before_its_keeper_does():
     with pytest.raises(LockLost), Lease("a", ttl=60) as lease:
         lease._tenure._deadline = tenure.elapsed()
         assert not lease
+        assert not lease.is_held
         with pytest.raises(LockLost):
             lease.assert_held()
         lease._tenure._lose("test")

@@ -7,8 +7,9 @@ import itertools
 from tests.web.cases import on_servers, ways_to
 from tests.web.sites import ASGI
 
-#: More than any server here needs, fewer than would be left by a session for each of the clients that vanished.
-MOST_SESSIONS = 24
+#: Of the thirty clients half are served by coroutines and half by threads: fewer than a session for each of one half,
+#: and more than are kept on purpose: one for each of two times four threads, or up to eleven for coroutines' locks.
+MOST_SESSIONS = 14
 WAYS = (
     *(("plain", "view"), ("stream", "after"), ("stream", "middle")),
     *(("plain_async", "view"), ("stream_async", "after"), ("stream_async", "middle")),
@@ -25,7 +26,14 @@ def test_thirty_clients_that_vanish_leave_nothing(visit, observer, site):
         click.vanish()
         each.open()
     last.until(lambda: not observer.locks_of(site.name), why="locks are left")
-    last.until(lambda: observer.sessions_of(site.name) <= MOST_SESSIONS, why="too many sessions are left")
+
+    def has_few_sessions() -> bool:
+        # Under ASGI, Django runs each request's sync code in a thread of its own. A persistent connection that was used
+        # there is a part of a reference cycle, so it stays open after its thread until Python looks for cycles.
+        assert last.get("collect").status == 200
+        return observer.sessions_of(site.name) <= MOST_SESSIONS
+
+    last.until(has_few_sessions, why="too many sessions are left")
     for view in sorted({view for view, _ in ways}):
         last.expect_success(view)
     last.expect_no_errors()

@@ -6,6 +6,7 @@ from tests.web.project import views
 
 urlpatterns = [
     path("ready/", views.ready),
+    path("collect/<name>/", views.collect),
     path("plain/<name>/", views.plain),
     path("plain_async/<name>/", views.plain_async),
     path("waits/<name>/", views.waits),
