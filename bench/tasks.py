@@ -39,7 +39,7 @@ from bench.contestants.base import WARM_UP, Contestant, Failed
 Case = Callable[[], Any]
 OURS, RAW = "django_pglock", "raw psycopg"
 #: Who takes part where tasks last a while.
-SLEEPERS = ("procrastinate", "Celery with Redis", "Oban for Python", "graphile-worker, one by one")
+SLEEPERS = ("procrastinate", "Celery with Redis", "Oban for Python", "graphile-worker, batched")
 DRAIN_AIMS = {
     RAW: 0.7,
     "graphile-worker, batched": 1.5,

@@ -5,6 +5,7 @@ from bench.contestants.celery_redis import CeleryRedis
 from bench.contestants.django_ox import DjangoOx
 from bench.contestants.django_tasks_db import DjangoTasksDb
 from bench.contestants.graphile import Graphile
+from bench.contestants.oban import Oban
 from bench.contestants.ours import Ours
 from bench.contestants.pgqueuer import PgQueuer
 from bench.contestants.procrastinate import Procrastinate
@@ -17,6 +18,7 @@ ALL: tuple[type[Contestant], ...] = (
     PgQueuer,
     CeleryRedis,
     Procrastinate,
+    Oban,
     DjangoOx,
     DjangoTasksDb,
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -83,7 +84,7 @@ class Contestant:
 
     def version(self) -> str:
         """Return the versions of what was installed."""
-        names = [package.partition("[")[0] for package in self.packages]
+        names = [re.split(r"[\[=]", package)[0] for package in self.packages]
         lines = "; ".join(f"print({name!r}, version({name!r}))" for name in names)
         return run([self.python, "-c", f"from importlib.metadata import version; {lines}"]).replace("\n", ", ")
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.contestants.base import Contestant, Failed, main, nothing, repeat, run, stamp
+from bench.contestants.base import Contestant, Failed, main, nothing, repeat, run, sleep, stamp
 
 APT = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", "--download-only"]
 
@@ -102,16 +102,17 @@ class Producer:
 
         self.app = celery.Celery("bench", broker=f"redis+socket://{os.environ['BENCH_REDIS']}")
         self.app.conf.task_ignore_result = True
-        self.tasks = {each.__name__: self.app.task(name=each.__name__)(each) for each in (nothing, stamp)}
+        self.tasks = {each.__name__: self.app.task(name=each.__name__)(each) for each in (nothing, sleep, stamp)}
 
     def one(self, function: str, *arguments: Any) -> None:
         self.tasks[function].delay(*arguments)
 
-    def many(self, count: int, function: str) -> None:
-        repeat(count, lambda: self.one(function))
+    def many(self, count: int, function: str, *arguments: Any) -> None:
+        repeat(count, lambda: self.one(function, *arguments))
 
-    def worker(self) -> None:
-        self.app.worker_main(["worker", "--loglevel", "WARNING"])
+    def worker(self, *at_once: str) -> None:
+        options = ["--concurrency", *at_once] if at_once else []
+        self.app.worker_main(["worker", "--loglevel", "WARNING", *options])
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ const logger = new Logger(() => () => {});
 
 const taskList = {
   nothing: () => {},
+  sleep: ({ seconds }) => sleep(1000 * seconds),
   stamp: ({ sent }) => fs.appendFileSync(process.env.BENCH_STAMPS, `${now() - sent}\n`),
 };
 
@@ -23,10 +24,10 @@ async function repeat(times, call) {
   for (let i = 0; i < times; i++) await call();
 }
 
-async function work() {
+async function work(atOnce = 24) {
   const pgPool = new Pool({ max: 25 });
   const worker = {
-    concurrentJobs: 24,
+    concurrentJobs: atOnce,
     maxPoolSize: 25,
     localQueue: { size: 500 },
     completeJobBatchDelay: 0,
@@ -38,7 +39,7 @@ async function work() {
   await runner.promise;
 }
 
-async function produce(verb, count) {
+async function produce(verb, count, identifier = "nothing", seconds = undefined) {
   const pgPool = new Pool();
   const utils = await makeWorkerUtils({ pgPool, logger });
   const one = () => utils.addJob("nothing", {});
@@ -48,7 +49,7 @@ async function produce(verb, count) {
   };
   const verbs = {
     setup: () => utils.migrate(),
-    many: () => timed(() => utils.addJobs(Array.from({ length: count }, () => ({ identifier: "nothing", payload: {} })))),
+    many: () => timed(() => utils.addJobs(Array.from({ length: count }, () => ({ identifier, payload: { seconds } })))),
     singles: async () => {
       await repeat(WARM_UP, one);
       await timed(() => repeat(count, one));
@@ -60,8 +61,9 @@ async function produce(verb, count) {
   await pgPool.end();
 }
 
-const [verb, count] = process.argv.slice(2);
-(verb === "worker" ? work() : produce(verb, Number(count))).catch((error) => {
+const [verb, count, identifier, seconds] = process.argv.slice(2);
+const number = (text) => (text === undefined ? undefined : Number(text));
+(verb === "worker" ? work(number(count)) : produce(verb, number(count), identifier, number(seconds))).catch((error) => {
   console.error(error.message);
   process.exit(1);
 });

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-from bench.contestants.base import Contestant, main, nothing, stamp
+from bench.contestants.base import Contestant, main, nothing, sleep, stamp
 
 
 class Procrastinate(Contestant):
@@ -22,22 +23,27 @@ class Producer:
         import procrastinate
 
         self.app = procrastinate.App(connector=procrastinate.PsycopgConnector())
-        self.tasks = {each.__name__: self.app.task(name=each.__name__)(each) for each in (nothing, stamp)}
+        self.tasks = {each.__name__: self.app.task(name=each.__name__)(each) for each in (nothing, sleep, stamp)}
 
     def setup(self) -> None:
         self.app.schema_manager.apply_schema()
 
     def one(self, function: str, *arguments: Any) -> None:
-        self.tasks[function].defer(**dict(zip(("sent",), arguments, strict=False)))
+        self.tasks[function].defer(**named(function, arguments))
 
-    def many(self, count: int, function: str) -> None:
-        self.tasks[function].batch_defer(*[{}] * count)
+    def many(self, count: int, function: str, *arguments: Any) -> None:
+        self.tasks[function].batch_defer(*[named(function, arguments)] * count)
+
+
+def named(function: str, arguments: Sequence[Any]) -> dict[str, Any]:
+    """Return arguments by the names that the function gives them."""
+    return dict(zip(("seconds",) if function == "sleep" else ("sent",), arguments, strict=False))
 
 
 if __name__ == "__main__":
     producer = Producer()
     if sys.argv[1] == "worker":
-        producer.app.run_worker()
+        producer.app.run_worker(concurrency=int(sys.argv[2]) if len(sys.argv) > 2 else 1)
     else:
         with producer.app.open():
             main(setup=producer.setup, one=producer.one, many=producer.many)

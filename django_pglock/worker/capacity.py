@@ -99,14 +99,17 @@ class ThreadCapacity:
             return 0
         return max(0, min(MOST_AT_ONCE, wanted - waiting))
 
-    def next_change_in(self) -> float:
-        """Return in how many seconds one more thread is expected to be free soon; infinite: not before one says so."""
+    def next_change_in(self, since: float) -> float:
+        """Return in how many seconds one more thread is expected to be free soon than at ``since``, a monotonic moment.
+
+        Infinite: none is, before one says that it is free.
+        """
         cost = self._cost
         if cost is None:
             return math.inf
-        now = time.monotonic()
-        expected = [began + cost - AHEAD - now for slot in self.slots if (began := slot.began_at) is not None]
-        return min((seconds for seconds in expected if seconds > 0), default=math.inf)
+        moments = [began + cost - AHEAD for slot in self.slots if (began := slot.began_at) is not None]
+        soonest = min((moment for moment in moments if moment > since), default=math.inf)
+        return max(0.0, soonest - time.monotonic())
 
     def expect_cost(self, cost: float) -> None:
         """Expect claims to cost this many seconds, until they prove to be quicker."""

@@ -71,10 +71,14 @@ class Fetcher(ConnectedService):
         # The last claim of both kinds took as many as it could, so more is there than the smaller room lets in.
         self._was_full = False
         self._looks = Looks()
+        # Kinds that have room, and for which it is not the time to look yet.
+        self._put_off: list[Kind] = []
         self._sleeping_since: float | None = None
         # Our row does not say that we sleep, although we have asked for news: it was removed, and made anew by a beat.
         self._is_forgotten = False
         self._busy_since: float | None = None
+        # When it looked what there is room for, and when it has found something, the last time.
+        self._looked_at = self._found_at = 0.0
         # Who is to end when nothing is left runs also what would be put off, and then it would be left.
         self._last_chance = LastChance(hand, puts_off=drained is None)
         self._ended = -1
@@ -129,12 +133,13 @@ class Fetcher(ConnectedService):
         if self.hand.has_news or is_last_look:
             self.hand.has_news = False
             self._looks.note_news()
+        self._looked_at = time.monotonic()
         rooms = self._rooms()
         if not rooms:
             self._pause(HOARDING)
         elif claims := self._claim(rooms):
             # The threads have waited for these, not these for the threads: the answer may have been long on its way.
-            self._got_on_at = time.monotonic()
+            self._got_on_at = self._found_at = time.monotonic()
             self.hand.take(self._last_chance.sift(claims))
             self._note_busy()
             if self.hand.left == 0:
@@ -143,6 +148,9 @@ class Fetcher(ConnectedService):
             if is_last_look:
                 self.drained()
             self._pause(DRAINING)
+        elif self._leaves_out_a_kind(rooms) and time.monotonic() - self._found_at < BUSY:
+            # The other kind of functions keeps the worker busy.
+            self._pause(HOARDING)
         else:
             self._busy_since = None
             self._sleep()
@@ -171,7 +179,9 @@ class Fetcher(ConnectedService):
     def _pause(self, seconds: float) -> None:
         """Sleep until there is news, or a thread is nearly free, but look after claims that wait."""
         seconds = min(seconds, HOARDING) if self.hand.waiting else seconds
-        seconds = min(seconds, self.hand.threads.next_change_in(), self._looks.next_change_in())
+        seconds = min(
+            seconds, self.hand.threads.next_change_in(self._looked_at), *map(self._looks.next_in, self._put_off)
+        )
         self.note_life(seconds)
         self.hand.hungry.wait(seconds)
 
@@ -186,13 +196,18 @@ class Fetcher(ConnectedService):
         rooms = [(kind, room_of[kind]()) for kind in self._kinds()]
         if left is not None:
             rooms = [(kind, min(left, room)) for kind, room in rooms]
+        self._put_off = []
         if len(rooms) == 1:
             return [(kind, room) for kind, room in rooms if room]
         smaller = min(room for _, room in rooms)
         if smaller and not (self._was_full and left is None):
             # One statement for both: as long as that lets in all there is, nobody need ask twice.
             return [(BOTH, smaller)]
-        return [(kind, room) for kind, room in rooms if room and self._looks.next_in(kind) <= 0]
+        self._put_off = [kind for kind, room in rooms if room and self._looks.next_in(kind) > 0]
+        return [(kind, room) for kind, room in rooms if room and kind not in self._put_off]
+
+    def _leaves_out_a_kind(self, rooms: list[tuple[Kind, int]]) -> bool:
+        return len(rooms) == 1 and rooms[0][0] != BOTH and len(self._kinds()) > 1
 
     def _claim(self, rooms: list[tuple[Kind, int]]) -> list[Claim]:
         claims = self._claim_in_turn(rooms)

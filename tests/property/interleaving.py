@@ -9,6 +9,7 @@ that sleeps beside its work is seen at once, not by how long it takes.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 from collections import deque
@@ -79,6 +80,11 @@ class Schedule:
     def places(self) -> dict[str, str]:
         """Return where each thread waits; an empty text: it can run."""
         return {turn.name: turn.place for turn in self._turns}
+
+    def sleeps_for(self, name: str) -> float:
+        """Return for how many seconds a thread waits at most."""
+        [until] = [turn.until for turn in self._turns if turn.name == name]
+        return math.inf if until is None else until - self.now
 
     def block(self, place: str, is_ready: Callable[[], bool], seconds: float | None = None) -> bool:
         """Let the others run until something is true, or so many seconds are over. Returns which of the two it was."""

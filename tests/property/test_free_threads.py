@@ -24,8 +24,8 @@ from django_pglock.worker.settler import Settler
 from tests.property.interleaving import Event, Lock, Queue, Schedule, by_clock_of
 
 MODULES = (capacity, executor, fetcher, hand, kinds, settler)
-#: Seconds that the database takes for a claim, and for a settle.
-CLAIM, SETTLE = 0.002, 0.003
+#: Seconds that the database takes for a claim, or for a settle: mostly little, and much while others keep it busy.
+ANSWERS = (0.0005, 0.002, 0.002, 0.01, 0.08)
 
 
 class Call(SimpleNamespace):
@@ -46,6 +46,7 @@ class House:
 
     def __init__(self, random: Random, threads: int, calls: list[Call], *, is_atomic: bool) -> None:
         self.schedule = Schedule(random, {module.__file__ for module in MODULES}, self.check)
+        self.random = random
         self.left = len(calls)
         self.ready: list[Call] = []
         self.blocked: dict[str, list[Call]] = {}
@@ -84,11 +85,14 @@ class House:
 
     def claim(self, kind: str, room: int) -> list[Call]:
         # The statement's snapshot is somewhere in between.
-        self.schedule.sleep(CLAIM / 2)
+        self.wait_for_answer()
         wanted = [call for call in self.ready if kind == "both" or call.is_async is (kind == ASYNC)][:room]
         self.ready = [call for call in self.ready if call not in wanted]
-        self.schedule.sleep(CLAIM / 2)
+        self.wait_for_answer()
         return wanted
+
+    def wait_for_answer(self) -> None:
+        self.schedule.sleep(self.random.choice(ANSWERS))
 
     def let_through(self, calls: list[Call]) -> bool:
         admitted = [self.blocked[call.lock_key].pop(0) for call in calls if self.blocked.get(call.lock_key)]
@@ -128,8 +132,13 @@ class House:
         places = self.schedule.places()
         if places["fetcher"] != "hungry":
             return
-        for kind, has_room in ((SYNC, "inbox" in places.values()), (ASYNC, self.hand.coroutines.room() > 0)):
+        # A look for the loop alone is put off for a while, lest it keeps threads waiting; but no longer.
+        has_place = self.hand.coroutines.room() > 0
+        is_put_off = 0 < self.fetcher._looks.next_in(ASYNC) >= self.schedule.sleeps_for("fetcher") - 1e-6
+        for kind, has_room in ((SYNC, "inbox" in places.values()), (ASYNC, has_place)):
             beside = [call for call in self.ready if call.is_async is (kind == ASYNC)]
+            if kind == ASYNC and is_put_off:
+                continue
             assert not (has_room and beside), f"{len(beside)} {kind} tasks are ready, there is room: {places}"
 
 
@@ -159,14 +168,14 @@ class SettlerHere(Settler):
 
     def _write(self, batch: list[Ending]) -> list[Ending]:
         if not self.house.is_atomic:
-            self.house.schedule.sleep(SETTLE)
+            self.house.wait_for_answer()
         self.house.left -= len(batch)
         return batch
 
     def _let_through(self, endings: list[Ending]) -> None:
         calls = [ending.claim for ending in endings]
         if any(call.lock_key is not None for call in calls):
-            self.house.schedule.sleep(SETTLE)
+            self.house.wait_for_answer()
         if self.house.let_through(calls):
             self.hand.tell_news()
 
