@@ -76,22 +76,25 @@ WHERE unique_key = ANY (%s::text[])
        OR unique_scope = 'PERIOD' AND unique_until > clock_timestamp())
 """
 
-# Gives a waiting task the new call's arguments, priority and date. One that is claimed meanwhile is no longer found.
-# Returns its lock key as it was, too: if it has another now, it has left its place at that one.
+# Makes a waiting task the new call: every column that a call fills in is written, and the task no longer waits for what
+# the first call named with after=. One that is claimed meanwhile is no longer found. Returns its lock key as it was,
+# too: if it has another now, it has left its place at that one.
 REPLACE_UNIQUE = """
 WITH old AS MATERIALIZED (
     SELECT id, lock_key FROM {task}
     WHERE unique_key = %s AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
     FOR NO KEY UPDATE
+), waits AS (
+    DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
 )
 UPDATE {task} AS task
-SET args = %s::jsonb, kwargs = %s::jsonb, priority = %s, run_after = moment.due, meta = %s::jsonb,
-    lock_key = %s, group_key = %s, fair_key = %s, queue = %s,
-    status = CASE WHEN task.waits_for > 0 THEN 'BLOCKED'
-                  WHEN moment.due > statement_timestamp() THEN 'SCHEDULED'
-                  WHEN %s::text IS NOT NULL THEN 'BLOCKED'
+SET args = %s::jsonb, kwargs = %s::jsonb, queue = %s, priority = %s, backend = %s, max_retries = %s, meta = %s::jsonb,
+    lock_key = call.lock_key, concurrency = %s, group_key = %s, fair_key = %s, keep_result = %s, waits_for = 0,
+    run_after = call.due,
+    status = CASE WHEN call.due > statement_timestamp() THEN 'SCHEDULED'
+                  WHEN call.lock_key IS NOT NULL THEN 'BLOCKED'
                   ELSE 'READY' END
-FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS moment, old
+FROM (SELECT %s::text AS lock_key, COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS call, old
 WHERE task.id = old.id AND task.id = ANY (ARRAY(SELECT id FROM old))
 RETURNING task.id, task.status, date_part('epoch', task.enqueued_at), task.unique_key, old.lock_key
 """

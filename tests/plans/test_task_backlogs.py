@@ -117,7 +117,7 @@ def plans(worker, ids):
         .filter(pk__gt=first, pk__lte=first + BATCH)
         .pruning_sql(BATCH),
         "pruning of expired ones": rows.expired().pruning_sql(BATCH),
-        "REPLACE_UNIQUE": ("key 7", "[]", "{}", 0, "{}", None, None, None, "default", None, None, None),
+        "REPLACE_UNIQUE": ("key 7", "[]", "{}", "default", 0, "default", 0, "{}", *[None] * 7),
         "AWAITED_BETWEEN": (ids[0], ids[-1], 2 * len(ids)),
         "AWAITED": (f"{{{ids[0]}}}",),
         "LOCK_AWAITED": (f"{{{ids[0]}}}",),
