@@ -270,8 +270,9 @@ class TaskQuerySet(CountQuerySet):
     # What a person may ask for
 
     def retry(self, *, progress: Callable[[int, int], None] | None = None) -> int:
-        """Make failed and cancelled tasks of this queryset READY again, with all their retries. Returns how many.
+        """Make failed and cancelled tasks of this queryset READY again, with all their retries and snoozes.
 
+        Returns how many.
         A unique one is left alone beside another that is there already; of several with one key, the last is taken.
 
         Outside of a transaction some thousands are moved at a time, each time by a transaction of its own: what has
@@ -297,6 +298,7 @@ class TaskQuerySet(CountQuerySet):
             "worker": None,
             "finished_at": None,
             "cancel_requested_at": None,
+            "meta": RawSQL("CASE WHEN meta ? 'snoozes' THEN meta - 'snoozes' ELSE meta END", ()),
             "progress": None,
             "expires_at": None,
         }
@@ -440,11 +442,13 @@ def _by_id(pair: tuple[Claim, Outcome]) -> int:
 
 def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     """Return an outcome that is no success as a row of ``SETTLE_OTHERS``."""
-    status, delay, retried, rescued, record = outcome.status.value, 0.0, 0, 0, None
+    status, delay, retried, rescued, snoozes, record = outcome.status.value, 0.0, 0, 0, 0, None
     match outcome:
         case Retried():
             record, retried, delay = "FAILED", 1, float(outcome.delay)
-        case Snoozed() | Abandoned():
+        case Snoozed():
+            delay, snoozes = float(outcome.delay), outcome.snoozes
+        case Abandoned():
             delay = float(outcome.delay)
         case Interrupted():
             record, rescued = "LOST", 1
@@ -455,7 +459,7 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
         status = TaskStatus.READY.value
     failure = getattr(outcome, "failure", None)
     path, traceback = (failure.exception_path, failure.traceback) if failure else (None, None)
-    return claim.id, claim.attempt, status, delay, retried, rescued, record, path, traceback
+    return claim.id, claim.attempt, status, delay, retried, rescued, snoozes, record, path, traceback
 
 
 def _success_columns(pairs: Sequence[tuple[Claim, Outcome]]) -> tuple[str, str, list[str] | None]:

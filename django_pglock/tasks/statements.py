@@ -402,12 +402,14 @@ SELECT 1 / count(*) FROM settled
 
 # All other endings, with the failed attempt written by the same statement: neither can exist without the other.
 # A claim given back unused takes back its start, which it set itself when it was the first. What has a key and is to
-# run again waits for it again. What somebody asked to end does not run again.
+# run again waits for it again. What somebody asked to end does not run again. Snoozes are counted in the row's meta,
+# because hardly any task has a limit of them, and a column would be read by each claim.
 SETTLE_OTHERS = """
 WITH outcome AS MATERIALIZED (
     SELECT * FROM unnest(
-        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::text[], %s::text[], %s::text[])
-        AS outcome (id, attempt, status, delay, retried, rescued, record, exception_path, traceback)
+        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::int[], %s::text[], %s::text[],
+        %s::text[])
+        AS outcome (id, attempt, status, delay, retried, rescued, snoozes, record, exception_path, traceback)
 ), settled AS (
     UPDATE {task} AS task
     SET status = CASE WHEN outcome.status IN ('SCHEDULED', 'READY') AND task.cancel_requested_at IS NOT NULL
@@ -416,6 +418,8 @@ WITH outcome AS MATERIALIZED (
                       ELSE outcome.status END,
         retries = task.retries + outcome.retried,
         rescues = task.rescues + outcome.rescued,
+        meta = CASE WHEN outcome.snoozes > 0 THEN jsonb_set(task.meta, '{{snoozes}}', to_jsonb(outcome.snoozes))
+                    ELSE task.meta END,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
         finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
