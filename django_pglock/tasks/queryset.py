@@ -273,6 +273,9 @@ class TaskQuerySet(CountQuerySet):
         """Make failed and cancelled tasks of this queryset READY again, with all their retries and snoozes.
 
         Returns how many.
+        One that is to run after others waits again for those that have not succeeded. It is cancelled again if one of
+        these has failed and is not retried with it.
+
         A unique one is left alone beside another that is there already; of several with one key, the last is taken.
 
         Outside of a transaction some thousands are moved at a time, each time by a transaction of its own: what has
@@ -286,7 +289,8 @@ class TaskQuerySet(CountQuerySet):
             # Another with its unique key may be committed between our look and our write; the next look sees it.
             with suppress(IntegrityError), transaction.atomic(using=self.db):
                 return self._retry_once()
-        return self._retry_once()
+        with transaction.atomic(using=self.db):
+            return self._retry_once()
 
     def _retry_once(self) -> int:
         changes = {
@@ -302,7 +306,9 @@ class TaskQuerySet(CountQuerySet):
             "progress": None,
             "expires_at": None,
         }
-        return len(self._without_duplicates()._move(TaskStatus.READY, changes, among=FINISHED))
+        moved = [id_ for id_, *_ in self._without_duplicates()._move(TaskStatus.READY, changes, among=FINISHED)]
+        self.wait_again(moved)
+        return len(moved)
 
     def _without_duplicates(self) -> Self:
         others = self.model._base_manager.using(self.db).filter(unique_key=OuterRef("unique_key"))

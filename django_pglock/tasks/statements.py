@@ -292,6 +292,37 @@ RETURNING {claim_columns}
 # no statement here but the pruning locks the key of a row.
 LOCK_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) ORDER BY id FOR KEY SHARE"
 
+# Which of these tasks were enqueued to run after others.
+HAVE_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) AND meta ? 'after'"
+
+# Lets tasks that are retried wait again for those of their after= that have not succeeded, whatever has become of
+# these: ``RELEASE`` looks after the commit, as it does for new ones. What is gone is not waited for: it was pruned, so
+# it had ended long ago. The waiters of a task that was cancelled while it waited are still there, and would count
+# twice. IN within an expression is looked up in a hash table; a join may compare each with each.
+WAIT_AGAIN = """
+WITH named AS MATERIALIZED (
+    SELECT task.id AS task_id, after.id::bigint AS awaited FROM {task} AS task CROSS JOIN LATERAL
+        jsonb_array_elements_text(CASE WHEN jsonb_typeof(task.meta -> 'after') = 'array' THEN task.meta -> 'after' END)
+        AS after (id)
+    WHERE task.id = ANY (%s::bigint[])
+), locked AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE task.id = ANY (ARRAY(SELECT awaited FROM named)) AND task.status || '' <> 'SUCCESSFUL'
+    ORDER BY task.id FOR KEY SHARE
+), waits AS MATERIALIZED (
+    SELECT task_id, awaited FROM named WHERE (awaited IN (SELECT id FROM locked)) IS TRUE
+), gone AS (
+    DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT task_id FROM named))
+), new AS (
+    INSERT INTO {waiter} (task_id, awaited) SELECT task_id, awaited FROM waits
+), blocked AS (
+    UPDATE {task} AS task SET status = 'BLOCKED', waits_for = counted.waits
+    FROM (SELECT task_id, count(*)::int AS waits FROM waits GROUP BY task_id) AS counted
+    WHERE task.id = counted.task_id AND task.id = ANY (ARRAY(SELECT task_id FROM waits))
+)
+SELECT DISTINCT awaited FROM waits
+"""
+
 # For which tasks between two somebody waits. Asked first: hardly ever is there anybody, and to plan ``RELEASE`` takes
 # the server longer than to settle a task. What is settled together is mostly close together, and one walk of an index
 # is cheaper than a probe for each.

@@ -96,6 +96,7 @@ ANEW = {
     "keep_result": 60,
     "lock": "save:{number}",
     "max_attempts": 7,
+    "max_snoozes": 2,
     "meta": {"trace": "new"},
     "priority": 7,
     "queue_name": "special",

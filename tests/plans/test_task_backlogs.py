@@ -120,6 +120,8 @@ def plans(worker, ids):
         "REPLACE_UNIQUE": ("key 7", "[]", "{}", "default", 0, "default", 0, "{}", *[None] * 7),
         "AWAITED_BETWEEN": (ids[0], ids[-1], 2 * len(ids)),
         "AWAITED": (f"{{{ids[0]}}}",),
+        "HAVE_AWAITED": (f"{{{ids[0]}}}",),
+        "WAIT_AGAIN": (f"{{{ids[0]}}}",),
         "LOCK_AWAITED": (f"{{{ids[0]}}}",),
         "RELEASE": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
         "RELEASE_UNLOCKED": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
