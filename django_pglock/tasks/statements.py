@@ -386,6 +386,19 @@ FROM told LEFT JOIN moved ON true
 """
 RELEASE_UNLOCKED = RELEASE.replace("OF task\n", "OF task SKIP LOCKED\n")
 
+# Notes that this process waits for tasks, and no longer for others. Rows of others that ``RELEASE`` deletes at this
+# moment are skipped: two that delete several rows in different orders could wait for each other in a circle.
+NOTE_WAITS = """
+WITH gone AS (
+    DELETE FROM {waiter} WHERE id = ANY (ARRAY(
+        SELECT id FROM {waiter} WHERE id = ANY (%s::bigint[]) FOR UPDATE SKIP LOCKED))
+)
+INSERT INTO {waiter} (awaited) SELECT unnest(%s::bigint[]) RETURNING awaited, id
+"""
+
+# Which of these tasks have ended.
+LOOK_AT_AWAITED = "SELECT id, finished_at IS NOT NULL FROM {task} WHERE id = ANY (%s::bigint[])"
+
 # Waiters, some at a time, whose tasks are finished or gone: what a crash left untold.
 STRAY_WAITERS = """
 SELECT waiter.id, CASE WHEN task.id IS NULL OR task.finished_at IS NOT NULL THEN waiter.awaited END

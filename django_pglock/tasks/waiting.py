@@ -81,6 +81,19 @@ class WaitQuerySet(GateQuerySet):
             some = array_of_numbers(waiting[start : start + TOLD_AT_ONCE])
             self.release_on_commit([awaited for (awaited,) in self._run(statements.WAIT_AGAIN, some)])
 
+    def note_waits(self, awaited: Sequence[int], *, instead_of: Sequence[int]) -> dict[int, int]:
+        """Leave a row for each of these tasks, so that its end is told on ``DONE_CHANNEL``; delete rows from before.
+
+        Returns the new rows' ids by the tasks' ids. Whoever calls has to look whether a task has ended already.
+        """
+        values = (array_of_numbers(instead_of), array_of_numbers(awaited))
+        return dict(self._run(statements.NOTE_WAITS, *values))
+
+    def ended(self, ids: Sequence[int]) -> list[tuple[int, bool]]:
+        """Return which of these tasks have ended, or are not there (False)."""
+        is_finished = dict(self._run(statements.LOOK_AT_AWAITED, array_of_numbers(ids)))
+        return [(id_, id_ in is_finished) for id_ in ids if is_finished.get(id_, True)]
+
     def release_on_commit(self, awaited: Collection[int]) -> None:
         """Release once the current transaction is committed."""
         if awaited:

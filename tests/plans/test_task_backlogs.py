@@ -120,6 +120,8 @@ def plans(worker, ids):
         "REPLACE_UNIQUE": ("key 7", "[]", "{}", "default", 0, "default", 0, "{}", *[None] * 7),
         "AWAITED_BETWEEN": (ids[0], ids[-1], 2 * len(ids)),
         "AWAITED": (f"{{{ids[0]}}}",),
+        "NOTE_WAITS": (f"{{{ids[0]}}}", f"{{{ids[0]}}}"),
+        "LOOK_AT_AWAITED": (f"{{{','.join(map(str, ids))}}}",),
         "HAVE_AWAITED": (f"{{{ids[0]}}}",),
         "WAIT_AGAIN": (f"{{{ids[0]}}}",),
         "LOCK_AWAITED": (f"{{{ids[0]}}}",),
