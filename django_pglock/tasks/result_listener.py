@@ -91,9 +91,9 @@ class ResultListener:
         self.using = using
         self._rows = apps.get_model("django_pglock", "Task").objects.using(using)
         self._changes: deque[tuple[Waiter, bool]] = deque()
-        #: The other end of the thread's sleep.
-        self._bell, self._ear = socket.socketpair()
-        for end in (self._bell, self._ear):
+        #: What is sent here ends the thread's sleep.
+        self._wake_sender, self._wake_receiver = socket.socketpair()
+        for end in (self._wake_sender, self._wake_receiver):
             end.setblocking(False)
             keep_from_children(end)
         # What follows belongs to the thread.
@@ -102,7 +102,7 @@ class ResultListener:
         # Our rows in the table of waiters: by task, and of sessions before this one.
         self._noted: dict[int, int] = {}
         self._stale: list[int] = []
-        self._heard: list[int] = []
+        self._notified: list[int] = []
         self._look_at = 0.0
         self._lost_at: float | None = None
         #: What was awaited when the session was lost.
@@ -116,17 +116,17 @@ class ResultListener:
     def join(self, waiter: Waiter) -> None:
         """Have somebody told. The caller has the guard, so that the thread cannot end meanwhile."""
         self._changes.append((waiter, True))
-        self._ring()
+        self._wake()
 
     def leave(self, waiter: Waiter) -> None:
         """Forget somebody. Waits for nothing and locks nothing; harmless when the thread has ended."""
         self._changes.append((waiter, False))
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
-        # An error means that the thread has ended, or has been rung often enough.
+    def _wake(self) -> None:
+        # An error means that the thread has ended, or that it has not yet read what was sent before.
         with suppress(OSError):
-            self._bell.send(b"!")
+            self._wake_sender.send(b"!")
 
     # The thread
 
@@ -139,8 +139,8 @@ class ResultListener:
             self._give_up(error)
         finally:
             self._close()
-            self._bell.close()
-            self._ear.close()
+            self._wake_sender.close()
+            self._wake_receiver.close()
 
     def _is_over(self) -> bool:
         with _guard:
@@ -190,7 +190,7 @@ class ResultListener:
         with _limited(connection):
             connection.ensure_connection()
             raw: Any = connection.connection
-            raw.add_notify_handler(self._hear)
+            raw.add_notify_handler(self._note_notification)
             # To be idle is in order here, whatever limit the role has.
             set_limits(connection, {"idle_session_timeout": "0"})
             with connection.cursor() as cursor:
@@ -227,28 +227,28 @@ class ResultListener:
     def _sleep_until_told(self) -> None:
         assert self._connection is not None  # noqa: S101 - for the type checker
         raw: Any = self._connection.connection
-        if not (self._heard or self._changes):
+        if not (self._notified or self._changes):
             self._sleep(self._look_at - time.monotonic(), raw)
         raw.pgconn.consume_input()
         pass_on_notifications(raw.pgconn)
-        heard, self._heard = self._heard, []
-        for id_ in heard:
-            # Whoever told us has deleted the row.
+        notified, self._notified = self._notified, []
+        for id_ in notified:
+            # Whoever sent it has deleted the row.
             self._noted.pop(id_, None)
-        self._tell(heard, True)
+        self._tell(notified, True)
 
     def _sleep(self, seconds: float, *others: Any) -> None:
         with selectors.DefaultSelector() as selector:
-            for each in (self._ear, *others):
+            for each in (self._wake_receiver, *others):
                 selector.register(each, selectors.EVENT_READ)
             selector.select(max(0.0, seconds))
         with suppress(BlockingIOError):
-            self._ear.recv(65536)
+            self._wake_receiver.recv(65536)
 
-    def _hear(self, notification: Any) -> None:
+    def _note_notification(self, notification: Any) -> None:
         # Anybody may notify anything.
         if notification.payload.isdecimal():
-            self._heard.append(int(notification.payload))
+            self._notified.append(int(notification.payload))
 
     def _tell(self, ids: Iterable[int], answer: bool | BaseException) -> None:
         for id_ in ids:

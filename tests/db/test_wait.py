@@ -288,7 +288,11 @@ def test_a_forked_child_waits_by_a_session_of_its_own(in_threads, nothing_is_lef
         eventually(Waiter.objects.exists)
         child = forking_tasks.fork()
         if not child:
-            os._exit(0 if second.wait(60).is_finished else 1)
+            try:
+                second.wait(60)
+                os._exit(0)
+            finally:
+                os._exit(1)
         eventually(lambda: sessions() == 2)
         eventually(lambda: Waiter.objects.count() == 2)
         settle(second)
