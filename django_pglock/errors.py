@@ -15,6 +15,7 @@
         ├── DuplicateTask                             unique=, and there is such a task already
         ├── TaskTimeout         (also TimeoutError)   the attempt took longer than its timeout
         ├── TaskCancelled                             somebody asked the running task to stop
+        ├── TooManySnoozes                            stands in the record of a task that snoozed more than max_snoozes
         ├── DependencyFailed                          stands in the record of a task whose after= failed
         ├── ClaimLost                                 another worker has the task now
         └── WorkerLost                                stands in the record of an attempt that died with its worker
@@ -171,6 +172,10 @@ class TaskCancelled(TaskError):
 
 class DependencyFailed(TaskError):
     """A task that this one was to run ``after=`` did not succeed. Never raised: its path stands in the record."""
+
+
+class TooManySnoozes(TaskError):
+    """A task snoozed more often than its ``max_snoozes``. Never raised: its path stands in the record."""
 
 
 class ClaimLost(TaskError):

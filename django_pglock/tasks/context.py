@@ -49,4 +49,4 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
 
 
 #: What of a row's meta is ours.
-OWN_META = ("options", "rate", "after", "redact")
+OWN_META = ("options", "rate", "after", "redact", "snoozes")

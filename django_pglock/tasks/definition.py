@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 #: Options of one call that travel in the row's ``meta``; the others have a column or belong to the function.
-CARRIED_OPTIONS = ("atomic", "timeout")
+CARRIED_OPTIONS = ("atomic", "timeout", "max_snoozes")
 #: Options that only the decorator takes: what they hold is code or concerns the function as a whole.
 DECORATOR_ONLY = ("backoff", "retry_on", "no_retry_on", "group", "cron", "every", "timezone", "redact")
 #: Options of one call only.
@@ -71,6 +71,7 @@ class PostgresTask(Task):  # type: ignore[type-arg]
     Besides Django's own fields:
 
     - ``max_attempts``: how often the function may be tried, the first time included. Default 1: no retry.
+    - ``max_snoozes``: how often the task may ``raise Snooze``; the next one ends it as FAILED. Default: no limit.
     - ``backoff``: the wait before the next attempt; seconds, a timedelta, ``Constant``, ``Linear``, ``Exponential`` or
       ``fn(exception, task_result)``. Default: exponential from one second to ten minutes, with full jitter.
     - ``retry_on``, ``no_retry_on``: exception types that are retried (default: every ``Exception``) or never are.
@@ -100,6 +101,7 @@ class PostgresTask(Task):  # type: ignore[type-arg]
     run_after: datetime | timedelta | None = None  # type: ignore[assignment]
 
     max_attempts: int = 1
+    max_snoozes: int | None = None
     backoff: BackoffOption = DEFAULT_BACKOFF
     retry_on: tuple[type[BaseException], ...] = (Exception,)
     no_retry_on: tuple[type[BaseException], ...] = ()
@@ -169,6 +171,9 @@ class PostgresTask(Task):  # type: ignore[type-arg]
         attempts = self.max_attempts
         if not isinstance(attempts, int) or isinstance(attempts, bool) or not 1 <= attempts <= MOST_ATTEMPTS:
             raise TaskOptionError(f"{where}: max_attempts is {attempts!r}; give a number from 1 to {MOST_ATTEMPTS:,}.")
+        snoozes = self.max_snoozes
+        if snoozes is not None and (not isinstance(snoozes, int) or isinstance(snoozes, bool) or snoozes < 0):
+            raise TaskOptionError(f"{where}: max_snoozes is {snoozes!r}; give a number, zero or more.")
         if self.atomic and iscoroutinefunction(self.func):
             raise TaskOptionError(f"{where}: atomic=True needs a sync function; Django's transactions are not async.")
         check_backoff(self.backoff)
@@ -292,6 +297,7 @@ if TYPE_CHECKING:
             run_after: datetime | timedelta | None = None,
             backend: str | None = None,
             max_attempts: int | None = None,
+            max_snoozes: int | None = None,
             atomic: bool | None = None,
             timeout: float | timedelta | None = None,
             lock: str | None = None,
@@ -317,6 +323,7 @@ if TYPE_CHECKING:
         queue_name: str
         backend: str
         max_attempts: int
+        max_snoozes: int | None
         backoff: BackoffOption
         retry_on: type[BaseException] | tuple[type[BaseException], ...]
         no_retry_on: type[BaseException] | tuple[type[BaseException], ...]

@@ -82,8 +82,8 @@ class EnqueueQuerySet(WaitQuerySet):
         """Add calls of ``task``, in order, by one statement unless there are unique ones in the way."""
         if task.after and task.unique is not None and task.unique.on_conflict == "replace":
             raise TaskOptionError(
-                f"{task.module_path} has both after and unique with on_conflict='replace', but a task that is replaced "
-                "goes on waiting for what it waited for. Leave out after, or use on_conflict='skip' or 'raise'."
+                f"{task.module_path} has both after and unique with on_conflict='replace', but a task that replaces "
+                "another one waits for no task. Leave out after, or use on_conflict='skip' or 'raise'."
             )
         if not task.after:
             return self._enqueue_many(task, calls, meta)
@@ -114,7 +114,7 @@ class EnqueueQuerySet(WaitQuerySet):
             task.concurrency,
             unique and unique.scope.value,
             unique and unique.seconds,
-            None if task.keep_result is None else int(seconds_of(task.keep_result, option="keep_result")),
+            _seconds_kept(task),
             *_due(task),
             after,
             f"[{','.join([call.args for call in calls])}]",
@@ -161,8 +161,9 @@ class EnqueueQuerySet(WaitQuerySet):
         with connections[self.db].cursor() as cursor:
             for call in calls:
                 keys = call.keys
-                values: tuple[Any, ...] = (keys.unique, call.args, call.kwargs, task.priority, meta, *keys[:3])
-                values += (task.queue_name, keys.lock, *_due(task))
+                values: tuple[Any, ...] = (keys.unique, call.args, call.kwargs, task.queue_name, task.priority)
+                values += (task.backend, task.max_attempts - 1, meta, task.concurrency, keys.group, keys.fair)
+                values += (_seconds_kept(task), keys.lock, *_due(task))
                 cursor.execute(self._sql(statements.REPLACE_UNIQUE), values)
                 for *row, key_before in cursor.fetchall():
                     replaced.append(_existing(row))
@@ -186,6 +187,10 @@ def _due(task: PostgresTask) -> tuple[datetime | None, timedelta | None]:
     if due is None and task.group is not None and task.group.seconds:
         due = timedelta(seconds=task.group.seconds)
     return (None, due) if isinstance(due, timedelta) else (due, None)
+
+
+def _seconds_kept(task: PostgresTask) -> int | None:
+    return None if task.keep_result is None else int(seconds_of(task.keep_result, option="keep_result"))
 
 
 def _column(values: Iterable[str | None], *, any_: bool) -> list[str | None] | None:

@@ -31,8 +31,8 @@ class Unique:
     - ``while_``: ``"waiting"`` (default): until a worker claims it, so what happens later is seen by a run of its own;
       or ``"unfinished"``: until it is finished, its retries included.
     - ``period``: seconds or a timedelta, counted from the first enqueue, whatever has become of that task.
-    - ``on_conflict``: ``"skip"`` (default) returns the task that is there; ``"replace"`` gives the waiting one the new
-      arguments, priority and date; ``"raise"`` raises ``DuplicateTask``.
+    - ``on_conflict``: ``"skip"`` (default) returns the task that is there; ``"replace"`` makes the waiting one the
+      new call, with all its arguments and options; ``"raise"`` raises ``DuplicateTask``.
     """
 
     key: str | None = None

@@ -52,9 +52,13 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The function asked to be run again after ``delay`` seconds. Nothing is counted."""
+    """The function asked to be run again after ``delay`` seconds. No attempt is counted.
+
+    ``snoozes`` is how often it has asked so far, where that is limited; else 0.
+    """
 
     delay: float
+    snoozes: int = 0
 
     status = TaskStatus.SCHEDULED
 

@@ -270,7 +270,11 @@ class TaskQuerySet(CountQuerySet):
     # What a person may ask for
 
     def retry(self, *, progress: Callable[[int, int], None] | None = None) -> int:
-        """Make failed and cancelled tasks of this queryset READY again, with all their retries. Returns how many.
+        """Make failed and cancelled tasks of this queryset READY again, with all their retries and snoozes.
+
+        Returns how many.
+        One that is to run after others waits again for those that have not succeeded. It is cancelled again if one of
+        these has failed and is not retried with it.
 
         A unique one is left alone beside another that is there already; of several with one key, the last is taken.
 
@@ -285,7 +289,8 @@ class TaskQuerySet(CountQuerySet):
             # Another with its unique key may be committed between our look and our write; the next look sees it.
             with suppress(IntegrityError), transaction.atomic(using=self.db):
                 return self._retry_once()
-        return self._retry_once()
+        with transaction.atomic(using=self.db):
+            return self._retry_once()
 
     def _retry_once(self) -> int:
         changes = {
@@ -297,10 +302,13 @@ class TaskQuerySet(CountQuerySet):
             "worker": None,
             "finished_at": None,
             "cancel_requested_at": None,
+            "meta": RawSQL("CASE WHEN meta ? 'snoozes' THEN meta - 'snoozes' ELSE meta END", ()),
             "progress": None,
             "expires_at": None,
         }
-        return len(self._without_duplicates()._move(TaskStatus.READY, changes, among=FINISHED))
+        moved = [id_ for id_, *_ in self._without_duplicates()._move(TaskStatus.READY, changes, among=FINISHED)]
+        self.wait_again(moved)
+        return len(moved)
 
     def _without_duplicates(self) -> Self:
         others = self.model._base_manager.using(self.db).filter(unique_key=OuterRef("unique_key"))
@@ -440,11 +448,13 @@ def _by_id(pair: tuple[Claim, Outcome]) -> int:
 
 def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     """Return an outcome that is no success as a row of ``SETTLE_OTHERS``."""
-    status, delay, retried, rescued, record = outcome.status.value, 0.0, 0, 0, None
+    status, delay, retried, rescued, snoozes, record = outcome.status.value, 0.0, 0, 0, 0, None
     match outcome:
         case Retried():
             record, retried, delay = "FAILED", 1, float(outcome.delay)
-        case Snoozed() | Abandoned():
+        case Snoozed():
+            delay, snoozes = float(outcome.delay), outcome.snoozes
+        case Abandoned():
             delay = float(outcome.delay)
         case Interrupted():
             record, rescued = "LOST", 1
@@ -455,7 +465,7 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
         status = TaskStatus.READY.value
     failure = getattr(outcome, "failure", None)
     path, traceback = (failure.exception_path, failure.traceback) if failure else (None, None)
-    return claim.id, claim.attempt, status, delay, retried, rescued, record, path, traceback
+    return claim.id, claim.attempt, status, delay, retried, rescued, snoozes, record, path, traceback
 
 
 def _success_columns(pairs: Sequence[tuple[Claim, Outcome]]) -> tuple[str, str, list[str] | None]:

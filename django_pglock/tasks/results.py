@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import sync_to_async
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS
 
 from django_pglock import errors
 from django_pglock.tasks import registry
-from django_pglock.tasks.await_result import await_end
+from django_pglock.tasks.await_result import await_end, await_end_async
 from django_pglock.tasks.compat import (
     InvalidTask,
     Task,
@@ -72,41 +71,52 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         """Wait until the task is finished, for ``timeout`` seconds at most (None: as long as it takes).
 
         Returns this result, refreshed: ``result.wait(10).return_value``. Raises ``TimeoutError``, and ``TaskError``
-        inside ``atomic()``. Does not poll; takes one database session for as long as it waits.
+        inside ``atomic()``. Does not poll. All that wait in a process share one database session.
         """
-        return self._wait(timeout, is_wanted=lambda: True)
+        deadline = _Deadline(timeout)
+        while True:
+            is_there = await_end(int(self.id), self._database, deadline.left())
+            if is_there is not None:
+                self.refresh()
+            if self._has_ended(is_there, timeout):
+                return self
 
     async def await_(self, timeout: float | None = None) -> Self:
-        """Do as ``wait()`` without blocking the event loop."""
-        is_wanted = True
-        try:
-            wait = sync_to_async(self._wait, thread_sensitive=False)
-            return await wait(timeout, is_wanted=lambda: is_wanted)
-        finally:
-            is_wanted = False
+        """Do as ``wait()`` in a coroutine, which holds no thread while it waits."""
+        deadline = _Deadline(timeout)
+        while True:
+            is_there = await await_end_async(int(self.id), self._database, deadline.left())
+            if is_there is not None:
+                await self.arefresh()
+            if self._has_ended(is_there, timeout):
+                return self
 
-    def _wait(self, timeout: float | None, *, is_wanted: Callable[[], bool]) -> Self:
-        using = getattr(task_backends[self.backend], "database", DEFAULT_DB_ALIAS)
-        try:
-            is_finished = await_end(self.id, using, timeout, is_wanted=is_wanted)
-        finally:
-            _close_in_thread()
-        if not is_finished:
+    @property
+    def _database(self) -> str:
+        return getattr(task_backends[self.backend], "database", DEFAULT_DB_ALIAS)
+
+    def _has_ended(self, is_there: bool | None, timeout: float | None) -> bool:
+        """Say whether the wait is over; it is not when somebody has retried the task meanwhile."""
+        if is_there is None:
             raise TimeoutError(f"Task {self.id} has not finished within {timeout} s.")
-        self.refresh()
-        if not self.is_finished:
+        if not is_there and not self.is_finished:
             # Gone, as the session that waited saw it; so it is here only.
             raise errors.TaskError(
                 f"wait() for task {self.id} inside the transaction of a TestCase would wait for ever: no worker sees "
                 "the task. Use a TransactionTestCase, with a worker."
             )
-        return self
+        return self.is_finished
 
 
-def _close_in_thread() -> None:
-    # A thread of asyncio's pool belongs to nobody who would close its connections.
-    if threading.current_thread().name.startswith("asyncio"):
-        connections.close_all()
+class _Deadline:
+    """The moment at which somebody has waited for long enough."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._at = None if timeout is None else time.monotonic() + timeout
+
+    def left(self) -> float | None:
+        """Return the seconds that are left, if there is an end."""
+        return None if self._at is None else max(0.0, self._at - time.monotonic())
 
 
 def make_result(

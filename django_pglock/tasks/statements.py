@@ -76,22 +76,25 @@ WHERE unique_key = ANY (%s::text[])
        OR unique_scope = 'PERIOD' AND unique_until > clock_timestamp())
 """
 
-# Gives a waiting task the new call's arguments, priority and date. One that is claimed meanwhile is no longer found.
-# Returns its lock key as it was, too: if it has another now, it has left its place at that one.
+# Makes a waiting task the new call: every column that a call fills in is written, and the task no longer waits for what
+# the first call named with after=. One that is claimed meanwhile is no longer found. Returns its lock key as it was,
+# too: if it has another now, it has left its place at that one.
 REPLACE_UNIQUE = """
 WITH old AS MATERIALIZED (
     SELECT id, lock_key FROM {task}
     WHERE unique_key = %s AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
     FOR NO KEY UPDATE
+), waits AS (
+    DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
 )
 UPDATE {task} AS task
-SET args = %s::jsonb, kwargs = %s::jsonb, priority = %s, run_after = moment.due, meta = %s::jsonb,
-    lock_key = %s, group_key = %s, fair_key = %s, queue = %s,
-    status = CASE WHEN task.waits_for > 0 THEN 'BLOCKED'
-                  WHEN moment.due > statement_timestamp() THEN 'SCHEDULED'
-                  WHEN %s::text IS NOT NULL THEN 'BLOCKED'
+SET args = %s::jsonb, kwargs = %s::jsonb, queue = %s, priority = %s, backend = %s, max_retries = %s, meta = %s::jsonb,
+    lock_key = call.lock_key, concurrency = %s, group_key = %s, fair_key = %s, keep_result = %s, waits_for = 0,
+    run_after = call.due,
+    status = CASE WHEN call.due > statement_timestamp() THEN 'SCHEDULED'
+                  WHEN call.lock_key IS NOT NULL THEN 'BLOCKED'
                   ELSE 'READY' END
-FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS moment, old
+FROM (SELECT %s::text AS lock_key, COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS call, old
 WHERE task.id = old.id AND task.id = ANY (ARRAY(SELECT id FROM old))
 RETURNING task.id, task.status, date_part('epoch', task.enqueued_at), task.unique_key, old.lock_key
 """
@@ -289,6 +292,37 @@ RETURNING {claim_columns}
 # no statement here but the pruning locks the key of a row.
 LOCK_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) ORDER BY id FOR KEY SHARE"
 
+# Which of these tasks were enqueued to run after others.
+HAVE_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) AND meta ? 'after'"
+
+# Lets tasks that are retried wait again for those of their after= that have not succeeded, whatever has become of
+# these: ``RELEASE`` looks after the commit, as it does for new ones. What is gone is not waited for: it was pruned, so
+# it had ended long ago. The waiters of a task that was cancelled while it waited are still there, and would count
+# twice. IN within an expression is looked up in a hash table; a join may compare each with each.
+WAIT_AGAIN = """
+WITH named AS MATERIALIZED (
+    SELECT task.id AS task_id, after.id::bigint AS awaited FROM {task} AS task CROSS JOIN LATERAL
+        jsonb_array_elements_text(CASE WHEN jsonb_typeof(task.meta -> 'after') = 'array' THEN task.meta -> 'after' END)
+        AS after (id)
+    WHERE task.id = ANY (%s::bigint[])
+), locked AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE task.id = ANY (ARRAY(SELECT awaited FROM named)) AND task.status || '' <> 'SUCCESSFUL'
+    ORDER BY task.id FOR KEY SHARE
+), waits AS MATERIALIZED (
+    SELECT task_id, awaited FROM named WHERE (awaited IN (SELECT id FROM locked)) IS TRUE
+), gone AS (
+    DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT task_id FROM named))
+), new AS (
+    INSERT INTO {waiter} (task_id, awaited) SELECT task_id, awaited FROM waits
+), blocked AS (
+    UPDATE {task} AS task SET status = 'BLOCKED', waits_for = counted.waits
+    FROM (SELECT task_id, count(*)::int AS waits FROM waits GROUP BY task_id) AS counted
+    WHERE task.id = counted.task_id AND task.id = ANY (ARRAY(SELECT task_id FROM waits))
+)
+SELECT DISTINCT awaited FROM waits
+"""
+
 # For which tasks between two somebody waits. Asked first: hardly ever is there anybody, and to plan ``RELEASE`` takes
 # the server longer than to settle a task. What is settled together is mostly close together, and one walk of an index
 # is cheaper than a probe for each.
@@ -352,6 +386,19 @@ FROM told LEFT JOIN moved ON true
 """
 RELEASE_UNLOCKED = RELEASE.replace("OF task\n", "OF task SKIP LOCKED\n")
 
+# Notes that this process waits for tasks, and no longer for others. Rows of others that ``RELEASE`` deletes at this
+# moment are skipped: two that delete several rows in different orders could wait for each other in a circle.
+NOTE_WAITS = """
+WITH gone AS (
+    DELETE FROM {waiter} WHERE id = ANY (ARRAY(
+        SELECT id FROM {waiter} WHERE id = ANY (%s::bigint[]) FOR UPDATE SKIP LOCKED))
+)
+INSERT INTO {waiter} (awaited) SELECT unnest(%s::bigint[]) RETURNING awaited, id
+"""
+
+# Which of these tasks have ended.
+LOOK_AT_AWAITED = "SELECT id, finished_at IS NOT NULL FROM {task} WHERE id = ANY (%s::bigint[])"
+
 # Waiters, some at a time, whose tasks are finished or gone: what a crash left untold.
 STRAY_WAITERS = """
 SELECT waiter.id, CASE WHEN task.id IS NULL OR task.finished_at IS NOT NULL THEN waiter.awaited END
@@ -399,12 +446,14 @@ SELECT 1 / count(*) FROM settled
 
 # All other endings, with the failed attempt written by the same statement: neither can exist without the other.
 # A claim given back unused takes back its start, which it set itself when it was the first. What has a key and is to
-# run again waits for it again. What somebody asked to end does not run again.
+# run again waits for it again. What somebody asked to end does not run again. Snoozes are counted in the row's meta,
+# because hardly any task has a limit of them, and a column would be read by each claim.
 SETTLE_OTHERS = """
 WITH outcome AS MATERIALIZED (
     SELECT * FROM unnest(
-        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::text[], %s::text[], %s::text[])
-        AS outcome (id, attempt, status, delay, retried, rescued, record, exception_path, traceback)
+        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::int[], %s::text[], %s::text[],
+        %s::text[])
+        AS outcome (id, attempt, status, delay, retried, rescued, snoozes, record, exception_path, traceback)
 ), settled AS (
     UPDATE {task} AS task
     SET status = CASE WHEN outcome.status IN ('SCHEDULED', 'READY') AND task.cancel_requested_at IS NOT NULL
@@ -413,6 +462,8 @@ WITH outcome AS MATERIALIZED (
                       ELSE outcome.status END,
         retries = task.retries + outcome.retried,
         rescues = task.rescues + outcome.rescued,
+        meta = CASE WHEN outcome.snoozes > 0 THEN jsonb_set(task.meta, '{{snoozes}}', to_jsonb(outcome.snoozes))
+                    ELSE task.meta END,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
         finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL

@@ -6,7 +6,7 @@ commits that, and then looks for waiters. So one of the two always sees the othe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from django.db import OperationalError, transaction
@@ -21,7 +21,7 @@ DONE_CHANNEL = "django_pglock_done"
 DEPENDENCY_FAILED = "django_pglock.errors.DependencyFailed"
 #: Waiters that upkeep looks at in one round.
 WAITERS_AT_ONCE = 5000
-#: Waiters that one statement tells.
+#: Waiters that one statement tells, and retried tasks that one lets wait again.
 TOLD_AT_ONCE = 200
 
 
@@ -69,6 +69,30 @@ class WaitQuerySet(GateQuerySet):
         # One that is cancelled is in nobody's way any more, whatever else it waited for.
         self.admit(key for _, status, _, key, waits_for in moved if waits_for == 0 or status == TaskStatus.CANCELLED)
         return moved, told
+
+    def wait_again(self, ids: Sequence[int]) -> None:
+        """Block those of these retried tasks whose ``after=`` has not succeeded, until it has.
+
+        Has to be in the transaction that has retried them. Those whose ``after=`` has failed, and is not retried with
+        them, are cancelled again after the commit.
+        """
+        waiting = [id_ for (id_,) in self._run(statements.HAVE_AWAITED, array_of_numbers(ids))] if ids else []
+        for start in range(0, len(waiting), TOLD_AT_ONCE):
+            some = array_of_numbers(waiting[start : start + TOLD_AT_ONCE])
+            self.release_on_commit([awaited for (awaited,) in self._run(statements.WAIT_AGAIN, some)])
+
+    def note_waits(self, awaited: Sequence[int], *, instead_of: Sequence[int]) -> dict[int, int]:
+        """Leave a row for each of these tasks, so that its end is told on ``DONE_CHANNEL``; delete rows from before.
+
+        Returns the new rows' ids by the tasks' ids. Whoever calls has to look whether a task has ended already.
+        """
+        values = (array_of_numbers(instead_of), array_of_numbers(awaited))
+        return dict(self._run(statements.NOTE_WAITS, *values))
+
+    def ended(self, ids: Sequence[int]) -> list[tuple[int, bool]]:
+        """Return which of these tasks have ended, or are not there (False)."""
+        is_finished = dict(self._run(statements.LOOK_AT_AWAITED, array_of_numbers(ids)))
+        return [(id_, id_ in is_finished) for id_ in ids if is_finished.get(id_, True)]
 
     def release_on_commit(self, awaited: Collection[int]) -> None:
         """Release once the current transaction is committed."""

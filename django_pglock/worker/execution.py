@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from django.db import Error as DatabaseFailure
 from django.db import transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.errors import ClaimLost, TaskCancelled
+from django_pglock.errors import ClaimLost, TaskCancelled, TooManySnoozes
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import describe_exception, from_json, to_json
@@ -57,7 +58,10 @@ class Attempt(Interruptible):
         self.claim = claim
         self.using = using
         self.definition: PostgresTask = definition
-        self.options: dict[str, Any] = {} if claim.meta == "{}" else from_json(claim.meta).get("options", {})
+        meta: dict[str, Any] = {} if claim.meta == "{}" else from_json(claim.meta)
+        self.options: dict[str, Any] = meta.get("options", {})
+        #: How often the task has snoozed, where that is limited.
+        self.snoozes: int = meta.get("snoozes", 0)
         self.timeout = self.options.get("timeout", definition.timeout)
         self.args: list[Any] = [] if claim.args == "[]" else from_json(claim.args)
         self.kwargs: dict[str, Any] = {} if claim.kwargs == "{}" else from_json(claim.kwargs)
@@ -113,7 +117,7 @@ class Attempt(Interruptible):
 
     def _failure(self, error: BaseException) -> Outcome:
         if isinstance(error, Snooze):
-            return Snoozed(min(error.seconds, MAX_DELAY))
+            return self._snoozed(error)
         claim = self.claim
         failure = Failure(*describe_exception(error))
         if isinstance(error, Cancel | TaskCancelled):
@@ -121,12 +125,27 @@ class Attempt(Interruptible):
         may_retry = isinstance(error, Retry) or self.definition.can_retry(error)
         if claim.retries >= claim.max_retries or not may_retry:
             return Failed(failure)
-        return Retried(failure, self._delay(error))
+        return Retried(failure, self._delay(error, failure))
 
-    def _delay(self, error: BaseException) -> float:
+    def _snoozed(self, error: Snooze) -> Outcome:
+        delay, most = min(error.seconds, MAX_DELAY), self.options.get("max_snoozes", self.definition.max_snoozes)
+        if most is None:
+            return Snoozed(delay)
+        if self.snoozes < most:
+            return Snoozed(delay, self.snoozes + 1)
+        refused = TooManySnoozes(f"The task has snoozed {most} times already, which is its max_snoozes.")
+        refused.__cause__ = error
+        return Failed(Failure(*describe_exception(refused)))
+
+    def _delay(self, error: BaseException, failure: Failure) -> float:
         if isinstance(error, Retry) and error.seconds is not None:
             return min(error.seconds, MAX_DELAY)
-        wait = partial(delay_after, failures=self.claim.retries + 1, exception=error, result=lambda: self.result)
+
+        def result() -> TaskResult[..., Any]:
+            # The failure in question is recorded only once it is known what follows from it.
+            return replace(self.result, errors=[*self.result.errors, error_of(failure)])
+
+        wait = partial(delay_after, failures=self.claim.retries + 1, exception=error, result=result)
         try:
             return wait(self.definition.backoff)
         except BaseException:

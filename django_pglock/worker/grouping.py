@@ -8,7 +8,7 @@ from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.options import Group
-from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Released, Retried
+from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Released, Retried, Snoozed
 from django_pglock.worker.execution import Attempt, prepare
 from django_pglock.worker.hand import Ending, Hand
 
@@ -57,7 +57,7 @@ class GroupAttempt(Attempt):
         return ending
 
     def _outcome_of(self, other: Attempt, outcome: Outcome) -> Outcome:
-        if self._error is not None and isinstance(outcome, Failed | Retried | Cancelled):
+        if self._error is not None and isinstance(outcome, Failed | Retried | Snoozed | Cancelled):
             return other.failure(self._error)
         if isinstance(outcome, Failed | Interrupted):
             # Cut off from the database, and of that each has its own count.

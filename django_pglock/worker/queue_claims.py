@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 LONGEST_LINE = 1.0
 #: It looks again sooner when that is cheap: so many times as long as the last look took.
 LINE = 20
+#: Seconds between two looks for tasks that ask for turns, where no function of this worker does.
+BETWEEN_LOOKS_FOR_FAIR = 1.0
 #: So many queues are remembered in any case.
 FEW_QUEUES = 100
 
@@ -68,19 +70,34 @@ class QueueClaims:
         self._line_until = 0.0
         self._last_key = ""
         self._fair_first = False
+        self._has_fair = False
+        self._look_for_fair_at = shared.clock() + BETWEEN_LOOKS_FOR_FAIR
 
     def claim(self, limit: int) -> list[Claim]:
         """Claim up to ``limit`` tasks, in the order in which they are to run."""
-        if not self.shared.is_fair:
-            claims = self._claim_plain(limit)
-            # Rows that ask for turns may come from elsewhere; they are looked for when there is nothing else.
-            return claims or self._claim_fair(limit)
+        if not self._takes_turns():
+            return self._claim_plain(limit) or self._claim_fair(limit)
         self._fair_first = not self._fair_first
         first, second = (
             (self._claim_fair, self._claim_plain) if self._fair_first else (self._claim_plain, self._claim_fair)
         )
         claims = first(limit)
         return claims + second(limit - len(claims)) if len(claims) < limit else claims
+
+    def _takes_turns(self) -> bool:
+        """Say whether tasks with ``fair=`` are claimed as often as others.
+
+        So they are where a function that this worker knows has it. Single calls may have it all the same, or code that
+        is newer: they are looked for when there is nothing else, and now and then when there is.
+        """
+        if self.shared.is_fair or self._has_fair:
+            return True
+        now = self.shared.clock()
+        if now < self._look_for_fair_at:
+            return False
+        self._look_for_fair_at = now + BETWEEN_LOOKS_FOR_FAIR
+        self._fair_first = False
+        return True
 
     def _claim_plain(self, limit: int) -> list[Claim]:
         rows: list[tuple[Any, ...]] = []
@@ -101,6 +118,7 @@ class QueueClaims:
             # Behind the last key there was not enough: go on with the first.
             more, self._last_key = self._claim_turn(limit - len(claims), "")
             claims += more
+        self._has_fair = bool(claims)
         return claims
 
     def _claim_turn(self, limit: int, after: str) -> tuple[list[Claim], str]:

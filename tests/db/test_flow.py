@@ -45,6 +45,65 @@ def test_snooze_spends_nothing(worker, eventually, after):
     assert not Attempt.objects.exists()
 
 
+@pytest.mark.parametrize("after", [0, 0.05])
+def test_snoozes_beyond_their_limit_end_the_task(worker, eventually, after):
+    worker()
+    row = finished(tasks.say.using(max_snoozes=3).enqueue("snooze", times=3, after=after), eventually)
+    assert (row.status, row.attempts) == ("SUCCESSFUL", 4)
+    Effect.objects.all().delete()
+    call = tasks.say.using(max_snoozes=3, max_attempts=5)
+    row = finished(call.enqueue("snooze", times=9, after=after), eventually)
+    assert (row.status, row.attempts, row.retries) == ("FAILED", 4, 0)
+    failure = row.failures.get()
+    assert failure.exception_path == "django_pglock.errors.TooManySnoozes"
+    assert "3 times" in failure.traceback
+    assert "Snooze" in failure.traceback
+
+
+def test_one_that_is_retried_may_snooze_anew(worker, eventually):
+    worker()
+    result = tasks.say.using(max_snoozes=1, meta={"trace": "kept"}).enqueue("snooze", times=9, after=0)
+    assert finished(result, eventually).attempts == 2
+    Task.objects.retry()
+    row = eventually(lambda: Task.objects.filter(pk=result.id, status="FAILED", attempts=4).first())
+    assert row.meta["trace"] == "kept"
+
+
+def test_calls_of_a_group_count_their_own_snoozes(worker, eventually, claim):
+    """One that came later has all of its own."""
+    first = tasks.snooze_together.enqueue(user=1)
+    worker()
+    assert finished(first, eventually).attempts == 3
+    second = tasks.snooze_together.using(max_snoozes=4).enqueue(user=2)
+    third = tasks.snooze_together.using(max_snoozes=1).enqueue(user=2)
+    assert (finished(second, eventually).attempts, finished(third, eventually).attempts) == (5, 2)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "2"])
+def test_a_limit_of_snoozes_is_a_number(wrong):
+    with pytest.raises(TaskOptionError, match="max_snoozes"):
+        tasks.say.using(max_snoozes=wrong)
+
+
+def test_a_function_that_says_how_long_to_wait_sees_the_failure_it_is_asked_about(worker, eventually):
+    tasks.asked.clear()
+    worker()
+    finished(tasks.fail_in_turns.enqueue(), eventually)
+    assert tasks.asked == [
+        ("failure 1", ["builtins.ValueError"], 1),
+        ("'failure 2'", ["builtins.ValueError", "builtins.KeyError"], 2),
+    ]
+
+
+def test_so_it_does_for_each_call_of_a_group(worker, eventually):
+    tasks.asked.clear()
+    results = [tasks.fail_together_in_turns.enqueue() for _ in range(3)]
+    worker()
+    for result in results:
+        finished(result, eventually)
+    assert tasks.asked == [("failure 1", ["builtins.ValueError"], 1)] * 3
+
+
 @pytest.mark.parametrize("suffix", ["", "_atomically", "_in_coroutine"])
 def test_a_retry_that_does_not_say_when_waits_its_back_off(worker, eventually, suffix):
     """A subclass need not call our ``__init__``, as one of another exception need not."""

@@ -12,8 +12,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask, TaskOptionError
-from django_pglock.models import Task
-from django_pglock.tasks import queryset
+from django_pglock.models import RateLimit, Task, Waiter
+from django_pglock.tasks import definition, queryset
 from django_pglock.tasks.options import Unique
 from django_pglock.tasks.outcome import Failed, Failure, Retried, Succeeded
 from tests.sample import keyed_tasks as keyed
@@ -86,6 +86,62 @@ def test_replace_gives_the_waiting_one_the_new_call(claim):
     claim()
     keyed.save.enqueue(1, text="later")
     assert [row.kwargs["text"] for row in Task.objects.order_by("id")] == ["now", "later"]
+
+
+ANEW = {
+    "atomic": True,
+    "backend": "other",
+    "concurrency": 3,
+    "fair": "{number}",
+    "keep_result": 60,
+    "lock": "save:{number}",
+    "max_attempts": 7,
+    "max_snoozes": 2,
+    "meta": {"trace": "new"},
+    "priority": 7,
+    "queue_name": "special",
+    "rate": None,
+    "run_after": timedelta(hours=1),
+    "timeout": 5,
+    "unique": Unique("{number}", on_conflict="replace"),
+}
+
+
+def columns(row):
+    """Return what a call says of its task; not which task it is, nor when it was enqueued."""
+    return {name: value for name, value in vars(row).items() if name not in ("_state", "id", "enqueued_at")}
+
+
+@pytest.mark.parametrize(
+    "first", [{}, {"lock": "a", "concurrency": 2, "keep_result": 5, "fair": "b", "max_attempts": 3}]
+)
+@pytest.mark.parametrize("then", [{}, ANEW, {"rate": "10/s"}], ids=["none", "all", "rate"])
+def test_what_is_replaced_is_in_all_its_options_as_the_new_call(settings, first, then):
+    """An option that was left as it was would be the first call's, and nobody could see why."""
+    settings.TASKS = {**settings.TASKS, "other": settings.TASKS["default"]}
+    assert set(ANEW) == set(definition._CHANGEABLE) - {"after"}
+    new = keyed.save.using(**then)
+    fresh = Task.objects.get(pk=new.enqueue(1, text="new").id)
+    Task.objects.all().delete()
+    RateLimit.objects.all().delete()
+    replaced = keyed.save.using(**first).enqueue(1, text="old")
+    assert new.enqueue(1, text="new").id == replaced.id
+    row = Task.objects.get()
+    if fresh.run_after is not None:
+        assert row.run_after - fresh.run_after < timedelta(minutes=1)
+        row.run_after = fresh.run_after
+    assert columns(row) == columns(fresh)
+
+
+def test_what_is_replaced_waits_no_more_for_what_the_first_call_named(claim):
+    awaited = keyed.refresh.enqueue(1)
+    keyed.save.using(after=[awaited], unique=Unique("{number}")).enqueue(1, text="old")
+    keyed.save.enqueue(1, text="new")
+    row = Task.objects.get(kwargs__text="new")
+    assert (row.status, row.waits_for, Waiter.objects.count()) == ("READY", 0, 0)
+    settle(claim(1)[0], Failed(FAILURE))
+    Task.objects.all().release([int(awaited.id)])
+    assert Task.objects.get(pk=row.pk).status == "READY"
 
 
 @pytest.mark.parametrize("unique", [Unique("{number}", while_="unfinished"), Unique("{number}", period=60)])

@@ -93,7 +93,7 @@ def plans(worker, ids):
     first = Task.objects.earliest("pk").pk
     Task.objects.filter(pk=first).update(status="FAILED")
     retried = rows.filter(pk=first)._without_duplicates().filter(status__in=["CANCELLED", "FAILED"]).order_by("pk")
-    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts)
+    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, ones, failed, texts, texts)
     calls = {
         "a claim of one": (plain.sql(1, "default"), None),
         "a claim of many": (plain.sql(1000, "default"), None),
@@ -117,9 +117,13 @@ def plans(worker, ids):
         .filter(pk__gt=first, pk__lte=first + BATCH)
         .pruning_sql(BATCH),
         "pruning of expired ones": rows.expired().pruning_sql(BATCH),
-        "REPLACE_UNIQUE": ("key 7", "[]", "{}", 0, "{}", None, None, None, "default", None, None, None),
+        "REPLACE_UNIQUE": ("key 7", "[]", "{}", "default", 0, "default", 0, "{}", *[None] * 7),
         "AWAITED_BETWEEN": (ids[0], ids[-1], 2 * len(ids)),
         "AWAITED": (f"{{{ids[0]}}}",),
+        "NOTE_WAITS": (f"{{{ids[0]}}}", f"{{{ids[0]}}}"),
+        "LOOK_AT_AWAITED": (f"{{{','.join(map(str, ids))}}}",),
+        "HAVE_AWAITED": (f"{{{ids[0]}}}",),
+        "WAIT_AGAIN": (f"{{{ids[0]}}}",),
         "LOCK_AWAITED": (f"{{{ids[0]}}}",),
         "RELEASE": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
         "RELEASE_UNLOCKED": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),

@@ -75,8 +75,13 @@ def fail_together(calls):
     raise ValueError("together")
 
 
+#: The calls of ``serve`` that ran in this process, in their order.
+served: list[tuple[str, int]] = []
+
+
 @task(fair="{tenant}")
-def serve(tenant, number=0): ...
+def serve(tenant, number=0):
+    served.append((tenant, number))
 
 
 @task(rate=Rate(20, per=1))

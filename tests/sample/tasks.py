@@ -194,6 +194,31 @@ class OwnRetry(Retry):
         self.code = code
 
 
+#: What ``note_failures`` was asked about, and what of that stood in the result: paths of exceptions.
+asked: list[tuple[str, list[str], int]] = []
+
+
+def note_failures(error, result):
+    asked.append((str(error), [each.exception_class_path for each in result.errors], result.attempts))
+    assert str(error) in result.errors[-1].traceback
+    return 0
+
+
+@task(max_attempts=3, backoff=note_failures)
+def fail_in_turns():
+    raise [ValueError, KeyError, OSError][len(asked) % 3](f"failure {len(asked) + 1}")
+
+
+@task(group="turns", max_attempts=2, backoff=note_failures)
+def fail_together_in_turns(calls):
+    raise ValueError(f"failure {len(asked) + 1}")
+
+
+@task(group="{user}", max_snoozes=2)
+def snooze_together(calls, user=None):
+    raise Snooze(0)
+
+
 class OwnSnooze(Snooze):
     def __init__(self, code):
         self.code = code

@@ -9,11 +9,13 @@ from datetime import timedelta
 import pytest
 from django.core.checks import run_checks
 from django.db import connection, connections, transaction
+from django.db.models.functions import Now
 
 from django_pglock import Lease, LockLost, LockNotAvailable, leader, lock, semaphore, try_lock
-from django_pglock.models import AdvisoryLock, Task
+from django_pglock.models import AdvisoryLock, Task, Waiter
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Worker as WorkerRow
+from django_pglock.tasks.await_result import await_end
 from django_pglock.testing import assert_no_locks
 from django_pglock.worker import Worker
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
@@ -148,6 +150,23 @@ def test_leases_need_no_session_and_work_here_as_anywhere(pgbouncer, alias, in_t
     in_threads(lead, 2)
     assert sorted(tokens) == [2, 3]
     LeaseRow.objects.all().delete()
+
+
+def test_whoever_waits_for_a_result_behind_it_finds_it_by_the_poll(pgbouncer, alias, in_threads, eventually, settings):
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.3}
+    alias("pooled", NAME="two", **pgbouncer)
+    ids = [int(tasks.nothing.enqueue().id) for _ in range(5)]
+
+    def work(number):
+        if number < 5:
+            return await_end(ids[number], "pooled", 60)
+        eventually(lambda: Waiter.objects.count() == 5)
+        Task.objects.filter(pk__in=ids).update(status="SUCCESSFUL", finished_at=Now())
+        return len(ids)
+
+    assert in_threads(work, 6) == [True] * 5 + [5]
+    eventually(lambda: not Waiter.objects.exists())
+    Task.objects.filter(pk__in=ids).delete()
 
 
 def test_a_worker_runs_tasks_behind_it(pgbouncer, alias, eventually):

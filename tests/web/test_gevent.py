@@ -1,4 +1,4 @@
-"""Where gevent has replaced threads by greenlets: locks work, and leases say what they need."""
+"""Where gevent has replaced threads by greenlets: locks and results work, and leases say what they need."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 PROGRAM = """
 from gevent import monkey; monkey.patch_all()
@@ -38,11 +40,65 @@ for take in (Lease("a", ttl=5), leader("b")):
 print("fine")
 """
 
+#: Twenty greenlets wait, one of them for too long, and others go on meanwhile.
+WAITING = """
+from gevent import monkey; monkey.patch_all()
+import gevent, django, environ, threading, time
+from django.conf import settings
+settings.configure(
+    DATABASES={"default": environ.Env().db()}, INSTALLED_APPS=["django_pglock", "tests.sample"],
+    TASKS={"default": {"BACKEND": "django_pglock.backend.PostgresBackend"}}, DJANGO_PGLOCK={"POLL_INTERVAL": 600},
+)
+django.setup()
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+from django.db import connection, connections
+from django.db.models.functions import Now
+from django_pglock.models import Task, Waiter
+from django_pglock.tasks import result_listener
+from tests.sample import tasks
+results = [tasks.nothing.enqueue() for _ in range(20)]
+ticks = []
+def tick():
+    while True:
+        ticks.append(1)
+        gevent.sleep(0.01)
+ticking = gevent.spawn(tick)
+def wait(result):
+    try:
+        return result.wait(60).is_finished
+    finally:
+        connections.close_all()
+def wait_too_long():
+    try:
+        tasks.nothing.enqueue().wait(0.1)
+    except TimeoutError:
+        return True
+    finally:
+        connections.close_all()
+waiting = [gevent.spawn(wait, result) for result in results] + [gevent.spawn(wait_too_long)]
+while Waiter.objects.count() != 20 or not waiting[-1].ready():
+    gevent.sleep(0.01)
+before = len(ticks)
+gevent.sleep(0.3)
+assert len(ticks) - before > 5, "the others stand still"
+ids = [int(result.id) for result in results]
+Task.objects.filter(pk__in=ids).update(status="SUCCESSFUL", finished_at=Now())
+Task.objects.all().release(ids)
+gevent.joinall(waiting, timeout=60, raise_error=True)
+assert [each.value for each in waiting] == [True] * 21
+while result_listener._listeners:
+    gevent.sleep(0.01)
+ticking.kill()
+print("fine")
+"""
 
-def test_locks_work_and_leases_say_what_they_need(direct):
+
+@pytest.mark.parametrize("program", [PROGRAM, WAITING], ids=["locks", "results"])
+def test_greenlets(direct, program):
     root = Path(__file__).resolve().parent.parent.parent
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         env={**os.environ, **direct.environment, "PYTHONPATH": str(root)}, cwd=root,
         capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
