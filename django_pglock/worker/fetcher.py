@@ -221,9 +221,10 @@ class Fetcher(ConnectedService):
         return claims
 
     def _claim_in_turn(self, rooms: list[tuple[Kind, int]]) -> list[Claim]:
-        queues, claims = self._in_turn(), []
+        ready, claims = self._ready_queues(), []
         for kind, room in rooms:
             began = time.monotonic()
+            queues = self._in_turn(ready, kind)
             of_kind = self._claim_from(queues, self._claims[kind], room)
             claims += of_kind
             if kind != BOTH:
@@ -239,13 +240,18 @@ class Fetcher(ConnectedService):
                 break
         return claims
 
-    def _in_turn(self) -> list[str]:
+    def _ready_queues(self) -> list[str]:
         """Return the queues to look into. Where there is only one, or one was told of, nobody need ask for them."""
         told, self._told = self._told, set()
         if self.queues.only is not None:
             return [self.queues.only]
         is_asleep = self._sleeping_since is not None and self._busy_since is None
-        return self.queues.in_turn(sorted(told) if told and is_asleep else self._ready.names())
+        return sorted(told) if told and is_asleep else self._ready.names()
+
+    def _in_turn(self, ready: list[str], kind: Kind) -> list[str]:
+        if self.queues.only is not None:
+            return ready
+        return self.queues.in_turn(ready, whose=ASYNC if kind == ASYNC else SYNC)
 
     def _kinds(self) -> list[Kind]:
         """Return the kinds of functions that are known by now, and have their claims ready."""

@@ -65,7 +65,7 @@ class Queues:
         self.asked += ["--order strict"] if order == "strict" else []
         self._places = {each: place for place, each in enumerate(self.patterns)}
         self._nearest_first = sorted(self.patterns, key=lambda each: (each.is_prefix, -len(each.text)))
-        self._credit: dict[str, int] = {}
+        self._credits: dict[str, dict[str, int]] = {}
 
     @property
     def only(self) -> str | None:
@@ -77,25 +77,28 @@ class Queues:
         """Say whether the queue is one of them."""
         return self._pattern_of(name) is not None
 
-    def in_turn(self, ready: Sequence[str]) -> list[str]:
-        """Return those of the ``ready`` queues that are served, in the order in which to look this time."""
+    def in_turn(self, ready: Sequence[str], *, whose: str = "") -> list[str]:
+        """Return those of the ``ready`` queues that are served, in the order in which to look this time.
+
+        ``whose``: looks for different things take turns apart, or one would use up the turns of the other.
+        """
         found = {name: pattern for name in sorted(ready) if (pattern := self._pattern_of(name))}
         names = sorted(found, key=lambda name: self._places[found[name]])
-        return names if self.order == "strict" else self._by_weight({name: found[name].weight for name in names})
+        return names if self.order == "strict" else self._by_weight({name: found[name].weight for name in names}, whose)
 
-    def _by_weight(self, weights: dict[str, int]) -> list[str]:
+    def _by_weight(self, weights: dict[str, int], whose: str) -> list[str]:
         """Take turns by smooth weighted round-robin, as nginx does: each gains its weight, the first pays for all.
 
         What a queue has gained or owes from when others were ready counts for two rounds at most; among the same queues
         it never comes to so much.
         """
         total = sum(weights.values())
-        most = 2 * total
-        credit = {name: max(-most, min(most, self._credit.get(name, 0))) + weight for name, weight in weights.items()}
+        most, before = 2 * total, self._credits.get(whose, {})
+        credit = {name: max(-most, min(most, before.get(name, 0))) + weight for name, weight in weights.items()}
         turn = sorted(credit, key=credit.__getitem__, reverse=True)
         if turn:
             credit[turn[0]] -= total
-        self._credit = credit
+        self._credits[whose] = credit
         return turn
 
     def _pattern_of(self, name: str) -> Pattern | None:

@@ -81,7 +81,7 @@ def test_a_queue_with_nothing_ready_costs_no_memory():
     queues = Queues()
     for number in range(100):
         queues.in_turn([f"tenant-{number}"])
-    assert len(queues._credit) == 1
+    assert len(queues._credits[""]) == 1
 
 
 def test_strict_order_is_always_the_one_given_and_prefixes_by_name():
