@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAPS = (5, 20, 30, 50, 100, 400)
 THREADS = (1, 2, 4, 8)
 #: Seconds for which one case runs, about, and the fewest tasks that are enough to be looked at.
-SECONDS, FEWEST = 4.0, 40
+SECONDS, FEWEST = 3.0, 40
 
 
 def aim(milliseconds: int, *, is_atomic: bool) -> float:
