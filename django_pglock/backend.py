@@ -16,11 +16,11 @@ from django.db import transaction
 from django.utils.functional import cached_property
 
 from django_pglock.conf import get_settings, task_database
-from django_pglock.errors import model_of
+from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
-from django_pglock.tasks.call_keys import keys_of
+from django_pglock.tasks.call_keys import keys_of, positional_names
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.compat import (
     BaseTaskBackend,
@@ -164,11 +164,21 @@ def _batch_of(task: PostgresTask, calls: Iterator[Any]) -> Iterator[Call]:
 
 def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:
     where, most = f"of {task.module_path}", get_settings().ARGUMENTS_LIMIT
-    return Call(
-        to_json(list(args), what=f"The positional arguments {where}", most=most),
-        to_json(kwargs, what=f"The keyword arguments {where}", most=most),
-        keys_of(task, args, kwargs),
-    )
+    try:
+        texts = (
+            to_json(list(args), what=f"The positional arguments {where}", most=most),
+            to_json(kwargs, what=f"The keyword arguments {where}", most=most),
+        )
+    except TaskArgumentsError:
+        _refuse_by_name(task, args, kwargs, most)
+        raise
+    return Call(*texts, keys_of(task, args, kwargs))
+
+
+def _refuse_by_name(task: PostgresTask, args: Any, kwargs: Any, most: int) -> None:
+    """Raise ``TaskArgumentsError`` for the first argument that cannot be stored, if it is one of them alone."""
+    for name, value in (*zip(positional_names(task, len(args)), args, strict=True), *kwargs.items()):
+        to_json(value, what=f"Argument {name!r} of {task.module_path}", most=most)
 
 
 def _meta_of(task: PostgresTask) -> str:

@@ -91,6 +91,13 @@ def names_in_keys(task: PostgresTask) -> set[str]:
     return set().union(*(template.names for template in templates))
 
 
+def positional_names(task: PostgresTask, count: int) -> list[str]:
+    """Return the names of the parameters that so many positional arguments go to, or their numbers where none does."""
+    parameters = [*_signature(task.func).parameters.values()][task.takes_context :]
+    names = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    return (names + names[-1:] * count)[:count] if names else [str(number) for number in range(count)]
+
+
 def has_digest(key: str) -> bool:
     """Say whether a key may end in a digest: of all arguments of a call, or of a key that was too long."""
     return _DIGEST.search(key) is not None

@@ -5,8 +5,10 @@ An outcome knows which status it leads to and what it writes; it knows neither t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import traceback
+from dataclasses import dataclass, field
 
+from django_pglock.tasks.arguments import describe_exception
 from django_pglock.tasks.states import TaskStatus
 
 
@@ -25,10 +27,18 @@ SUCCEEDED = Succeeded()
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception, as it is stored with the attempt."""
+    """An exception, as it is stored with the attempt, and itself for those who are told of it."""
 
     exception_path: str
     traceback: str
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Return the failure that an exception is."""
+        failure = cls(*describe_exception(error), error)
+        _let_go_of_variables(error)
+        return failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +116,24 @@ NOT_AGAIN = Cancelled(
 )
 #: After these nothing more happens by itself.
 FINAL = (Succeeded, Failed, Cancelled)
+
+#: Where the frames are through which every exception of a task comes. They tell nobody anything, and one that runs
+#: keeps its variables.
+_OWN_FRAMES = "django_pglock.worker."
+
+
+def _let_go_of_variables(error: BaseException) -> None:
+    """Free what the frames of an exception hold, such as locks and connections: the next task may begin now."""
+    seen: set[int] = set()
+    left: list[object] = [error]
+    while left:
+        each = left.pop()
+        if not isinstance(each, BaseException) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        trace = each.__traceback__
+        while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(_OWN_FRAMES):
+            trace = trace.tb_next
+        each.__traceback__ = trace
+        traceback.clear_frames(trace)
+        left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]

@@ -17,10 +17,10 @@ from django.db import Error as DatabaseFailure
 from django.db import transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.errors import ClaimLost, TaskCancelled
+from django_pglock.errors import ClaimLost, TaskCancelled, TaskResultError
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks import registry
-from django_pglock.tasks.arguments import describe_exception, from_json, to_json
+from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.context import TaskContext
@@ -97,25 +97,36 @@ class Attempt(Interruptible):
         return Ending(self.claim, outcome, result, is_settled=is_settled)
 
     def success(self, value: Any) -> Outcome:
-        """Return the outcome of a call that returned ``value``. Raises when the value is no JSON."""
+        """Return the outcome of a call that returned ``value``: a failure if the value is no JSON."""
         if value is None:
             return SUCCEEDED
-        return Succeeded(to_json(value, what=f"The return value of {self.claim.task_path}"))
+        what = f"The return value of {self.claim.task_path}"
+        try:
+            return Succeeded(to_json(value, what=what, kind=TaskResultError))
+        except TaskResultError as error:
+            return self.failure(error)
+        except BaseException as broken:  # noqa: BLE001 - a container may be the user's, and its code, too
+            refused = TaskResultError(f"{what} cannot be read: {type(broken).__name__}.")
+            refused.__cause__ = broken
+            return self.failure(refused)
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
+        if isinstance(error, TaskResultError):
+            # The function has run to its end: neither its retries nor the end of its time are about this.
+            return Failed(Failure.of(error))
         try:
             return self._failure(self.reason_of(error))
         except BaseException as broken:
             # Classes of exceptions and retry policies are the user's code, too.
             logger.exception("What is to become of %r cannot be found out; it fails.", self.claim)
-            return Failed(Failure(*describe_exception(broken)))
+            return Failed(Failure.of(broken))
 
     def _failure(self, error: BaseException) -> Outcome:
         if isinstance(error, Snooze):
             return Snoozed(min(error.seconds, MAX_DELAY))
         claim = self.claim
-        failure = Failure(*describe_exception(error))
+        failure = Failure.of(error)
         if isinstance(error, Cancel | TaskCancelled):
             return Cancelled(failure)
         may_retry = isinstance(error, Retry) or self.definition.can_retry(error)
@@ -160,7 +171,7 @@ class Attempt(Interruptible):
 def prepare(claim: Claim, using: str) -> Attempt | Ending:
     """Return the attempt that a claim stands for, or its ending when it cannot even begin."""
     if claim.is_cancelled:
-        return Ending(claim, Cancelled(Failure(*describe_exception(TaskCancelled()))))
+        return Ending(claim, Cancelled(Failure.of(TaskCancelled())))
     try:
         return Attempt(claim, using)
     except DatabaseFailure:
@@ -168,13 +179,13 @@ def prepare(claim: Claim, using: str) -> Attempt | Ending:
         return Ending(claim, Released())
     except Exception as error:
         logger.exception("Task %d (%s) cannot begin.", claim.id, claim.task_path)
-        return Ending(claim, Failed(Failure(*describe_exception(error))))
+        return Ending(claim, Failed(Failure.of(error)))
 
 
 def break_off(claims: Sequence[Claim], error: BaseException) -> Ending:
     """Return the ending of claims of which ``error`` is all that is known: it came from our own code, or past it."""
     logger.error("%r is broken off.", claims[0], exc_info=error, extra=claims[0].log_fields())
-    outcome = Failed(Failure(*describe_exception(error)))
+    outcome = Failed(Failure.of(error))
     ending, *companions = (Ending(claim, outcome) for claim in claims)
     ending.companions = companions
     return ending
@@ -223,6 +234,9 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> Ending:
             # The first hook, so it is called whatever those of the function do.
             transaction.on_commit(note_commit, using=attempt.using)
             outcome = attempt.success(call(attempt))
+            if not isinstance(outcome, Succeeded):
+                transaction.set_rollback(True, using=attempt.using)
+                return attempt.ending(outcome)
             _settle_and_commit(attempt, outcome)
     except ClaimLost:
         return attempt.ending(None)
@@ -250,7 +264,7 @@ def _rows(using: str) -> Any:
 
 
 def _cut_off(claim: Claim, error: BaseException) -> Outcome:
-    failure = Failure(*describe_exception(error))
+    failure = Failure.of(error)
     return Failed(failure) if claim.rescues >= get_settings().MAX_RESCUES else Interrupted(failure)
 
 

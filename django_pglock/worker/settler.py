@@ -22,7 +22,6 @@ from uuid import UUID
 from django.db import DatabaseError, OperationalError
 from psycopg.errors import LockNotAvailable
 
-from django_pglock.tasks.arguments import describe_exception
 from django_pglock.tasks.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
 from django_pglock.worker.announcing import announce, announce_lost
 from django_pglock.worker.hand import Ending, Hand
@@ -271,7 +270,7 @@ class Settler(ConnectedService):
             if isinstance(endings[0].outcome, Failed):
                 # Not even the failure can be: let go, and the comparison of table and hand will run the task again.
                 return {}
-            endings[0].outcome = Failed(Failure(*describe_exception(error)))
+            endings[0].outcome = Failed(Failure.of(error))
             return self._settle_alike(endings)
 
     def _settle_unlocked(self, endings: list[Ending]) -> dict[int, Any]:

@@ -159,7 +159,7 @@ def test_a_retry_waits_its_back_off(worker, eventually):
     [
         (tasks.raise_nul, "builtins.ValueError"),
         (tasks.raise_unprintable, "tests.sample.tasks.raise_unprintable.<locals>.Unprintable"),
-        (tasks.return_unstorable, "django_pglock.errors.TaskArgumentsError"),
+        (tasks.return_unstorable, "django_pglock.errors.TaskResultError"),
         (tasks.leave, "builtins.SystemExit"),
         (tasks.cancel_itself, "asyncio.exceptions.CancelledError"),
         (tasks.break_connection, "django.db.utils.DataError"),
