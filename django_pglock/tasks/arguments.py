@@ -18,6 +18,8 @@ from django_pglock.errors import TaskArgumentsError, TaskResultError
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 #: Characters of a traceback or message that are kept: enough for any stack, too few to fill a disk.
 MAX_TEXT = 60_000
+#: Characters of a message in the log.
+MAX_MESSAGE = 300
 #: Width of the column for the dotted path of an exception.
 MAX_PATH = 512
 #: Bytes of a result. PostgreSQL stores a jsonb document of at most 255 MiB; nobody should come near.
@@ -156,3 +158,13 @@ def describe_exception(error: BaseException) -> tuple[str, str]:
     except Exception as broken:  # noqa: BLE001 - a failing __str__ or __cause__ of the user's must not lose the outcome
         text = f"{path}: its traceback cannot be printed ({type(broken).__name__})"
     return storable(path)[:MAX_PATH], storable(text)
+
+
+def message_of(error: BaseException) -> str:
+    """Return the class and the text of an exception on one line, whatever its ``__str__`` does."""
+    try:
+        text = " ".join(str(error).split())
+    except BaseException as broken:  # noqa: BLE001 - as above
+        text = f"its text cannot be had ({type(broken).__name__})"
+    text = "".join(each if each.isprintable() else "\ufffd" for each in text[:MAX_MESSAGE])
+    return storable(f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__)

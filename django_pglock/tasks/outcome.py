@@ -8,7 +8,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass, field
 
-from django_pglock.tasks.arguments import describe_exception
+from django_pglock.tasks.arguments import describe_exception, message_of
 from django_pglock.tasks.states import TaskStatus
 
 
@@ -27,16 +27,18 @@ SUCCEEDED = Succeeded()
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception, as it is stored with the attempt, and itself for those who are told of it."""
+    """An exception, as it is stored with the attempt, and as those get it who are told of the end."""
 
     exception_path: str
     traceback: str
+    #: The exception on one line, for the log.
+    message: str = ""
     exception: BaseException | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return the failure that an exception is."""
-        failure = cls(*describe_exception(error), error)
+        failure = cls(*describe_exception(error), message_of(error), error)
         _let_go_of_variables(error)
         return failure
 
@@ -112,7 +114,11 @@ class Abandoned:
 Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | Released | Abandoned
 #: What was given back or would have been tried again, if nobody had asked for its end meanwhile.
 NOT_AGAIN = Cancelled(
-    Failure("django_pglock.errors.TaskCancelled", "Somebody asked this task to end, so it does not run again.")
+    Failure(
+        "django_pglock.errors.TaskCancelled",
+        "Somebody asked this task to end, so it does not run again.",
+        "Somebody asked this task to end, so it does not run again",
+    )
 )
 #: After these nothing more happens by itself.
 FINAL = (Succeeded, Failed, Cancelled)
@@ -134,6 +140,7 @@ def _let_go_of_variables(error: BaseException) -> None:
         trace = each.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(_OWN_FRAMES):
             trace = trace.tb_next
-        each.__traceback__ = trace
-        traceback.clear_frames(trace)
+        if trace is not None:
+            each.__traceback__ = trace
+        traceback.clear_frames(each.__traceback__)
         left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]

@@ -8,6 +8,7 @@ the worker's own pulse. What is no ``Exception`` is a failure that is not retrie
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -94,7 +95,8 @@ class Attempt(Interruptible):
     def ending(self, outcome: Outcome | None, *, is_settled: bool = False) -> Ending:
         """Return the ending of this attempt, with a result object if somebody will hear of it."""
         result = None if isinstance(outcome, Succeeded) and not self.is_heard else self.result
-        return Ending(self.claim, outcome, result, is_settled=is_settled)
+        seconds = None if self.began is None else time.monotonic() - self.began
+        return Ending(self.claim, outcome, result, is_settled=is_settled, seconds=seconds)
 
     def success(self, value: Any) -> Outcome:
         """Return the outcome of a call that returned ``value``: a failure if the value is no JSON."""
@@ -177,14 +179,12 @@ def prepare(claim: Claim, using: str) -> Attempt | Ending:
     except DatabaseFailure:
         # The attempts before this one cannot be read: the database is away, and the task has not begun.
         return Ending(claim, Released())
-    except Exception as error:
-        logger.exception("Task %d (%s) cannot begin.", claim.id, claim.task_path)
+    except Exception as error:  # noqa: BLE001 - rows may be anybody's, and so is the code that makes values of them
         return Ending(claim, Failed(Failure.of(error)))
 
 
 def break_off(claims: Sequence[Claim], error: BaseException) -> Ending:
     """Return the ending of claims of which ``error`` is all that is known: it came from our own code, or past it."""
-    logger.error("%r is broken off.", claims[0], exc_info=error, extra=claims[0].log_fields())
     outcome = Failed(Failure.of(error))
     ending, *companions = (Ending(claim, outcome) for claim in claims)
     ending.companions = companions

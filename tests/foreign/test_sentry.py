@@ -90,11 +90,17 @@ def test_a_request_shows_them():
 
 
 def test_a_task_that_fails_is_an_event(drain):
-    """Sentry's logging integration makes an event of what the worker logs as an error."""
+    """Sentry's logging integration makes one event of it, although the worker's log and Django's both tell it.
+
+    The event has the exception, by whose frames Sentry groups: the function's, and none of the worker's.
+    """
     result = fail.enqueue()
     drain()
     result.refresh()
     assert result.status == "FAILED"
-    [event] = [event for event in events if event.get("logger") == "django_pglock.worker"]
+    [event] = [event for event in events if event.get("level") == "error"]
+    assert event["logger"] == "django_pglock.worker"
     assert event["extra"]["task_path"].endswith(".fail")
-    assert "LookupError" in event["logentry"]["formatted"]
+    [exception] = event["exception"]["values"]
+    assert (exception["type"], exception["value"]) == ("LookupError", "the letter is gone")
+    assert [frame["function"] for frame in exception["stacktrace"]["frames"]] == ["fail"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import UserList
 from datetime import datetime
 
-from django_pglock import Exponential, lock, task
+from django_pglock import Exponential, task
 from tests.sample.models import Effect
 
 AGAIN = {"max_attempts": 5, "backoff": 0}
@@ -75,13 +75,6 @@ def fail_deep(order_id):
 @task(max_attempts=2, backoff=Exponential(base=0.01))
 def fail_twice(order_id):
     look_up(order_id)
-
-
-@task
-def drop_a_handle():
-    """Fail with a handle that nobody gives back."""
-    handle = lock("dropped").acquire()
-    raise ValueError(f"{handle.is_open}")
 
 
 @task
