@@ -12,6 +12,8 @@ from datetime import timedelta
 from itertools import count, islice
 from typing import Any
 
+from django.apps import apps
+from django.core.checks import CheckMessage, Error
 from django.db import transaction
 from django.utils.functional import cached_property
 
@@ -33,6 +35,7 @@ from django_pglock.tasks.compat import (
 from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.enqueueing import Call
 from django_pglock.tasks.queues import check_queue_name
+from django_pglock.tasks.registry import why_not_found
 from django_pglock.tasks.results import make_result, result_of_row
 from django_pglock.tasks.retry import MAX_DELAY
 
@@ -125,6 +128,9 @@ class PostgresBackend(BaseTaskBackend):
             name = getattr(task, "module_path", None) or repr(task)
             raise InvalidTask(f"{name} was not made for this backend; decorate the function with @task.")
         if task.valid_for != self._number:
+            # Not when it is decorated: a script may define tasks of which it calls the functions and no more.
+            if reason := why_not_found(task.func):
+                raise InvalidTask(f"{task.module_path} cannot be enqueued: {reason}.")
             self.validate_task(task)
             # Neither of the two changes any more.
             object.__setattr__(task, "valid_for", self._number)
@@ -141,9 +147,17 @@ class PostgresBackend(BaseTaskBackend):
             )
         return result
 
-    def check(self, **kwargs: Any) -> list[Any]:
-        """Raise nothing and find nothing here: our system checks look at the database of every backend."""
-        return []
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
+        """Return E007 if the app is not installed: then nobody registers the other checks of ours."""
+        if apps.is_installed("django_pglock"):
+            return []
+        return [
+            Error(
+                f"TASKS[{self.alias!r}] keeps tasks in tables of django_pglock, and the app is not installed.",
+                hint="Add 'django_pglock' to INSTALLED_APPS and run: manage.py migrate",
+                id="django_pglock.E007",
+            )
+        ]
 
     @cached_property
     def _rows(self) -> Any:
