@@ -42,7 +42,8 @@ def scheduled() -> list[PostgresTask]:
 
 def has_fair() -> bool:
     """Say whether a function with ``fair=`` is registered."""
-    return any(task.fair is not None for task in _definitions.values())
+    # A copy: another thread may be importing a module of the project.
+    return any(task.fair is not None for task in list(_definitions.values()))
 
 
 def why_not_found(function: Callable[..., Any]) -> str | None:

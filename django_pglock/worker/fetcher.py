@@ -12,6 +12,7 @@ from django.apps import apps
 from django_pglock.conf import get_settings
 from django_pglock.tasks import registry
 from django_pglock.tasks.wakeup import NEGATIVE_TTL
+from django_pglock.worker.discovery import Discovery
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.last_chance import LastChance
@@ -65,6 +66,9 @@ class Fetcher(ConnectedService):
         # Queues of which a notification told while the worker slept.
         self._told: set[str] = set()
         self._ready = ReadyQueues(rows)
+        self._discovery = Discovery(rows, queues)
+        # Whether the last claim was tried because of a notification, and whether anything was ready then.
+        self._was_told = self._was_ready = False
         self._claims: WorkerClaims | None = None
         self._sleeping_since: float | None = None
         # Our row does not say that we sleep, although we have asked for news: it was removed, and made anew by a beat.
@@ -121,6 +125,9 @@ class Fetcher(ConnectedService):
             return
         # Before the claim: what makes a task ready afterwards is not ours, and not due yet.
         is_last_look = self.drained is not None and self._has_nothing_to_come()
+        if self._discovery.is_due:
+            self._discovery.look()
+        self._was_told = bool(self._told)
         room = self.hand.room()
         if room == 0:
             self._pause(HOARDING)
@@ -131,6 +138,9 @@ class Fetcher(ConnectedService):
             self._note_busy()
             if self.hand.left == 0:
                 self.spent()
+        elif self._was_ready and self._discovery.look(is_urgent=self._was_told or self.drained is not None):
+            # Something was ready that this process did not know, and now does: claim it in the next turn.
+            self._ready.forget()
         elif self.drained is not None:
             if is_last_look:
                 self.drained()
@@ -181,6 +191,7 @@ class Fetcher(ConnectedService):
     def _claim_in_turn(self, room: int) -> list[Claim]:
         claims: list[Claim] = []
         queues, of_worker = self._in_turn(), self._claims_of_known()
+        self._was_ready = bool(queues)
         of_worker.forget_others(queues)
         for queue in queues:
             claims += of_worker.of(queue).claim(room - len(claims))
