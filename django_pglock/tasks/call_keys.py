@@ -51,6 +51,11 @@ def keys_of(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         fair=render(task.fair),
         unique=_unique_key(task, values, render),
     )
+    if task.advisory and keys.lock is not None and _shortened(keys.lock) != keys.lock:
+        raise TaskArgumentsError(
+            f"The lock key of {task.module_path} has {len(keys.lock)} characters. Only up to {LONGEST_KEY - 100} it is "
+            "the name of an advisory lock, too."
+        )
     return CallKeys(*map(_shortened, keys))
 
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
+from inspect import iscoroutinefunction
 from typing import Any
 
 from django.apps import apps
@@ -19,6 +20,7 @@ from django.db import transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ClaimLost, TaskCancelled, TaskResultError
+from django_pglock.locks import lock
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import from_json, to_json
@@ -83,10 +85,13 @@ class Attempt(Interruptible):
 
     def call(self) -> Any:
         """Call the function. For an async one this returns the coroutine."""
+        function, name = self.definition.func, self.claim.lock_key
+        if self.definition.advisory and name is not None:
+            function = held(name, function)
         if self.definition.takes_context:
             context = TaskContext(task_result=self.result, _claims=self.claims, _reason_to_stop=self.reason_to_stop)
-            return self.definition.func(context, *self.args, **self.kwargs)
-        return self.definition.func(*self.args, **self.kwargs)
+            return function(context, *self.args, **self.kwargs)
+        return function(*self.args, **self.kwargs)
 
     def outcomes(self, outcome: Outcome) -> list[tuple[Claim, Outcome]]:
         """Return what comes of each claim that this attempt stands for."""
@@ -168,6 +173,24 @@ class Attempt(Interruptible):
             errors=[error for error, _ in failures],
             worker_ids=[*(worker for _, worker in failures), str(claim.worker)],
         )
+
+
+def held(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function, or a coroutine function, that holds an advisory lock while it runs.
+
+    What waits for the lock waits here, in the time of the attempt. The lock key has kept other tasks of this name from
+    threads already, so that one of them waits at most.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with lock(name):
+            return function(*args, **kwargs)
+
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        async with lock(name):
+            return await function(*args, **kwargs)
+
+    return call_async if iscoroutinefunction(function) else call
 
 
 def prepare(claim: Claim, using: str) -> Attempt | Ending:
