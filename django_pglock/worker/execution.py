@@ -19,7 +19,7 @@ from django.db import Error as DatabaseFailure
 from django.db import transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.errors import ClaimLost, TaskCancelled, TaskResultError
+from django_pglock.errors import ClaimLost, TaskCancelled, TaskOptionError, TaskResultError
 from django_pglock.locks import lock
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks import registry
@@ -85,13 +85,20 @@ class Attempt(Interruptible):
 
     def call(self) -> Any:
         """Call the function. For an async one this returns the coroutine."""
-        function, name = self.definition.func, self.claim.lock_key
-        if self.definition.advisory and name is not None:
-            function = held(name, function)
+        function = self.definition.func
+        if self.definition.advisory:
+            function = held(self._lock_name(), function)
         if self.definition.takes_context:
             context = TaskContext(task_result=self.result, _claims=self.claims, _reason_to_stop=self.reason_to_stop)
             return function(context, *self.args, **self.kwargs)
         return function(*self.args, **self.kwargs)
+
+    def _lock_name(self) -> str:
+        """Return the name of the advisory lock to hold. A row that another program wrote may have none."""
+        name = self.claim.lock_key
+        if name is None:
+            raise TaskOptionError(f"{self.claim.task_path} has advisory=True, and the row of the task has no lock key.")
+        return name
 
     def outcomes(self, outcome: Outcome) -> list[tuple[Claim, Outcome]]:
         """Return what comes of each claim that this attempt stands for."""
