@@ -6,7 +6,9 @@ An outcome knows which status it leads to and what it writes; it knows neither t
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import TracebackType
 
 from django_pglock.tasks.arguments import describe_exception, message_of
 from django_pglock.tasks.states import TaskStatus
@@ -38,8 +40,13 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return the failure that an exception is."""
+        chain = list(_chain_of(error))
+        for each in chain:
+            each.__traceback__ = _without_own_frames(each.__traceback__)
         failure = cls(*describe_exception(error), message_of(error), error)
-        _let_go_of_variables(error)
+        for each in chain:
+            # What the frames hold, such as locks and connections, is let go: the next task may begin now.
+            traceback.clear_frames(each.__traceback__)
         return failure
 
 
@@ -128,19 +135,20 @@ FINAL = (Succeeded, Failed, Cancelled)
 _OWN_FRAMES = "django_pglock.worker."
 
 
-def _let_go_of_variables(error: BaseException) -> None:
-    """Free what the frames of an exception hold, such as locks and connections: the next task may begin now."""
+def _chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, and those from which it came or that it groups."""
     seen: set[int] = set()
     left: list[object] = [error]
     while left:
         each = left.pop()
-        if not isinstance(each, BaseException) or id(each) in seen:
-            continue
-        seen.add(id(each))
-        trace = each.__traceback__
-        while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(_OWN_FRAMES):
-            trace = trace.tb_next
-        if trace is not None:
-            each.__traceback__ = trace
-        traceback.clear_frames(each.__traceback__)
-        left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+        if isinstance(each, BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    inner = trace
+    while inner is not None and inner.tb_frame.f_globals.get("__name__", "").startswith(_OWN_FRAMES):
+        inner = inner.tb_next
+    return trace if inner is None else inner

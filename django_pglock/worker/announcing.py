@@ -52,7 +52,8 @@ def tell(signal: Signal, claim: Claim, result: TaskResult[..., Any]) -> None:
         if isinstance(answer, Exception):
             # Django's own log of it goes where nobody reads it unless DEBUG is on.
             name = getattr(receiver, "__qualname__", type(receiver).__qualname__)
-            _log(logging.ERROR, claim, "the receiver %s of a signal about it raised", name, error=answer)
+            failure = Failure.of(answer)
+            _log(logging.ERROR, claim, "told a receiver %s, which raised: %s", name, failure.message, failure=failure)
 
 
 def announce(ending: Ending) -> None:
@@ -60,19 +61,20 @@ def announce(ending: Ending) -> None:
 
     docs/logging.md lists the lines.
     """
+    if ending.result is None and isinstance(ending.outcome, Succeeded):
+        # Most that end are these, and of most nobody hears.
+        return
     claim, after = ending.claim, _after(ending)
     match ending.outcome:
         case Succeeded(result):
-            # Most that end are these, and of most nobody hears.
-            if ending.result is not None:
-                _log(logging.DEBUG, claim, "succeeded%s", after)
-                _finish(ending, TaskResultStatus.SUCCESSFUL, value=from_json(result) if result != "null" else None)
+            _log(logging.DEBUG, claim, "succeeded%s", after)
+            _finish(ending, TaskResultStatus.SUCCESSFUL, value=from_json(result) if result != "null" else None)
         case Failed(failure):
-            _log(logging.ERROR, claim, "failed%s: %s", after, failure.message, error=failure.exception)
+            _log(logging.ERROR, claim, "failed%s: %s", after, failure.message, failure=failure)
             _finish(ending, TaskResultStatus.FAILED, failure=failure)
         case Retried(failure, delay):
             text = "failed%s and will be tried again in %.1f s: %s"
-            _log(logging.WARNING, claim, text, after, delay, failure.message, error=failure.exception)
+            _log(logging.WARNING, claim, text, after, delay, failure.message, failure=failure)
         case Snoozed(delay):
             _log(logging.INFO, claim, "asked%s to be run again in %.1f s", after, delay)
         case Cancelled(failure):
@@ -91,9 +93,17 @@ def announce_lost(ending: Ending) -> None:
     _log(logging.WARNING, ending.claim, "was lost: somebody else has the task, its outcome was dropped")
 
 
-def _log(level: int, claim: Claim, text: str, *values: Any, error: BaseException | None = None) -> None:
-    if logger.isEnabledFor(level):
-        logger.log(level, f"%s {text}.", claim, *values, exc_info=error, extra=claim.log_fields())
+def _log(level: int, claim: Claim, text: str, *values: Any, failure: Failure | None = None) -> None:
+    if not logger.isEnabledFor(level):
+        return
+    error = None if failure is None else failure.exception
+    exc_info = None if error is None else (type(error), error, error.__traceback__)
+    args, extra = (claim, *values), claim.log_fields()
+    record = logger.makeRecord(logger.name, level, __file__, 0, f"%s {text}.", args, exc_info, "announce", extra)
+    if failure is not None:
+        # As it was stored: whatever the exception's text is, no handler fails at it, and none runs code of the user's.
+        record.exc_text = failure.traceback.rstrip("\n")
+    logger.handle(record)
 
 
 def _after(ending: Ending) -> str:

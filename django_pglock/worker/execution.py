@@ -106,9 +106,10 @@ class Attempt(Interruptible):
 
     def ending(self, outcome: Outcome | None, *, is_settled: bool = False) -> Ending:
         """Return the ending of this attempt, with a result object if somebody will hear of it."""
-        result = None if isinstance(outcome, Succeeded) and not self.is_heard else self.result
+        if isinstance(outcome, Succeeded) and not self.is_heard:
+            return Ending(self.claim, outcome, is_settled=is_settled)
         seconds = None if self.began is None else time.monotonic() - self.began
-        return Ending(self.claim, outcome, result, is_settled=is_settled, seconds=seconds)
+        return Ending(self.claim, outcome, self.result, is_settled=is_settled, seconds=seconds)
 
     def success(self, value: Any) -> Outcome:
         """Return the outcome of a call that returned ``value``: a failure if the value is no JSON."""

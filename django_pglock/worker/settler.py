@@ -266,9 +266,9 @@ class Settler(ConnectedService):
             if len(endings) > 1:
                 middle = len(endings) // 2
                 return {**self._settle_alike(endings[:middle]), **self._settle_alike(endings[middle:])}
-            logger.exception("The outcome of %r cannot be stored as it is.", endings[0].claim)
             if isinstance(endings[0].outcome, Failed):
-                # Not even the failure can be: let go, and the comparison of table and hand will run the task again.
+                # Let go, and the comparison of table and hand will run the task again.
+                logger.exception("Not even the failure of %r can be stored.", endings[0].claim)
                 return {}
             endings[0].outcome = Failed(Failure.of(error))
             return self._settle_alike(endings)

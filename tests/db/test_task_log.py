@@ -5,6 +5,7 @@ docs/logging.md has the rule: one line for each claim that ends.
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import sys
@@ -120,6 +121,24 @@ def test_no_message_makes_a_line_of_its_own(text):
     assert message.startswith("ValueError: ")
     assert message.isprintable()
     assert len(message) < 400
+
+
+def test_a_line_is_written_whatever_the_exception_is(ended, caplog, capsys):
+    """A handler that fails loses the line. The text is the one that was stored, with what no encoding has escaped."""
+    caplog.set_level(logging.CRITICAL, logger=DJANGOS)
+    written = io.BytesIO()
+    handler = logging.StreamHandler(io.TextIOWrapper(written, encoding="utf-8", write_through=True))
+    logger = logging.getLogger("django_pglock.worker")
+    logger.addHandler(handler)
+    try:
+        for function in (tasks.raise_nul, tasks.raise_unprintable):
+            ended(function.enqueue(), "FAILED")
+    finally:
+        logger.removeHandler(handler)
+    text = written.getvalue().decode()
+    assert text.count(" failed after ") == text.count("Traceback (most recent call last)") == 2
+    assert "django_pglock/worker" not in text, "frames of ours tell nobody anything"
+    assert "Logging error" not in capsys.readouterr().err
 
 
 # Receivers
