@@ -12,15 +12,17 @@ from datetime import timedelta
 from itertools import count, islice
 from typing import Any
 
+from django.apps import apps
+from django.core.checks import CheckMessage, Error
 from django.db import transaction
 from django.utils.functional import cached_property
 
 from django_pglock.conf import get_settings, task_database
-from django_pglock.errors import model_of
+from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
-from django_pglock.tasks.call_keys import keys_of
+from django_pglock.tasks.call_keys import keys_of, positional_names
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.compat import (
     BaseTaskBackend,
@@ -33,6 +35,7 @@ from django_pglock.tasks.compat import (
 from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.enqueueing import Call
 from django_pglock.tasks.queues import check_queue_name
+from django_pglock.tasks.registry import why_not_found
 from django_pglock.tasks.results import make_result, result_of_row
 from django_pglock.tasks.retry import MAX_DELAY
 
@@ -125,6 +128,9 @@ class PostgresBackend(BaseTaskBackend):
             name = getattr(task, "module_path", None) or repr(task)
             raise InvalidTask(f"{name} was not made for this backend; decorate the function with @task.")
         if task.valid_for != self._number:
+            # Not when it is decorated: a script may define tasks of which it calls the functions and no more.
+            if reason := why_not_found(task.func):
+                raise InvalidTask(f"{task.module_path} cannot be enqueued: {reason}.")
             self.validate_task(task)
             # Neither of the two changes any more.
             object.__setattr__(task, "valid_for", self._number)
@@ -141,9 +147,17 @@ class PostgresBackend(BaseTaskBackend):
             )
         return result
 
-    def check(self, **kwargs: Any) -> list[Any]:
-        """Raise nothing and find nothing here: our system checks look at the database of every backend."""
-        return []
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
+        """Return E007 if the app is not installed: then nobody registers the other checks of ours."""
+        if apps.is_installed("django_pglock"):
+            return []
+        return [
+            Error(
+                f"TASKS[{self.alias!r}] keeps tasks in tables of django_pglock, and the app is not installed.",
+                hint="Add 'django_pglock' to INSTALLED_APPS and run: manage.py migrate",
+                id="django_pglock.E007",
+            )
+        ]
 
     @cached_property
     def _rows(self) -> Any:
@@ -164,11 +178,21 @@ def _batch_of(task: PostgresTask, calls: Iterator[Any]) -> Iterator[Call]:
 
 def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:
     where, most = f"of {task.module_path}", get_settings().ARGUMENTS_LIMIT
-    return Call(
-        to_json(list(args), what=f"The positional arguments {where}", most=most),
-        to_json(kwargs, what=f"The keyword arguments {where}", most=most),
-        keys_of(task, args, kwargs),
-    )
+    try:
+        texts = (
+            to_json(list(args), what=f"The positional arguments {where}", most=most),
+            to_json(kwargs, what=f"The keyword arguments {where}", most=most),
+        )
+    except TaskArgumentsError:
+        _refuse_by_name(task, args, kwargs, most)
+        raise
+    return Call(*texts, keys_of(task, args, kwargs))
+
+
+def _refuse_by_name(task: PostgresTask, args: Any, kwargs: Any, most: int) -> None:
+    """Raise ``TaskArgumentsError`` for the first argument that cannot be stored, if it is one of them alone."""
+    for name, value in (*zip(positional_names(task, len(args)), args, strict=True), *kwargs.items()):
+        to_json(value, what=f"Argument {name!r} of {task.module_path}", most=most)
 
 
 def _meta_of(task: PostgresTask) -> str:

@@ -10,7 +10,10 @@
     │   ├── LockScopeError      (also RuntimeError)   this scope would not protect here
     │   └── LockKeyError        (also ValueError)     this is not a name for a lock
     └── TaskError
-        ├── TaskArgumentsError  (also ValueError)     cannot be stored; raised before anything is written
+        ├── TaskArgumentsError  (also TypeError,
+        │                        ValueError)          cannot be stored; raised before anything is written
+        ├── TaskResultError     (also TypeError,
+        │                        ValueError)          what the function returned cannot be stored
         ├── TaskOptionError     (also TypeError)      an option that does not exist or cannot be
         ├── DuplicateTask                             unique=, and there is such a task already
         ├── TaskTimeout         (also TimeoutError)   the attempt took longer than its timeout
@@ -140,8 +143,18 @@ class TaskError(PGLockError):
     """The base of all errors about tasks."""
 
 
-class TaskArgumentsError(TaskError, ValueError):
-    """The arguments of a task cannot be stored as JSON. Raised at enqueue, before anything is written."""
+class TaskArgumentsError(TaskError, TypeError, ValueError):
+    """The arguments of a task cannot be stored as JSON. Raised at enqueue, before anything is written.
+
+    A ``TypeError`` as Django documents it, and a ``ValueError``, as of a value that no document can hold.
+    """
+
+
+class TaskResultError(TaskError, TypeError, ValueError):
+    """What a task function returned cannot be stored as JSON, so the task has failed. Never retried: it has run.
+
+    Never raised to callers: its path stands in the record.
+    """
 
 
 class TaskOptionError(TaskError, TypeError):

@@ -12,24 +12,33 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from django_pglock.errors import TaskArgumentsError
+from django_pglock.errors import TaskArgumentsError, TaskResultError
 
 #: An odd number of backslashes before u0000 is a NUL; an even one is a text about NULs.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 #: Characters of a traceback or message that are kept: enough for any stack, too few to fill a disk.
 MAX_TEXT = 60_000
+#: Characters of a message in the log.
+MAX_MESSAGE = 300
 #: Width of the column for the dotted path of an exception.
 MAX_PATH = 512
 #: Bytes of a result. PostgreSQL stores a jsonb document of at most 255 MiB; nobody should come near.
 MAX_RESULT = 100 * 1024 * 1024
 
 
-def to_json(value: Any, *, what: str, most: int = MAX_RESULT, sort_keys: bool = False) -> str:
+def to_json(
+    value: Any,
+    *,
+    what: str,
+    most: int = MAX_RESULT,
+    sort_keys: bool = False,
+    kind: type[TaskArgumentsError | TaskResultError] = TaskArgumentsError,
+) -> str:
     """Return ``value`` as the text of a JSON document that PostgreSQL's jsonb accepts.
 
-    ``what`` names the value in messages, for example ``"The keyword arguments of shop.tasks.send"``. Raises
-    ``TaskArgumentsError`` for types that JSON does not have, NaN and infinity, NUL characters, lone surrogates,
-    documents nested too deeply or of more than ``most`` bytes.
+    ``what`` names the value in messages, for example ``"Argument 'order' of shop.tasks.send"``. Raises an error of the
+    class ``kind`` for types that JSON does not have, NaN and infinity, NUL characters, lone surrogates, documents
+    nested too deeply or of more than ``most`` bytes. The message shows types and places, never a value.
     """
     if type(value) in (list, dict) and not value:
         return "[]" if type(value) is list else "{}"
@@ -37,17 +46,15 @@ def to_json(value: Any, *, what: str, most: int = MAX_RESULT, sort_keys: bool = 
         text = (_SORTED if sort_keys else _ENCODER).encode(_plain(value))
         size = len(text) if text.isascii() else len(text.encode())
     except RecursionError:
-        raise TaskArgumentsError(f"{what} is nested too deeply for JSON, or contains itself.") from None
+        raise kind(f"{what} is nested too deeply for JSON, or contains itself.") from None
     except UnicodeEncodeError as error:
-        raise TaskArgumentsError(f"{what} contains a lone surrogate, which is not a character.") from error
+        raise kind(f"{what} contains a lone surrogate, which is not a character.") from error
     except ValueError as error:
-        raise TaskArgumentsError(f"{what} is no JSON: {error}.") from error
+        raise kind(f"{what} is no JSON: {_flaw_of(value)}.") from error
     if "\\u0000" in text and _NUL.search(text):
-        raise TaskArgumentsError(f"{what} contains a NUL character, which PostgreSQL cannot store.")
+        raise kind(f"{what} contains a NUL character, which PostgreSQL cannot store.")
     if size > most:
-        raise TaskArgumentsError(
-            f"{what} is {size:,} bytes long, more than {most:,}; store it elsewhere and pass a reference."
-        )
+        raise kind(f"{what} is {size:,} bytes long, more than {most:,}; store it elsewhere and pass a reference.")
     return text
 
 
@@ -74,16 +81,60 @@ def _plain(value: Any) -> Any:
             return value.decode()
         case Sequence():
             return [_plain(each) for each in value]
-    hint = ""
-    if hasattr(value, "_meta") and hasattr(value, "pk"):
-        hint = " (it has not been saved yet)" if value.pk is None else "; pass its primary key instead"
-    raise ValueError(f"it contains a {type(value).__name__}{hint}")
+    raise ValueError("no type of JSON")
 
 
 def _plain_key(key: Any) -> str:
     if not isinstance(key, str):
-        raise ValueError(f"it has a key of type {type(key).__name__}, and JSON's keys are strings")  # noqa: TRY004
+        raise ValueError("no key of JSON")  # noqa: TRY004
     return key
+
+
+def _flaw_of(value: Any) -> str:
+    """Say what keeps a value from being JSON, and where: ``"it contains a datetime at ['rows'][3]"``."""
+    place, part = "", value
+    while (inner := _first_flaw_in(part)) is not None:
+        step, part = inner
+        place += step
+    if not place:
+        return f"it is {_flaw(part)}"
+    return f"it contains {_flaw(part)} at {place}"
+
+
+def _first_flaw_in(value: Any) -> tuple[str, Any] | None:
+    """Return the first part of a container that is no JSON, and its place there; None where it is none of its parts."""
+    if isinstance(value, Mapping):
+        # A key may be data, as in a dict by e-mail address. One that could be a name of a variable is a name.
+        is_name = {key: isinstance(key, str) and key.isidentifier() for key in value}
+        parts: Any = ((f"[{key!r}]" if is_name[key] else "[…]", value[key]) for key in value)
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        parts = ((f"[{number}]", part) for number, part in enumerate(value))
+    else:
+        return None
+    return next(((step, part) for step, part in parts if not _is_json(part)), None)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        _ENCODER.encode(_plain(value))
+    except ValueError:
+        return False
+    return True
+
+
+def _flaw(value: Any) -> str:
+    kind = type(value).__name__
+    if isinstance(value, Mapping):
+        keys = sorted({type(key).__name__ for key in value if not isinstance(key, str)})
+        return f"a {kind} with a key of type {', '.join(keys)}, and JSON's keys are strings"
+    if isinstance(value, float):
+        return "NaN or infinity, which JSON does not have"
+    if isinstance(value, bytes):
+        return "bytes that are no UTF-8"
+    hint = ""
+    if hasattr(value, "_meta") and hasattr(value, "pk"):
+        hint = " that has not been saved yet" if value.pk is None else "; pass its primary key instead"
+    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}{hint}"
 
 
 def from_json(text: str) -> Any:
@@ -107,3 +158,13 @@ def describe_exception(error: BaseException) -> tuple[str, str]:
     except Exception as broken:  # noqa: BLE001 - a failing __str__ or __cause__ of the user's must not lose the outcome
         text = f"{path}: its traceback cannot be printed ({type(broken).__name__})"
     return storable(path)[:MAX_PATH], storable(text)
+
+
+def message_of(error: BaseException) -> str:
+    """Return the class and the text of an exception on one line, whatever its ``__str__`` does."""
+    try:
+        text = " ".join(str(error).split())
+    except BaseException as broken:  # noqa: BLE001 - as above
+        text = f"its text cannot be had ({type(broken).__name__})"
+    text = "".join(each if each.isprintable() else "\ufffd" for each in text[:MAX_MESSAGE])
+    return storable(f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__)

@@ -51,6 +51,11 @@ def keys_of(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         fair=render(task.fair),
         unique=_unique_key(task, values, render),
     )
+    if task.advisory and keys.lock is not None and _shortened(keys.lock) != keys.lock:
+        raise TaskArgumentsError(
+            f"The lock key of {task.module_path} has {len(keys.lock)} characters. Only up to {LONGEST_KEY - 100} it is "
+            "the name of an advisory lock, too."
+        )
     return CallKeys(*map(_shortened, keys))
 
 
@@ -89,6 +94,13 @@ def names_in_keys(task: PostgresTask) -> set[str]:
     """Return the parameters, and the attributes behind them, whose values stand in keys of a task."""
     templates = (_template(text, task.func, is_grouped(task)) for text in templates_of(task))
     return set().union(*(template.names for template in templates))
+
+
+def positional_names(task: PostgresTask, count: int) -> list[str]:
+    """Return the names of the parameters that so many positional arguments go to, or their numbers where none does."""
+    parameters = [*_signature(task.func).parameters.values()][task.takes_context :]
+    names = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    return (names + names[-1:] * count)[:count] if names else [str(number) for number in range(count)]
 
 
 def has_digest(key: str) -> bool:

@@ -63,6 +63,9 @@ class Claim:
     def __repr__(self) -> str:
         return f"<Claim of task {self.id} ({self.task_path}) attempt {self.attempt}>"
 
+    def __str__(self) -> str:
+        return f"Task {self.id} ({self.task_path}) attempt {self.attempt}"
+
     def log_fields(self) -> dict[str, Any]:
         """Return what log records carry about the task."""
         return {"task_id": self.id, "task_path": self.task_path, "queue": self.queue, "attempt": self.attempt}

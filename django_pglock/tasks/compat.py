@@ -24,9 +24,10 @@ if TYPE_CHECKING or django.VERSION >= (6, 0):
     from django.tasks.signals import task_enqueued, task_finished, task_started
 else:
     # Checks and signal receivers register on import, as they do in Django 6, also without "django_tasks" in
-    # INSTALLED_APPS: the checks import themselves lazily from our AppConfig.
+    # INSTALLED_APPS.
     import django_tasks.exceptions as _exceptions
     from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
+    from django_tasks import checks as _checks  # noqa: F401
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import (
         DEFAULT_TASK_BACKEND_ALIAS,

@@ -57,7 +57,7 @@ R = TypeVar("R")
 #: Options of one call that travel in the row's ``meta``; the others have a column or belong to the function.
 CARRIED_OPTIONS = ("atomic", "timeout", "max_snoozes")
 #: Options that only the decorator takes: what they hold is code or concerns the function as a whole.
-DECORATOR_ONLY = ("backoff", "retry_on", "no_retry_on", "group", "cron", "every", "timezone", "redact")
+DECORATOR_ONLY = ("backoff", "retry_on", "no_retry_on", "group", "cron", "every", "timezone", "redact", "advisory")
 #: Options of one call only.
 CALL_ONLY = ("run_after", "after")
 #: PostgreSQL's smallint, less one for the first attempt.
@@ -80,6 +80,8 @@ class PostgresTask(Task):  # type: ignore[type-arg]
     - ``timeout``: seconds or a timedelta that one attempt may take.
     - ``lock``: a template such as ``"order:{order_id}"``; tasks of one key never run together, whatever their
       functions, and begin in the order in which they were enqueued. ``concurrency``: how many of them may.
+    - ``advisory``: hold the advisory lock of the same name as ``lock`` makes while the function runs, as
+      ``with lock(...)`` elsewhere in the project does.
     - ``unique``: True, a template or ``Unique``: no second task like one that waits.
     - ``group``: a template or ``Group``: what waits under one key is passed to one call, as a list.
     - ``fair``: a template; keys take turns, so that nobody's million tasks hold up another's ten.
@@ -109,6 +111,7 @@ class PostgresTask(Task):  # type: ignore[type-arg]
     timeout: float | timedelta | None = None
     lock: str | None = None
     concurrency: int | None = None
+    advisory: bool = False
     unique: Unique | None = None
     group: Group | None = None
     fair: str | None = None
@@ -211,11 +214,25 @@ class PostgresTask(Task):  # type: ignore[type-arg]
             if self.lock is None:
                 raise TaskOptionError(f"{where}: concurrency={self.concurrency!r} of what? Name the key with lock.")
             check_concurrency(self.concurrency)
+        self._check_advisory(where)
         for name in ("lock", "fair"):
             if (template := getattr(self, name)) is not None:
                 check_template(template, option=f"{where}: {name}")
         check_templates(self, where)
         object.__setattr__(self, "redact", redact_of(self.redact, self, where))
+
+    def _check_advisory(self, where: str) -> None:
+        if not self.advisory:
+            return
+        if self.lock is None:
+            raise TaskOptionError(f"{where}: advisory=True of which name? Write it as lock.")
+        if self.concurrency is not None:
+            raise TaskOptionError(f"{where}: an advisory lock has one holder; leave out concurrency or advisory.")
+        if self.redact is True:
+            raise TaskOptionError(
+                f"{where}: the name of an advisory lock is shown to those who may see locks, and redact=True hides the "
+                "keys; leave out one of them."
+            )
 
     def using(self, **changes: Any) -> Self:
         """Return a copy with other options for the calls made through it.
@@ -331,6 +348,7 @@ if TYPE_CHECKING:
         timeout: float | timedelta | None
         lock: str | None
         concurrency: int | None
+        advisory: bool
         unique: UniqueOption | None
         fair: str | None
         rate: RateOption | None

@@ -5,8 +5,12 @@ An outcome knows which status it leads to and what it writes; it knows neither t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
 
+from django_pglock.tasks.arguments import describe_exception, message_of
 from django_pglock.tasks.states import TaskStatus
 
 
@@ -25,10 +29,25 @@ SUCCEEDED = Succeeded()
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception, as it is stored with the attempt."""
+    """An exception, as it is stored with the attempt, and as those get it who are told of the end."""
 
     exception_path: str
     traceback: str
+    #: The exception on one line, for the log.
+    message: str = ""
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Return the failure that an exception is."""
+        chain = list(_chain_of(error))
+        for each in chain:
+            each.__traceback__ = _without_own_frames(each.__traceback__)
+        failure = cls(*describe_exception(error), message_of(error), error)
+        for each in chain:
+            # What the frames hold, such as locks and connections, is let go: the next task may begin now.
+            traceback.clear_frames(each.__traceback__)
+        return failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +125,34 @@ class Abandoned:
 Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | Released | Abandoned
 #: What was given back or would have been tried again, if nobody had asked for its end meanwhile.
 NOT_AGAIN = Cancelled(
-    Failure("django_pglock.errors.TaskCancelled", "Somebody asked this task to end, so it does not run again.")
+    Failure(
+        "django_pglock.errors.TaskCancelled",
+        "Somebody asked this task to end, so it does not run again.",
+        "Somebody asked this task to end, so it does not run again",
+    )
 )
 #: After these nothing more happens by itself.
 FINAL = (Succeeded, Failed, Cancelled)
+
+#: Where the frames are through which every exception of a task comes. They tell nobody anything, and one that runs
+#: keeps its variables.
+_OWN_FRAMES = "django_pglock.worker."
+
+
+def _chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, and those from which it came or that it groups."""
+    seen: set[int] = set()
+    left: list[object] = [error]
+    while left:
+        each = left.pop()
+        if isinstance(each, BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    inner = trace
+    while inner is not None and inner.tb_frame.f_globals.get("__name__", "").startswith(_OWN_FRAMES):
+        inner = inner.tb_next
+    return trace if inner is None else inner

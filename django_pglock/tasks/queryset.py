@@ -419,6 +419,10 @@ class TaskQuerySet(CountQuerySet):
         alive = get_settings().HEARTBEAT_LIMIT
         return [UnknownTasks(*row) for row in self._run(statements.UNKNOWN, alive, limit, limit)]
 
+    def ready_paths(self, *, limit: int = 1000) -> list[tuple[str, str]]:
+        """Return which functions are called by ready tasks, by queue, among the first ``limit`` of each queue."""
+        return self._run(statements.READY_PATHS, limit, limit)
+
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
     """The manager of ``Task``."""

@@ -5,7 +5,6 @@ The row keeps what the function needs. Everything that shows a row, the admin an
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django_pglock.conf import redact_hook
 from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import registry
-from django_pglock.tasks.call_keys import has_digest, names_in_keys
+from django_pglock.tasks.call_keys import has_digest, names_in_keys, positional_names
 from django_pglock.tasks.context import OWN_META
 
 if TYPE_CHECKING:
@@ -129,11 +128,7 @@ def _hidden_then(row: Any) -> frozenset[str] | None:
 def _names_of(row: Any, count: int) -> list[str]:
     """Return the parameters' names for so many positional arguments; for an unknown function their numbers."""
     definition = registry.find(row.task_path)
-    if definition is None:
-        return [str(number) for number in range(count)]
-    parameters = [*inspect.signature(definition.func).parameters.values()][definition.takes_context :]
-    names = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
-    return (names + names[-1:] * count)[:count] if names else [str(number) for number in range(count)]
+    return [str(number) for number in range(count)] if definition is None else positional_names(definition, count)
 
 
 def redact_of(value: RedactOption, task: PostgresTask, where: str) -> tuple[str, ...] | bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import lru_cache
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_pglock.tasks.schedules import is_scheduled
 
@@ -50,4 +52,21 @@ def scheduled() -> list[PostgresTask]:
 
 def has_fair() -> bool:
     """Say whether a function with ``fair=`` is registered."""
-    return any(task.fair is not None for task in _definitions.values())
+    # A copy: another thread may be importing a module of the project.
+    return any(task.fair is not None for task in list(_definitions.values()))
+
+
+def why_not_found(function: Callable[..., Any]) -> str | None:
+    """Say why no worker could find a function by its module and name, or return None."""
+    module = function.__module__
+    if module is None or module == "__main__" or module not in sys.modules:
+        return (
+            "it was defined in a shell, a notebook or a script, which no worker can import. Move it to a module of an "
+            "app, such as tasks.py"
+        )
+    if "<" in function.__qualname__:
+        return (
+            "it is a lambda or was defined inside of another function, so its module does not have it by a name. "
+            "Define it at the top of a module, with def"
+        )
+    return None

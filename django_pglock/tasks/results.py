@@ -163,7 +163,10 @@ def result_of_row(row: Any) -> TaskResult[..., Any] | None:
     definition = registry.find(row.task_path)
     if definition is None:
         return None
-    failures = list(row.failures.order_by("number")) if row.attempts or row.status == TaskStatus.CANCELLED else []
+    may_have_failed = row.attempts or row.status == TaskStatus.CANCELLED
+    # Where the row came from: a router may lead reads to a replica, which does not have them yet.
+    rows = row.failures.using(row._state.db).order_by("number")  # noqa: SLF001 - Django has no public name for it
+    failures = list(rows) if may_have_failed else []
     workers = [str(failure.worker) for failure in failures if failure.worker is not None]
     if row.worker is not None and (not failures or failures[-1].number != row.attempts):
         workers.append(str(row.worker))

@@ -658,27 +658,33 @@ WITH RECURSIVE found AS (
 """
 READY_QUEUES = f"{_READY_QUEUES}SELECT queue FROM found WHERE queue IS NOT NULL"
 
-# What is ready and known to no living worker, among the first of each queue. What nobody claims comes to be among the
-# first by itself, so nothing need be read beyond them. The limits are subqueries: a planner that sees a number above
-# what it takes for an average queue would read and sort all of the one queue that is not average.
+# The first of what is ready in each queue. What nobody claims comes to be among the first by itself, so nothing need be
+# read beyond them. The limits are subqueries: a planner that sees a number above what it takes for an average queue
+# would read and sort all of the one queue that is not average.
+_FIRST_READY = """found CROSS JOIN LATERAL (
+    (SELECT task.task_path, task.enqueued_at FROM {task} AS task
+     WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = found.queue
+     ORDER BY task.priority DESC, task.id LIMIT (SELECT %s::bigint))
+    UNION ALL
+    (SELECT task.task_path, task.enqueued_at FROM {task} AS task
+     WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = found.queue
+     ORDER BY task.fair_key, task.priority DESC, task.id LIMIT (SELECT %s::bigint))) AS first"""
+
+# What is ready and known to no living worker.
 UNKNOWN = f"""
 {_READY_QUEUES.rstrip()}, known AS MATERIALIZED (
     SELECT jsonb_array_elements_text(worker.task_paths) AS path FROM {{worker}} AS worker
     WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
 )
 SELECT first.task_path, found.queue, count(*), min(first.enqueued_at) AS oldest
-FROM found CROSS JOIN LATERAL (
-    (SELECT task.task_path, task.enqueued_at FROM {{task}} AS task
-     WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = found.queue
-     ORDER BY task.priority DESC, task.id LIMIT (SELECT %s::bigint))
-    UNION ALL
-    (SELECT task.task_path, task.enqueued_at FROM {{task}} AS task
-     WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = found.queue
-     ORDER BY task.fair_key, task.priority DESC, task.id LIMIT (SELECT %s::bigint))) AS first
+FROM {_FIRST_READY}
 WHERE first.task_path NOT IN (SELECT path FROM known)
 GROUP BY first.task_path, found.queue
 ORDER BY oldest, first.task_path
 """
+
+# Which functions are called by what is ready.
+READY_PATHS = f"{_READY_QUEUES}SELECT DISTINCT found.queue, first.task_path FROM {_FIRST_READY}"
 
 # Seconds until the next task is due, or the next token of a rate: zero or less when it is, NULL when there is none.
 NEXT_DUE = """

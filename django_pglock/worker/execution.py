@@ -8,9 +8,11 @@ the worker's own pulse. What is no ``Exception`` is a failure that is not retrie
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from inspect import iscoroutinefunction
 from typing import Any
 
 from django.apps import apps
@@ -18,10 +20,11 @@ from django.db import Error as DatabaseFailure
 from django.db import transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.errors import ClaimLost, TaskCancelled, TooManySnoozes
+from django_pglock.errors import ClaimLost, TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
+from django_pglock.locks import lock
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks import registry
-from django_pglock.tasks.arguments import describe_exception, from_json, to_json
+from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.context import TaskContext
@@ -86,10 +89,20 @@ class Attempt(Interruptible):
 
     def call(self) -> Any:
         """Call the function. For an async one this returns the coroutine."""
+        function = self.definition.func
+        if self.definition.advisory:
+            function = held(self._lock_name(), function)
         if self.definition.takes_context:
             context = TaskContext(task_result=self.result, _claims=self.claims, _reason_to_stop=self.reason_to_stop)
-            return self.definition.func(context, *self.args, **self.kwargs)
-        return self.definition.func(*self.args, **self.kwargs)
+            return function(context, *self.args, **self.kwargs)
+        return function(*self.args, **self.kwargs)
+
+    def _lock_name(self) -> str:
+        """Return the name of the advisory lock to hold. A row that another program wrote may have none."""
+        name = self.claim.lock_key
+        if name is None:
+            raise TaskOptionError(f"{self.claim.task_path} has advisory=True, and the row of the task has no lock key.")
+        return name
 
     def outcomes(self, outcome: Outcome) -> list[tuple[Claim, Outcome]]:
         """Return what comes of each claim that this attempt stands for."""
@@ -97,29 +110,42 @@ class Attempt(Interruptible):
 
     def ending(self, outcome: Outcome | None, *, is_settled: bool = False) -> Ending:
         """Return the ending of this attempt, with a result object if somebody will hear of it."""
-        result = None if isinstance(outcome, Succeeded) and not self.is_heard else self.result
-        return Ending(self.claim, outcome, result, is_settled=is_settled)
+        if isinstance(outcome, Succeeded) and not self.is_heard:
+            return Ending(self.claim, outcome, is_settled=is_settled)
+        seconds = None if self.began is None else time.monotonic() - self.began
+        return Ending(self.claim, outcome, self.result, is_settled=is_settled, seconds=seconds)
 
     def success(self, value: Any) -> Outcome:
-        """Return the outcome of a call that returned ``value``. Raises when the value is no JSON."""
+        """Return the outcome of a call that returned ``value``: a failure if the value is no JSON."""
         if value is None:
             return SUCCEEDED
-        return Succeeded(to_json(value, what=f"The return value of {self.claim.task_path}"))
+        what = f"The return value of {self.claim.task_path}"
+        try:
+            return Succeeded(to_json(value, what=what, kind=TaskResultError))
+        except TaskResultError as error:
+            return self.failure(error)
+        except BaseException as broken:  # noqa: BLE001 - a container may be the user's, and its code, too
+            refused = TaskResultError(f"{what} cannot be read: {type(broken).__name__}.")
+            refused.__cause__ = broken
+            return self.failure(refused)
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
+        if isinstance(error, TaskResultError):
+            # The function has run to its end: neither its retries nor the end of its time are about this.
+            return Failed(Failure.of(error))
         try:
             return self._failure(self.reason_of(error))
         except BaseException as broken:
             # Classes of exceptions and retry policies are the user's code, too.
             logger.exception("What is to become of %r cannot be found out; it fails.", self.claim)
-            return Failed(Failure(*describe_exception(broken)))
+            return Failed(Failure.of(broken))
 
     def _failure(self, error: BaseException) -> Outcome:
         if isinstance(error, Snooze):
             return self._snoozed(error)
         claim = self.claim
-        failure = Failure(*describe_exception(error))
+        failure = Failure.of(error)
         if isinstance(error, Cancel | TaskCancelled):
             return Cancelled(failure)
         may_retry = isinstance(error, Retry) or self.definition.can_retry(error)
@@ -135,7 +161,7 @@ class Attempt(Interruptible):
             return Snoozed(delay, self.snoozes + 1)
         refused = TooManySnoozes(f"The task has snoozed {most} times already, which is its max_snoozes.")
         refused.__cause__ = error
-        return Failed(Failure(*describe_exception(refused)))
+        return Failed(Failure.of(refused))
 
     def _delay(self, error: BaseException, failure: Failure) -> float:
         if isinstance(error, Retry) and error.seconds is not None:
@@ -176,24 +202,40 @@ class Attempt(Interruptible):
         )
 
 
+def held(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function, or a coroutine function, that holds an advisory lock while it runs.
+
+    What waits for the lock waits here, in the time of the attempt. The lock key has kept other tasks of this name from
+    threads already, so that one of them waits at most.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with lock(name):
+            return function(*args, **kwargs)
+
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        async with lock(name):
+            return await function(*args, **kwargs)
+
+    return call_async if iscoroutinefunction(function) else call
+
+
 def prepare(claim: Claim, using: str) -> Attempt | Ending:
     """Return the attempt that a claim stands for, or its ending when it cannot even begin."""
     if claim.is_cancelled:
-        return Ending(claim, Cancelled(Failure(*describe_exception(TaskCancelled()))))
+        return Ending(claim, Cancelled(Failure.of(TaskCancelled())))
     try:
         return Attempt(claim, using)
     except DatabaseFailure:
         # The attempts before this one cannot be read: the database is away, and the task has not begun.
         return Ending(claim, Released())
-    except Exception as error:
-        logger.exception("Task %d (%s) cannot begin.", claim.id, claim.task_path)
-        return Ending(claim, Failed(Failure(*describe_exception(error))))
+    except Exception as error:  # noqa: BLE001 - rows may be anybody's, and so is the code that makes values of them
+        return Ending(claim, Failed(Failure.of(error)))
 
 
 def break_off(claims: Sequence[Claim], error: BaseException) -> Ending:
     """Return the ending of claims of which ``error`` is all that is known: it came from our own code, or past it."""
-    logger.error("%r is broken off.", claims[0], exc_info=error, extra=claims[0].log_fields())
-    outcome = Failed(Failure(*describe_exception(error)))
+    outcome = Failed(Failure.of(error))
     ending, *companions = (Ending(claim, outcome) for claim in claims)
     ending.companions = companions
     return ending
@@ -242,6 +284,9 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> Ending:
             # The first hook, so it is called whatever those of the function do.
             transaction.on_commit(note_commit, using=attempt.using)
             outcome = attempt.success(call(attempt))
+            if not isinstance(outcome, Succeeded):
+                transaction.set_rollback(True, using=attempt.using)
+                return attempt.ending(outcome)
             _settle_and_commit(attempt, outcome)
     except ClaimLost:
         return attempt.ending(None)
@@ -269,7 +314,7 @@ def _rows(using: str) -> Any:
 
 
 def _cut_off(claim: Claim, error: BaseException) -> Outcome:
-    failure = Failure(*describe_exception(error))
+    failure = Failure.of(error)
     return Failed(failure) if claim.rescues >= get_settings().MAX_RESCUES else Interrupted(failure)
 
 

@@ -12,6 +12,7 @@ from django.apps import apps
 from django_pglock.conf import get_settings
 from django_pglock.tasks import registry
 from django_pglock.tasks.wakeup import NEGATIVE_TTL
+from django_pglock.worker.discovery import Discovery
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.kinds import ASYNC, BOTH, SYNC, Kind, Looks
@@ -66,6 +67,9 @@ class Fetcher(ConnectedService):
         # Queues of which a notification told while the worker slept.
         self._told: set[str] = set()
         self._ready = ReadyQueues(rows)
+        self._discovery = Discovery(rows, queues)
+        # Whether the last claim was tried because of a notification, and whether anything was ready then.
+        self._was_told = self._was_ready = False
         self._paths: list[str] = []
         self._claims: dict[Kind, WorkerClaims] = {}
         # The last claim of both kinds took as many as it could, so more is there than the smaller room lets in.
@@ -130,11 +134,7 @@ class Fetcher(ConnectedService):
             return
         # Before the claim: what makes a task ready afterwards is not ours, and not due yet.
         is_last_look = self.drained is not None and self._has_nothing_to_come()
-        if self.hand.has_news or is_last_look:
-            self.hand.has_news = False
-            self._looks.note_news()
-        self._looked_at = time.monotonic()
-        rooms = self._rooms()
+        rooms = self._look_around(is_last_look=is_last_look)
         if not rooms:
             self._pause(HOARDING)
         elif claims := self._claim(rooms):
@@ -144,6 +144,10 @@ class Fetcher(ConnectedService):
             self._note_busy()
             if self.hand.left == 0:
                 self.spent()
+        elif self._has_learned():
+            # Something was ready that this process did not know, and now does: claim it in the next turn.
+            self._ready.forget()
+            self._looks.note_news()
         elif self.drained is not None:
             if is_last_look:
                 self.drained()
@@ -154,6 +158,20 @@ class Fetcher(ConnectedService):
         else:
             self._busy_since = None
             self._sleep()
+
+    def _look_around(self, *, is_last_look: bool) -> list[tuple[Kind, int]]:
+        """Return what there is room for, after a look at what is new."""
+        if self._discovery.is_due:
+            self._discovery.look()
+        self._was_told = bool(self._told)
+        if self.hand.has_news or is_last_look:
+            self.hand.has_news = False
+            self._looks.note_news()
+        self._looked_at = time.monotonic()
+        return self._rooms()
+
+    def _has_learned(self) -> bool:
+        return self._was_ready and self._discovery.look(is_urgent=self._was_told or self.drained is not None)
 
     def _give_back_what_only_waits(self) -> None:
         """Give back claims that wait while no thread gets on: quick tasks were expected, and long ones came."""
@@ -222,6 +240,7 @@ class Fetcher(ConnectedService):
 
     def _claim_in_turn(self, rooms: list[tuple[Kind, int]]) -> list[Claim]:
         ready, claims = self._ready_queues(), []
+        self._was_ready = bool(ready)
         for kind, room in rooms:
             began = time.monotonic()
             queues = self._in_turn(ready, kind)

@@ -51,6 +51,8 @@ class GroupAttempt(Attempt):
         ending = super().ending(outcome, is_settled=is_settled)
         # When one claim was lost, nothing of the common transaction remains: the others run again.
         shared = Released() if outcome is None else outcome
+        for other in self.others:
+            other.began = self.began
         ending.companions = [
             other.ending(self._outcome_of(other, shared), is_settled=is_settled) for other in self.others
         ]

@@ -37,6 +37,8 @@ class Ending:
     result: TaskResult[..., object] | None = None
     is_settled: bool = False
     finished_at: float | None = None
+    #: How long the function ran, if it began.
+    seconds: float | None = None
     #: The endings of the other claims that were run by the same call.
     companions: Sequence[Ending] = ()
 

@@ -16,6 +16,8 @@ class Interruptible:
     claim: Claim
     #: How many seconds the function may take.
     timeout: float | None = None
+    #: When its function was called, by time.monotonic().
+    began: float | None = None
     #: When its time is over, and when the watchdog is to look at it next, by time.monotonic().
     deadline = math.inf
     look_at = math.inf
@@ -49,8 +51,9 @@ class Interruptible:
         """Let its time begin. Raises ``TaskCancelled`` if the function shall not begin."""
         if self.is_cancelled:
             raise TaskCancelled
+        self.began = time.monotonic()
         if self.timeout is not None:
-            self.deadline = time.monotonic() + self.timeout
+            self.deadline = self.began + self.timeout
 
     def reason_to_stop(self) -> Exception | None:
         """Return what to raise in a function that asks whether it shall go on."""

@@ -51,9 +51,8 @@ BETWEEN_LOOKS = 0.01
 
 
 class Ear:
-    """Whether anybody would hear of a task that starts or succeeds: a receiver, or the log of django.tasks.
-
-    That log is itself a receiver of the signals.
+    """Whether anybody would hear of a task that starts or succeeds: a receiver, the worker's log at DEBUG, or the log
+    of django.tasks, which is itself a receiver of the signals.
     """
 
     def __init__(self) -> None:
@@ -69,12 +68,15 @@ class Ear:
         return self._found
 
     def _look(self) -> bool:
-        return _LOGGER.isEnabledFor(logging.INFO) or any(map(_has_receivers, (task_started, task_finished)))
+        if _LOGGER.isEnabledFor(logging.INFO) or _OWN_LOGGER.isEnabledFor(logging.DEBUG):
+            return True
+        return any(map(_has_receivers, (task_started, task_finished)))
 
 
 #: "django.tasks" or "django_tasks": the package, its logger, and where its own receivers are.
 _PACKAGE = BaseTaskBackend.__module__.partition(".backends")[0]
 _LOGGER = logging.getLogger(_PACKAGE)
+_OWN_LOGGER = logging.getLogger("django_pglock.worker")
 
 
 def _has_receivers(signal: Signal) -> bool:

@@ -22,7 +22,6 @@ from uuid import UUID
 from django.db import DatabaseError, OperationalError
 from psycopg.errors import LockNotAvailable
 
-from django_pglock.tasks.arguments import describe_exception
 from django_pglock.tasks.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
 from django_pglock.worker.announcing import announce, announce_lost
 from django_pglock.worker.hand import Ending, Hand
@@ -267,11 +266,11 @@ class Settler(ConnectedService):
             if len(endings) > 1:
                 middle = len(endings) // 2
                 return {**self._settle_alike(endings[:middle]), **self._settle_alike(endings[middle:])}
-            logger.exception("The outcome of %r cannot be stored as it is.", endings[0].claim)
             if isinstance(endings[0].outcome, Failed):
-                # Not even the failure can be: let go, and the comparison of table and hand will run the task again.
+                # Let go, and the comparison of table and hand will run the task again.
+                logger.exception("Not even the failure of %r can be stored.", endings[0].claim)
                 return {}
-            endings[0].outcome = Failed(Failure(*describe_exception(error)))
+            endings[0].outcome = Failed(Failure.of(error))
             return self._settle_alike(endings)
 
     def _settle_unlocked(self, endings: list[Ending]) -> dict[int, Any]:

@@ -12,6 +12,8 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_pglock import enqueue_many
+from django_pglock import task as own_task
+from django_pglock.models import Task
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask, TaskResultStatus, task_backends
 from tests.sample import keyed_tasks
@@ -155,3 +157,42 @@ def test_djangos_immediate_backend_runs_the_calls():
         assert pickled(own_tasks.echo.enqueue("y")).return_value == "y"
         failed = own_tasks.fail.enqueue("no")
         assert (failed.status, failed.errors[0].exception_class) == (TaskResultStatus.FAILED, ValueError)
+
+
+# Functions that no worker could find
+
+
+def defined_by(source, name, **namespace):
+    """Define a function as a shell does, or a script."""
+    exec(source, namespace)
+    return namespace[name]
+
+
+def defined_inside():
+    @own_task
+    def inner(): ...
+
+    return inner
+
+
+NOT_FOUND = {
+    "django's shell": lambda: own_task(defined_by("def f(): ...", "f")),
+    "a script, a notebook": lambda: own_task(defined_by("def f(): ...", "f", __name__="__main__")),
+    "a module that is gone": lambda: own_task(defined_by("def f(): ...", "f", __name__="no.such.module")),
+    "a lambda": lambda: own_task(defined_by("f = lambda: None", "f", __name__=__name__)),
+    "a closure": defined_inside,
+}
+
+
+@pytest.mark.parametrize("define", NOT_FOUND.values(), ids=NOT_FOUND)
+@pytest.mark.usefixtures("own_registry")
+def test_a_function_that_no_worker_could_find_is_refused_with_the_reason(define):
+    """Its task would wait for ever. Some are refused when they are decorated, by Django."""
+    for enqueue in (
+        lambda task: task.enqueue(),
+        lambda task: task.enqueue_on_commit(),
+        lambda task: enqueue_many(task, [()]),
+    ):
+        with pytest.raises(InvalidTask, match=r"which no worker can import|Define it at the top|at a module level"):
+            enqueue(define())
+    assert not Task.objects.exists()

@@ -15,7 +15,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_pglock import Group, Rate, Unique, enqueue_many, task
+from django_pglock import Cancel, DuplicateTask, Group, Rate, Unique, enqueue_many, task
 from django_pglock.checks import check_settings
 from django_pglock.errors import ConfigurationError, TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
@@ -43,6 +43,10 @@ def in_group(calls): ...
 
 
 def by_order(order): ...
+
+
+def cancel_or_fail(number, card):
+    raise Cancel("not wanted") if number else LookupError("no such order")
 
 
 def hide_cards(path, name, value):
@@ -274,3 +278,43 @@ def test_a_row_that_makes_no_sense_is_shown_all_the_same(admin_client):
     ):  # fmt: skip
         row = Task.objects.create(queue="default", backend="default", task_path=path, worker=uuid4(), **fields)
         assert admin_client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).status_code == 200
+
+
+@pytest.mark.parametrize("way", ["raise", "replace", "twins"])
+def test_the_error_of_a_duplicate_tells_no_key(way):
+    options = {"on_conflict": "raise" if way == "twins" else way, "while_": "waiting"}
+    function = task(redact=("card",), unique=Unique(**options))(buy)
+    first = function.using(unique=Unique(while_="unfinished")).enqueue(7, SECRET) if way != "twins" else None
+    with pytest.raises(DuplicateTask) as refused:
+        enqueue_many(function, [(7, SECRET), (7, SECRET)]) if way == "twins" else function.enqueue(7, SECRET)
+    said = f"{refused.value} {refused.value!r} {vars(refused.value)}"
+    assert SECRET not in said
+    assert recovered(said) is None
+    assert refused.value.__cause__ is refused.value.__context__ is None, "no error of the server's, with its DETAIL"
+    assert refused.value.result_id == ("" if first is None else first.id)
+
+
+def test_neither_verbs_nor_logs_tell_a_key(worker, eventually, caplog):
+    caplog.set_level(logging.DEBUG, logger="django_pglock")
+    function = task(unique=True, redact=True, lock="pay:{card}", fair="{card}")(cancel_or_fail)
+    rows = [row_of(function, number, f"{SECRET}-{number}") for number in range(2)]
+    worker(threads=1)
+    eventually(lambda: Task.objects.filter(finished_at__isnull=False).count() == 2)
+    out = io.StringIO()
+    for command in (
+        *(["retry", str(row.pk)] for row in rows),
+        *([verb, "--task", "cancel_or_fail", "--dry-run"] for verb in ("retry", "cancel", "reset", "run-now")),
+        *(["list", "--json"], ["list"], ["status", "--json"], ["keda", "--json"]),
+        *([what, str(row.pk), "--json"] for what in ("show",) for row in rows),
+    ):
+        call_command("locktasks", *command, stdout=out, stderr=out)
+    eventually(lambda: Task.objects.filter(finished_at__isnull=False).count() == 2)
+    ours = [each for each in caplog.records if each.name.startswith("django_pglock")]
+    assert {each.levelname for each in ours} >= {"ERROR", "INFO"}, "the ends of both were told"
+    said = out.getvalue() + "".join(f"{vars(each)}{each.getMessage()}{each.exc_text}" for each in ours)
+    assert SECRET not in said
+    for row in rows:
+        row.refresh_from_db()
+        digest = row.unique_key.rpartition(" ")[2]
+        assert len(digest) == 64
+        assert digest not in said

@@ -61,8 +61,8 @@ NOT_TASKS = [
     "tests.db.test_security.not_decorated",
     "tests.sample.tasks.nothing.func",
     "tests.sample.tasks.Effect.objects.all",
-    "tests.sample.evil.anything",
-    "tests.sample.evil",
+    "tests.evil.anything",
+    "tests.evil",
     "",
 ]
 
@@ -75,8 +75,8 @@ def nothing_runs(monkeypatch, tmp_path):
         monkeypatch.setattr(module, name, lambda *args, **kwargs: proof.write_text("ran"))
     modules = set(sys.modules)
     yield f"touch {proof}"
-    assert "tests.sample.evil" not in sys.modules
-    assert not {each for each in set(sys.modules) - modules if each.startswith(("tests.sample", "this"))}
+    assert "tests.evil" not in sys.modules
+    assert not {each for each in set(sys.modules) - modules if each.startswith(("tests.evil", "tests.sample", "this"))}
     assert not proof.exists()
     assert not Effect.objects.filter(name="ran").exists()
 
@@ -173,7 +173,7 @@ def test_the_class_of_an_exception_is_not_imported_for_a_row(nothing_runs):
 
     [error] = errors_with("builtins.ValueError")
     assert error.exception_class is ValueError
-    for error in errors_with("tests.sample.evil.Error", "tests.sample.evil", "this.s", "nowhere", ""):
+    for error in errors_with("tests.evil.Error", "tests.evil", "this.s", "nowhere", ""):
         with pytest.raises(ImportError, match="not loaded"):
             _ = error.exception_class
     for error in errors_with("os.system", "tests.db.test_security.not_decorated"):

@@ -17,6 +17,7 @@ from django_pglock.models import Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
 from django_pglock.tasks.statements import LOCK_KEYS
+from tests.sample import advisory_tasks
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
 
@@ -299,11 +300,23 @@ def test_a_key_of_any_length_is_one_key():
     assert statuses() == ["READY", "READY", "BLOCKED"]
 
 
+def test_a_key_that_is_shortened_is_no_name_of_an_advisory_lock():
+    """A view that locks the whole name would lock another one."""
+    short, long = "x" * 400, "x" * 500
+    advisory_tasks.count_shelf.enqueue(short, "path")
+    with pytest.raises(TaskArgumentsError, match="506 characters"):
+        advisory_tasks.count_shelf.enqueue(long, "path")
+    assert statuses() == ["READY"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"lock": "order:{nobody}"}, "nobody"),
         ({"concurrency": 2}, "Name the key with lock"),
+        ({"advisory": True}, "advisory=True of which name"),
+        ({"advisory": True, "lock": "a", "concurrency": 2}, "an advisory lock has one holder"),
+        ({"advisory": True, "lock": "a", "redact": True}, "is shown to those who may see locks"),
         ({"lock": "a", "concurrency": 0}, "concurrency is 0"),
         ({"group": "a", "lock": "b"}, "group has a lock of its own"),
         ({"lock": "a", "rate": {"key": "b"}}, "rate is"),

@@ -11,14 +11,17 @@ from contextlib import suppress
 
 import pytest
 from crontask import scheduler
+from django.core import mail
 from django.db import transaction
 from django.tasks import default_task_backend
+from django.test import override_settings
 from maintenance_tasks import runner
 from maintenance_tasks.models import Run
 from maintenance_tasks.task import all_tasks
 
 from django_pglock.backend import PostgresBackend
 from django_pglock.models import Task
+from tests.foreign.process import drain_elsewhere
 from tests.foreign.sample.models import Letter
 from tests.foreign.upkeep.maintenance_tasks import Capitalise
 from tests.foreign.upkeep.tasks import write_nightly
@@ -48,6 +51,24 @@ def test_a_backfill_runs_to_its_end_in_several_tasks(drain):
     assert all(text.startswith("LETTER") for text in Letter.objects.values_list("text", flat=True))
     assert Task.objects.count() > 1
     assert {*Task.objects.values_list("status", flat=True)} == {"SUCCESSFUL"}
+
+
+def test_a_worker_that_has_imported_nothing_runs_a_backfill():
+    """Its task function stands in ``maintenance_tasks.runner``, which nobody imports when Django starts."""
+    run = runner.start(Capitalise.name)
+    said = drain_elsewhere()
+    assert "Imported maintenance_tasks.runner, which a task names." in said
+    run.refresh_from_db()
+    assert run.status == Run.Status.SUCCEEDED
+    assert all(text.startswith("LETTER") for text in Letter.objects.values_list("text", flat=True))
+
+
+@override_settings(EMAIL_BACKEND="tests.foreign.upkeep.mail.TaskBackend")
+def test_a_worker_that_has_imported_nothing_runs_a_mail_backends_tasks():
+    mail.send_mail("spring", "Dear reader", "a@example.com", ["b@example.com"])
+    assert Task.objects.get().task_path == "tests.foreign.upkeep.mail.deliver"
+    drain_elsewhere()
+    assert Letter.objects.filter(text="delivered: spring").exists()
 
 
 def test_a_backfill_that_is_rolled_back_is_never_enqueued(drain):

@@ -14,7 +14,9 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.db import connection, transaction
 from django.test import RequestFactory
 from sentry_sdk.consts import OP
+from sentry_sdk.envelope import Envelope
 from sentry_sdk.integrations.django import DjangoIntegration
+from sentry_sdk.transport import Transport
 
 from django_pglock import enqueue_many, lock, task
 from django_pglock.models import Task
@@ -23,13 +25,21 @@ from tests.foreign.sample.tasks import nothing
 events: list[dict[str, Any]] = []
 
 
-def keep(event: Any, hint: Any) -> None:
-    """Take what would be sent, and send nothing."""
+def keep(event: Any, hint: Any) -> Any:
+    """Take what would be sent. What is dropped here would not count as seen, and would come twice."""
     events.append(event)
+    return event
+
+
+class Nowhere(Transport):
+    """Sends nothing."""
+
+    def capture_envelope(self, envelope: Envelope) -> None: ...
 
 
 sentry_sdk.init(
     dsn="http://key@127.0.0.1/1",
+    transport=Nowhere,
     traces_sample_rate=1.0,
     before_send=keep,
     before_send_transaction=keep,
@@ -90,11 +100,17 @@ def test_a_request_shows_them():
 
 
 def test_a_task_that_fails_is_an_event(drain):
-    """Sentry's logging integration makes an event of what the worker logs as an error."""
+    """Sentry's logging integration makes one event of it, although the worker's log and Django's both tell it.
+
+    The event has the exception, by whose frames Sentry groups: the function's, and none of the worker's.
+    """
     result = fail.enqueue()
     drain()
     result.refresh()
     assert result.status == "FAILED"
-    [event] = [event for event in events if event.get("logger") == "django_pglock.worker"]
+    [event] = [event for event in events if event.get("level") == "error"]
+    assert event["logger"] == "django_pglock.worker"
     assert event["extra"]["task_path"].endswith(".fail")
-    assert "LookupError" in event["logentry"]["formatted"]
+    [exception] = event["exception"]["values"]
+    assert (exception["type"], exception["value"]) == ("LookupError", "the letter is gone")
+    assert [frame["function"] for frame in exception["stacktrace"]["frames"]] == ["fail"]

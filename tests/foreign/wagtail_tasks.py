@@ -19,6 +19,7 @@ from wagtail.models import Page, ReferenceIndex
 
 from django_pglock import lock
 from django_pglock.models import Task
+from tests.foreign.process import drain_elsewhere
 
 SEARCH = "insert_or_update_object_task"
 REFERENCES = "update_reference_index_task"
@@ -53,6 +54,12 @@ def test_a_page_is_found_when_a_worker_has_been_there(page, drain):
     drain()
     assert page.pk in [found.pk for found in Page.objects.search("Yak")]
     assert page.pk not in [found.pk for found in Page.objects.search("Zebra")]
+
+
+def test_a_worker_in_another_process_knows_its_functions(page):
+    drain_elsewhere()
+    assert {*Task.objects.values_list("status", flat=True)} == {"SUCCESSFUL"}
+    assert page.pk in [found.pk for found in Page.objects.search("Zebra")]
 
 
 def test_who_refers_to_a_page_is_known_afterwards(page, drain):

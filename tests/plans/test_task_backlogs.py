@@ -109,6 +109,7 @@ def plans(worker, ids):
         "NOTE_PROGRESS": (ids, ones, texts),
         "NOTE_LAST_PROGRESS": (ids, ones, texts),
         "UNKNOWN": (30.0, BATCH, BATCH),
+        "READY_PATHS": (BATCH, BATCH),
         "COUNT_READY": (["default", "other"], BATCH, BATCH),
         "COUNT_OTHERS": (BATCH,),
         "STRAY_WAITERS": (0, BATCH),

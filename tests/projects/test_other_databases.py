@@ -189,6 +189,50 @@ def test_a_router_may_part_locks_and_tasks(project):
     assert made.tables() == other.tables() == set()
 
 
+REPLICA = """
+class ReplicaRouter:
+    def db_for_read(self, model, **hints):
+        return "replica"
+
+    def db_for_write(self, model, **hints):
+        return "default"
+"""
+
+
+def test_results_are_read_where_they_were_written(project):
+    """A replica is late; here it has no tables at all, so whoever asks it is heard."""
+    made = project(
+        settings="""
+            INSTALLED_APPS = ["django_pglock", "shop"]
+            DATABASES = {"default": POSTGRES, "replica": SQLITE}
+            DATABASE_ROUTERS = ["routers.ReplicaRouter"]
+        """,
+        routers=REPLICA,
+        shop__tasks="""
+            from django_pglock import task
+
+            @task(max_attempts=2, backoff=0)
+            def ship(number):
+                raise LookupError(number)
+        """,
+    )
+    made.manage("migrate", "-v0")
+    said = made.python(
+        """
+        from django_pglock.worker import Worker
+        from shop.tasks import ship
+
+        result = ship.enqueue(5)
+        Worker(drain=True, threads=1).run()
+        result.refresh()
+        print(result.status, [error.exception_class.__name__ for error in result.errors], result.attempts)
+        print(ship.get_result(result.id).wait(5).errors[0].traceback[-15:])
+        """
+    )
+    assert "FAILED ['LookupError', 'LookupError'] 2" in said
+    assert "LookupError: 5" in said
+
+
 PROJECT_TESTS = """
 from django.db import connections
 from django.test import TestCase, TransactionTestCase

@@ -148,6 +148,7 @@ class FetcherHere(Fetcher):
         queues: Any = SimpleNamespace(only="default")
         super().__init__(house.hand, rows, SimpleNamespace(id=None), queues, listens=False)
         self.house = house
+        self._discovery = SimpleNamespace(is_due=False, look=lambda **urgency: False)
         self._looks._clock = house.schedule.time.monotonic
 
     def _kinds(self) -> list[Any]:

@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from django.utils import translation
 
 from django_pglock import Cancel, Retry, Snooze, lock, task
-from tests.sample import chaos_tasks, forking_tasks, running_tasks  # noqa: F401 - a worker finds what this module imports
+from tests.sample import advisory_tasks, chaos_tasks, forking_tasks, result_tasks, running_tasks  # noqa: F401 - known through this module
 from tests.sample.models import Effect
 
 

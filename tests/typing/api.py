@@ -37,6 +37,10 @@ def send(order_id: int, *, copy: bool = False) -> str:
 def book(amount: int) -> None: ...
 
 
+@task(lock="stock:{item_id}", advisory=True)
+def recount(item_id: int) -> None: ...
+
+
 @task(takes_context=True, queue_name="mail")
 def tell(context: TaskContext[Any, Any], name: str) -> int:
     return context.attempt

@@ -45,15 +45,15 @@ def loop():
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (datetime(2026, 1, 1), "contains a datetime"),
-        ({1: "one"}, "has a key of type int"),
+        (datetime(2026, 1, 1), "it is a datetime"),
+        ({1: "one"}, "a key of type int"),
         (float("nan"), "no JSON"),
         (float("inf"), "no JSON"),
         ("a\x00b", "NUL"),
         ("\udcff", "surrogate"),
         (loop(), "contains itself"),
         (b"\xff", "no JSON"),
-        ({1, 2}, "contains a set"),
+        ({1, 2}, "it is a set"),
         (SimpleNamespace(_meta=1, pk=None), "has not been saved"),
         (SimpleNamespace(_meta=1, pk=7), "pass its primary key"),
     ],

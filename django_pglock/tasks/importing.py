@@ -1,0 +1,53 @@
+"""Importing the module of a task function that a row names, if it lies inside of an installed app.
+
+Modules called ``tasks`` are imported when Django starts. Other people's apps have task functions elsewhere, beside a
+mail backend for example, and expect the worker to import the path that was enqueued. Whoever can write to the table of
+tasks chooses such a path. So nothing outside of installed apps is imported, and nothing runs that is not decorated.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib import import_module
+
+from django.apps import apps
+
+from django_pglock.tasks import registry
+
+logger = logging.getLogger("django_pglock.tasks")
+
+_tried: set[str] = set()
+
+
+def learn(path: str) -> bool:
+    """Import the module of a task function, once in this process; say whether the function is known now."""
+    if registry.find(path) is None and (module := path.rpartition(".")[0]) not in _tried:
+        _tried.add(module)
+        if module not in sys.modules and _is_inside_an_app(module):
+            _import(module)
+    return registry.find(path) is not None
+
+
+def _is_inside_an_app(module: str) -> bool:
+    names = module.split(".")
+    # A package's __main__ is a program: to import it is to run it.
+    are_names = all(name.isidentifier() and name != "__main__" for name in names)
+    return are_names and apps.get_containing_app_config(module) is not None
+
+
+def _import(module: str) -> None:
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        if not _is_part_of(module, error.name):
+            logger.warning("%s, which a task names, cannot be imported.", module, exc_info=True)
+        # Else it is not there: removed, or of the next deploy. Workers report tasks that nobody knows.
+    except BaseException:  # what a module does when it is imported is anybody's, and may be sys.exit()
+        logger.warning("%s, which a task names, cannot be imported.", module, exc_info=True)
+    else:
+        logger.info("Imported %s, which a task names.", module)
+
+
+def _is_part_of(module: str, name: str | None) -> bool:
+    return name is not None and f"{module}.".startswith(f"{name}.")

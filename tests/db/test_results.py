@@ -1,0 +1,99 @@
+"""What a task function returns, and what becomes of a task whose result cannot be stored."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock import enqueue_many
+from django_pglock.errors import PGLockError, TaskArgumentsError, TaskResultError
+from django_pglock.models import Task
+from tests.sample import result_tasks as sample
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def failed(worker, eventually):
+    """Run what is enqueued; return the text of the only failure of each task."""
+    worker(threads=1)
+
+    def wait(result):
+        row = eventually(lambda: Task.objects.filter(pk=result.id, status="FAILED").first())
+        assert (row.attempts, row.retries) == (1, 0)
+        [failure] = row.failures.all()
+        assert failure.exception_path == "django_pglock.errors.TaskResultError"
+        return failure.traceback
+
+    return wait
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("date", "is no JSON: it is a datetime."),
+        ("nested", "is no JSON: it contains a datetime at ['rows'][1]['at']."),
+        ("set", "is no JSON: it contains a set at […]."),
+        ("nan", "is no JSON: it contains NaN or infinity, which JSON does not have at [0]."),
+        ("bytes", "is no JSON: it contains bytes that are no UTF-8 at [0]."),
+        ("key", "is no JSON: it contains a dict with a key of type int, and JSON's keys are strings at ['a']."),
+        ("nul", "contains a NUL character"),
+        ("unreadable", "cannot be read: LookupError."),
+    ],
+)
+def test_a_result_that_is_no_json_fails_at_once_and_is_named(failed, kind, words):
+    """The function has run: to run it again repeats its effects, and returns the same."""
+    text = failed(sample.return_odd.enqueue(kind))
+    assert f"The return value of tests.sample.result_tasks.return_odd {words}" in text
+    assert Effect.objects.filter(name="outside").count() == 1
+
+
+@pytest.mark.parametrize("function", [sample.return_odd_async, sample.return_odd_late], ids=lambda each: each.name)
+def test_neither_is_a_coroutine_nor_one_whose_time_was_over(failed, function):
+    assert "it is a datetime" in failed(function.enqueue("date"))
+
+
+def test_effects_of_an_atomic_function_are_rolled_back_with_it(failed):
+    assert "it is a datetime" in failed(sample.return_odd_atomically.enqueue("date"))
+    assert not Effect.objects.exists()
+
+
+def test_of_a_group_each_fails(failed):
+    for id_ in enqueue_many(sample.return_odd_together, [{"kind": "date"}, {"kind": "date"}]):
+        assert "it is a datetime" in failed(Task(id=id_))
+    assert Effect.objects.filter(name="outside").count() == 1
+
+
+def test_what_cannot_be_stored_is_a_type_error_as_django_says():
+    """https://docs.djangoproject.com/en/6.0/topics/tasks/: "a TypeError will be raised"."""
+    with pytest.raises(TypeError) as refused:
+        tasks.echo.enqueue(object())
+    assert isinstance(refused.value, TaskArgumentsError)
+    for kind in (TaskArgumentsError, TaskResultError):
+        assert issubclass(kind, TypeError)
+        assert issubclass(kind, ValueError)
+        assert issubclass(kind, PGLockError)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda bad: tasks.record.enqueue("x", bad), "number"),
+        (lambda bad: tasks.record.enqueue("x", number=[bad]), "number"),
+        (lambda bad: tasks.record.enqueue(bad, number=1), "name"),
+        (lambda bad: tasks.nothing.enqueue(1, bad), "kwargs"),
+        (lambda bad: tasks.nothing.enqueue(1, colour=bad), "colour"),
+        (lambda bad: enqueue_many(tasks.record, [("x", 1), ("y", bad)]), "number"),
+    ],
+)
+def test_the_message_names_the_argument(call, name):
+    with pytest.raises(TaskArgumentsError, match=rf"^Argument '{name}' of tests\.sample\.tasks\.\w+ is no JSON: it "):
+        call({1, 2})
+    assert not Task.objects.exists()
+
+
+def test_arguments_that_are_too_large_together_are_named_together(settings):
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "ARGUMENTS_LIMIT": 100}
+    with pytest.raises(TaskArgumentsError, match=r"^The positional arguments of tests\.\S+\.record is 104 bytes"):
+        tasks.record.enqueue("x" * 49, "y" * 48)

@@ -1,0 +1,86 @@
+"""A program without Django enqueues as the documentation says: its SQL runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.db import connection
+from psycopg import errors
+
+from django_pglock.models import Task
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.worker import Worker
+from example_project.shop.models import Effect
+from tests.conftest import ROOT
+from tests.sample import advisory_tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SECTION = (ROOT / "docs" / "tasks.md").read_text().partition("## From another language")[2].partition("\n## ")[0]
+[AT_ONCE, OTHERS, RIGHTS] = re.findall(r"^```sql\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
+TABLE = re.findall(r"^\| (`.*?) \|.*\| (.*?) \|$", SECTION, re.MULTILINE)
+
+
+@pytest.fixture
+def other_program():
+    """Run SQL in a session of its own, by a role that has the rights of the documentation and no others."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE ROLE other_program")
+        cursor.execute(RIGHTS)
+    session = dedicated_connection("default")
+    try:
+        with session.cursor() as cursor:
+            cursor.execute("SET ROLE other_program")
+            yield cursor.execute
+    finally:
+        session.close()
+        with connection.cursor() as cursor:
+            cursor.execute("DROP OWNED BY other_program; DROP ROLE other_program")
+
+
+def numbers():
+    return sorted(Effect.objects.values_list("number", flat=True))
+
+
+def test_what_is_inserted_runs(other_program, worker, eventually):
+    running = worker()
+    eventually(lambda: running.fetcher._sleeping_since)
+    other_program(AT_ONCE)
+    eventually(lambda: numbers() == [1])
+    other_program(OTHERS)
+    other_program(OTHERS.rpartition("-- Unless")[2].partition("\n")[2])
+    eventually(lambda: numbers() in ([1, 3, 4], [1, 3, 4, 4]))
+    [later] = Task.objects.filter(status="SCHEDULED")
+    assert later.kwargs == {"number": 2}
+    assert Task.objects.filter(pk=later.pk).run_now() == 1
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == Task.objects.count())
+    assert set(numbers()) == {1, 2, 3, 4}
+
+
+def test_the_second_of_a_unique_key_is_refused_while_the_first_waits(other_program):
+    unique = OTHERS.rpartition("-- Unless")[2].partition("\n")[2]
+    for _ in range(2):
+        other_program(unique)
+    assert Task.objects.count() == 1
+    with pytest.raises(Exception, match="pglock_task_unique") as refused:
+        other_program(unique.replace("ON CONFLICT DO NOTHING", ""))
+    assert isinstance(refused.value.__cause__, errors.UniqueViolation)
+
+
+def test_the_table_has_all_columns_that_are_needed_and_none_that_is_not_there():
+    named = {name: default for cell, default in TABLE for name in re.findall(r"`(\w+)`", cell)}
+    fields = {field.name: field for field in Task._meta.fields}
+    assert set(named) <= set(fields)
+    needed = {name for name, field in fields.items() if not (field.null or field.has_db_default() or field.primary_key)}
+    assert needed == {"queue", "backend", "task_path"}
+    assert needed == {name for name, default in named.items() if default == "needed"}
+
+
+def test_a_row_without_the_key_of_an_advisory_lock_fails_with_that(eventually):
+    """It does not run beside those whom the lock is to keep out."""
+    row = Task.objects.create(queue="default", backend="default", task_path=advisory_tasks.count_in_time.module_path)
+    Worker(drain=True, threads=1).run()
+    row.refresh_from_db()
+    assert row.status == "FAILED"
+    assert "has no lock key" in row.failures.get().traceback

@@ -1,0 +1,3 @@
+"""A program: to import it is to run it."""
+
+raise RuntimeError("tests.sample.__main__ was run")
