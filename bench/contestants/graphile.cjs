@@ -38,7 +38,13 @@ async function work() {
   await runner.promise;
 }
 
-async function produce(verb, count) {
+// A named queue runs one job at a time; of a job key, one job waits.
+const keyedJobs = {
+  locked: (key) => ({ identifier: "nothing", payload: {}, queueName: `key ${key}` }),
+  unique: (key) => ({ identifier: "nothing", payload: {}, jobKey: `key ${key}` }),
+};
+
+async function produce(verb, count, keyedJob, keys) {
   const pgPool = new Pool();
   const utils = await makeWorkerUtils({ pgPool, logger });
   const one = () => utils.addJob("nothing", {});
@@ -49,6 +55,7 @@ async function produce(verb, count) {
   const verbs = {
     setup: () => utils.migrate(),
     many: () => timed(() => utils.addJobs(Array.from({ length: count }, () => ({ identifier: "nothing", payload: {} })))),
+    keyed: () => timed(() => utils.addJobs(Array.from({ length: count }, (_, n) => keyedJob(n % keys)))),
     singles: async () => {
       await repeat(WARM_UP, one);
       await timed(() => repeat(count, one));
@@ -60,8 +67,8 @@ async function produce(verb, count) {
   await pgPool.end();
 }
 
-const [verb, count] = process.argv.slice(2);
-(verb === "worker" ? work() : produce(verb, Number(count))).catch((error) => {
+const [verb, count, kind, keys] = process.argv.slice(2);
+(verb === "worker" ? work() : produce(verb, Number(count), keyedJobs[kind], Number(keys))).catch((error) => {
   console.error(error.message);
   process.exit(1);
 });

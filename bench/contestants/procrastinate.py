@@ -33,6 +33,12 @@ class Producer:
     def many(self, count: int, function: str) -> None:
         self.tasks[function].batch_defer(*[{}] * count)
 
+    def keyed(self, count: int, function: str, keys: int) -> None:
+        """Each job has a lock of its own, and a batch has one for all, so they are deferred one by one."""
+        task, option = self.tasks["nothing"], {"locked": "lock", "unique": "queueing_lock"}[function]
+        for number in range(count):
+            task.configure(**{option: f"key {number % keys}"}).defer()
+
 
 if __name__ == "__main__":
     producer = Producer()
@@ -40,4 +46,4 @@ if __name__ == "__main__":
         producer.app.run_worker()
     else:
         with producer.app.open():
-            main(setup=producer.setup, one=producer.one, many=producer.many)
+            main(setup=producer.setup, one=producer.one, many=producer.many, keyed=producer.keyed)
