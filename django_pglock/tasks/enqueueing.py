@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +33,25 @@ class Call(NamedTuple):
     args: str
     kwargs: str
     keys: CallKeys = NO_KEYS
+    #: Drawn before it is written, where that is not done in the order of the calls.
+    id: int | None = None
+
+
+#: Calls that one statement writes, and characters of their arguments after which it is full.
+BATCH, LARGEST_BATCH = 5000, 8_000_000
+
+
+def batches(calls: Iterable[Call]) -> Iterator[list[Call]]:
+    """Yield calls in portions for one statement each, as they come."""
+    batch, size = [], 0
+    for call in calls:
+        batch.append(call)
+        size += len(call.args) + len(call.kwargs)
+        if len(batch) == BATCH or size > LARGEST_BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 class Enqueued(NamedTuple):
@@ -74,7 +93,10 @@ class EnqueueQuerySet(WaitQuerySet):
         return is_simple and not in_transaction(connection_for(self.db))
 
     def enqueue_many(self, task: PostgresTask, calls: Sequence[Call], *, meta: str = "{}") -> list[Enqueued]:
-        """Add calls of ``task``, in order, by one statement unless there are unique ones in the way."""
+        """Add calls of ``task``, in order, by one statement.
+
+        Those of a unique task by more, if there are many or some in the way: give all of a transaction's at once.
+        """
         if task.after and task.unique is not None and task.unique.on_conflict == "replace":
             raise TaskOptionError(
                 f"{task.module_path} has both after and unique with on_conflict='replace', but a task that is replaced "
@@ -112,7 +134,7 @@ class EnqueueQuerySet(WaitQuerySet):
         return Enqueued(*row), other
 
     def _insert_calls(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
-        if len(calls) == 1 and not task.after:
+        if len(calls) == 1 and not task.after and calls[0].id is None:
             return self._insert_one(task, calls[0], meta)
         return self._insert_many(task, calls, meta)
 
@@ -136,28 +158,29 @@ class EnqueueQuerySet(WaitQuerySet):
             *_options(task),
             *_due(task),
             after,
+            *(() if calls[0].id is None else ([call.id for call in calls],)),
             f"[{','.join([call.args for call in calls])}]",
             f"[{','.join([call.kwargs for call in calls])}]",
             *keys,
             after,
         )
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(self._sql(statements.ENQUEUE_MANY), values)
-            return [Enqueued(*row) for row in cursor.fetchall()]
+        statement = statements.ENQUEUE_MANY if calls[0].id is None else statements.ENQUEUE_DRAWN
+        return [Enqueued(*row) for row in self._run(statement, *values)]
 
     def _enqueue_unique(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
         """Insert what is new and find what is there, again and again until each call has its task."""
         assert task.unique is not None  # noqa: S101 - for the type checker
         on_conflict = task.unique.on_conflict
         found: dict[str, Enqueued] = {}
-        left = _without_twins(calls, last=on_conflict == "replace")
+        left = self._in_order_of_keys(_without_twins(calls, last=on_conflict == "replace"))
         if on_conflict == "raise" and len(left) < len(calls):
             raise DuplicateTask(f"Several of these calls of {task.module_path} have the same unique key.", result_id="")
         for _ in range(TRIES):
             if on_conflict == "replace":
                 found.update(_by_key(self._replace(task, left, meta)))
                 left = [call for call in left if call.keys.unique not in found]
-            found.update(_by_key(self._insert_calls(task, left, meta) if left else []))
+            for batch in batches(left):
+                found.update(_by_key(self._insert_calls(task, batch, meta)))
             left = [call for call in left if call.keys.unique not in found]
             if not left:
                 return [found[str(call.keys.unique)] for call in calls]
@@ -174,6 +197,14 @@ class EnqueueQuerySet(WaitQuerySet):
         raise DuplicateTask(
             f"A task of {task.module_path} with the same unique key came and went {TRIES} times.", result_id=""
         )
+
+    def _in_order_of_keys(self, calls: list[Call]) -> list[Call]:
+        """Return unique calls in the order in which everybody takes their keys: in another, two would deadlock."""
+        if len(calls) == 1:
+            return calls
+        ids = sorted(id_ for (id_,) in self._run(statements.DRAW_IDS, len(calls)))
+        calls = [call._replace(id=id_) for call, id_ in zip(calls, ids, strict=True)]
+        return sorted(calls, key=lambda call: str(call.keys.unique))
 
     def _replace(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
         replaced: list[Enqueued] = []

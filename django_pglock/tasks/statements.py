@@ -69,6 +69,12 @@ WITH other AS MATERIALIZED (
 SELECT (SELECT queue FROM admitted), (SELECT status FROM other)
 """
 
+# The ids of calls that are not written in their order.
+DRAW_IDS = """
+SELECT nextval(serial.sequence) FROM (SELECT pg_get_serial_sequence('{task}', 'id') AS sequence) AS serial,
+                                     generate_series(1, %s)
+"""
+
 # The same for many calls, which may differ in their arguments and keys, or for one that runs after others. Ids are
 # drawn in the order of the rows.
 ENQUEUE_MANY = """
@@ -95,6 +101,15 @@ WITH new AS (
 )
 SELECT id, status, date_part('epoch', enqueued_at), unique_key FROM new ORDER BY id
 """
+
+# The same with ids that have been drawn, so that the rows can be written in another order than that of the calls: in
+# that of their unique keys. Two transactions that write the same keys in different orders would wait for each other.
+ENQUEUE_DRAWN = (
+    ENQUEUE_MANY.replace("INSERT INTO {task} (", "INSERT INTO {task} (id, ")
+    .replace("    SELECT CASE", "    SELECT call.id, CASE")
+    .replace("ROWS FROM (", "ROWS FROM (unnest(%s::bigint[]), ")
+    .replace("AS call (", "AS call (id, ")
+)
 
 # A key that was taken for a period which is over is free again.
 FREE_EXPIRED_UNIQUE = """

@@ -99,3 +99,45 @@ def test_of_each_key_one_is_admitted(at_once, texts):
         by_key.setdefault(key, []).append(status)
     assert len(by_key) == 200
     assert {tuple(sorted(each)) for each in by_key.values()} == {("BLOCKED", "READY")}
+
+
+SORTED = """
+enqueue_many(keyed.refresh, [{"number": number} for number in range({count})])
+"""
+REVERSED = """
+enqueue_many(keyed.refresh, [{"number": number} for number in reversed(range({count}))])
+"""
+
+
+@pytest.mark.parametrize("count", [4000, 12_000])
+def test_many_unique_calls_by_two_processes_in_opposite_orders(at_once, count):
+    """Each comes to keys that the other has, and waits: a deadlock, unless both take them in one order."""
+    for _ in range(2):
+        texts = [text.replace("{count}", str(count)) for text in (SORTED, REVERSED)]
+        assert at_once(*texts) == ["done", "done"]
+        assert Task.objects.count() == count
+        Task.objects.all().delete()
+
+
+RETRY = """
+with transaction.atomic():
+    Task.objects.filter(meta={"set": {number}}).retry()
+"""
+
+
+def test_bulk_retries_by_two_processes_in_opposite_orders(at_once):
+    """Two failures of each unique key: each process retries one of them, in the order of their ids."""
+    count = 3000
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO django_pglock_task (queue, backend, task_path, status, attempts, finished_at, meta, unique_key,
+                                               unique_scope)
+               SELECT 'default', 'default', 'tests.sample.keyed_tasks.rebuild', 'FAILED', 1, now(),
+                      jsonb_build_object('set', number),
+                      'key ' || CASE number WHEN 0 THEN n ELSE %s - n END, 'UNFINISHED'
+               FROM generate_series(0, 1) AS number, generate_series(1, %s) AS n""",
+            [count + 1, count],
+        )
+    texts = [RETRY.replace("{number}", str(number)) for number in (0, 1)]
+    assert at_once(*texts) == ["done", "done"]
+    assert Task.objects.filter(status="READY").count() == count
