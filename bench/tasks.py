@@ -355,7 +355,10 @@ def keyed(bench: Bench) -> list[Sequence[str]]:
     cases: dict[str, Case] = {}
     for name, contestant in contestants.items():
         count = bench.tasks // contestant.slowness
-        cases[name] = partial(drained, bench, contestant, count)
+        if contestant is bench.ours:
+            cases[name] = partial(drained_by_key, bench, contestant, count, "numbered", count)
+        else:
+            cases[name] = partial(drained, bench, contestant, count)
         for what, (function, keys) in KEYED.items():
             if contestant is bench.ours or function == "locked":
                 cases[f"{name}, {what}"] = partial(drained_by_key, bench, contestant, count, function, keys or count)

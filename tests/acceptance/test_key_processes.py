@@ -130,8 +130,8 @@ def test_bulk_retries_by_two_processes_in_opposite_orders(at_once):
     count = 3000
     with connection.cursor() as cursor:
         cursor.execute(
-            """INSERT INTO django_pglock_task (queue, backend, task_path, status, attempts, finished_at, meta, unique_key,
-                                               unique_scope)
+            """INSERT INTO django_pglock_task (queue, backend, task_path, status, attempts, finished_at, meta,
+                                               unique_key, unique_scope)
                SELECT 'default', 'default', 'tests.sample.keyed_tasks.rebuild', 'FAILED', 1, now(),
                       jsonb_build_object('set', number),
                       'key ' || CASE number WHEN 0 THEN n ELSE %s - n END, 'UNFINISHED'

@@ -207,11 +207,8 @@ SMALL = {
 def test_small_statements_are_small_and_look_at_a_key_by_its_index(backlog, name):
     params, count = SMALL[name]
     plan = executed(Task.objects.all()._sql(getattr(statements, name)), params, by_index=True)
-    scans = [
-        node
-        for node in nodes(plan)
-        if node.get("Relation Name") == "django_pglock_task" and "Scan" in node["Node Type"]
-    ]
+    table = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_task"]
+    scans = [node for node in table if "Scan" in node["Node Type"]]
     assert len(scans) == count
     by_key = [node for node in scans if node.get("Index Name") == "pglock_task_lock"]
     assert len(by_key) == (2 if name == "ADMIT_NEXT" else 1)
