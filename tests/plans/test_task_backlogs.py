@@ -153,8 +153,8 @@ def plans(worker, ids):
 #: Constants that are not read here, because they look at no backlog: what they insert, lock, send, set or are part of,
 #: and the few rows of the two small tables.
 ELSEWHERE = {
-    "BY_INDEX", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "EXPIRES_AT", "FORGET_RATES", "LIMIT_TICK",
-    "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES", "PRUNE", "REGISTER_SCHEDULES", "SCHEDULES", "WAKE",
+    "BY_INDEX", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "EXPIRES_AT", "FORGET_RATES",
+    "LIMIT_TICK", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES", "PRUNE", "REGISTER_SCHEDULES", "SCHEDULES", "WAKE",
 }  # fmt: skip
 
 
