@@ -84,8 +84,7 @@ class Arena:
     def fill(self, contestant: Contestant, database: psycopg.Connection, count: int, *what: str) -> None:
         """Add tasks, and let the work that this leaves behind be done before the clock starts."""
         self.call(contestant, "many", str(count), *what)
-        database.execute("VACUUM ANALYZE")
-        database.execute("CHECKPOINT")
+        settle_down(database)
 
     def call(self, contestant: Contestant, *words: str, database: str = "") -> str:
         """Run a verb of a contestant's program and return what it prints."""
@@ -158,6 +157,12 @@ class Arena:
         server = {"PGHOST": str(self._server.folder), "PGUSER": "postgres", "PGDATABASE": database}
         ours = {"PYTHONPATH": str(ROOT), "BENCH_STAMPS": str(self.stamps)}
         return {**os.environ, **server, **ours, **contestant.environment}
+
+
+def settle_down(database: psycopg.Connection) -> None:
+    """Let the work that many new tasks leave behind be done."""
+    database.execute("VACUUM ANALYZE")
+    database.execute("CHECKPOINT")
 
 
 def resident(process: subprocess.Popen[bytes]) -> float:

@@ -12,6 +12,7 @@ and a figure is the median of all rounds. How the clock runs is said in ``bench/
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import random
@@ -31,7 +32,7 @@ import psycopg
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import naps as nap_cases
-from bench.arena import ROOT, Arena, resident, threads
+from bench.arena import ROOT, Arena, resident, settle_down, threads
 from bench.contestants import ALL
 from bench.contestants.base import WARM_UP, Contestant, Failed
 
@@ -329,6 +330,76 @@ def keys(bench: Bench) -> list[Sequence[str]]:
     return cost_table(bench, name, partial(measure, 100_000, bench.tasks), partial(measure, 0), 0.10)
 
 
+def cpu(bench: Bench) -> list[Sequence[str]]:
+    """CPU time of the server and of the client for one enqueue, by what the task asks for (1,000 calls of each)."""
+
+    def measure() -> dict[str, tuple[float, float]]:
+        bench.arena.fresh(bench.ours).close()
+        return json.loads(bench.arena.call(bench.ours, "cpu", str(bench.tasks)))
+
+    bench.enter((OURS,))
+    rounds = bench.measure({"cpu": measure})["cpu"]
+    rows: list[Sequence[str]] = [("the task asks for", "server, µs", "of plain", "client, µs", "of plain", "aim")]
+    costs = {kind: [statistics.median(each[kind][side] for each in rounds) for side in (0, 1)] for kind in rounds[0]}
+    for kind, cost in costs.items():
+        plain = costs["nothing, in a transaction" if kind.endswith("in a transaction") else "nothing"]
+        ratios = [one / other for one, other in zip(cost, plain, strict=True)]
+        aim = verdict(ratios[0] <= 3, "at most 3") if kind in CPU_AIMS else ""
+        cells = [cell for one, ratio in zip(cost, ratios, strict=True) for cell in (f"{one:,.0f}", f"{ratio:.1f}")]
+        rows.append((kind, *cells, aim))
+    return rows
+
+
+CPU_AIMS = {"lock=, a key of its own", "lock=, one key for all", "lock=, in a transaction", "unique="}
+
+
+def keyed(bench: Bench) -> list[Sequence[str]]:
+    """Empty a queue of no-op tasks with keys, against tasks without one and against others' locks (100,000)."""
+    contestants = {each.name: each for each in bench.enter((OURS, *KEYED_AIMS))}
+    cases: dict[str, Case] = {}
+    for name, contestant in contestants.items():
+        count = bench.tasks // contestant.slowness
+        if contestant is bench.ours:
+            cases[name] = partial(drained_by_key, bench, contestant, count, "numbered", count)
+        else:
+            cases[name] = partial(drained, bench, contestant, count)
+        for what, (function, keys) in KEYED.items():
+            if contestant is bench.ours or function == "locked":
+                cases[f"{name}, {what}"] = partial(drained_by_key, bench, contestant, count, function, keys or count)
+    rates = bench.medians(cases)
+    rows: list[Sequence[str]] = [("contestant", "tasks a second", "of its own without a key", "aim")]
+    for case, rate in rates.items():
+        name, _, what = case.rpartition(", ") if case not in contestants else (case, "", "")
+        share = rate / rates[name] if what and name in rates else 0
+        least, ours = KEYED_SHARES.get(what, 0.0), rates.get(f"{OURS}, {what}")
+        aim = verdict(share >= least, f"at least {least:g}") if name == OURS and least else ""
+        if ours and name in KEYED_AIMS:
+            aim = verdict(ours >= KEYED_AIMS[name] * rate, f"ours at least {KEYED_AIMS[name]} times as fast")
+            aim = f"{ours / rate:.1f}; {aim}"
+        rows.append((case, f"{rate:,.0f}", f"{share:.2f}" if share else "", aim))
+    return rows
+
+
+#: The function of each case, and how many different keys its calls have; nothing: as many as calls.
+KEYED = {
+    "a lock key each": ("locked", 0),
+    "100 lock keys": ("locked", 100),
+    "unique": ("unique", 0),
+    "fair over 100 keys": ("fair", 100),
+}
+KEYED_SHARES = {"unique": 0.8, "fair over 100 keys": 0.5}
+KEYED_AIMS = {"graphile-worker, batched": 3, "procrastinate": 10}
+
+
+def drained_by_key(bench: Bench, contestant: Contestant, count: int, function: str, keys: int) -> float:
+    """Return the rate at which one worker empties a queue of tasks with so many different keys."""
+    with bench.arena.fresh(contestant) as database:
+        bench.arena.call(contestant, "keyed", str(count), function, str(keys))
+        settle_down(database)
+        with bench.arena.worker(contestant):
+            return bench.arena.rate(contestant, database, count, function if contestant is bench.ours else "nothing")
+
+
 def cost_table(
     bench: Bench, name: str, measure: Case, without: Callable[[int], float], limit: float
 ) -> list[Sequence[str]]:
@@ -400,6 +471,8 @@ MEASUREMENTS: dict[str, tuple[Callable[[Bench], list[Sequence[str]]], int, int]]
     "long": (long, 800, 3),
     "keys": (keys, 400_000, 5),
     "naps": (naps, 0, 3),
+    "cpu": (cpu, 1_000, 3),
+    "keyed": (keyed, 100_000, 3),
 }
 
 

@@ -6,10 +6,10 @@ No model is imported here at module level: ``@task`` makes the backend while a `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 from django.apps import apps
@@ -33,7 +33,7 @@ from django_pglock.tasks.compat import (
     task_enqueued,
 )
 from django_pglock.tasks.definition import PostgresTask
-from django_pglock.tasks.enqueueing import Call
+from django_pglock.tasks.enqueueing import Call, batches
 from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.registry import why_not_found
 from django_pglock.tasks.results import make_result, result_of_row
@@ -41,10 +41,6 @@ from django_pglock.tasks.retry import MAX_DELAY
 
 #: The column's width; a longer path is refused before the database would.
 LONGEST_PATH = 512
-#: Calls that one statement of ``enqueue_many`` writes.
-BATCH = 5000
-#: Characters of arguments after which a statement of ``enqueue_many`` is full.
-LARGEST_BATCH = 8_000_000
 #: Backends are numbered, so that a task can remember which one has found it valid.
 _numbers = count(1)
 
@@ -116,10 +112,11 @@ class PostgresBackend(BaseTaskBackend):
         rows = self._rows
         meta = _meta_of(task)
         ids: list[str] = []
-        calls = iter(calls)
+        # Checked before they are written, as those of a single call are.
+        prepared = (_call_of(task, *arguments_of(call)) for call in calls)
         with transaction.atomic(using=self.database):
-            # Checked before they are written, as those of a single call are.
-            while batch := list(_batch_of(task, calls)):
+            # Unique ones all together: everybody takes their keys in one order.
+            for batch in batches(prepared) if task.unique is None else filter(None, [list(prepared)]):
                 ids += [str(row.id) for row in rows.enqueue_many(task, batch, meta=meta)]
         return ids
 
@@ -163,17 +160,6 @@ class PostgresBackend(BaseTaskBackend):
     def _rows(self) -> Any:
         connection_for(self.database)
         return model_of("Task").objects.using(self.database)
-
-
-def _batch_of(task: PostgresTask, calls: Iterator[Any]) -> Iterator[Call]:
-    """Yield calls until there are enough for one statement."""
-    size = 0
-    for call in islice(calls, BATCH):
-        prepared = _call_of(task, *arguments_of(call))
-        yield prepared
-        size += len(prepared.args) + len(prepared.kwargs)
-        if size > LARGEST_BATCH:
-            return
 
 
 def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:

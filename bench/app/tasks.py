@@ -21,12 +21,18 @@ def stamp(sent):
 
 
 @task
+def numbered(number):
+    """Do nothing with an argument, as the tasks with a key do."""
+
+
+@task
 def sleep(seconds):
     """Wait, as a task does that waits for somebody else."""
     time.sleep(seconds)
 
 
 if apps.is_installed("django_pglock"):
+    from django_pglock import Unique
     from django_pglock import task as our_task
 
     @our_task(atomic=True)
@@ -57,3 +63,35 @@ if apps.is_installed("django_pglock"):
     def sleep_with_one_of_ten(seconds, digit):
         """Wait, with one of ten lock keys."""
         time.sleep(seconds)
+
+    @our_task(lock="bench:{number}")
+    def locked(number):
+        """Do nothing, while no other task of the same lock key runs."""
+
+    @our_task(lock="bench:{number}", concurrency=3)
+    def locked_thrice(number):
+        """Do nothing, while no more than two others of the same lock key run."""
+
+    @our_task(rate="1000000/s")
+    def rated(number):
+        """Do nothing, so many times a second at most."""
+
+    @our_task(unique=True)
+    def unique(number):
+        """Do nothing, once for all calls that wait with the same arguments."""
+
+    @our_task(unique=Unique("{number}"), lock="bench:{number}")
+    def unique_and_locked(number):
+        """Do nothing, once for all calls that wait, while no other task of the same lock key runs."""
+
+    @our_task(group="{number}")
+    def grouped(calls):
+        """Do nothing, once for all calls that wait with the same number."""
+
+    @our_task(fair="{number}")
+    def fair(number):
+        """Do nothing, in turn with calls with other numbers."""
+
+    @our_task(keep_result=3600)
+    def kept(number):
+        """Do nothing, and be deleted an hour later."""

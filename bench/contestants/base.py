@@ -5,6 +5,8 @@ runs the rest with the contestant's own packages, which are therefore imported i
 
 - ``setup`` makes the schema;
 - ``many COUNT [FUNCTION [ARGUMENT]]`` enqueues in bulk, by the best call that there is, and prints the seconds;
+- ``keyed COUNT FUNCTION KEYS`` enqueues in bulk calls with so many different keys, in turn, and prints the seconds; the
+  functions are ``locked``, of which one of a key runs at a time, and ``unique``, of which one of a key waits;
 - ``singles COUNT`` enqueues one by one and prints the seconds;
 - ``stamps COUNT`` enqueues with random pauses, each with the time of day, which the function compares with its own;
 - ``worker [OPTION...]`` runs tasks.
@@ -139,6 +141,7 @@ def main(
     setup: Callable[[], None],
     one: Callable[..., Any],
     many: Callable[..., Any],
+    keyed: Callable[[int, str, int], Any] | None = None,
     worker: Callable[..., Any] | None = None,
 ) -> None:
     """Do what the command line says. ``one`` takes a function's name and arguments; ``many``, a count before them."""
@@ -148,6 +151,8 @@ def main(
     elif verb == "many":
         count, function, *arguments = [*words, "nothing"] if len(words) == 1 else words
         print(timed(lambda: many(int(count), function, *map(float, arguments))))
+    elif verb == "keyed" and keyed is not None:
+        print(timed(lambda: keyed(int(words[0]), words[1], int(words[2]))))
     elif verb == "singles":
         repeat(WARM_UP, lambda: one("nothing"))
         print(timed(lambda: repeat(int(words[0]), lambda: one("nothing"))))

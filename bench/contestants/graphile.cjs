@@ -39,7 +39,13 @@ async function work(atOnce = 24) {
   await runner.promise;
 }
 
-async function produce(verb, count, identifier = "nothing", seconds = undefined) {
+// A named queue runs one job at a time; of a job key, one job waits.
+const keyedJobs = {
+  locked: (key) => ({ identifier: "nothing", payload: {}, queueName: `key ${key}` }),
+  unique: (key) => ({ identifier: "nothing", payload: {}, jobKey: `key ${key}` }),
+};
+
+async function produce(verb, count, what = "nothing", number = undefined) {
   const pgPool = new Pool();
   const utils = await makeWorkerUtils({ pgPool, logger });
   const one = () => utils.addJob("nothing", {});
@@ -49,7 +55,9 @@ async function produce(verb, count, identifier = "nothing", seconds = undefined)
   };
   const verbs = {
     setup: () => utils.migrate(),
-    many: () => timed(() => utils.addJobs(Array.from({ length: count }, () => ({ identifier, payload: { seconds } })))),
+    many: () =>
+      timed(() => utils.addJobs(Array.from({ length: count }, () => ({ identifier: what, payload: { seconds: number } })))),
+    keyed: () => timed(() => utils.addJobs(Array.from({ length: count }, (_, n) => keyedJobs[what](n % number)))),
     singles: async () => {
       await repeat(WARM_UP, one);
       await timed(() => repeat(count, one));
@@ -61,9 +69,9 @@ async function produce(verb, count, identifier = "nothing", seconds = undefined)
   await pgPool.end();
 }
 
-const [verb, count, identifier, seconds] = process.argv.slice(2);
+const [verb, count, what, last] = process.argv.slice(2);
 const number = (text) => (text === undefined ? undefined : Number(text));
-(verb === "worker" ? work(number(count)) : produce(verb, number(count), identifier, number(seconds))).catch((error) => {
+(verb === "worker" ? work(number(count)) : produce(verb, number(count), what, number(last))).catch((error) => {
   console.error(error.message);
   process.exit(1);
 });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -26,6 +27,14 @@ class Ours(django_project.DjangoContestant):
     def at_once(self, count: int) -> list[str]:
         return ["--threads", str(count)]
 
+    def left(self, database: Any, function: str) -> int:
+        if function in ("nothing", "sleep"):
+            return super().left(database, function)
+        unfinished = (
+            "SELECT count(*) FROM django_pglock_task WHERE status <> 'SUCCESSFUL' AND task_path LIKE '%%.' || %s"
+        )
+        return database.execute(unfinished, (function,)).fetchone()[0]
+
     def version(self) -> str:
         return f"Django {version('django')}, psycopg {version('psycopg')}"
 
@@ -37,6 +46,17 @@ def many(count: int, function: str, *arguments: Any) -> None:
     enqueue_many(django_project.function(function), ((*arguments, *more(number)) for number in range(count)))
 
 
+def keyed(count: int, function: str, keys: int) -> None:
+    from django_pglock.tasks import enqueue_many
+
+    enqueue_many(django_project.function(function), (number % keys for number in range(count)))
+
+
 if __name__ == "__main__":
     django_project.begin()
-    main(setup=django_project.setup, one=django_project.one, many=many)
+    if sys.argv[1] == "cpu":
+        from bench.app import enqueueing
+
+        enqueueing.measure(int(sys.argv[2]))
+    else:
+        main(setup=django_project.setup, one=django_project.one, many=many, keyed=keyed)

@@ -34,6 +34,12 @@ class Producer:
     def many(self, count: int, function: str, *arguments: Any) -> None:
         self.tasks[function].batch_defer(*[named(function, arguments)] * count)
 
+    def keyed(self, count: int, function: str, keys: int) -> None:
+        """Each job has a lock of its own, and a batch has one for all, so they are deferred one by one."""
+        task, option = self.tasks["nothing"], {"locked": "lock", "unique": "queueing_lock"}[function]
+        for number in range(count):
+            task.configure(**{option: f"key {number % keys}"}).defer()
+
 
 def named(function: str, arguments: Sequence[Any]) -> dict[str, Any]:
     """Return arguments by the names that the function gives them."""
@@ -46,4 +52,4 @@ if __name__ == "__main__":
         producer.app.run_worker(concurrency=int(sys.argv[2]) if len(sys.argv) > 2 else 1)
     else:
         with producer.app.open():
-            main(setup=producer.setup, one=producer.one, many=producer.many)
+            main(setup=producer.setup, one=producer.one, many=producer.many, keyed=producer.keyed)

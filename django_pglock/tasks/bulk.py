@@ -15,7 +15,8 @@ def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
 
     Each of ``calls`` is a mapping (keyword arguments), a tuple (positional arguments), or anything else (the only
     argument). They are written in batches, in one transaction or in the caller's, so that all are there or none, and
-    run in their order. ``calls`` may be a generator; only one batch is held in memory besides the ids.
+    run in their order. ``calls`` may be a generator; only one batch is held in memory besides the ids, but all calls of
+    a unique task, as their keys are taken in an order of their own.
 
     Returns the ids, in order, for ``get_result``. The signal ``task_enqueued`` is not sent. Raises
     ``TaskArgumentsError`` for arguments that are not JSON and for a single call that stands alone, and ``InvalidTask``;

@@ -125,6 +125,14 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
 
 
+@lru_cache(maxsize=1024)
+def _names(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """Return the names of the parameters if all are positional: to bind a call takes ten times as long as ``zip``."""
+    parameters = _signature(function).parameters.values()
+    are_plain = all(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
+    return tuple(each.name for each in parameters) if are_plain else None
+
+
 def _known(function: Callable[..., Any], is_grouped: bool) -> Collection[str] | None:
     parameters = _signature(function).parameters.values()
     if is_grouped or any(each.kind is each.VAR_KEYWORD for each in parameters):
@@ -137,6 +145,9 @@ def _bound(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         if args:
             raise TaskArgumentsError(f"{task.module_path} is grouped; enqueue it with keyword arguments only.")
         return dict(kwargs)
+    names = None if kwargs or task.takes_context else _names(task.func)
+    if names is not None and len(args) == len(names):
+        return dict(zip(names, args, strict=True))
     try:
         context = (None,) if task.takes_context else ()
         bound = _signature(task.func).bind(*context, *args, **kwargs)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections, transaction
 from psycopg import ClientCursor
 
 from django_pglock.errors import DuplicateTask, TaskOptionError
-from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.postgres.message import literals, send
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.call_keys import NO_KEYS, CallKeys
+from django_pglock.tasks.gates import ADMITTED
 from django_pglock.tasks.retry import seconds_of
 from django_pglock.tasks.states import TaskStatus, UniqueScope
 from django_pglock.tasks.waiting import WaitQuerySet
@@ -31,6 +33,25 @@ class Call(NamedTuple):
     args: str
     kwargs: str
     keys: CallKeys = NO_KEYS
+    #: Drawn before it is written, where that is not done in the order of the calls.
+    id: int | None = None
+
+
+#: Calls that one statement writes, and characters of their arguments after which it is full.
+BATCH, LARGEST_BATCH = 5000, 8_000_000
+
+
+def batches(calls: Iterable[Call]) -> Iterator[list[Call]]:
+    """Yield calls in portions for one statement each, as they come."""
+    batch, size = [], 0
+    for call in calls:
+        batch.append(call)
+        size += len(call.args) + len(call.kwargs)
+        if len(batch) == BATCH or size > LARGEST_BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 class Enqueued(NamedTuple):
@@ -55,31 +76,27 @@ class EnqueueQuerySet(WaitQuerySet):
         Sleeping workers are woken, and a task with a key is admitted, once that transaction is committed. Raises
         ``DuplicateTask``.
         """
-        if not task.is_plain:
+        if task.is_plain and _due(task) == (None, None):
+            enqueued = self._insert_plain(task, call, meta)
+        elif call.keys.lock is None or not self._can_admit_at_once(task):
             return self.enqueue_many(task, [call], meta=meta)[0]
-        values: tuple[Any, ...] = (
-            task.queue_name,
-            task.priority,
-            task.module_path,
-            call.args,
-            call.kwargs,
-            task.backend,
-            task.max_attempts - 1,
-            meta,
-        )
-        due = _due(task)
-        connection = connection_for(self.db)
-        connection.ensure_connection()
-        if due == (None, None):
-            bound = self._sql(statements.ENQUEUE) % literals(connection, values)
         else:
-            bound = ClientCursor(connection.connection).mogrify(self._sql(statements.ENQUEUE_LATER), (*values, *due))
-        enqueued = Enqueued(*(send(connection, bound) or ()))
-        self._follow(task, [call], enqueued.status)
+            enqueued, other = self._insert_at_key(task, call, meta)
+            if enqueued.status == TaskStatus.BLOCKED and _is_alone(task) and other in ADMITTED:
+                return enqueued
+        self._follow(task, [call], [enqueued])
         return enqueued
 
+    def _can_admit_at_once(self, task: PostgresTask) -> bool:
+        """Say whether a call can be written and admitted to its key in one transaction, which is not the caller's."""
+        is_simple = not task.after and task.unique is None and task.rate is None
+        return is_simple and not in_transaction(connection_for(self.db))
+
     def enqueue_many(self, task: PostgresTask, calls: Sequence[Call], *, meta: str = "{}") -> list[Enqueued]:
-        """Add calls of ``task``, in order, by one statement unless there are unique ones in the way."""
+        """Add calls of ``task``, in order, by one statement.
+
+        Those of a unique task by more, if there are many or some in the way: give all of a transaction's at once.
+        """
         if task.after and task.unique is not None and task.unique.on_conflict == "replace":
             raise TaskOptionError(
                 f"{task.module_path} has both after and unique with on_conflict='replace', but a task that replaces "
@@ -98,10 +115,37 @@ class EnqueueQuerySet(WaitQuerySet):
         write = self._insert_calls if task.unique is None else self._enqueue_unique
         new = write(task, calls, meta)
         if new:
-            self._follow(task, calls, new[0].status)
+            self._follow(task, calls, new)
         return new
 
+    def _insert_plain(self, task: PostgresTask, call: Call, meta: str) -> Enqueued:
+        connection = connection_for(self.db)
+        connection.ensure_connection()
+        bound = self._sql(statements.ENQUEUE) % literals(connection, _row(task, call, meta))
+        return Enqueued(*(send(connection, bound) or ()))
+
+    def _insert_at_key(self, task: PostgresTask, call: Call, meta: str) -> tuple[Enqueued, str | None]:
+        connection = connection_for(self.db)
+        connection.ensure_connection()
+        key = call.keys.lock
+        values = (key, key, *_one(task, call, meta))
+        message = self._message((statements.LOCK_KEYS, [[key]]), (statements.ENQUEUE_AT_KEY, values))
+        *row, other = send(connection, message) or ()
+        return Enqueued(*row), other
+
     def _insert_calls(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
+        if len(calls) == 1 and not task.after and calls[0].id is None:
+            return self._insert_one(task, calls[0], meta)
+        return self._insert_many(task, calls, meta)
+
+    def _insert_one(self, task: PostgresTask, call: Call, meta: str) -> list[Enqueued]:
+        connection = connection_for(self.db)
+        connection.ensure_connection()
+        bind = ClientCursor(connection.connection).mogrify
+        row = send(connection, bind(self._sql(statements.ENQUEUE_ONE), _one(task, call, meta)))
+        return [Enqueued(*row)] if row else []
+
+    def _insert_many(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
         unique, after = task.unique, list(task.after)
         keys = (
             _column((call.keys.lock for call in calls), any_=task.has_keys),
@@ -111,34 +155,32 @@ class EnqueueQuerySet(WaitQuerySet):
         )
         values: tuple[Any, ...] = (
             *(task.queue_name, task.priority, task.module_path, task.backend, task.max_attempts - 1, meta),
-            task.concurrency,
-            unique and unique.scope.value,
-            unique and unique.seconds,
-            _seconds_kept(task),
+            *_options(task),
             *_due(task),
             after,
+            *(() if calls[0].id is None else ([call.id for call in calls],)),
             f"[{','.join([call.args for call in calls])}]",
             f"[{','.join([call.kwargs for call in calls])}]",
             *keys,
             after,
         )
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(self._sql(statements.ENQUEUE_MANY), values)
-            return [Enqueued(*row) for row in cursor.fetchall()]
+        statement = statements.ENQUEUE_MANY if calls[0].id is None else statements.ENQUEUE_DRAWN
+        return [Enqueued(*row) for row in self._run(statement, *values)]
 
     def _enqueue_unique(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
         """Insert what is new and find what is there, again and again until each call has its task."""
         assert task.unique is not None  # noqa: S101 - for the type checker
         on_conflict = task.unique.on_conflict
         found: dict[str, Enqueued] = {}
-        left = _without_twins(calls, last=on_conflict == "replace")
+        left = self._in_order_of_keys(_without_twins(calls, last=on_conflict == "replace"))
         if on_conflict == "raise" and len(left) < len(calls):
             raise DuplicateTask(f"Several of these calls of {task.module_path} have the same unique key.", result_id="")
         for _ in range(TRIES):
             if on_conflict == "replace":
                 found.update(_by_key(self._replace(task, left, meta)))
                 left = [call for call in left if call.keys.unique not in found]
-            found.update(_by_key(self._insert_calls(task, left, meta) if left else []))
+            for batch in batches(left):
+                found.update(_by_key(self._insert_calls(task, batch, meta)))
             left = [call for call in left if call.keys.unique not in found]
             if not left:
                 return [found[str(call.keys.unique)] for call in calls]
@@ -156,6 +198,14 @@ class EnqueueQuerySet(WaitQuerySet):
             f"A task of {task.module_path} with the same unique key came and went {TRIES} times.", result_id=""
         )
 
+    def _in_order_of_keys(self, calls: list[Call]) -> list[Call]:
+        """Return unique calls in the order in which everybody takes their keys: in another, two would deadlock."""
+        if len(calls) == 1:
+            return calls
+        ids = sorted(id_ for (id_,) in self._run(statements.DRAW_IDS, len(calls)))
+        calls = [call._replace(id=id_) for call, id_ in zip(calls, ids, strict=True)]
+        return sorted(calls, key=lambda call: str(call.keys.unique))
+
     def _replace(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
         replaced: list[Enqueued] = []
         with connections[self.db].cursor() as cursor:
@@ -170,15 +220,49 @@ class EnqueueQuerySet(WaitQuerySet):
                     self.admit_on_commit({key_before} - {keys.lock})
         return replaced
 
-    def _follow(self, task: PostgresTask, calls: Iterable[Call], status: str) -> None:
+    def _follow(self, task: PostgresTask, calls: Sequence[Call], rows: Sequence[Enqueued]) -> None:
         """Do after the commit what has to be done then: admit, wake, and see whether ``after`` is done already."""
-        if task.has_keys:
-            self.admit_on_commit({call.keys.lock for call in calls})
+        statuses = {row.status for row in rows}
+        if TaskStatus.BLOCKED in statuses:
+            self._admit_enqueued(task, calls, rows)
         self.release_on_commit(task.after)
-        if status == TaskStatus.READY:
+        if TaskStatus.READY in statuses:
             self.wake([task.queue_name], wakeup.READY_CHANNEL)
-        elif status == TaskStatus.SCHEDULED:
+        if TaskStatus.SCHEDULED in statuses:
             self.wake([task.queue_name], wakeup.SCHEDULED_CHANNEL)
+
+    def _admit_enqueued(self, task: PostgresTask, calls: Sequence[Call], rows: Sequence[Enqueued]) -> None:
+        key = calls[0].keys.lock
+        if len(rows) > 1 or key is None or task.rate is not None:
+            self.admit_on_commit({call.keys.lock for call in calls})
+        else:
+            admit = partial(self.admit_own, rows[0].id, key, is_alone=_is_alone(task))
+            transaction.on_commit(admit, using=self.db, robust=True)
+
+
+def _row(task: PostgresTask, call: Call, meta: str) -> tuple[str | int, ...]:
+    """Return what every row of a call has."""
+    return (
+        *(task.queue_name, task.priority, task.module_path, call.args, call.kwargs),
+        *(task.backend, task.max_attempts - 1, meta),
+    )
+
+
+def _options(task: PostgresTask) -> tuple[Any, ...]:
+    """Return the options that have columns of their own, and that only some tasks have."""
+    unique = task.unique
+    return task.concurrency, unique and unique.scope.value, unique and unique.seconds, _seconds_kept(task)
+
+
+def _one(task: PostgresTask, call: Call, meta: str) -> tuple[Any, ...]:
+    """Return the values of ``ENQUEUE_ONE``."""
+    keys = call.keys
+    return *_row(task, call, meta), keys.group, keys.fair, keys.unique, *_options(task), *_due(task), keys.lock
+
+
+def _is_alone(task: PostgresTask) -> bool:
+    """Say whether no other task of its lock key may run beside it."""
+    return (task.concurrency or 1) == 1
 
 
 def _due(task: PostgresTask) -> tuple[datetime | None, timedelta | None]:

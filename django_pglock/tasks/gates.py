@@ -14,14 +14,20 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from django.db import connections, models, transaction
+from django.db import OperationalError, connections, models, transaction
 from psycopg import ClientCursor
+from psycopg.errors import LockNotAvailable
 
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.claiming import ClaimQuerySet
+from django_pglock.tasks.states import TaskStatus
 
 #: Keys that are admitted to in one transaction.
 KEYS_AT_ONCE = 1000
+#: What a key begins with at which tasks wait for tokens.
+RATED = "%rate "
+#: Who has one of these statuses will finish, and admit to its key then.
+ADMITTED = (TaskStatus.READY, TaskStatus.RUNNING)
 
 
 class GateQuerySet(ClaimQuerySet[Any]):
@@ -37,9 +43,38 @@ class GateQuerySet(ClaimQuerySet[Any]):
         return len(queues)
 
     def _admit(self, keys: list[str]) -> list[str]:
+        rated = [key for key in keys if key.startswith(RATED)]
+        plain = [key for key in keys if not key.startswith(RATED)]
+        rows = self._admit_by(statements.ADMIT_NEXT, plain) if plain else []
+        queues = [queue for queue, _ in rows if queue is not None]
+        # Those of which the small statement says that they are not as simple as that.
+        others = sorted(rated + [key for _, key in rows if key is not None])
+        return queues + [queue for (queue,) in self._admit_by(statements.ADMIT, others)] if others else queues
+
+    def _admit_by(self, statement: str, keys: list[str], values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        # Nobody waits for this to be on the disk: what a crash of the server takes, upkeep does again.
+        is_own = not connections[self.db].in_atomic_block
+        unsynced = [("SET LOCAL synchronous_commit = off", ())] if is_own else []
         # Two statements, so that the second one's snapshot is younger than the lock.
-        rows = self._run_together((statements.LOCK_KEYS, [keys]), (statements.ADMIT, [keys]))
-        return [queue for (queue,) in rows]
+        return self._run_together(*unsynced, (statements.LOCK_KEYS, [keys]), (statement, values or [keys]))
+
+    def admit_own(self, id_: int, key: str, *, is_alone: bool) -> None:
+        """Admit to the key of one task that was enqueued, after its commit. ``is_alone``: nobody runs beside it.
+
+        By a statement that is cheaper than ``admit``, and in most cases enough.
+        """
+        values = (key, key, id_, id_)
+        try:
+            [(queue, other)] = self._admit_by(statements.ADMIT_OWN, [key], values)
+        except OperationalError as error:
+            if not isinstance(error.__cause__, LockNotAvailable):
+                raise
+            # Somebody has it locked already, as to cancel it.
+            queue, other = None, None
+        if queue is not None:
+            self.wake([queue])
+        elif not (is_alone and other in ADMITTED):
+            self.admit([key])
 
     def admit_on_commit(self, keys: Collection[str | None]) -> None:
         """Admit once the current transaction is committed."""
@@ -80,16 +115,19 @@ class GateQuerySet(ClaimQuerySet[Any]):
         each statement: https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-MULTI-STATEMENT.
         At the level of isolation at which it does, whatever the role's default is.
         """
-        connection = connections[self.db]
-        with connection.cursor() as cursor:
-            bind = ClientCursor(cursor.connection).mogrify
-            message = [bind(self._sql(statement), values or None) for statement, values in parts]
-            begin = [] if connection.in_atomic_block else ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED"]
-            cursor.execute(";".join((*begin, *message)))
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(self._message(*parts))
             while cursor.nextset():
                 pass
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
+
+    def _message(self, *parts: tuple[str, Sequence[Any]]) -> str:
+        """Return statements with their values as one message. The connection has to be open."""
+        connection = connections[self.db]
+        bind = ClientCursor(connection.connection).mogrify
+        begin = [] if connection.in_atomic_block else ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED"]
+        return ";".join(begin + [bind(self._sql(statement), values or None) for statement, values in parts])
 
     def _sql(self, statement: str) -> str:
         model: Any = self.model

@@ -306,7 +306,16 @@ class TaskQuerySet(CountQuerySet):
             "progress": None,
             "expires_at": None,
         }
-        moved = [id_ for id_, *_ in self._without_duplicates()._move(TaskStatus.READY, changes, among=FINISHED)]
+        chosen = self._without_duplicates()
+        parts = [chosen]
+        # One after the other, in one order, as enqueue_many does: two who take the same unique keys in different ones
+        # would deadlock. An UPDATE of many rows takes them in the order of their ids.
+        unique = chosen.filter(unique_key__isnull=False, status__in=FINISHED).order_by("unique_key")
+        ids = list(unique.values_list("pk", flat=True))
+        if len(ids) > 1:
+            rows = type(self)(self.model, using=self.db)
+            parts = [self.filter(unique_key=None), *(rows.filter(pk=id_) for id_ in ids)]
+        moved = [id_ for part in parts for id_, *_ in part._move(TaskStatus.READY, changes, among=FINISHED)]
         self.wait_again(moved)
         return len(moved)
 

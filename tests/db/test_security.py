@@ -357,6 +357,7 @@ def test_the_rights_that_the_documentation_names_are_enough(as_role, worker, eve
     keyed.save.enqueue(1)
     keyed.remind.using(unique=Unique("{number}", period=1)).enqueue(1)
     enqueue_many(sample.nothing, range(3))
+    enqueue_many(keyed.refresh, range(3))
     with lock("a"), Lease("a", ttl=60):
         assert AdvisoryLock.objects.held().exists()
     late = sample.nothing.using(run_after=timedelta(hours=1)).enqueue()

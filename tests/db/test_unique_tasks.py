@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.models import RateLimit, Task, Waiter
-from django_pglock.tasks import definition, queryset
+from django_pglock.tasks import definition, enqueueing, queryset
 from django_pglock.tasks.options import Unique
 from django_pglock.tasks.outcome import Failed, Failure, Retried, Succeeded
 from tests.sample import keyed_tasks as keyed
@@ -286,3 +286,20 @@ def test_only_what_waits_can_be_replaced():
         Unique(while_="unfinished", on_conflict="replace")
     with pytest.raises(TaskOptionError, match="0 seconds"):
         Unique(period=0)
+
+
+def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):
+    """They are written in the order of their keys, and their ids are drawn before."""
+    numbers = [5, 3, 9, 1, 7, 3]
+    ids = enqueue_many(keyed.refresh, [(number,) for number in numbers])
+    assert [each.args for each in claim(10)] == ["[5]", "[3]", "[9]", "[1]", "[7]"]
+    assert [int(id_) for id_ in ids[:5]] == sorted(map(int, ids[:5]))
+    assert ids[1] == ids[5]
+
+
+def test_more_unique_calls_than_one_statement_writes(monkeypatch):
+    monkeypatch.setattr(enqueueing, "BATCH", 3)
+    ids = enqueue_many(keyed.refresh, (number % 7 for number in range(10)))
+    assert len(set(ids)) == Task.objects.count() == 7
+    assert ids[:7] == sorted(ids[:7], key=int)
+    assert ids[7:] == ids[:3]

@@ -26,7 +26,10 @@ pytestmark = pytest.mark.django_db
 
 PATH = "tests.sample.tasks.nothing"
 #: Statements of transactions or sessions in which indexes are walked in their order.
-ORDERED = ("ADMIT", "BLOCKED_KEYS", "CLAIM_FAIR", "NEXT_DUE", "READY_QUEUES", "RESCUE", "TAKE_ALONG", "promotion")
+ORDERED = (
+    *("ADMIT", "ADMIT_NEXT", "ADMIT_OWN", "BLOCKED_KEYS", "CLAIM_FAIR", "ENQUEUE_AT_KEY", "NEXT_DUE", "READY_QUEUES"),
+    *("RESCUE", "TAKE_ALONG", "promotion"),
+)
 #: Rows of each kind that a statement has to deal with.
 BATCH = 10
 
@@ -94,6 +97,7 @@ def plans(worker, ids):
     Task.objects.filter(pk=first).update(status="FAILED")
     retried = rows.filter(pk=first)._without_duplicates().filter(status__in=["CANCELLED", "FAILED"]).order_by("pk")
     others = (ids, ones, failed, [0.0] * len(ids), ones, ones, ones, failed, texts, texts)
+    row = ("default", 0, PATH, "[]", "{}", "default", 0, "{}")
     calls = {
         "a claim of one": (plain.sql(1, "default"), None),
         "a claim of many": (plain.sql(1000, "default"), None),
@@ -131,6 +135,9 @@ def plans(worker, ids):
         "READY_QUEUES": None,
         "NEXT_DUE": None,
         "ADMIT": (["backlog"],),
+        "ADMIT_NEXT": (["backlog", "other"],),
+        "ADMIT_OWN": ("backlog", "backlog", ids[0], ids[0]),
+        "ENQUEUE_AT_KEY": ("backlog", "backlog", *row, *[None] * 9, "backlog"),
         "BLOCKED_KEYS": ("", 1000),
         "HOLDERS": ("backlog", "backlog", BATCH),
         "TAKE_ALONG": (ids[0], 1, *group, BATCH, *group, 0.0, BATCH, BATCH, worker),
@@ -151,8 +158,8 @@ def plans(worker, ids):
 #: Constants that are not read here, because they look at no backlog: what they insert, lock, send, set or are part of,
 #: and the few rows of the two small tables.
 ELSEWHERE = {
-    "BY_INDEX", "ENQUEUE", "ENQUEUE_LATER", "ENQUEUE_MANY", "EXPIRES_AT", "FORGET_RATES", "LIMIT_TICK",
-    "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES", "PRUNE", "REGISTER_SCHEDULES", "SCHEDULES", "WAKE",
+    "BY_INDEX", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "EXPIRES_AT", "FORGET_RATES",
+    "LIMIT_TICK", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES", "PRUNE", "REGISTER_SCHEDULES", "SCHEDULES", "WAKE",
 }  # fmt: skip
 
 
@@ -191,6 +198,27 @@ def test_admission_does_not_read_what_of_its_key_is_for_later(backlog):
     plan = executed(Task.objects.all()._sql(statements.ADMIT), (["backlog"],), by_index=True)
     assert rows_read(plan) < 20 * BATCH
     assert pages_read(plan) < 800
+
+
+#: Statements of admission to one key, and how often each reads the table: what it takes to plan them.
+SMALL = {
+    "ADMIT_NEXT": ((["backlog"],), 4),
+    "ADMIT_OWN": (("backlog", "backlog", 1, 1), 2),
+    "ENQUEUE_AT_KEY": (("backlog", "backlog", "default", 0, PATH, "[]", "{}", "default", 0, "{}", *[None] * 9, "b"), 1),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_statements_are_small_and_look_at_a_key_by_its_index(backlog, name):
+    params, count = SMALL[name]
+    plan = executed(Task.objects.all()._sql(getattr(statements, name)), params, by_index=True)
+    table = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_task"]
+    scans = [node for node in table if "Scan" in node["Node Type"]]
+    assert len(scans) == count
+    by_key = [node for node in scans if node.get("Index Name") == "pglock_task_lock"]
+    assert len(by_key) == (2 if name == "ADMIT_NEXT" else 1)
+    assert max(node["Actual Rows"] for node in by_key) <= 1
+    assert {kind for kind, _ in reads(plan)} <= {"Index Scan", "Index Only Scan"}
 
 
 def test_nothing_is_compiled_before_it_is_executed(backlog):

@@ -1,0 +1,143 @@
+"""Keys between processes: two that enqueue for the same keys at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from django.db import connection
+
+from django_pglock.models import Task
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
+
+# Says that it is there, waits for a line, does what the text says, and says what came of it.
+PROCESS = """
+import sys
+import django
+django.setup()
+from django.db import connection, transaction
+from django_pglock import Unique, enqueue_many
+from django_pglock.models import Task
+from tests.sample import keyed_tasks as keyed
+connection.ensure_connection()
+print("there", flush=True)
+sys.stdin.readline()
+try:
+    {what}
+    print("done", flush=True)
+except Exception as error:
+    print(type(error.__cause__ or error).__name__, flush=True)
+"""
+
+
+@pytest.fixture
+def at_once():
+    """Run texts in processes of their own, all at once; return what each says in the end."""
+    processes = []
+
+    def run(*texts):
+        server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
+        environment = {
+            **os.environ,
+            "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}",
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
+        }
+        for text in texts:
+            program = PROCESS.replace("{what}", text.strip().replace("\n", "\n    "))
+            process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            processes.append(process)
+        for process in processes[-len(texts) :]:
+            assert process.stdout.readline() == "there\n"
+        for process in processes[-len(texts) :]:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        return [process.stdout.readline().strip() for process in processes[-len(texts) :]]
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+ONE_BY_ONE = """
+for number in range(200):
+    keyed.step.enqueue(number)
+"""
+IN_TRANSACTIONS = """
+for number in range(200):
+    with transaction.atomic():
+        keyed.step.enqueue(number)
+"""
+MANY = """
+enqueue_many(keyed.step, [{"order_id": number} for number in range(200)])
+"""
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [(ONE_BY_ONE, ONE_BY_ONE), (IN_TRANSACTIONS, IN_TRANSACTIONS), (ONE_BY_ONE, IN_TRANSACTIONS), (ONE_BY_ONE, MANY)],
+    ids=["one by one", "in transactions", "both", "many"],
+)
+def test_of_each_key_one_is_admitted(at_once, texts):
+    """Both look at a key before the other's row is there for them, unless the looks come one after the other."""
+    assert at_once(*texts) == ["done", "done"]
+    by_key = {}
+    for key, status in Task.objects.values_list("lock_key", "status"):
+        by_key.setdefault(key, []).append(status)
+    assert len(by_key) == 200
+    assert {tuple(sorted(each)) for each in by_key.values()} == {("BLOCKED", "READY")}
+
+
+SORTED = """
+enqueue_many(keyed.refresh, [{"number": number} for number in range({count})])
+"""
+REVERSED = """
+enqueue_many(keyed.refresh, [{"number": number} for number in reversed(range({count}))])
+"""
+
+
+@pytest.mark.parametrize("count", [4000, 12_000])
+def test_many_unique_calls_by_two_processes_in_opposite_orders(at_once, count):
+    """Each comes to keys that the other has, and waits: a deadlock, unless both take them in one order."""
+    for _ in range(2):
+        texts = [text.replace("{count}", str(count)) for text in (SORTED, REVERSED)]
+        assert at_once(*texts) == ["done", "done"]
+        assert Task.objects.count() == count
+        Task.objects.all().delete()
+
+
+RETRY = """
+with transaction.atomic():
+    Task.objects.filter(meta={"set": {number}}).retry()
+"""
+
+
+def test_bulk_retries_by_two_processes_in_opposite_orders(at_once):
+    """Two failures of each unique key: each process retries one of them, in the order of their ids."""
+    count = 3000
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO django_pglock_task (queue, backend, task_path, status, attempts, finished_at, meta,
+                                               unique_key, unique_scope)
+               SELECT 'default', 'default', 'tests.sample.keyed_tasks.rebuild', 'FAILED', 1, now(),
+                      jsonb_build_object('set', number),
+                      'key ' || CASE number WHEN 0 THEN n ELSE %s - n END, 'UNFINISHED'
+               FROM generate_series(0, 1) AS number, generate_series(1, %s) AS n""",
+            [count + 1, count],
+        )
+    texts = [RETRY.replace("{number}", str(number)) for number in (0, 1)]
+    assert at_once(*texts) == ["done", "done"]
+    assert Task.objects.filter(status="READY").count() == count

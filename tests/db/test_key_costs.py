@@ -1,0 +1,182 @@
+"""What a key costs, in statements; and that the small statements of admission do what the general one does."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_pglock.backend import _call_of
+from django_pglock.models import Task
+from django_pglock.tasks import statements, wakeup
+from django_pglock.tasks.gates import ADMITTED
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+KEY = "order:1"
+
+
+@pytest.fixture
+def messages(monkeypatch):
+    """Return what a call sends to the server, without the look for sleeping workers."""
+    monkeypatch.setattr(wakeup, "_nobody_sleeps", lambda using: True)
+
+    def sent(call):
+        with CaptureQueriesContext(connection) as queries:
+            call()
+        return [each["sql"] for each in queries if each["sql"] not in ("BEGIN", "COMMIT")]
+
+    return sent
+
+
+def statuses():
+    return list(Task.objects.order_by("id").values_list("status", flat=True))
+
+
+def test_a_task_that_is_alone_at_its_key_is_written_and_admitted_by_one_message(messages):
+    [message] = messages(lambda: keyed.step.enqueue(1))
+    assert message.count("django_pglock_task") == 2, "the row, and one look at the key"
+    assert statuses() == ["READY"]
+
+
+def test_a_task_behind_another_of_its_key_is_one_message(messages, claim):
+    keyed.step.enqueue(1)
+    assert len(messages(lambda: keyed.step.enqueue(1))) == 1
+    claim()
+    assert len(messages(lambda: keyed.step.enqueue(1))) == 1
+    assert statuses() == ["RUNNING", "BLOCKED", "BLOCKED"]
+
+
+@pytest.mark.parametrize("holders", [0, 1])
+def test_in_a_transaction_the_key_is_one_small_message_after_the_commit(messages, holders):
+    for _ in range(holders):
+        keyed.step.enqueue(1)
+
+    def enqueue():
+        with transaction.atomic():
+            keyed.step.enqueue(1)
+
+    insert, admission = messages(enqueue)
+    assert insert.count("django_pglock_task") == 1
+    assert admission.count("django_pglock_task") == 2
+    assert statuses() == ["READY", "BLOCKED"][: 1 + holders]
+
+
+@pytest.mark.parametrize(
+    ("call", "count"),
+    [
+        (lambda: keyed.refresh.enqueue(1), 1),
+        (lambda: keyed.digest.enqueue(user=1, text=""), 1),
+        (lambda: tasks.nothing.using(keep_result=60).enqueue(), 1),
+        (lambda: tasks.nothing.using(run_after=None).enqueue(), 1),
+    ],
+    ids=["unique", "group", "keep_result", "plain"],
+)
+def test_one_call_is_one_message(messages, call, count):
+    assert len(messages(call)) == count
+
+
+def test_admission_to_many_keys_is_one_message(messages, claim):
+    """As after a batch of endings; none of these keys asks for more than one at a time."""
+    for number in range(20):
+        keyed.step.enqueue(number % 10)
+    Task.objects.filter(status="READY").update(status="BLOCKED")
+    keys = {f"order:{number}" for number in range(10)}
+    assert len(messages(lambda: Task.objects.all().admit(keys))) == 1
+    assert statuses() == ["READY"] * 10 + ["BLOCKED"] * 10
+
+
+def test_a_crash_of_the_server_may_take_an_admission_but_not_the_task(messages):
+    """Nobody waits for the admission to be on the disk, and everybody for the task."""
+
+    def enqueue():
+        with transaction.atomic():
+            keyed.step.enqueue(1)
+
+    insert, admission = messages(enqueue)
+    assert "synchronous_commit = off" in admission
+    assert "synchronous_commit" not in insert
+    [message] = messages(lambda: keyed.step.enqueue(2))
+    assert "synchronous_commit" not in message
+
+
+# A world: who is at one key, in the order of the ids. (status, concurrency, waits for another, has been tried)
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(["BLOCKED", "BLOCKED", "READY", "RUNNING", "SCHEDULED", "SUCCESSFUL"]),
+        st.sampled_from([None, None, 1, 2, 3]),
+        st.sampled_from([0, 0, 0, 1]),
+        st.booleans(),
+        st.booleans(),
+    ),
+    max_size=5,
+)
+INSERT = """
+INSERT INTO django_pglock_task (queue, backend, task_path, status, lock_key, concurrency, waits_for, started_at,
+                                group_key, run_after, worker, last_attempted_at, finished_at)
+VALUES ('default', 'default', 'tests.sample.keyed_tasks.step', %(status)s, 'order:1', %(concurrency)s, %(waits)s,
+        CASE WHEN %(tried)s THEN now() END, CASE WHEN %(grouped)s THEN 'a' END,
+        CASE WHEN %(status)s = 'SCHEDULED' THEN now() + interval '1 hour' END, gen_random_uuid(), now(),
+        CASE WHEN %(status)s = 'SUCCESSFUL' THEN now() END)
+"""
+
+
+def make(world):
+    with connection.cursor() as cursor:
+        for status, concurrency, waits, tried, grouped in world:
+            waits = waits if status == "BLOCKED" else 0
+            values = {"status": status, "concurrency": concurrency, "waits": waits, "tried": tried, "grouped": grouped}
+            cursor.execute(INSERT, values)
+
+
+def after(world, *acts):
+    """Return the statuses to which these acts lead in a world, and undo all."""
+    with transaction.atomic():
+        make(world)
+        for act in acts:
+            act()
+        found = statuses()
+        transaction.set_rollback(True)
+    return found
+
+
+def admit_by_the_general_statement():
+    Task.objects.all()._admit_by(statements.ADMIT, [KEY])
+
+
+many_worlds = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@many_worlds
+@given(ROWS)
+def test_the_small_statement_does_what_the_general_one_does(world):
+    general = after(world, admit_by_the_general_statement)
+    assert after(world, lambda: Task.objects.all().admit([KEY])) == general
+
+
+@many_worlds
+@given(ROWS, st.sampled_from([None, 1, 2]))
+def test_a_call_that_is_admitted_as_it_is_written_is_where_the_general_statement_puts_it(world, concurrency):
+    """Whatever had to be done at the key has been done before: each of those there has been looked after itself."""
+    task = keyed.step.using(concurrency=concurrency)
+    row = ("BLOCKED", concurrency, 0, False, False)
+    general = after(world, admit_by_the_general_statement, lambda: make([row]), admit_by_the_general_statement)
+
+    rows, is_alone = Task.objects.all(), concurrency in (None, 1)
+
+    def enqueue():
+        enqueued, other = rows._insert_at_key(task, call, "{}")
+        if enqueued.status == "BLOCKED" and not (is_alone and other in ADMITTED):
+            rows.admit([KEY])
+
+    def enqueue_in_a_transaction():
+        [enqueued] = rows._insert_one(task, call, "{}")
+        rows.admit_own(enqueued.id, KEY, is_alone=is_alone)
+
+    call = _call_of(task, [1], {})
+    assert after(world, admit_by_the_general_statement, enqueue) == general
+    assert after(world, admit_by_the_general_statement, enqueue_in_a_transaction) == general
