@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,6 +29,9 @@ Row = Sequence[Any]
 #: Seconds until a statement that goes on is cancelled once more.
 CANCEL_AGAIN = 0.05
 
+# By identity, as the sessions are opened and dropped in any thread.
+_sessions: dict[int, weakref.ref[AsyncSession]] = {}
+
 
 class AsyncSession:
     """An open session. One statement at a time: coroutines that share it wait for each other's statements."""
@@ -38,6 +42,8 @@ class AsyncSession:
         self._turn = asyncio.Lock()
         #: A thread for statements through Django's cursor, which stops whoever uses it.
         self._thread: ThreadPoolExecutor | None = None
+        number = id(self)
+        _sessions[number] = weakref.ref(self, lambda _: _sessions.pop(number, None))
 
     @property
     def has_ended(self) -> bool:
@@ -107,6 +113,12 @@ class AsyncSession:
             self.raw.pgconn.finish()
         if self._thread is not None:
             self._thread.shutdown(wait=False)
+
+
+def busy() -> list[AsyncSession]:
+    """Return the sessions of this process on which a statement is under way."""
+    sessions = [each() for each in list(_sessions.values())]
+    return [session for session in sessions if session is not None and session.is_busy]
 
 
 def _cancel(connection: DatabaseWrapper) -> None:

@@ -64,7 +64,7 @@ def exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
     on, so that the connection is usable.
     """
     with raw.lock:
-        return _exchange(raw, statements)
+        return exchange_in_turn(raw, statements)
 
 
 def exchange_unless_used(raw: Connection[Any], statements: str) -> bool:
@@ -78,13 +78,13 @@ def exchange_unless_used(raw: Connection[Any], statements: str) -> bool:
     try:
         if not is_at_rest(raw):
             return False
-        _exchange(raw, statements)
+        exchange_in_turn(raw, statements)
         return True
     finally:
         raw.lock.release()
 
 
-def _exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
+def exchange_in_turn(raw: Connection[Any], statements: str) -> list[Any] | None:
     pgconn = raw.pgconn
     try:
         pgconn.send_query(statements.encode())

@@ -20,8 +20,9 @@ from django.core.cache import caches
 from django.db import Error as DatabaseFailure
 from django.db import connections
 
-from django_pglock.postgres.connections import connection_for, has_hung_up
+from django_pglock.postgres.connections import has_hung_up
 from django_pglock.postgres.sessions import limit_waiting
+from django_pglock.postgres.waits import note_connection
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
@@ -106,7 +107,7 @@ class Executor:
 
     def _work(self) -> None:
         looked_at = 0.0
-        limit_waiting(connection_for(self.using))
+        prepare_connections()
         seat = self.watchdog.seat()
         clean = clean_context()
         keeps_all = all(map(is_kept, connections.settings.values()))
@@ -117,7 +118,9 @@ class Executor:
                     look_at_connections()
                     looked_at = began
                 # Coroutines take theirs along from here: the loop is called with the context of its caller.
+                seat.claim = claim
                 ending = clean.copy().run(self._execute, claim, seat)
+                seat.claim = None
                 if not keeps_all:
                     close_what_is_not_kept()
                 if ending is None:
@@ -131,6 +134,10 @@ class Executor:
                 self.hand.ended(ending, time.perf_counter() - began)
         finally:
             connections.close_all()
+
+    def claim_of(self, thread: int | None) -> Claim | None:
+        """Return the claim that a thread of this process, by its number, runs now."""
+        return next((seat.claim for seat in self.watchdog.seats if seat.thread == thread), None)
 
     def _execute(self, claim: Claim, seat: Seat) -> Ending | None:
         attempt: Attempt | Ending | None = None
@@ -303,6 +310,17 @@ def clean_context() -> Context:
         with contextlib.suppress(Exception):
             handler.all()
     return copy_context()
+
+
+def prepare_connections() -> None:
+    """Let no connection of this thread be opened without a limit, or wait for an answer without being known."""
+    for alias in connections:
+        # What cannot be made fails where it is used.
+        with contextlib.suppress(Exception):
+            connection: Any = connections[alias]
+            if connection.vendor == "postgresql":
+                limit_waiting(connection)
+                note_connection(connection)
 
 
 def look_at_connections() -> None:

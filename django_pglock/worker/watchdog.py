@@ -27,7 +27,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 
 from django_pglock.errors import TaskTimeout
-from django_pglock.postgres.connections import cancel_statement
+from django_pglock.postgres.connections import cancel_statement, hang_up
 from django_pglock.worker.interruption import Interruptible
 from django_pglock.worker.offspring import end_here
 from django_pglock.worker.service import Service
@@ -35,6 +35,7 @@ from django_pglock.worker.service import Service
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
+    from django_pglock.tasks.claim import Claim
     from django_pglock.worker.execution import Attempt
 
 logger = logging.getLogger("django_pglock.worker")
@@ -43,6 +44,8 @@ logger = logging.getLogger("django_pglock.worker")
 STEPS = 3
 #: Seconds between two strikes at a function whose time is over and that still runs.
 BETWEEN_STRIKES = 1.0
+#: Seconds over its time after which a statement that goes on loses its connection: perhaps it is half open.
+CANCEL_PATIENCE = 10.0
 #: Seconds over its time after which the log says that a function cannot be stopped.
 OVERRUN = 5.0
 #: Seconds of the watchdog's sleep at most.
@@ -120,6 +123,8 @@ class Seat:
     def __init__(self, watchdog: Watchdog) -> None:
         self.watchdog = watchdog
         self.attempt: Interruptible | None = None
+        #: The claim that the thread runs, from the first to the last statement for it.
+        self.claim: Claim | None = None
         self.thread = threading.get_ident()
         self.process = os.getpid()
         self._striking = threading.Lock()
@@ -202,12 +207,28 @@ class Seat:
             if session.vendor != "postgresql":
                 continue
             try:
-                was_busy |= cancel_statement(session)
+                is_busy = cancel_statement(session)
             except psycopg.Error as error:
                 # It may still arrive, and meet what the session does next.
-                attempt.is_disturbed = was_busy = True
-                logger.warning("A statement of %r could not be cancelled: %s", attempt.claim, error)
+                is_busy = True
+                self._hang_up(session, attempt, f"could not be cancelled ({str(error).strip()})")
+            else:
+                if is_busy and time.monotonic() - attempt.deadline > CANCEL_PATIENCE:
+                    # The server has heard of it, or has nothing to cancel; we do not hear of that.
+                    self._hang_up(session, attempt, "does not end although it was cancelled")
+            was_busy |= is_busy
         return was_busy
+
+    def _hang_up(self, session: DatabaseWrapper, attempt: Interruptible, what: str) -> None:
+        attempt.is_disturbed = True
+        logger.warning(
+            "A statement of %r %s; its connection to database %r is closed.",
+            attempt.claim,
+            what,
+            session.alias,
+            extra=attempt.claim.log_fields(),
+        )
+        hang_up(session)
 
     def end_transactions(self, attempt: Interruptible) -> None:
         """Close connections that an attempt has left in a transaction, or without autocommit: the next would use them.

@@ -29,6 +29,7 @@ from django_pglock.worker.probes import Probes
 from django_pglock.worker.progress import Progress
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import Service
+from django_pglock.worker.session_watch import SessionWatch
 from django_pglock.worker.settler import Settler
 from django_pglock.worker.upkeep import Upkeep
 from django_pglock.worker.watchdog import Watchdog
@@ -155,7 +156,8 @@ class Worker:
         self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
         self.listener = self._make_listener(using) if listens else None
         services = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener)
-        self.deadlines = Deadlines([service for service in services if service is not None])
+        self.session_watch = SessionWatch(self.executor.claim_of)
+        self.deadlines = Deadlines([*(service for service in services if service is not None), self.session_watch])
         self.health = Health(self)
         self.notifier = Notifier(self.health, is_one_of_several=line is not None)
         self.probes = None if probe_port is None else Probes(self, host=probe_host, port=probe_port)
@@ -163,7 +165,8 @@ class Worker:
     @property
     def services(self) -> list[Service]:
         """The parts that run in threads of their own."""
-        parts = [self.heartbeat, self.settler, self.executor.watchdog, self.upkeep, self.fetcher, self.deadlines]
+        parts = [self.heartbeat, self.settler, self.executor.watchdog, self.upkeep, self.fetcher]
+        parts += [self.deadlines, self.session_watch]
         return parts if self.listener is None else [*parts, self.listener]
 
     @property
@@ -188,6 +191,7 @@ class Worker:
             if self._asked_to_stop.is_set():
                 return
         self.settler.start()
+        self.session_watch.start()
         self.executor.start()
         self.upkeep.start()
         if self.listener is not None:
@@ -267,7 +271,7 @@ class Worker:
             self._abandon_running(except_for=stuck)
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
-        self._end(self.settler, self.executor.watchdog, self.heartbeat, self.deadlines)
+        self._end(self.settler, self.executor.watchdog, self.heartbeat, self.session_watch, self.deadlines)
         self.notifier.stop()
         self._give_up_signs()
         return have_ended and not stuck

@@ -1,0 +1,69 @@
+"""Task functions that use their thread's session at moments which the test chooses. For workers in its own process."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from django.db import connection
+
+from django_pglock import task
+from tests.sample.models import Effect
+
+HAS_BEGUN, GO_ON = threading.Event(), threading.Event()
+
+
+def select(statement="SELECT 1"):
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def pause():
+    HAS_BEGUN.set()
+    assert GO_ON.wait(30)
+
+
+@task(max_attempts=2, backoff=0)
+def ask_twice():
+    select()
+    pause()
+    select()
+
+
+@task(timeout=1, max_attempts=2, backoff=0)
+def ask_twice_in_time():
+    select()
+    pause()
+    select()
+
+
+@task(atomic=True)
+def write_and_pause():
+    Effect.objects.create(name="atomic")
+    pause()
+
+
+@task(atomic=True)
+def write():
+    Effect.objects.create(name="atomic")
+
+
+@task
+def sleep_in_server(seconds):
+    select(f"SELECT pg_sleep({seconds})")
+
+
+@task
+def read_slowly(seconds):
+    """Read rows that have all come long ago; libpq calls the session active until the last one is taken."""
+    connection.ensure_connection()
+    with connection.connection.cursor() as cursor:
+        for _ in cursor.stream("SELECT generate_series(1, 3)"):
+            time.sleep(seconds)
+
+
+@task
+def ask_often(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        select()
