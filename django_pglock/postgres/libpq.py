@@ -85,6 +85,7 @@ def exchange_unless_used(raw: Connection[Any], statements: str) -> bool:
 
 
 def exchange_in_turn(raw: Connection[Any], statements: str) -> list[Any] | None:
+    """Do what ``exchange`` does, for a caller that holds the connection's lock."""
     pgconn = raw.pgconn
     try:
         pgconn.send_query(statements.encode())

@@ -155,9 +155,9 @@ class Worker:
         )
         self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
         self.listener = self._make_listener(using) if listens else None
-        services = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener)
         self.session_watch = SessionWatch(self.executor.claim_of)
-        self.deadlines = Deadlines([*(service for service in services if service is not None), self.session_watch])
+        awaited = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener, self.session_watch)
+        self.deadlines = Deadlines([service for service in awaited if service is not None])
         self.health = Health(self)
         self.notifier = Notifier(self.health, is_one_of_several=line is not None)
         self.probes = None if probe_port is None else Probes(self, host=probe_host, port=probe_port)
