@@ -32,6 +32,7 @@ from django_pglock.worker.execution import Attempt, break_off, prepare, run, run
 from django_pglock.worker.grouping import with_others
 from django_pglock.worker.hand import Ending, Hand
 from django_pglock.worker.offspring import end_here
+from django_pglock.worker.session_watch import SessionWatch
 from django_pglock.worker.watchdog import Seat, Watchdog
 
 logger = logging.getLogger("django_pglock.worker")
@@ -51,6 +52,7 @@ class Executor:
         self.using = using
         self.loop = AsyncLoop(hand)
         self.watchdog = watchdog
+        self.session_watch = SessionWatch(self.claim_of)
         self._is_stopping = False
         self._threads = [
             threading.Thread(target=self._work, name=f"lockworker-thread-{number}", daemon=True)

@@ -29,7 +29,6 @@ from django_pglock.worker.probes import Probes
 from django_pglock.worker.progress import Progress
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.service import Service
-from django_pglock.worker.session_watch import SessionWatch
 from django_pglock.worker.settler import Settler
 from django_pglock.worker.upkeep import Upkeep
 from django_pglock.worker.watchdog import Watchdog
@@ -155,8 +154,7 @@ class Worker:
         )
         self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
         self.listener = self._make_listener(using) if listens else None
-        self.session_watch = SessionWatch(self.executor.claim_of)
-        awaited = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener, self.session_watch)
+        awaited = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener, self.executor.session_watch)
         self.deadlines = Deadlines([service for service in awaited if service is not None])
         self.health = Health(self)
         self.notifier = Notifier(self.health, is_one_of_several=line is not None)
@@ -166,7 +164,7 @@ class Worker:
     def services(self) -> list[Service]:
         """The parts that run in threads of their own."""
         parts = [self.heartbeat, self.settler, self.executor.watchdog, self.upkeep, self.fetcher]
-        parts += [self.deadlines, self.session_watch]
+        parts += [self.deadlines, self.executor.session_watch]
         return parts if self.listener is None else [*parts, self.listener]
 
     @property
@@ -191,7 +189,7 @@ class Worker:
             if self._asked_to_stop.is_set():
                 return
         self.settler.start()
-        self.session_watch.start()
+        self.executor.session_watch.start()
         self.executor.start()
         self.upkeep.start()
         if self.listener is not None:
@@ -271,7 +269,7 @@ class Worker:
             self._abandon_running(except_for=stuck)
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
-        self._end(self.settler, self.executor.watchdog, self.heartbeat, self.session_watch, self.deadlines)
+        self._end(self.settler, self.executor.watchdog, self.heartbeat, self.executor.session_watch, self.deadlines)
         self.notifier.stop()
         self._give_up_signs()
         return have_ended and not stuck

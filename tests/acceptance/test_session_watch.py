@@ -156,13 +156,13 @@ def test_a_long_statement_is_left_alone_and_named_once(proxy, quick, worker, eve
     assert Task.objects.get().attempts == 1
     assert caplog.text.count("It goes on waiting") == 1
     assert "the server says that the session is active" in caplog.text
-    assert not member.session_watch._sessions, "its own session is open no longer than it is needed"
+    assert not member.executor.session_watch._sessions, "its own session is open no longer than it is needed"
 
 
 def test_the_watch_itself_does_not_hang(member, proxy, eventually):
     """Its session falls mute while it asks for a long statement."""
     tasks.sleep_in_server.enqueue(8)
-    eventually(lambda: member.session_watch._sessions)
+    eventually(lambda: member.executor.session_watch._sessions)
     proxy.black_hole(new=False)
     before = time.monotonic()
     eventually(lambda: Task.objects.filter(status="FAILED").exists(), seconds=40, why="the watch hangs")
