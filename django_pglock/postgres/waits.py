@@ -10,27 +10,21 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from django_pglock.postgres import async_sessions, libpq
-
-if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
+from django_pglock.postgres.known_connections import aliases
 
 #: The functions in which a thread waits, and the name that the connection has there.
 WAITING = {psycopg.Connection.wait.__code__: "self", libpq.exchange_in_turn.__code__: "raw"}
 #: psycopg's own functions between the wait and the place in which a thread stands still.
 DEEPEST = 8
-
-# By identity. Neither a set nor a lock: an entry is added in the middle of anything.
-_connections: dict[int, weakref.ref[BaseDatabaseWrapper]] = {}
 
 
 @dataclass(frozen=True)
@@ -47,12 +41,6 @@ class Wait:
     ident: int | None = None
 
 
-def note_connection(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
-    """Remember a Django connection, so that its alias can be named. Also a receiver of ``connection_created``."""
-    number = id(connection)
-    _connections[number] = weakref.ref(connection, lambda _: _connections.pop(number, None))
-
-
 def waits() -> list[Wait]:
     """Return who waits for an answer at this moment, but for the thread that asks."""
     return [*_waits_of_threads(), *_waits_of_coroutines()]
@@ -60,11 +48,11 @@ def waits() -> list[Wait]:
 
 def _waits_of_threads() -> Iterator[Wait]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    aliases = _aliases()
+    known = aliases()
     for ident, frame in sys._current_frames().items():  # noqa: SLF001 - there is no other name for it
         raw = None if ident == threading.get_ident() else _awaited_in(frame)
         if raw is not None and _is_active(raw):
-            alias = aliases.get(id(raw)) or aliases.get(id(getattr(raw, "_pool", None)))
+            alias = known.get(id(raw)) or known.get(id(getattr(raw, "_pool", None)))
             yield Wait(raw, alias, names.get(ident, str(ident)), ident)
 
 
@@ -87,17 +75,3 @@ def _awaited_in(innermost: FrameType | None) -> Any:
 
 def _is_active(raw: Any) -> bool:
     return bool(raw.pgconn.transaction_status == TransactionStatus.ACTIVE)
-
-
-def _aliases() -> dict[int, str]:
-    """Return the aliases of psycopg connections and of Django's pools, by identity."""
-    aliases: dict[int, str] = {}
-    for each in list(_connections.values()):
-        connection: Any = each()
-        if connection is None or connection.vendor != "postgresql":
-            continue
-        if connection.connection is not None:
-            aliases[id(connection.connection)] = connection.alias
-        if pool := connection._connection_pools.get(connection.alias):  # noqa: SLF001 - ``pool`` would make one
-            aliases[id(pool)] = connection.alias
-    return aliases

@@ -403,8 +403,8 @@ SELECT 1 / count(*) FROM settled
 SETTLE_OTHERS = """
 WITH outcome AS MATERIALIZED (
     SELECT * FROM unnest(
-        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::text[], %s::text[], %s::text[])
-        AS outcome (id, attempt, status, delay, retried, rescued, record, exception_path, traceback)
+        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::text[], %s::text[], %s::text[])
+        AS outcome (id, attempt, status, delay, retried, record, exception_path, traceback)
 ), settled AS (
     UPDATE {task} AS task
     SET status = CASE WHEN outcome.status IN ('SCHEDULED', 'READY') AND task.cancel_requested_at IS NOT NULL
@@ -412,7 +412,6 @@ WITH outcome AS MATERIALIZED (
                       WHEN outcome.status = 'READY' AND task.lock_key IS NOT NULL THEN 'BLOCKED'
                       ELSE outcome.status END,
         retries = task.retries + outcome.retried,
-        rescues = task.rescues + outcome.rescued,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
         finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL

@@ -70,9 +70,13 @@ def announce(ending: Ending) -> None:
         case Cancelled(failure):
             logger.info("%r is cancelled: %s", ending.claim, failure.exception_path, extra=ending.claim.log_fields())
             _finish(ending, TaskResultStatus.FAILED, error=error_of(failure))
-        case Interrupted(failure):
+        case Interrupted(failure, delay):
             logger.warning(
-                "%r was cut off from the database and will run again", ending.claim, extra=ending.claim.log_fields()
+                "%r was cut off from the database (%s) and will run again in %.1f s",
+                ending.claim,
+                failure.exception_path,
+                delay,
+                extra=ending.claim.log_fields(),
             )
         case Abandoned(delay):
             logger.info("%r will run again in %.1f s", ending.claim, delay, extra=ending.claim.log_fields())

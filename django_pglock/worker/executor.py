@@ -21,8 +21,8 @@ from django.db import Error as DatabaseFailure
 from django.db import connections
 
 from django_pglock.postgres.connections import has_hung_up
+from django_pglock.postgres.known_connections import is_on_standby, note_connection
 from django_pglock.postgres.sessions import limit_waiting
-from django_pglock.postgres.waits import note_connection
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
@@ -50,7 +50,7 @@ class Executor:
     def __init__(self, hand: Hand, using: str, watchdog: Watchdog) -> None:
         self.hand = hand
         self.using = using
-        self.loop = AsyncLoop(hand)
+        self.loop = AsyncLoop(hand, using)
         self.watchdog = watchdog
         self.session_watch = SessionWatch(self.claim_of)
         self._is_stopping = False
@@ -117,7 +117,7 @@ class Executor:
             while (claim := self.hand.inbox.get()) is not None:
                 began = time.perf_counter()
                 if began - looked_at > BETWEEN_LOOKS:
-                    look_at_connections()
+                    look_at_connections(self.using)
                     looked_at = began
                 # Coroutines take theirs along from here: the loop is called with the context of its caller.
                 seat.claim = claim
@@ -173,8 +173,9 @@ class Executor:
 class AsyncLoop:
     """One event loop in a thread of its own, started when the first async task comes."""
 
-    def __init__(self, hand: Hand) -> None:
+    def __init__(self, hand: Hand, using: str) -> None:
         self.hand = hand
+        self.using = using
         self.process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
@@ -217,7 +218,7 @@ class AsyncLoop:
         now = time.perf_counter()
         if now - self._looked_at > BETWEEN_LOOKS:
             self._looked_at = now
-            self._look = asyncio.ensure_future(sync_to_async(look_at_connections)())
+            self._look = asyncio.ensure_future(sync_to_async(look_at_connections)(self.using))
             await asyncio.sleep(0)
 
     async def _call(self, attempt: Attempt) -> Any:
@@ -325,11 +326,16 @@ def prepare_connections() -> None:
                 note_connection(connection)
 
 
-def look_at_connections() -> None:
-    """Close this thread's connections that are broken, too old or hung up, so that the next task opens new ones."""
+def look_at_connections(using: str) -> None:
+    """Close this thread's connections that are broken, too old or hung up, so that the next task opens new ones.
+
+    And that of the tasks' database, ``using``, if it leads to a standby: its address led there for a while.
+    """
     connection: Any
     for connection in connections.all(initialized_only=True):
-        if connection.vendor == "postgresql" and has_hung_up(connection):
+        if connection.vendor == "postgresql" and (
+            has_hung_up(connection) or (connection.alias == using and is_on_standby(connection))
+        ):
             connection.close()
         else:
             connection.close_if_unusable_or_obsolete()

@@ -156,7 +156,7 @@ def test_a_long_statement_is_left_alone_and_named_once(proxy, quick, worker, eve
     assert Task.objects.get().attempts == 1
     assert caplog.text.count("It goes on waiting") == 1
     assert "the server says that the session is active" in caplog.text
-    assert not member.executor.session_watch._sessions, "its own session is open no longer than it is needed"
+    eventually(lambda: not member.executor.session_watch._sessions, why="its own session stays open")
 
 
 def test_the_watch_itself_does_not_hang(member, proxy, eventually):

@@ -72,9 +72,7 @@ def test_a_worker_behind_a_black_hole(proxy, stage, beats, eventually):
 
 @pytest.mark.fault("a worker's connections are reset, again and again")
 def test_a_worker_whose_connections_are_cut(proxy, stage, eventually, is_short):
-    # An atomic task that is cut off counts as one that took its worker down, and here it is cut off all the time.
-    settings = {"MAX_RESCUES": 1000}
-    victim = stage.worker("--threads", "2", url=proxy.url("postgres"), pglock=settings)
+    victim = stage.worker("--threads", "2", url=proxy.url("postgres"))
     end = time.monotonic() + (4 if is_short else 30)
     while time.monotonic() < end:
         stage.load(1)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
 from django.db import connection
 
-from django_pglock import task
+from django_pglock import TaskContext, task
 from tests.sample.models import Effect
 
 HAS_BEGUN, GO_ON = threading.Event(), threading.Event()
@@ -67,3 +68,24 @@ def ask_often(seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         select()
+
+
+@task(atomic=True, takes_context=True)
+def end_own_session(context: TaskContext, times):
+    """Lose the connection so many times, then succeed."""
+    Effect.objects.create(name="cut off")
+    if context.fencing_token <= times:
+        select("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+@task
+def write_late(seconds):
+    """Open a connection after a while only."""
+    time.sleep(seconds)
+    Effect.objects.create(name="late")
+
+
+@task
+async def write_late_in_coroutine(seconds):
+    await asyncio.sleep(seconds)
+    await Effect.objects.acreate(name="late")

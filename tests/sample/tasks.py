@@ -14,7 +14,9 @@ from django.db import connection, transaction
 from django.utils import translation
 
 from django_pglock import Cancel, Retry, Snooze, lock, task
-from tests.sample import chaos_tasks, forking_tasks, running_tasks  # noqa: F401 - a worker finds what this module imports
+
+# A worker finds what this module imports.
+from tests.sample import chaos_tasks, forking_tasks, running_tasks, session_tasks  # noqa: F401
 from tests.sample.models import Effect
 
 
