@@ -123,6 +123,7 @@ class Executor:
                 seat.claim = claim
                 ending = clean.copy().run(self._execute, claim, seat)
                 seat.claim = None
+                seat.clean_up(claim)
                 if not keeps_all:
                     close_what_is_not_kept()
                 if ending is None:
@@ -155,7 +156,6 @@ class Executor:
                 self.loop.run(attempt)
                 return None
             ending = run(attempt, seat.call)
-            seat.end_transactions(attempt)
             if attempt.is_disturbed:
                 connections.close_all()
         except BaseException as error:  # noqa: BLE001 - see the top of execution.py

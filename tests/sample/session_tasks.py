@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 
-from django.db import connection
+import psycopg
+from django.db import DatabaseError, connection, connections
+from psycopg.pq import TransactionStatus
 
 from django_pglock import TaskContext, task
 from tests.sample.models import Effect
@@ -78,6 +81,59 @@ def end_own_session(context: TaskContext, times):
         select("SELECT pg_terminate_backend(pg_backend_pid())")
 
 
+def leave_begin():
+    select("BEGIN")
+
+
+def leave_aborted():
+    select("BEGIN")
+    with suppress(DatabaseError):
+        select("SELECT 1 / 0")
+
+
+def leave_closed():
+    select()
+    connection.connection.close()
+
+
+def leave_in_use():
+    """Give the connection to a thread that goes on using it."""
+    connection.ensure_connection()
+    raw = connection.connection
+
+    def use():
+        with suppress(psycopg.Error):
+            raw.execute("SELECT pg_sleep(60)")
+
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    while raw.pgconn.transaction_status != TransactionStatus.ACTIVE:
+        time.sleep(0.001)
+
+
+def leave_other_database():
+    connections["other"].cursor().execute("BEGIN")
+
+
+LEAVE = {
+    "a BEGIN": leave_begin,
+    "an aborted transaction": leave_aborted,
+    "a closed connection": leave_closed,
+    "a connection that is in use": leave_in_use,
+    "a BEGIN in another database": leave_other_database,
+}
+
+
+@task
+def leave(what):
+    LEAVE[what]()
+
+
+@task
+def write_to(alias):
+    Effect.objects.using(alias).create(name="kept")
+
+
 @task
 def write_late(seconds):
     """Open a connection after a while only."""
@@ -89,3 +145,9 @@ def write_late(seconds):
 async def write_late_in_coroutine(seconds):
     await asyncio.sleep(seconds)
     await Effect.objects.acreate(name="late")
+
+
+@task
+def tell_backend():
+    connection.ensure_connection()
+    return connection.connection.info.backend_pid
