@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
 from django_pglock.postgres.connections import cancel_statement, has_ended, shut
-from django_pglock.postgres.libpq import begin_for, exchange_async, pass_on_notifications, ready
+from django_pglock.postgres.libpq import CANCEL_WITHIN, begin_for, exchange_async, pass_on_notifications, ready
 from django_pglock.postgres.message import is_djangos_alone, send
 from django_pglock.postgres.sessions import dedicated_connection
 
@@ -83,9 +84,12 @@ class AsyncSession:
             return await asyncio.shield(sending)
         except asyncio.CancelledError:
             # The statement may not be on its way yet, so that there is nothing to cancel.
+            deadline = time.monotonic() + CANCEL_WITHIN
             while not sending.done():
                 await loop.run_in_executor(None, partial(_cancel, self.connection))
                 await asyncio.wait([sending], timeout=CANCEL_AGAIN)
+                if time.monotonic() > deadline:
+                    shut(self.raw)
             raise
 
     async def notifications(self) -> AsyncGenerator[str, None]:
@@ -125,7 +129,7 @@ def _cancel(connection: DatabaseWrapper) -> None:
     try:
         cancel_statement(connection)
     except PsycopgError:
-        connection.connection.pgconn.finish()
+        shut(connection.connection)
 
 
 async def open_session(using: str, *, application_name: str | None = None) -> AsyncSession:

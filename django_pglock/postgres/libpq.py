@@ -10,7 +10,9 @@ A thread and a coroutine exchange the same; they differ in how they wait for the
 from __future__ import annotations
 
 import asyncio
+import math
 import select
+import time
 from typing import TYPE_CHECKING, Any
 
 from psycopg import Error as PsycopgError
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 #: pg_type's numbers of the types that are more than text here.
 BOOL, BIGINT, DOUBLE = 16, 20, 701
-#: Seconds for the server to hear of a cancel.
+#: Seconds for the server to hear of a cancel, and then for the end of the answer.
 CANCEL_WITHIN = 5.0
 #: Milliseconds.
 LOOK_UP = 100
@@ -98,15 +100,17 @@ def exchange_in_turn(raw: Connection[Any], statements: str) -> list[Any] | None:
     return _row_of(pgconn, answer)
 
 
-def _answer(pgconn: PGconn) -> Answer:
-    """Wait for the end of the answer to each statement of a message."""
+def _answer(pgconn: PGconn, within: float = math.inf) -> Answer:
+    """Wait for the end of the answer to each statement of a message, for so many seconds at most."""
+    deadline = time.monotonic() + within
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN | select.POLLOUT if pgconn.flush() else select.POLLIN)
     last = rows = None
     while True:
         while pgconn.is_busy():
             # From time to time Python has a look for signals that another thread was interrupted by.
-            poll.poll(LOOK_UP)
+            if not poll.poll(LOOK_UP) and time.monotonic() > deadline:
+                raise OperationalError(f"the answer has not come within {within:g} s")
             pgconn.consume_input()
             if not pgconn.flush():
                 poll.modify(pgconn.socket, select.POLLIN)
@@ -123,7 +127,7 @@ def _cancel(raw: Connection[Any]) -> None:
     try:
         if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
             raw.cancel_safe(timeout=CANCEL_WITHIN)
-            _answer(raw.pgconn)
+            _answer(raw.pgconn, CANCEL_WITHIN)
     except PsycopgError:
         raw.close()
 
@@ -176,9 +180,9 @@ async def _cancel_async(raw: Connection[Any]) -> None:
     try:
         if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
             await asyncio.to_thread(raw.cancel_safe, timeout=CANCEL_WITHIN)
-            await _answer_async(raw.pgconn)
-    except (PsycopgError, RuntimeError, asyncio.CancelledError):
-        # RuntimeError: the loop ends, and starts no thread any more.
+            await asyncio.wait_for(_answer_async(raw.pgconn), CANCEL_WITHIN)
+    except (PsycopgError, RuntimeError, asyncio.CancelledError, asyncio.TimeoutError):
+        # RuntimeError: the loop ends, and starts no thread any more. TimeoutError: the connection may be half open.
         raw.pgconn.finish()
 
 
