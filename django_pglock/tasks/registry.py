@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING
 
 from django_pglock.tasks.schedules import is_scheduled
@@ -31,6 +32,11 @@ def find(path: str) -> PostgresTask | None:
 def known_paths() -> list[str]:
     """Return the dotted paths of all registered task functions, in order."""
     return sorted(_definitions)
+
+
+def sync_paths() -> list[str]:
+    """Return those of them that are no coroutine functions."""
+    return sorted(path for path, task in _definitions.items() if not iscoroutinefunction(task.func))
 
 
 def scheduled() -> list[PostgresTask]:

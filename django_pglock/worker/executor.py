@@ -15,7 +15,7 @@ from functools import lru_cache
 from inspect import iscoroutinefunction
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import AsyncToSync, sync_to_async
 from django.core.cache import caches
 from django.db import Error as DatabaseFailure
 from django.db import connections
@@ -32,6 +32,7 @@ from django_pglock.worker.execution import Attempt, break_off, prepare, run, run
 from django_pglock.worker.grouping import with_others
 from django_pglock.worker.hand import Ending, Hand
 from django_pglock.worker.offspring import end_here
+from django_pglock.worker.orm_thread import OrmThread, current_attempt
 from django_pglock.worker.session_watch import SessionWatch
 from django_pglock.worker.watchdog import Seat, Watchdog
 
@@ -140,7 +141,8 @@ class Executor:
 
     def claim_of(self, thread: int | None) -> Claim | None:
         """Return the claim that a thread of this process, by its number, runs now."""
-        return next((seat.claim for seat in self.watchdog.seats if seat.thread == thread), None)
+        claims = (seat.claim for seat in self.watchdog.seats if seat.thread == thread)
+        return next(claims, None) or self.loop.orm.claim_of(thread)
 
     def _execute(self, claim: Claim, seat: Seat) -> Ending | None:
         attempt: Attempt | Ending | None = None
@@ -184,6 +186,7 @@ class AsyncLoop:
         self._running: dict[asyncio.Task[Any], Attempt] = {}
         self._looked_at = 0.0
         self._look: asyncio.Future[None] | None = None
+        self.orm = OrmThread(prepare_connections)
 
     @property
     def is_missing(self) -> bool:
@@ -199,11 +202,13 @@ class AsyncLoop:
             self.hand.running_async += 1
 
     async def _run(self, attempt: Attempt) -> None:
+        current_attempt.set(attempt)
         try:
             await self._have_connections_looked_at()
             ending = await run_async(attempt, self._call)
         except BaseException as error:  # noqa: BLE001 - see the top of execution.py
             ending = break_off(attempt.claims, error)
+        self.orm.end(attempt)
         self.hand.ended(ending, 0.0)
         with self._idle:
             self.hand.running_async -= 1
@@ -259,6 +264,8 @@ class AsyncLoop:
         attempt = self._running[task]
         if not attempt.is_struck:
             attempt.is_struck = True
+            # Python goes on in the thread whatever becomes of the coroutine; its SQL need not.
+            asyncio.get_running_loop().run_in_executor(None, self.orm.cancel, attempt)
             task.cancel()
 
     def wait(self, timeout: float) -> bool:
@@ -275,6 +282,8 @@ class AsyncLoop:
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
+        # Where sync_to_async() looks for the thread of a loop.
+        AsyncToSync.loop_thread_executors[loop] = self.orm  # type: ignore[assignment]
         self._thread = threading.Thread(target=self._serve, args=(loop,), name="lockworker-loop", daemon=True)
         self._thread.start()
         return loop
@@ -287,6 +296,8 @@ class AsyncLoop:
                     task.cancel()
                 loop.run_until_complete(asyncio.wait(left))
         finally:
+            AsyncToSync.loop_thread_executors.pop(loop, None)
+            self.orm.close()
             loop.close()
 
     def _serve_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:

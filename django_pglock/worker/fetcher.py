@@ -65,7 +65,8 @@ class Fetcher(ConnectedService):
         # Queues of which a notification told while the worker slept.
         self._told: set[str] = set()
         self._ready = ReadyQueues(rows)
-        self._claims: WorkerClaims | None = None
+        # With coroutines, and without.
+        self._claims: dict[bool, WorkerClaims] = {}
         self._sleeping_since: float | None = None
         # Our row does not say that we sleep, although we have asked for news: it was removed, and made anew by a beat.
         self._is_forgotten = False
@@ -197,11 +198,15 @@ class Fetcher(ConnectedService):
         return self.queues.in_turn(sorted(told) if told and is_asleep else self._ready.names())
 
     def _claims_of_known(self) -> WorkerClaims:
-        """Return the claims of the functions that are known by now."""
-        known = registry.known_paths()
-        if self._claims is None or self._claims.paths != known:
-            self._claims = WorkerClaims(self.rows, worker=self.identity.id, paths=known, is_fair=registry.has_fair())
-        return self._claims
+        """Return the claims of the functions that are known by now, without coroutines while enough of them run."""
+        is_any = self.hand.has_room_for_async
+        known = registry.known_paths() if is_any else registry.sync_paths()
+        claims = self._claims.get(is_any)
+        if claims is None or claims.paths != known:
+            is_fair = registry.has_fair()
+            claims = WorkerClaims(self.rows, worker=self.identity.id, paths=known, is_fair=is_fair)
+            self._claims[is_any] = claims
+        return claims
 
     # Sleep
 

@@ -84,12 +84,15 @@ class Hand:
         """Tasks that are being run; about right, too."""
         return max(0, len(self.claims) - self.inbox.qsize() - self.unsettled)
 
+    @property
+    def has_room_for_async(self) -> bool:
+        """Whether one more coroutine may be under way."""
+        return self.running_async < MOST_ASYNC
+
     def room(self) -> int:
         """Return how many tasks to claim now."""
         if self.unsettled > MOST_UNSETTLED:
             self._is_held_back = True
-            return 0
-        if self.running_async >= MOST_ASYNC:
             return 0
         waiting = len(self.claims) - self.unsettled - self.running_async - self.threads
         if waiting * 2 > self._ahead:

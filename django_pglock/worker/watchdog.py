@@ -243,8 +243,8 @@ class Seat:
                 self._close(session, claim)
 
     def _close(self, session: DatabaseWrapper, claim: Claim) -> None:
-        if session.connection is None or connections[session.alias] is not session:
-            # The next connect() begins anew; and what is not Django's for this thread may be in use elsewhere.
+        if connections[session.alias] is not session:
+            # What is not Django's for this thread may be in use elsewhere.
             return
         if session.in_atomic_block or not is_closed(session):
             logger.warning(
@@ -271,11 +271,13 @@ class Seat:
 
 def is_at_rest(session: DatabaseWrapper) -> bool:
     """Say whether a session of PostgreSQL, or of another database, is as the next task may have it."""
+    raw: Any = session.connection
+    if raw is None:
+        return True
     has_autocommit = session.settings_dict["AUTOCOMMIT"]
     if session.in_atomic_block or session.autocommit is not has_autocommit:
         return False
-    raw: Any = session.connection
-    if raw is None or session.vendor != "postgresql" or not has_autocommit:
+    if session.vendor != "postgresql" or not has_autocommit:
         # Without autocommit a transaction is open in any case; such a session is never kept.
         return True
     # A closed one is neither idle nor in a transaction.

@@ -115,7 +115,7 @@ def test_a_queue_for_each_of_many_tenants_is_no_statement_for_each(in_threads):
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_prepared_statements")
             [prepared] = cursor.fetchone()
-        return prepared, len(fetcher._claims._queues)
+        return prepared, len(fetcher._claims[True]._queues)
 
     [(prepared, remembered)] = in_threads(claim_all, 1)
     assert not Task.objects.exclude(status="RUNNING").exists()

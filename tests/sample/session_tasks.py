@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 
 import psycopg
+from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connection, connections
 from psycopg.pq import TransactionStatus
 
@@ -151,3 +152,30 @@ async def write_late_in_coroutine(seconds):
 def tell_backend():
     connection.ensure_connection()
     return connection.connection.info.backend_pid
+
+
+@task(timeout=1)
+async def sleep_in_server_in_coroutine(seconds):
+    await sync_to_async(select)(f"SELECT pg_sleep({seconds})")
+
+
+@task
+async def leave_in_coroutine():
+    await sync_to_async(select)("BEGIN")
+    await Effect.objects.acreate(name="lost")
+
+
+@task
+async def write_in_coroutine():
+    await Effect.objects.acreate(name="kept")
+
+
+@task
+async def occupy(seconds):
+    """Keep the thread in which the ORM runs for all coroutines."""
+    await sync_to_async(time.sleep)(seconds)
+
+
+@task
+async def wait_until(seconds):
+    await asyncio.sleep(seconds)
