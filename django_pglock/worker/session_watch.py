@@ -139,9 +139,11 @@ class SessionWatch(Service):
             self._asking = None
 
     def _end(self, silence: Silence) -> None:
+        if silence.wait not in waits():
+            return  # the answer has come meanwhile
         self._log(silence, f"{silence.verdict}. The connection is closed.")
         shut(silence.wait.raw)
-        del self._silences[id(silence.wait.raw)]
+        self._silences.pop(id(silence.wait.raw), None)
 
     def _report(self, silence: Silence) -> None:
         if silence.looks >= REPORT and not silence.is_reported:
@@ -189,7 +191,8 @@ class Silence:
         """Note that the server could not be asked. One that refuses us may well work on the statement."""
         self._failures = 0 if has_answered else self._failures + 1
         self.says = f"the server cannot be asked ({str(error).strip()})"
-        if self._failures >= PATIENCE:
+        # Whoever sends one statement after the other waits at every look, too, and gets answers.
+        if self._failures >= PATIENCE and self._receives_nothing() is not False:
             self.verdict = "the server cannot be reached"
 
     def note(self, view: ServerView) -> None:
@@ -206,7 +209,7 @@ class Silence:
 
     def _note_activity(self, activity: Activity, view: ServerView) -> None:
         self.says = f"the server says that the session is {activity.state or 'not ours to look into'}"
-        is_stuck = activity.state == "active" and activity.waits_for_client and self._receives_nothing()
+        is_stuck = activity.state == "active" and activity.waits_for_client and self._receives_nothing() is True
         self._both_waited = self._both_waited + 1 if is_stuck else 0
         if self._may_be_elsewhere(view):
             return
@@ -226,13 +229,13 @@ class Silence:
     def _may_be_elsewhere(self, view: ServerView) -> bool:
         return view.is_standby or self.wait.raw.pgconn.parameter_status(b"in_hot_standby") == b"on"
 
-    def _receives_nothing(self) -> bool:
-        """Say whether nothing at all has come for as long as somebody waits, where the platform can tell."""
+    def _receives_nothing(self) -> bool | None:
+        """Say whether nothing at all has come for some seconds; None where that cannot be told."""
         try:
             with socket.socket(fileno=os.dup(self.wait.raw.fileno())) as end:
                 info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 2 * LAST_DATA_RECEIVED)
         except (OSError, AttributeError, psycopg.Error):
-            return False
+            return None
         (milliseconds,) = struct.unpack_from("I", info, LAST_DATA_RECEIVED)
         return bool(milliseconds >= 1000 * ON_ITS_WAY)
 

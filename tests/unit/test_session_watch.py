@@ -93,6 +93,15 @@ def test_silence_of_the_server_is_believed_the_third_time():
     assert asked.verdict == "the server cannot be reached"
 
 
+def test_who_gets_answers_is_left_alone_although_nobody_else_can_connect(monkeypatch):
+    """A thread that sends one quick statement after the other waits at every look."""
+    monkeypatch.setattr(Silence, "_receives_nothing", lambda self: False)
+    asked = silence()
+    for _ in range(PATIENCE + 2):
+        asked.note_failure(OperationalError("timeout"), has_answered=False)
+    assert asked.verdict == ""
+
+
 @pytest.mark.parametrize(
     ("is_open", "cause", "has_answered"),
     [
