@@ -149,7 +149,7 @@ def test_dense_cuts(proxy, stage, eventually, is_short):
     crew = stage.workers(2, "--threads", "2", url=proxy.url("postgres"))
     atomic = stage.expect(*[chaos_tasks.work_atomically.enqueue(0.3) for _ in range(20)])
     eventually(lambda: stage.hands(crew[0].id), why="the work did not begin")
-    end = time.monotonic() + (8 if is_short else 60)
+    end = time.monotonic() + (4 if is_short else 60)
     while time.monotonic() < end:
         proxy.cut()
         time.sleep(0.1)
