@@ -90,6 +90,11 @@ class Proxy:
         for link in self.links:
             link.speaks.clear()
 
+    def lead_to(self, host: str, port: int | str = 5432) -> None:
+        """Lead to another server from now on; what is open ends. As an address that moves in a failover."""
+        self.host, self.server_port = host, int(port or 5432)
+        self.cut()
+
     def cut(self, *, new: bool = False) -> None:
         """Reset all connections. ``new=True``: those to come as well, as when the server is away."""
         self._refuses = new

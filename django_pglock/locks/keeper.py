@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import Error as DatabaseFailure
+from django.db import OperationalError
 from psycopg.sql import quote
 
 from django_pglock.errors import ConfigurationError
@@ -33,6 +34,8 @@ LISTEN_AGAIN = 1.0
 SESSIONS = 20
 #: Seconds between two looks whether one of them is free.
 BETWEEN_LOOKS = 0.01
+#: Seconds to wait for a session and an answer. Statements about leases are short.
+PATIENCE = 15.0
 #: Whatever the role's default is: above it, two who ask at the same time make one of them fail.
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
 
@@ -88,8 +91,32 @@ class Keeper:
             for sessions in self._sessions.values():
                 sessions.close_idle()
 
-    async def ask(self, alias: str, statement: str, params: Mapping[str, Any]) -> Any:
-        """Send a statement on a session of ``alias``, at READ COMMITTED; return its first row, or None."""
+    async def ask(self, alias: str, statement: str, params: Mapping[str, Any], *, within: float = PATIENCE) -> Any:
+        """Send a statement on a session of ``alias``, at READ COMMITTED; return its first row, or None.
+
+        Raises Django's ``OperationalError`` when the answer has not come ``within`` so many seconds. That the statement
+        is cancelled is not waited for: the connection may be half open.
+        """
+        asking = asyncio.ensure_future(self._ask(alias, statement, params))
+        try:
+            done, _ = await asyncio.wait({asking}, timeout=within)
+        except asyncio.CancelledError:
+            asking.cancel()
+            await asyncio.wait({asking})
+            raise
+        if done:
+            return asking.result()
+        self._started.add(asking)
+        asking.add_done_callback(self._forget)
+        asking.cancel()
+        raise OperationalError(f"the server has not answered within {within:g} s")
+
+    def _forget(self, asking: asyncio.Task[Any]) -> None:
+        self._started.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # nobody waits for it any more
+
+    async def _ask(self, alias: str, statement: str, params: Mapping[str, Any]) -> Any:
         async with self.session(alias) as session:
             values = {name: quote(value, session.raw) for name, value in params.items()}
             return await session.send(READ_COMMITTED + statement % values)

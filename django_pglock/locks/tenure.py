@@ -17,7 +17,7 @@ from django.db import Error as DatabaseFailure
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
 from django_pglock.locks.holding import first_line
-from django_pglock.locks.keeper import CHANNEL
+from django_pglock.locks.keeper import CHANNEL, PATIENCE
 
 if TYPE_CHECKING:
     from django_pglock.locks.keeper import Keeper
@@ -179,7 +179,7 @@ class Tenure:
         if self._gone is not None and not self._is_given_back:
             await self.give_back()
 
-    async def _ask(self, statement: str) -> Any:
+    async def _ask(self, statement: str, *, within: float = PATIENCE) -> Any:
         params = {
             "key": self._key.number,
             "name": self._key.name,
@@ -189,7 +189,7 @@ class Tenure:
             "ttl": None if self.ttl is None else timedelta(seconds=self.ttl),
             "min_hold": timedelta(seconds=self._terms.min_hold),
         }
-        return await self.keeper.ask(self._using, statement, params)
+        return await self.keeper.ask(self._using, statement, params, within=within)
 
     def _set_deadline(self, began: float) -> None:
         """Count the time from before the question: the database answered later, and by its clock."""
@@ -211,17 +211,21 @@ class Tenure:
 
     async def _renew(self) -> None:
         """Renew it three times in its time, until it is given back or lost."""
+        spent = 0.0
         while not self.lost.is_set():
             assert self.ttl is not None  # noqa: S101 - only leases that end are renewed
             pause = self.ttl / 3
-            await asyncio.sleep(pause)
+            # At once when the last one waited in vain: there is time for one more.
+            await asyncio.sleep(max(0.0, pause - spent))
+            began = elapsed()
             await self._renew_once(pause)
+            spent = elapsed() - began
 
     async def _renew_once(self, patience: float) -> None:
         began = elapsed()
         try:
-            row = await asyncio.wait_for(self._ask(RENEW), patience)
-        except (DatabaseFailure, LockError, OSError, asyncio.TimeoutError) as error:
+            row = await self._ask(RENEW, within=patience)
+        except (DatabaseFailure, LockError, OSError) as error:
             # Who leads steps down at the first doubt; others have the rest of their time to try again.
             if self._terms.steps_down:
                 self._lose(f"it could not be renewed ({first_line(error)})")

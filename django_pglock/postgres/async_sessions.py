@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,7 +19,7 @@ from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
 from django_pglock.postgres.connections import cancel_statement, has_ended, shut
-from django_pglock.postgres.libpq import begin_for, exchange_async, pass_on_notifications, ready
+from django_pglock.postgres.libpq import CANCEL_WITHIN, begin_for, exchange_async, pass_on_notifications, ready
 from django_pglock.postgres.message import is_djangos_alone, send
 from django_pglock.postgres.sessions import dedicated_connection
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 Row = Sequence[Any]
 #: Seconds until a statement that goes on is cancelled once more.
 CANCEL_AGAIN = 0.05
+
+# By identity, as the sessions are opened and dropped in any thread.
+_sessions: dict[int, weakref.ref[AsyncSession]] = {}
 
 
 class AsyncSession:
@@ -38,6 +43,8 @@ class AsyncSession:
         self._turn = asyncio.Lock()
         #: A thread for statements through Django's cursor, which stops whoever uses it.
         self._thread: ThreadPoolExecutor | None = None
+        number = id(self)
+        _sessions[number] = weakref.ref(self, lambda _: _sessions.pop(number, None))
 
     @property
     def has_ended(self) -> bool:
@@ -77,9 +84,12 @@ class AsyncSession:
             return await asyncio.shield(sending)
         except asyncio.CancelledError:
             # The statement may not be on its way yet, so that there is nothing to cancel.
+            deadline = time.monotonic() + CANCEL_WITHIN
             while not sending.done():
                 await loop.run_in_executor(None, partial(_cancel, self.connection))
                 await asyncio.wait([sending], timeout=CANCEL_AGAIN)
+                if time.monotonic() > deadline:
+                    shut(self.raw)
             raise
 
     async def notifications(self) -> AsyncGenerator[str, None]:
@@ -109,11 +119,17 @@ class AsyncSession:
             self._thread.shutdown(wait=False)
 
 
+def busy() -> list[AsyncSession]:
+    """Return the sessions of this process on which a statement is under way."""
+    sessions = [each() for each in list(_sessions.values())]
+    return [session for session in sessions if session is not None and session.is_busy]
+
+
 def _cancel(connection: DatabaseWrapper) -> None:
     try:
         cancel_statement(connection)
     except PsycopgError:
-        connection.connection.pgconn.finish()
+        shut(connection.connection)
 
 
 async def open_session(using: str, *, application_name: str | None = None) -> AsyncSession:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 from django.utils.connection import ConnectionDoesNotExist
 from psycopg import Error as PsycopgError
+from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.pq import TransactionStatus
 
 from django_pglock.errors import ConfigurationError
@@ -96,6 +97,15 @@ def has_ended(raw: Any) -> bool:
     poll = select.poll()
     poll.register(raw.fileno(), _HANG_UP)
     return any(event & _HANG_UP for _, event in poll.poll(0))
+
+
+def is_read_only(error: BaseException | None) -> bool:
+    """Say whether an exception comes from a session that may not write: of a standby, or of a primary that was one."""
+    while error is not None:
+        if getattr(error, "sqlstate", None) == ReadOnlySqlTransaction.sqlstate:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def backend_pid(connection: DatabaseWrapper) -> int:

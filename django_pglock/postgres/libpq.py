@@ -10,7 +10,9 @@ A thread and a coroutine exchange the same; they differ in how they wait for the
 from __future__ import annotations
 
 import asyncio
+import math
 import select
+import time
 from typing import TYPE_CHECKING, Any
 
 from psycopg import Error as PsycopgError
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 #: pg_type's numbers of the types that are more than text here.
 BOOL, BIGINT, DOUBLE = 16, 20, 701
-#: Seconds for the server to hear of a cancel.
+#: Seconds for the server to hear of a cancel, and then for the end of the answer.
 CANCEL_WITHIN = 5.0
 #: Milliseconds.
 LOOK_UP = 100
@@ -62,7 +64,7 @@ def exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
     on, so that the connection is usable.
     """
     with raw.lock:
-        return _exchange(raw, statements)
+        return exchange_in_turn(raw, statements)
 
 
 def exchange_unless_used(raw: Connection[Any], statements: str) -> bool:
@@ -76,13 +78,14 @@ def exchange_unless_used(raw: Connection[Any], statements: str) -> bool:
     try:
         if not is_at_rest(raw):
             return False
-        _exchange(raw, statements)
+        exchange_in_turn(raw, statements)
         return True
     finally:
         raw.lock.release()
 
 
-def _exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
+def exchange_in_turn(raw: Connection[Any], statements: str) -> list[Any] | None:
+    """Do what ``exchange`` does, for a caller that holds the connection's lock."""
     pgconn = raw.pgconn
     try:
         pgconn.send_query(statements.encode())
@@ -95,15 +98,17 @@ def _exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
     return _row_of(pgconn, results)
 
 
-def _results(pgconn: PGconn) -> list[PGresult]:
-    """Wait for the results of all statements of a message."""
+def _results(pgconn: PGconn, within: float = math.inf) -> list[PGresult]:
+    """Wait for the results of all statements of a message, for so many seconds at most."""
     results: list[PGresult] = []
+    deadline = time.monotonic() + within
     is_unsent = pgconn.flush()
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN | select.POLLOUT if is_unsent else select.POLLIN)
     while not _take_in(pgconn, results):
         # From time to time Python has a look for signals that another thread was interrupted by.
-        poll.poll(LOOK_UP)
+        if not poll.poll(LOOK_UP) and time.monotonic() > deadline:
+            raise OperationalError(f"the answer has not come within {within:g} s")
         pgconn.consume_input()
         if is_unsent and not (is_unsent := pgconn.flush()):
             poll.modify(pgconn.socket, select.POLLIN)
@@ -125,7 +130,7 @@ def _cancel(raw: Connection[Any]) -> None:
     try:
         if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
             raw.cancel_safe(timeout=CANCEL_WITHIN)
-            _results(raw.pgconn)
+            _results(raw.pgconn, CANCEL_WITHIN)
     except PsycopgError:
         raw.close()
 
@@ -172,9 +177,9 @@ async def _cancel_async(raw: Connection[Any]) -> None:
     try:
         if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
             await asyncio.to_thread(raw.cancel_safe, timeout=CANCEL_WITHIN)
-            await _results_async(raw.pgconn)
-    except (PsycopgError, RuntimeError, asyncio.CancelledError):
-        # RuntimeError: the loop ends, and starts no thread any more.
+            await asyncio.wait_for(_results_async(raw.pgconn), CANCEL_WITHIN)
+    except (PsycopgError, RuntimeError, asyncio.CancelledError, asyncio.TimeoutError):
+        # RuntimeError: the loop ends, and starts no thread any more. TimeoutError: the connection may be half open.
         raw.pgconn.finish()
 
 

@@ -93,14 +93,16 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The function was cut off from the database in its own transaction, so nothing of it remains: run it again.
+    """The function was cut off from the database in its own transaction, or met a server that only reads: run it again.
 
-    Counts as a rescue, not as a retry: the function did not fail.
+    After ``delay`` seconds, for whatever cut it off may still be there. Counts neither as a retry nor as a rescue: an
+    outage is the fault of no task.
     """
 
     failure: Failure
+    delay: float
 
-    status = TaskStatus.READY
+    status = TaskStatus.SCHEDULED
 
 
 @dataclass(frozen=True, slots=True)

@@ -461,7 +461,7 @@ def _by_id(pair: tuple[Claim, Outcome]) -> int:
 
 def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     """Return an outcome that is no success as a row of ``SETTLE_OTHERS``."""
-    status, delay, retried, rescued, snoozes, record = outcome.status.value, 0.0, 0, 0, 0, None
+    status, delay, retried, snoozes, record = outcome.status.value, 0.0, 0, 0, None
     match outcome:
         case Retried():
             record, retried, delay = "FAILED", 1, float(outcome.delay)
@@ -470,7 +470,7 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
         case Abandoned():
             delay = float(outcome.delay)
         case Interrupted():
-            record, rescued = "LOST", 1
+            record, delay = "LOST", float(outcome.delay)
         case Failed() | Cancelled():
             record = "FAILED"
     if status == TaskStatus.SCHEDULED and delay <= 0:
@@ -478,7 +478,7 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
         status = TaskStatus.READY.value
     failure = getattr(outcome, "failure", None)
     path, traceback = (failure.exception_path, failure.traceback) if failure else (None, None)
-    return claim.id, claim.attempt, status, delay, retried, rescued, snoozes, record, path, traceback
+    return claim.id, claim.attempt, status, delay, retried, snoozes, record, path, traceback
 
 
 def _success_columns(pairs: Sequence[tuple[Claim, Outcome]]) -> tuple[str, str, list[str] | None]:

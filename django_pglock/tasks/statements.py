@@ -537,9 +537,8 @@ SELECT 1 / count(*) FROM settled
 SETTLE_OTHERS = """
 WITH outcome AS MATERIALIZED (
     SELECT * FROM unnest(
-        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::int[], %s::text[], %s::text[],
-        %s::text[])
-        AS outcome (id, attempt, status, delay, retried, rescued, snoozes, record, exception_path, traceback)
+        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::text[], %s::text[], %s::text[])
+        AS outcome (id, attempt, status, delay, retried, snoozes, record, exception_path, traceback)
 ), settled AS (
     UPDATE {task} AS task
     SET status = CASE WHEN outcome.status IN ('SCHEDULED', 'READY') AND task.cancel_requested_at IS NOT NULL
@@ -547,7 +546,6 @@ WITH outcome AS MATERIALIZED (
                       WHEN outcome.status = 'READY' AND task.lock_key IS NOT NULL THEN 'BLOCKED'
                       ELSE outcome.status END,
         retries = task.retries + outcome.retried,
-        rescues = task.rescues + outcome.rescued,
         meta = CASE WHEN outcome.snoozes > 0 THEN jsonb_set(task.meta, '{{snoozes}}', to_jsonb(outcome.snoozes))
                     ELSE task.meta END,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'

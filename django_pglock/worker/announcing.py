@@ -80,8 +80,9 @@ def announce(ending: Ending) -> None:
         case Cancelled(failure):
             _log(logging.INFO, claim, "was cancelled%s: %s", after, failure.message)
             _finish(ending, TaskResultStatus.FAILED, failure=failure)
-        case Interrupted():
-            _log(logging.WARNING, claim, "was cut off from the database%s and will run again", after)
+        case Interrupted(_, delay):
+            text = "was cut off from the database%s and will run again in %.1f s"
+            _log(logging.WARNING, claim, text, after, delay)
         case Abandoned(delay):
             _log(logging.INFO, claim, "had not ended with its process and will run again in %.1f s", delay)
         case Released():

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from django_pglock.postgres.connections import hang_up
-from django_pglock.worker.service import ConnectedService, Service
+from django_pglock.worker.service import Service
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -22,12 +26,25 @@ BETWEEN_LOOKS = 1.0
 LEFT_TO_SERVER = 2.0
 
 
+class Asks(Protocol):
+    """Something that sends statements, none of which may take longer than ``patience`` seconds."""
+
+    name: str
+
+    @property
+    def patience(self) -> float:
+        """Seconds for one statement."""
+
+    def under_way(self) -> tuple[DatabaseWrapper, int] | None:
+        """Return which statement, by session and number, waits for its answer now, if one does."""
+
+
 class Deadlines(Service):
-    """Looks every second at what the services wait for, and hangs up when that is the same for too long."""
+    """Looks every second at what services wait for, and hangs up when that is the same for too long."""
 
     name = "deadlines"
 
-    def __init__(self, services: Sequence[ConnectedService]) -> None:
+    def __init__(self, services: Sequence[Asks]) -> None:
         super().__init__()
         self._seen = [_Seen(service) for service in services]
 
@@ -40,7 +57,7 @@ class Deadlines(Service):
 class _Seen:
     """What one service was waiting for at the last look, and at how many looks before."""
 
-    def __init__(self, service: ConnectedService) -> None:
+    def __init__(self, service: Asks) -> None:
         self.service = service
         self.statement: object = None
         self.looks = 0

@@ -8,6 +8,7 @@ the worker's own pulse. What is no ``Exception`` is a failure that is not retrie
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -19,10 +20,10 @@ from django.apps import apps
 from django.db import Error as DatabaseFailure
 from django.db import transaction
 
-from django_pglock.conf import get_settings
 from django_pglock.errors import ClaimLost, TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
 from django_pglock.locks import lock
-from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.connections import connection_for, is_read_only
+from django_pglock.postgres.known_connections import leads_to_standby
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.claim import Claim
@@ -49,6 +50,9 @@ from django_pglock.worker.interruption import Interruptible
 from django_pglock.worker.logs import is_heard_of_tasks as is_heard
 
 logger = logging.getLogger("django_pglock.worker")
+
+#: Seconds before a task that was cut off from the database runs again; doubled each time up to the second number.
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 
 
 class Attempt(Interruptible):
@@ -141,7 +145,20 @@ class Attempt(Interruptible):
             logger.exception("What is to become of %r cannot be found out; it fails.", self.claim)
             return Failed(Failure.of(broken))
 
+    def interruption(self, error: BaseException) -> Interrupted:
+        """Return the outcome of a call that was cut off from the database, of which nothing remains."""
+        claim = self.claim
+        # What was given back before it began counts here as well: that comes from an outage, too.
+        before = max(0, claim.attempt - 1 - claim.retries - claim.rescues)
+        bound = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(before, 10))
+        return Interrupted(Failure.of(error), random.uniform(bound / 2, bound))  # noqa: S311
+
     def _failure(self, error: BaseException) -> Outcome:
+        if is_read_only(error):
+            # Whatever the session leads to now, the next task is to have another.
+            self.is_disturbed = True
+            if leads_to_standby(self.using):
+                return self.interruption(error)
         if isinstance(error, Snooze):
             return self._snoozed(error)
         claim = self.claim
@@ -296,7 +313,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> Ending:
             return attempt.ending(outcome, is_settled=True)
         if isinstance(error, DatabaseFailure) and (session is None or session.closed):
             # Cut off. Whether the commit arrived is not known, but the guard of the next statement knows.
-            return attempt.ending(_cut_off(claim, error) if has_begun else Released())
+            return attempt.ending(attempt.interruption(error) if has_begun else Released())
         return attempt.ending(attempt.failure(error))
     return attempt.ending(outcome, is_settled=True)
 
@@ -311,11 +328,6 @@ def _settle_and_commit(attempt: Attempt, outcome: Outcome) -> None:
 @cache
 def _rows(using: str) -> Any:
     return apps.get_model("django_pglock", "Task").objects.using(using)
-
-
-def _cut_off(claim: Claim, error: BaseException) -> Outcome:
-    failure = Failure.of(error)
-    return Failed(failure) if claim.rescues >= get_settings().MAX_RESCUES else Interrupted(failure)
 
 
 def _failures_before(claim: Claim, using: str) -> list[tuple[Any, str]]:

@@ -14,12 +14,13 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import AsyncToSync, sync_to_async
 from django.core.cache import caches
 from django.db import Error as DatabaseFailure
 from django.db import connections
 
-from django_pglock.postgres.connections import connection_for, has_hung_up
+from django_pglock.postgres.connections import has_hung_up
+from django_pglock.postgres.known_connections import is_on_standby, note_connection
 from django_pglock.postgres.sessions import limit_waiting
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
@@ -32,6 +33,8 @@ from django_pglock.worker.execution import Attempt, break_off, prepare, run, run
 from django_pglock.worker.grouping import with_others
 from django_pglock.worker.hand import Ending, Hand
 from django_pglock.worker.offspring import end_here
+from django_pglock.worker.orm_thread import OrmThread, current_attempt
+from django_pglock.worker.session_watch import SessionWatch
 from django_pglock.worker.watchdog import Seat, Watchdog
 
 logger = logging.getLogger("django_pglock.worker")
@@ -48,8 +51,9 @@ class Executor:
     def __init__(self, hand: Hand, using: str, watchdog: Watchdog) -> None:
         self.hand = hand
         self.using = using
-        self.loop = AsyncLoop(hand)
+        self.loop = AsyncLoop(hand, using)
         self.watchdog = watchdog
+        self.session_watch = SessionWatch(self.claim_of)
         self._is_stopping = False
         self._threads = [
             threading.Thread(target=self._work, args=(slot,), name=f"lockworker-thread-{number}", daemon=True)
@@ -131,7 +135,7 @@ class Executor:
     ) -> None:
         """Execute claims until there is none; ``over`` is called after each, with the seconds that it took."""
         looked_at = 0.0
-        limit_waiting(connection_for(self.using))
+        prepare_connections()
         seat = self.watchdog.seat()
         clean = clean_context()
         keeps_all = all(map(is_kept, connections.settings.values()))
@@ -139,10 +143,13 @@ class Executor:
             while (claim := next_claim()) is not None:
                 began = time.perf_counter()
                 if began - looked_at > BETWEEN_LOOKS:
-                    look_at_connections()
+                    look_at_connections(self.using)
                     looked_at = began
                 # Coroutines take theirs along from here: the loop is called with the context of its caller.
+                seat.claim = claim
                 ending = clean.copy().run(self._execute, claim, seat)
+                seat.claim = None
+                seat.clean_up(claim)
                 if not keeps_all:
                     close_what_is_not_kept()
                 if ending is not None:
@@ -156,6 +163,11 @@ class Executor:
                 over(ending, time.perf_counter() - began)
         finally:
             connections.close_all()
+
+    def claim_of(self, thread: int | None) -> Claim | None:
+        """Return the claim that a thread of this process, by its number, runs now."""
+        claims = (seat.claim for seat in self.watchdog.seats if seat.thread == thread)
+        return next(claims, None) or self.loop.orm.claim_of(thread)
 
     def _execute(self, claim: Claim, seat: Seat) -> Ending | None:
         attempt: Attempt | Ending | None = None
@@ -171,7 +183,6 @@ class Executor:
                 self.loop.run(attempt)
                 return None
             ending = run(attempt, seat.call)
-            seat.end_transactions(attempt)
             if attempt.is_disturbed:
                 connections.close_all()
         except BaseException as error:  # noqa: BLE001 - see the top of execution.py
@@ -189,8 +200,9 @@ class Executor:
 class AsyncLoop:
     """One event loop in a thread of its own, started when the first async task comes."""
 
-    def __init__(self, hand: Hand) -> None:
+    def __init__(self, hand: Hand, using: str) -> None:
         self.hand = hand
+        self.using = using
         self.process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
@@ -198,6 +210,7 @@ class AsyncLoop:
         self._running: dict[asyncio.Task[Any], Attempt] = {}
         self._looked_at = 0.0
         self._look: asyncio.Future[None] | None = None
+        self.orm = OrmThread(prepare_connections)
 
     @property
     def is_missing(self) -> bool:
@@ -211,11 +224,13 @@ class AsyncLoop:
         loop.call_soon_threadsafe(lambda: loop.create_task(self._run(attempt)))
 
     async def _run(self, attempt: Attempt) -> None:
+        current_attempt.set(attempt)
         try:
             await self._have_connections_looked_at()
             ending = await run_async(attempt, self._call)
         except BaseException as error:  # noqa: BLE001 - see the top of execution.py
             ending = break_off(attempt.claims, error)
+        self.orm.end(attempt)
         self.hand.ended(ending)
         self.hand.coroutines.free()
 
@@ -227,7 +242,7 @@ class AsyncLoop:
         now = time.perf_counter()
         if now - self._looked_at > BETWEEN_LOOKS:
             self._looked_at = now
-            self._look = asyncio.ensure_future(sync_to_async(look_at_connections)())
+            self._look = asyncio.ensure_future(sync_to_async(look_at_connections)(self.using))
             await asyncio.sleep(0)
 
     async def _call(self, attempt: Attempt) -> Any:
@@ -268,6 +283,8 @@ class AsyncLoop:
         attempt = self._running[task]
         if not attempt.is_struck:
             attempt.is_struck = True
+            # Python goes on in the thread whatever becomes of the coroutine; its SQL need not.
+            asyncio.get_running_loop().run_in_executor(None, self.orm.cancel, attempt)
             task.cancel()
 
     def stop(self) -> None:
@@ -279,6 +296,8 @@ class AsyncLoop:
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
+        # Where sync_to_async() looks for the thread of a loop.
+        AsyncToSync.loop_thread_executors[loop] = self.orm  # type: ignore[assignment]
         self._thread = threading.Thread(target=self._serve, args=(loop,), name="lockworker-loop", daemon=True)
         self._thread.start()
         return loop
@@ -291,6 +310,8 @@ class AsyncLoop:
                     task.cancel()
                 loop.run_until_complete(asyncio.wait(left))
         finally:
+            AsyncToSync.loop_thread_executors.pop(loop, None)
+            self.orm.close()
             loop.close()
 
     def _serve_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -319,11 +340,27 @@ def clean_context() -> Context:
     return copy_context()
 
 
-def look_at_connections() -> None:
-    """Close this thread's connections that are broken, too old or hung up, so that the next task opens new ones."""
+def prepare_connections() -> None:
+    """Let no connection of this thread be opened without a limit, or wait for an answer without being known."""
+    for alias in connections:
+        # What cannot be made fails where it is used.
+        with contextlib.suppress(Exception):
+            connection: Any = connections[alias]
+            if connection.vendor == "postgresql":
+                limit_waiting(connection)
+                note_connection(connection)
+
+
+def look_at_connections(using: str) -> None:
+    """Close this thread's connections that are broken, too old or hung up, so that the next task opens new ones.
+
+    And that of the tasks' database, ``using``, if it leads to a standby: its address led there for a while.
+    """
     connection: Any
     for connection in connections.all(initialized_only=True):
-        if connection.vendor == "postgresql" and has_hung_up(connection):
+        if connection.vendor == "postgresql" and (
+            has_hung_up(connection) or (connection.alias == using and is_on_standby(connection))
+        ):
             connection.close()
         else:
             connection.close_if_unusable_or_obsolete()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from django.apps import apps
 
-from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.options import Group
-from django_pglock.tasks.outcome import Cancelled, Failed, Interrupted, Outcome, Released, Retried, Snoozed
+from django_pglock.tasks.outcome import Cancelled, Failed, Outcome, Released, Retried, Snoozed
 from django_pglock.worker.execution import Attempt, prepare
 from django_pglock.worker.hand import Ending, Hand
 
@@ -61,10 +60,6 @@ class GroupAttempt(Attempt):
     def _outcome_of(self, other: Attempt, outcome: Outcome) -> Outcome:
         if self._error is not None and isinstance(outcome, Failed | Retried | Snoozed | Cancelled):
             return other.failure(self._error)
-        if isinstance(outcome, Failed | Interrupted):
-            # Cut off from the database, and of that each has its own count.
-            has_had_enough = other.claim.rescues >= get_settings().MAX_RESCUES
-            return Failed(outcome.failure) if has_had_enough else Interrupted(outcome.failure)
         return outcome
 
 

@@ -144,6 +144,8 @@ class ConnectedService(Service):
         super().__init__()
         self.using = using
         self._connection: DatabaseWrapper | None = None
+        # The same, also while it is being opened: that takes statements, too.
+        self._awaited: DatabaseWrapper | None = None
         self._statements = 0
         self._sessions = 0
 
@@ -162,6 +164,7 @@ class ConnectedService(Service):
             connection = dedicated_connection(self.using, application_name=f"lockworker {self.name}")
             # A server that does not answer may be waited for as long as the client's settings say.
             self.note_life(math.inf)
+            self._awaited = connection
             connection.ensure_connection()
             self.note_life()
             self._sessions += 1
@@ -176,7 +179,7 @@ class ConnectedService(Service):
 
     def under_way(self) -> tuple[DatabaseWrapper, int] | None:
         """Return which statement, by session and number, waits for its answer now, if one does. For other threads."""
-        connection, number = self._connection, self._statements
+        connection, number = self._awaited, self._statements
         return (connection, number) if connection is not None and statement_under_way(connection) else None
 
     def _count(self, execute: Callable[..., Any], *statement: Any) -> Any:
@@ -184,6 +187,6 @@ class ConnectedService(Service):
         return execute(*statement)
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._awaited = self._awaited, None, None
         if connection is not None:
             connection.close()

@@ -22,7 +22,7 @@ from django.db import IntegrityError, connections, transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.own_locks import UPKEEP
-from django_pglock.postgres.connections import connection_for, has_hung_up
+from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
 from django_pglock.tasks.gates import KEYS_AT_ONCE
 from django_pglock.tasks.pruning import ages_of
 from django_pglock.tasks.queryset import COMPARED_AT_ONCE
@@ -152,9 +152,10 @@ class Upkeep(ConnectedService):
         try:
             with transaction.atomic(using=self.using) if connection.in_atomic_block else nullcontext():
                 answer = step(*values)
-        except Exception:
+        except Exception as error:
             # Django lets go of one that broke within a transaction, and would open another, which is not as ours is.
-            if connection.connection is not session or has_hung_up(connection):
+            # One that may only read is of a server that is no primary, or not any more: the next one may be.
+            if connection.connection is not session or has_hung_up(connection) or is_read_only(error):
                 raise
             if name not in self._failing:
                 logger.warning("A step of the upkeep, %s, failed. It is tried again and again.", name, exc_info=True)

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.db import connections
 from django.db.backends.signals import connection_created
+from psycopg.pq import TransactionStatus
 
 from django_pglock.errors import TaskTimeout
-from django_pglock.postgres.connections import cancel_statement
+from django_pglock.postgres.connections import cancel_statement, hang_up, statement_under_way
 from django_pglock.worker.interruption import Interruptible
 from django_pglock.worker.offspring import end_here
 from django_pglock.worker.service import Service
@@ -35,6 +36,7 @@ from django_pglock.worker.service import Service
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
+    from django_pglock.tasks.claim import Claim
     from django_pglock.worker.execution import Attempt
 
 logger = logging.getLogger("django_pglock.worker")
@@ -43,6 +45,8 @@ logger = logging.getLogger("django_pglock.worker")
 STEPS = 3
 #: Seconds between two strikes at a function whose time is over and that still runs.
 BETWEEN_STRIKES = 1.0
+#: Seconds over its time after which a statement that goes on loses its connection: perhaps it is half open.
+CANCEL_PATIENCE = 10.0
 #: Seconds over its time after which the log says that a function cannot be stopped.
 OVERRUN = 5.0
 #: Seconds of the watchdog's sleep at most.
@@ -120,6 +124,8 @@ class Seat:
     def __init__(self, watchdog: Watchdog) -> None:
         self.watchdog = watchdog
         self.attempt: Interruptible | None = None
+        #: The claim that the thread runs, from the first to the last statement for it.
+        self.claim: Claim | None = None
         self.thread = threading.get_ident()
         self.process = os.getpid()
         self._striking = threading.Lock()
@@ -202,43 +208,85 @@ class Seat:
             if session.vendor != "postgresql":
                 continue
             try:
-                was_busy |= cancel_statement(session)
+                is_busy = cancel_statement(session)
             except psycopg.Error as error:
                 # It may still arrive, and meet what the session does next.
-                attempt.is_disturbed = was_busy = True
-                logger.warning("A statement of %r could not be cancelled: %s", attempt.claim, error)
+                is_busy = True
+                self._hang_up(session, attempt, f"could not be cancelled ({str(error).strip()})")
+            else:
+                if is_busy and time.monotonic() - attempt.deadline > CANCEL_PATIENCE:
+                    # The server has heard of it, or has nothing to cancel; we do not hear of that.
+                    self._hang_up(session, attempt, "does not end although it was cancelled")
+            was_busy |= is_busy
         return was_busy
 
-    def end_transactions(self, attempt: Interruptible) -> None:
-        """Close connections that an attempt has left in a transaction, or without autocommit: the next would use them.
-
-        Called after each attempt, so it only looks at attributes: a few of them take as long as a call.
-        """
-        for each in self._sessions:
-            session = each()
-            if session is not None and (
-                session.in_atomic_block or session.autocommit is not session.settings_dict["AUTOCOMMIT"]
-            ):
-                self._end_transaction(session, attempt)
-
-    def _end_transaction(self, session: DatabaseWrapper, attempt: Interruptible) -> None:
-        if session.connection is None or connections[session.alias] is not session:
-            # The next connect() begins anew; and what is not Django's for this thread may be in use elsewhere.
-            return
+    def _hang_up(self, session: DatabaseWrapper, attempt: Interruptible, what: str) -> None:
+        attempt.is_disturbed = True
         logger.warning(
-            "%r has left a transaction open, or autocommit off, in database %r; what it has not committed is lost.",
+            "A statement of %r %s; its connection to database %r is closed.",
             attempt.claim,
+            what,
             session.alias,
             extra=attempt.claim.log_fields(),
         )
+        hang_up(session)
+
+    def clean_up(self, claim: Claim) -> None:
+        """Close connections that a task has left in any state but at rest: the next one would use them.
+
+        Called after each task, so it only looks at attributes: a few of them take as long as a call. libpq knows of
+        a BEGIN that Django does not know of, without asking the server.
+        """
+        for each in self._sessions:
+            session = each()
+            if session is not None and not is_at_rest(session):
+                self._close(session, claim)
+
+    def _close(self, session: DatabaseWrapper, claim: Claim) -> None:
+        if connections[session.alias] is not session:
+            # What is not Django's for this thread may be in use elsewhere.
+            return
+        if session.in_atomic_block or not is_closed(session):
+            logger.warning(
+                "%r has left a transaction open, autocommit off, or its connection in use, in database %r; what it has "
+                "not committed is lost.",
+                claim,
+                session.alias,
+                extra=claim.log_fields(),
+            )
         # In an atomic block close() only notes that it was called.
         session.in_atomic_block = session.closed_in_transaction = False
-        session.close()
+        if statement_under_way(session):
+            # Another thread waits for an answer on it. It would crash if libpq's connection were freed.
+            hang_up(session)
+            session.connection = None
+        else:
+            session.close()
 
     def add(self, session: DatabaseWrapper) -> None:
         """Remember a session that the thread has opened. The list is made anew: the watchdog may be reading it."""
         others = [each for each in self._sessions if each() not in (None, session)]
         self._sessions = [*others, weakref.ref(session)]
+
+
+def is_at_rest(session: DatabaseWrapper) -> bool:
+    """Say whether a session of PostgreSQL, or of another database, is as the next task may have it."""
+    raw: Any = session.connection
+    if raw is None:
+        return True
+    has_autocommit = session.settings_dict["AUTOCOMMIT"]
+    if session.in_atomic_block or session.autocommit is not has_autocommit:
+        return False
+    if session.vendor != "postgresql" or not has_autocommit:
+        # Without autocommit a transaction is open in any case; such a session is never kept.
+        return True
+    # A closed one is neither idle nor in a transaction.
+    return bool(raw.pgconn.transaction_status == TransactionStatus.IDLE)
+
+
+def is_closed(session: DatabaseWrapper) -> bool:
+    """Say whether somebody has closed psycopg's connection under Django's."""
+    return session.vendor == "postgresql" and bool(session.connection.closed)
 
 
 def _note_session(connection: Any, **kwargs: Any) -> None:

@@ -154,8 +154,8 @@ class Worker:
         )
         self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
         self.listener = self._make_listener(using) if listens else None
-        services = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener)
-        self.deadlines = Deadlines([service for service in services if service is not None])
+        awaited = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener, self.executor.session_watch)
+        self.deadlines = Deadlines([service for service in awaited if service is not None])
         self.health = Health(self)
         self.notifier = Notifier(self.health, is_one_of_several=line is not None)
         self.probes = None if probe_port is None else Probes(self, host=probe_host, port=probe_port)
@@ -163,7 +163,8 @@ class Worker:
     @property
     def services(self) -> list[Service]:
         """The parts that run in threads of their own."""
-        parts = [self.heartbeat, self.settler, self.executor.watchdog, self.upkeep, self.fetcher, self.deadlines]
+        parts = [self.heartbeat, self.settler, self.executor.watchdog, self.upkeep, self.fetcher]
+        parts += [self.deadlines, self.executor.session_watch]
         return parts if self.listener is None else [*parts, self.listener]
 
     @property
@@ -188,6 +189,7 @@ class Worker:
             if self._asked_to_stop.is_set():
                 return
         self.settler.start()
+        self.executor.session_watch.start()
         self.executor.start()
         self.upkeep.start()
         if self.listener is not None:
@@ -267,7 +269,7 @@ class Worker:
             self._abandon_running(except_for=stuck)
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
-        self._end(self.settler, self.executor.watchdog, self.heartbeat, self.deadlines)
+        self._end(self.settler, self.executor.watchdog, self.heartbeat, self.executor.session_watch, self.deadlines)
         self.notifier.stop()
         self._give_up_signs()
         return have_ended and not stuck

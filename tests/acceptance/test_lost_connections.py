@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from django.db import connection
 
-from django_pglock.models import Task, Worker
-from tests.sample import tasks
+from django_pglock.models import Attempt, Task, Worker
+from django_pglock.worker import execution
+from tests.sample import session_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
@@ -40,6 +43,29 @@ def test_every_connection_of_a_worker_may_be_terminated(worker_process, eventual
     assert sorted(Effect.objects.values_list("number", flat=True)) == list(range(60))
     assert process.process.poll() is None
     assert Worker.objects.count() == 1, "it is still the same worker"
+
+
+def test_a_storm_of_cut_connections_is_no_poison_pill(worker, eventually, monkeypatch):
+    """More cuts than MAX_RESCUES, and only one attempt: an outage is the fault of no task."""
+    monkeypatch.setattr(execution, "FIRST_PAUSE", 0.02)
+    worker(threads=1)
+    session_tasks.end_own_session.enqueue(6)
+    eventually(lambda: Task.objects.filter(status__in=("SUCCESSFUL", "FAILED")).exists(), seconds=30)
+    task = Task.objects.get()
+    assert (task.status, task.attempts, task.retries, task.rescues) == ("SUCCESSFUL", 7, 0, 0)
+    assert Effect.objects.count() == 1
+    assert set(Attempt.objects.values_list("outcome", flat=True)) == {"LOST"}
+
+
+def test_pauses_grow_while_a_task_is_cut_off_again_and_again():
+    def pause(attempt, *, retries=0, rescues=0):
+        attempt_ = execution.Attempt.__new__(execution.Attempt)
+        attempt_.claim = SimpleNamespace(attempt=attempt, retries=retries, rescues=rescues)
+        return attempt_.interruption(ValueError()).delay
+
+    for number, bound in enumerate((0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0), start=1):
+        assert bound / 2 <= pause(number) <= bound
+    assert pause(3, retries=1, rescues=1) <= 0.25, "those were counted elsewhere"
 
 
 def test_outcomes_are_kept_until_they_can_be_written(worker, eventually):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
+from datetime import timedelta
 
 import pytest
 from django.db import connection
 from django.db.models import Max
 from django.db.models.functions import Extract, Now
+from django.utils import timezone
 
-from django_pglock.models import Attempt, Worker
+from django_pglock.models import Attempt, Task, Worker
+from example_project.postgres import PrivatePostgres
 from tests.chaos.stage import Blow
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
 from tests.proxy import Proxy
+from tests.sample import chaos_tasks
 from tests.sample.models import Run
 
 #: Seconds until a worker works again once it can.
@@ -72,9 +76,7 @@ def test_a_worker_behind_a_black_hole(proxy, stage, beats, eventually):
 
 @pytest.mark.fault("a worker's connections are reset, again and again")
 def test_a_worker_whose_connections_are_cut(proxy, stage, eventually, is_short):
-    # An atomic task that is cut off counts as one that took its worker down, and here it is cut off all the time.
-    settings = {"MAX_RESCUES": 1000}
-    victim = stage.worker("--threads", "2", url=proxy.url("postgres"), pglock=settings)
+    victim = stage.worker("--threads", "2", url=proxy.url("postgres"))
     end = time.monotonic() + (4 if is_short else 30)
     while time.monotonic() < end:
         stage.load(1)
@@ -88,6 +90,77 @@ def test_a_worker_whose_connections_are_cut(proxy, stage, eventually, is_short):
     eventually(lambda: works_again(stage, victim, since), seconds=60, why="the victim does not work again")
     eventually(stage.is_over, seconds=60, why="some task is stuck")
     stage.show("it works again after the end", stage.judge().begins(victim.id, since), AGAIN)
+
+
+@pytest.mark.short
+@pytest.mark.fault("a proxy forgets the connections of three workers and goes on acknowledging")
+def test_half_open_connections(proxy, stage, beats, eventually, is_short):
+    """Only those that there are. All twelve threads are in the middle of a task, most of them of a transaction."""
+    settings, _ = beats
+    crew = stage.workers(3, "--threads", "4", url=proxy.url("postgres"), pglock=settings)
+    stage.load(8, seconds=1.0)
+    eventually(lambda: all(stage.hands(member.id) for member in crew), why="the work did not begin")
+    time.sleep(0.5)
+    moments = []
+    for _ in range(1 if is_short else 3):
+        proxy.black_hole(new=False)
+        moments.append(time.time())
+        stage.load(4)
+        eventually(stage.is_over, seconds=120, why="some task is stuck")
+        stage.load(8, seconds=0.3)
+        eventually(lambda: sum(len(stage.hands(member.id)) for member in crew) > 6, why="the work did not begin")
+    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    evidence = stage.judge()
+    stage.show(
+        "the last worker begins a task again", max(evidence.begins(each.id, moments[0] + 1) for each in crew), 60
+    )
+    stage.affirm(
+        "the log names a thread and its task",
+        is_kept=any("lockworker-thread-" in each.output and "The connection is closed" in each.output for each in crew),
+    )
+
+
+@pytest.mark.short
+@pytest.mark.fault("the address leads to a standby for some seconds")
+def test_an_address_that_leads_to_a_standby(proxy, stage, server, eventually, is_short):
+    crew = stage.workers(2, "--threads", "4", url=proxy.url("postgres"))
+    seconds = 5 if is_short else 30
+    with PrivatePostgres(standby_of=server) as standby:
+        stage.load(10, seconds=0.3)
+        eventually(lambda: stage.running(4), why="the work did not begin")
+        proxy.lead_to(str(standby.folder))
+        for _ in range(seconds):
+            stage.load(2)
+            time.sleep(1)
+        proxy.host = str(server.folder)  # what is open stays where it is
+        since = time.time()
+        eventually(stage.is_over, seconds=60, why="some task is stuck")
+        later = chaos_tasks.work.using(run_after=timezone.now() + timedelta(seconds=1)).enqueue(0)
+        stage.expect(later)
+        eventually(stage.is_over, seconds=30, why="upkeep is still at the standby")
+    evidence = stage.judge()
+    stage.show("every worker works again", max(evidence.begins(each.id, since) for each in crew), AGAIN)
+
+
+@pytest.mark.short
+@pytest.mark.fault("all connections are reset ten times a second")
+def test_dense_cuts(proxy, stage, eventually, is_short):
+    """Atomic tasks are cut off more often than MAX_RESCUES, within seconds: nobody fails for that."""
+    crew = stage.workers(2, "--threads", "2", url=proxy.url("postgres"))
+    atomic = stage.expect(*[chaos_tasks.work_atomically.enqueue(0.3) for _ in range(20)])
+    eventually(lambda: stage.hands(crew[0].id), why="the work did not begin")
+    end = time.monotonic() + (4 if is_short else 60)
+    while time.monotonic() < end:
+        proxy.cut()
+        time.sleep(0.1)
+    since = time.time()
+    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    stage.judge()
+    stage.affirm("tasks were cut off", is_kept=Attempt.objects.filter(outcome="LOST").count() > 5)
+    stage.affirm(
+        "and none is counted as rescued", is_kept=not Task.objects.filter(pk__in=atomic, rescues__gt=0).exists()
+    )
+    stage.show("all is done", time.time() - since, 30)
 
 
 @pytest.mark.fault("200 ms on every message of a worker")

@@ -88,8 +88,7 @@ def ask(statement):
 @pytest.mark.short
 @pytest.mark.fault("storm of pg_terminate_backend")
 def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_work_goes_on, eventually, is_short):
-    # An atomic task that is cut off counts as one that took its worker down, and here it is cut off all the time.
-    crew = stage.workers(2, "--threads", "2", pglock={"MAX_RESCUES": 1000})
+    crew = stage.workers(2, "--threads", "2")
     stage.load(5)
     eventually(stage.running, why="the work did not begin")
     terminated, end = 0, time.monotonic() + (4 if is_short else 30)
@@ -115,7 +114,6 @@ def test_an_immediate_restart(stage, keep_busy, show_work_goes_on, eventually, i
         connection.close()
         moments.append(time.time())
         keep_busy(crew, moments[-1])
-        # An atomic task that all of them cut off would end FAILED, as one that takes its worker down.
         eventually(stage.is_over, seconds=90, why="some task is stuck")
     show_work_goes_on(crew, *moments)
 

@@ -147,7 +147,7 @@ def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_thr
         (Retried(FAILURE, 60), "CANCELLED"),
         (Retried(FAILURE, 0), "CANCELLED"),
         (Snoozed(60), "CANCELLED"),
-        (Interrupted(FAILURE), "CANCELLED"),
+        (Interrupted(FAILURE, 60), "CANCELLED"),
         (Released(), "CANCELLED"),
         (Abandoned(60), "CANCELLED"),
     ],

@@ -362,8 +362,8 @@ def test_an_answer_that_is_lost_leaves_no_lease(somebody, monkeypatch):
     """Without a ttl, a lease that was taken by a statement whose answer never came would be held for ever."""
     ask = keepers.Keeper.ask
 
-    async def cut(self, alias, statement, params):
-        row = await ask(self, alias, statement, params)
+    async def cut(self, alias, statement, params, **options):
+        row = await ask(self, alias, statement, params, **options)
         if "INSERT" in statement:
             raise DatabaseError("the connection was cut")
         return row

@@ -49,7 +49,7 @@ def test_only_known_functions_are_claimed():
         (Failed(FAILURE), "FAILED", "FAILED"),
         (Retried(FAILURE, 60), "SCHEDULED", "FAILED"),
         (Retried(FAILURE, 0), "READY", "FAILED"),
-        (Interrupted(FAILURE), "READY", "LOST"),
+        (Interrupted(FAILURE, 60), "SCHEDULED", "LOST"),
         (Released(), "READY", None),
         (Abandoned(60), "SCHEDULED", None),
     ],
@@ -63,7 +63,7 @@ def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, 
     assert (row.finished_at is not None) == (status in ("SUCCESSFUL", "FAILED"))
     assert (row.worker is None) == (status in ("READY", "SCHEDULED"))
     assert row.retries == isinstance(outcome, Retried)
-    assert row.rescues == isinstance(outcome, Interrupted)
+    assert row.rescues == 0, "only the death of a worker is one"
     assert [attempt.outcome for attempt in Attempt.objects.all()] == ([record] if record else [])
     if status == "SUCCESSFUL":
         assert row.result == {"a": 1}
@@ -80,13 +80,13 @@ def test_a_claim_given_back_unused_has_never_started(claim):
 
 
 @pytest.mark.parametrize(
-    "outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Interrupted(FAILURE), Released()]
+    "outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Interrupted(FAILURE, 0), Released()]
 )
 def test_a_zombie_changes_nothing(claim, outcome):
     """The fence: whoever comes back after a rescue finds another attempt in the row."""
     tasks.nothing.enqueue()
     [zombie] = claim()
-    settle(zombie, Interrupted(FAILURE))
+    settle(zombie, Interrupted(FAILURE, 0))
     [new] = claim()
     before = Task.objects.values().get()
     attempts = Attempt.objects.count()
@@ -120,7 +120,7 @@ def test_a_batch_is_one_statement_per_kind(claim):
     for _ in range(6):
         tasks.nothing.enqueue()
     claims = claim(6)
-    outcomes = [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Succeeded(), Released(), Interrupted(FAILURE)]
+    outcomes = [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Succeeded(), Released(), Interrupted(FAILURE, 0)]
     with CaptureQueriesContext(connection) as queries:
         accepted = Task.objects.all().settle(list(zip(claims, outcomes, strict=True)), claims[0].worker)
     assert len(queries) == 2
@@ -177,7 +177,7 @@ class TestInTheTasksOwnTransaction:
     def test_a_lost_claim_takes_the_effects_with_it(self, claim):
         tasks.nothing.enqueue()
         [zombie] = claim()
-        settle(zombie, Interrupted(FAILURE))
+        settle(zombie, Interrupted(FAILURE, 0))
         with pytest.raises(ClaimLost), transaction.atomic(durable=True):
             Effect.objects.create(name="zombie")
             Task.objects.all().settle_and_commit([(zombie, Succeeded())])

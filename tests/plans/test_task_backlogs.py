@@ -96,7 +96,7 @@ def plans(worker, ids):
     first = Task.objects.earliest("pk").pk
     Task.objects.filter(pk=first).update(status="FAILED")
     retried = rows.filter(pk=first)._without_duplicates().filter(status__in=["CANCELLED", "FAILED"]).order_by("pk")
-    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, ones, failed, texts, texts)
+    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts)
     row = ("default", 0, PATH, "[]", "{}", "default", 0, "{}")
     calls = {
         "a claim of one": (plain.sql(1, "default"), None),

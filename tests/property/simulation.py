@@ -27,7 +27,15 @@ FAILURE = Failure("builtins.ValueError", "Traceback …")
 OUTCOMES = st.sampled_from(
     [
         *(Succeeded(), Succeeded("1"), Failed(FAILURE), Retried(FAILURE, 0), Retried(FAILURE, 60)),
-        *(Interrupted(FAILURE), Released(), Abandoned(60), Snoozed(0), Snoozed(60), Cancelled(FAILURE)),
+        *(
+            Interrupted(FAILURE, 0),
+            Interrupted(FAILURE, 60),
+            Released(),
+            Abandoned(60),
+            Snoozed(0),
+            Snoozed(60),
+            Cancelled(FAILURE),
+        ),
     ]
 )
 #: Examples of a long walk, which takes a hundred steps each; without, the walks are short.

@@ -181,9 +181,14 @@ class SettlerHere(Settler):
             self.hand.tell_news()
 
 
+class Seat:
+    def clean_up(self, claim: Any) -> None:
+        pass
+
+
 class ExecutorHere(Executor):
     def __init__(self, house: House) -> None:
-        super().__init__(house.hand, "default", SimpleNamespace(seat=lambda: None, seats=[]))
+        super().__init__(house.hand, "default", SimpleNamespace(seat=Seat, seats=[]))
         self.house = house
 
     def _execute(self, claim: Any, seat: Any) -> Ending | None:
@@ -200,7 +205,7 @@ class ExecutorHere(Executor):
 @pytest.fixture(autouse=True)
 def by_kind(monkeypatch):
     monkeypatch.setattr(Hand, "begin", _begin)
-    monkeypatch.setattr(executor, "look_at_connections", lambda: None)
+    monkeypatch.setattr(executor, "look_at_connections", lambda using: None)
     # Few places, so that they are all taken.
     monkeypatch.setattr(capacity, "MOST_ASYNC", 3)
 

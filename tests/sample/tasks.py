@@ -14,7 +14,16 @@ from django.db import connection, transaction
 from django.utils import translation
 
 from django_pglock import Cancel, Retry, Snooze, lock, task
-from tests.sample import advisory_tasks, chaos_tasks, forking_tasks, result_tasks, running_tasks  # noqa: F401 - known through this module
+
+# A worker finds what this module imports.
+from tests.sample import (  # noqa: F401
+    advisory_tasks,
+    chaos_tasks,
+    forking_tasks,
+    result_tasks,
+    running_tasks,
+    session_tasks,
+)
 from tests.sample.models import Effect
 
 

@@ -15,7 +15,8 @@ from django_pglock.models import Task
 from tests.conftest import ROOT
 from tests.db.test_locks import somebody as somebody  # a fixture
 from tests.docs.test_docs import blocks
-from tests.sample import tasks
+from tests.sample import session_tasks, tasks
+from tests.sample.models import Effect
 
 pytestmark = pytest.mark.acceptance
 
@@ -93,3 +94,23 @@ def test_a_lock_inside_atomic_of_another_database_has_to_say_what_is_meant(alias
         with transaction.atomic(), lock("d") as handle:
             assert handle.scope == "transaction"
     assert somebody.can_have("b")
+
+
+@pytest.fixture
+def emptied(transactional_db):
+    """Nobody else does it here."""
+    yield
+    Task.objects.all().delete()
+    Effect.objects.all().delete()
+
+
+def test_a_transaction_left_open_in_another_database_is_not_the_next_tasks(alias, emptied, worker, eventually):
+    """Not only the tasks' own: each connection that the thread has opened is looked at."""
+    alias("other", CONN_MAX_AGE=None)
+    running = worker(threads=1)
+    session_tasks.write_to.enqueue("other")
+    session_tasks.leave.enqueue("a BEGIN in another database")
+    session_tasks.write_to.enqueue("other")
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 3)
+    eventually(lambda: not running.hand.claims)
+    assert Effect.objects.filter(name="kept").count() == 2

@@ -1,0 +1,69 @@
+"""What the server says of sessions that this process waits for.
+
+A statement may take hours. Whether the server works on it, the server knows: it is asked on another session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from django_pglock.postgres.connections import backend_pid
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+#: The server's own number of a session, which behind a pooler is another than libpq's.
+OWN = "SELECT pg_backend_pid(), pg_is_in_recovery()"
+#: What the login role may see, also where Django assumes another role.
+AS_LOGIN_ROLE = "SET ROLE NONE"
+#: ``state`` is NULL for sessions that we may not look into, and 'disabled' where track_activities is off.
+SESSIONS = """
+SELECT pid, state, coalesce(wait_event IN ('ClientRead', 'ClientWrite'), false),
+    coalesce(extract(epoch FROM clock_timestamp() - state_change), 0)::float
+FROM pg_stat_activity WHERE pid = ANY(%s)
+"""
+#: For how long the oldest statement of this database has run. What cannot be looked into may have run for ever.
+OLDEST_STATEMENT = """
+SELECT max(CASE WHEN state = 'active' THEN extract(epoch FROM clock_timestamp() - query_start)::float
+                ELSE 'infinity' END)
+FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+  AND (state IS NULL OR state IN ('active', 'disabled', 'fastpath function call'))
+"""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a session does, as the server sees it: ``state`` as in pg_stat_activity, ``since`` in seconds."""
+
+    state: str | None
+    waits_for_client: bool
+    since: float
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """The answer of a server: its sessions by process id, or None behind a pooler, where those are the pooler's."""
+
+    is_standby: bool
+    sessions: dict[int, Activity] | None
+    #: Behind a pooler: for how many seconds the oldest statement of the database has run.
+    oldest_statement: float = 0.0
+
+
+def view_of_server(connection: DatabaseWrapper, pids: Sequence[int]) -> ServerView:
+    """Ask the server that ``connection``, our own, leads to for sessions by their process ids. Raises Django's errors.
+
+    Behind a pooler nothing is set: the next one in the session would have it.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(OWN)
+        pid, is_standby = cursor.fetchone()
+        if pid != backend_pid(connection):
+            cursor.execute(OLDEST_STATEMENT)
+            return ServerView(is_standby, None, cursor.fetchone()[0] or 0.0)
+        cursor.execute(AS_LOGIN_ROLE)
+        cursor.execute(SESSIONS, (list(pids),))
+        return ServerView(is_standby, {pid: Activity(*rest) for pid, *rest in cursor.fetchall()})

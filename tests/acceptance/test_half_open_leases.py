@@ -1,0 +1,74 @@
+"""Leases whose connection falls mute: a proxy goes on acknowledging, and no answer comes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.db import connection, connections
+
+from django_pglock import Lease, LockError, leader, lock
+from django_pglock.locks import keeper as keeper_module
+from django_pglock.locks import tenure
+from django_pglock.postgres import libpq
+from tests.proxy import Proxy
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+
+@pytest.fixture
+def proxy(transactional_db, monkeypatch):
+    with Proxy.before(connection) as proxy:
+        for name, value in (("HOST", "127.0.0.1"), ("PORT", str(proxy.port))):
+            monkeypatch.setitem(connections.settings["default"], name, value)
+        # A thread keeps its settings, so a keeper that is there already would not come through here.
+        monkeypatch.setattr(keeper_module, "_keeper", None)
+        yield proxy
+        connection.close()
+
+
+def test_a_lease_is_renewed_on_another_connection(proxy):
+    """One renewal gets no answer, the next one opens a new session."""
+    with Lease("half open", ttl=4) as lease:
+        proxy.black_hole(new=False)
+        time.sleep(9)
+        lease.assert_held()
+
+
+def test_a_leader_steps_down_at_the_first_renewal_without_an_answer(proxy):
+    with pytest.raises(LockError), leader("half open", ttl=6) as leadership:
+        began = time.monotonic()
+        proxy.black_hole(new=False)
+        assert leadership.lost.wait(20)
+        assert time.monotonic() - began < 5.5, "that was the end of the lease, and not the first doubt"
+        leadership.assert_held()
+
+
+def test_to_give_a_lease_back_does_not_take_for_ever(proxy, monkeypatch):
+    monkeypatch.setattr(tenure.Tenure._ask, "__kwdefaults__", {"within": 1.0})
+    began = time.monotonic()
+    with Lease("half open", ttl=60):
+        proxy.black_hole(new=False)
+    assert time.monotonic() - began < 10
+    with Lease("half open", ttl=60):
+        pass
+
+
+def test_a_cancel_that_gets_no_answer_is_not_waited_for_for_ever(proxy, monkeypatch):
+    """As after Ctrl-C, or at a timeout."""
+    monkeypatch.setattr(libpq, "CANCEL_WITHIN", 0.5)
+    monkeypatch.setattr(libpq, "LOOK_UP", 10)
+    connection.close()
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with lock("half open"):
+        pass
+    proxy.black_hole(new=False)
+    answer = libpq._answer
+    monkeypatch.setattr(libpq, "_answer", lambda pgconn, *within: answer(pgconn, *within) if within else interrupt())
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), lock("half open"):
+        pass
+    assert time.monotonic() - began < 5

@@ -1,0 +1,177 @@
+"""Connections of task threads that fall mute, at each moment in which a thread waits for an answer."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.db import connection, connections
+
+from django_pglock.models import Attempt, Task
+from django_pglock.postgres.connections import statement_under_way
+from django_pglock.worker import deadlines, listener, session_watch, watchdog
+from django_pglock.worker.service import ConnectedService
+from tests.proxy import Proxy
+from tests.sample import session_tasks as tasks
+from tests.sample.models import Effect
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+
+@pytest.fixture(autouse=True)
+def events():
+    tasks.HAS_BEGUN.clear()
+    tasks.GO_ON.clear()
+    yield
+    tasks.GO_ON.set()
+
+
+@pytest.fixture
+def proxy(transactional_db, monkeypatch):
+    """A network between the server and all connections but the tests' own, which is open by now."""
+    with Proxy.before(connection) as proxy:
+        for name, value in {"HOST": "127.0.0.1", "PORT": str(proxy.port), "CONN_MAX_AGE": None}.items():
+            monkeypatch.setitem(connections.settings["default"], name, value)
+        yield proxy
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(ConnectedService, "patience", 1.0)
+    monkeypatch.setattr(deadlines, "BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(deadlines, "LEFT_TO_SERVER", 0.5)
+    monkeypatch.setattr(listener, "BETWEEN_QUESTIONS", 0.5)
+    monkeypatch.setattr(session_watch, "BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(session_watch, "ON_ITS_WAY", 0.5)
+
+
+def is_done():
+    return not Task.objects.exclude(status="SUCCESSFUL").exists()
+
+
+def begin(function):
+    """Enqueue a task and wait until it pauses."""
+    tasks.HAS_BEGUN.clear()
+    tasks.GO_ON.clear()
+    function.enqueue()
+    assert tasks.HAS_BEGUN.wait(10)
+
+
+@pytest.fixture
+def member(proxy, quick, worker, eventually):
+    """A worker with one thread, which has its session."""
+    member = worker(threads=1)
+    tasks.write.enqueue()
+    eventually(is_done)
+    return member
+
+
+def test_a_statement_on_a_half_open_connection(member, proxy, eventually, caplog):
+    begin(tasks.ask_twice)
+    proxy.black_hole(new=False)
+    tasks.GO_ON.set()
+    eventually(is_done, seconds=30, why="the thread hangs")
+    assert [row.exception_path for row in Attempt.objects.all()] == ["django.db.utils.OperationalError"]
+    assert "lockworker-thread-1 (<Claim" in caplog.text
+    assert "the session is idle at the server" in caplog.text
+
+
+def test_the_commit_of_an_atomic_task(member, proxy, eventually, caplog):
+    begin(tasks.write_and_pause)
+    proxy.black_hole(new=False)
+    tasks.GO_ON.set()
+    eventually(is_done, seconds=30, why="the thread hangs")
+    assert Effect.objects.count() == 2, "the effects of each task are there once"
+    assert "The connection is closed" in caplog.text
+
+
+@pytest.mark.parametrize("has_health_checks", [False, True])
+def test_a_begin_and_a_health_check(proxy, quick, worker, eventually, caplog, monkeypatch, has_health_checks):
+    monkeypatch.setitem(connections.settings["default"], "CONN_HEALTH_CHECKS", has_health_checks)
+    worker(threads=1)
+    tasks.write.enqueue()
+    eventually(is_done)
+    proxy.black_hole(new=False)
+    tasks.write.enqueue()
+    eventually(lambda: "The connection is closed" in caplog.text, seconds=30, why="the thread hangs")
+    eventually(is_done, seconds=30)
+    assert Effect.objects.count() == 2
+
+
+def test_a_check_of_a_pool(proxy, quick, worker, eventually, caplog, monkeypatch):
+    """The pool asks on a connection that no Django connection has yet."""
+    settings = connections.settings["default"]
+    monkeypatch.setitem(settings, "CONN_MAX_AGE", 0)
+    monkeypatch.setitem(settings, "CONN_HEALTH_CHECKS", True)
+    monkeypatch.setitem(settings, "OPTIONS", {**settings["OPTIONS"], "pool": {"min_size": 1, "max_size": 2}})
+    try:
+        worker(threads=1)
+        tasks.write.enqueue()
+        eventually(is_done)
+        proxy.black_hole(new=False)
+        tasks.write.enqueue()
+        eventually(lambda: "The connection is closed" in caplog.text, seconds=30, why="the thread hangs")
+        eventually(is_done, seconds=30)
+    finally:
+        connections["default"].close_pool()
+
+
+def test_nobody_can_be_reached_at_all(member, proxy, eventually, caplog, monkeypatch):
+    monkeypatch.setattr(session_watch, "ANSWER_WITHIN", 2.0)
+    begin(tasks.ask_twice)
+    proxy.black_hole()
+    tasks.GO_ON.set()
+    eventually(lambda: "the server cannot be reached" in caplog.text, seconds=40, why="the thread hangs")
+    proxy.pass_through()
+    eventually(is_done, seconds=30)
+
+
+def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(member, proxy, eventually, caplog, monkeypatch):
+    monkeypatch.setattr(session_watch, "FIRST_QUESTION", 10**9)
+    monkeypatch.setattr(watchdog, "CANCEL_PATIENCE", 1.0)
+    # The request goes to the server, which has nothing to cancel. (The proxy would answer it with a reset.)
+    monkeypatch.setattr(watchdog, "cancel_statement", statement_under_way)
+    begin(tasks.ask_twice_in_time)
+    proxy.black_hole(new=False)
+    tasks.GO_ON.set()
+    eventually(is_done, seconds=30, why="the thread hangs")
+    assert [row.exception_path for row in Attempt.objects.all()] == ["django_pglock.errors.TaskTimeout"]
+    assert "does not end although it was cancelled" in caplog.text
+
+
+def test_a_timeout_ends_the_wait_where_the_cancel_does_not_arrive(member, proxy, eventually, caplog, monkeypatch):
+    monkeypatch.setattr(session_watch, "FIRST_QUESTION", 10**9)
+    begin(tasks.ask_twice_in_time)
+    proxy.black_hole(new=False)
+    tasks.GO_ON.set()
+    eventually(is_done, seconds=30, why="the thread hangs")
+    assert "could not be cancelled" in caplog.text
+
+
+def test_a_long_statement_is_left_alone_and_named_once(proxy, quick, worker, eventually, caplog, monkeypatch):
+    monkeypatch.setattr(session_watch, "REPORT", 15)
+    member = worker(threads=1)
+    tasks.sleep_in_server.enqueue(4)
+    eventually(is_done, seconds=20)
+    assert Task.objects.get().attempts == 1
+    assert caplog.text.count("It goes on waiting") == 1
+    assert "the server says that the session is active" in caplog.text
+    eventually(lambda: not member.executor.session_watch._sessions, why="its own session stays open")
+
+
+def test_the_watch_itself_does_not_hang(member, proxy, eventually):
+    """Its session falls mute while it asks for a long statement."""
+    tasks.sleep_in_server.enqueue(8)
+    eventually(lambda: member.executor.session_watch._sessions)
+    proxy.black_hole(new=False)
+    before = time.monotonic()
+    eventually(lambda: Task.objects.filter(status="FAILED").exists(), seconds=40, why="the watch hangs")
+    assert time.monotonic() - before > 5, "the statement was under way at the server"
+
+
+def test_who_does_something_else_or_asks_again_and_again_is_left_alone(member, eventually, caplog):
+    tasks.read_slowly.enqueue(1.5)
+    tasks.ask_often.enqueue(3)
+    eventually(is_done, seconds=30)
+    assert set(Task.objects.values_list("attempts", flat=True)) == {1}
+    assert "has had no answer" not in caplog.text

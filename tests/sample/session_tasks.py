@@ -1,0 +1,181 @@
+"""Task functions that use their thread's session at moments which the test chooses. For workers in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+
+import psycopg
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, connection, connections
+from psycopg.pq import TransactionStatus
+
+from django_pglock import TaskContext, task
+from tests.sample.models import Effect
+
+HAS_BEGUN, GO_ON = threading.Event(), threading.Event()
+
+
+def select(statement="SELECT 1"):
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def pause():
+    HAS_BEGUN.set()
+    assert GO_ON.wait(30)
+
+
+@task(max_attempts=2, backoff=0)
+def ask_twice():
+    select()
+    pause()
+    select()
+
+
+@task(timeout=1, max_attempts=2, backoff=0)
+def ask_twice_in_time():
+    select()
+    pause()
+    select()
+
+
+@task(atomic=True)
+def write_and_pause():
+    Effect.objects.create(name="atomic")
+    pause()
+
+
+@task(atomic=True)
+def write():
+    Effect.objects.create(name="atomic")
+
+
+@task
+def sleep_in_server(seconds):
+    select(f"SELECT pg_sleep({seconds})")
+
+
+@task
+def read_slowly(seconds):
+    """Read rows that have all come long ago; libpq calls the session active until the last one is taken."""
+    connection.ensure_connection()
+    with connection.connection.cursor() as cursor:
+        for _ in cursor.stream("SELECT generate_series(1, 3)"):
+            time.sleep(seconds)
+
+
+@task
+def ask_often(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        select()
+
+
+@task(atomic=True, takes_context=True)
+def end_own_session(context: TaskContext, times):
+    """Lose the connection so many times, then succeed."""
+    Effect.objects.create(name="cut off")
+    if context.fencing_token <= times:
+        select("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+def leave_begin():
+    select("BEGIN")
+
+
+def leave_aborted():
+    select("BEGIN")
+    with suppress(DatabaseError):
+        select("SELECT 1 / 0")
+
+
+def leave_closed():
+    select()
+    connection.connection.close()
+
+
+def leave_in_use():
+    """Give the connection to a thread that goes on using it."""
+    connection.ensure_connection()
+    raw = connection.connection
+
+    def use():
+        with suppress(psycopg.Error):
+            raw.execute("SELECT pg_sleep(60)")
+
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    while raw.pgconn.transaction_status != TransactionStatus.ACTIVE:
+        time.sleep(0.001)
+
+
+def leave_other_database():
+    connections["other"].cursor().execute("BEGIN")
+
+
+LEAVE = {
+    "a BEGIN": leave_begin,
+    "an aborted transaction": leave_aborted,
+    "a closed connection": leave_closed,
+    "a connection that is in use": leave_in_use,
+    "a BEGIN in another database": leave_other_database,
+}
+
+
+@task
+def leave(what):
+    LEAVE[what]()
+
+
+@task
+def write_to(alias):
+    Effect.objects.using(alias).create(name="kept")
+
+
+@task
+def write_late(seconds):
+    """Open a connection after a while only."""
+    time.sleep(seconds)
+    Effect.objects.create(name="late")
+
+
+@task
+async def write_late_in_coroutine(seconds):
+    await asyncio.sleep(seconds)
+    await Effect.objects.acreate(name="late")
+
+
+@task
+def tell_backend():
+    connection.ensure_connection()
+    return connection.connection.info.backend_pid
+
+
+@task(timeout=1)
+async def sleep_in_server_in_coroutine(seconds):
+    await sync_to_async(select)(f"SELECT pg_sleep({seconds})")
+
+
+@task
+async def leave_in_coroutine():
+    await sync_to_async(select)("BEGIN")
+    await Effect.objects.acreate(name="lost")
+
+
+@task
+async def write_in_coroutine():
+    await Effect.objects.acreate(name="kept")
+
+
+@task
+async def occupy(seconds):
+    """Keep the thread in which the ORM runs for all coroutines."""
+    await sync_to_async(time.sleep)(seconds)
+
+
+@task
+async def wait_until(seconds):
+    await asyncio.sleep(seconds)
