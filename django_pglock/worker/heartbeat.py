@@ -205,6 +205,7 @@ class Heartbeat(ConnectedService):
             "table": connection.ops.quote_name(self._workers().model._meta.db_table),
             "worker": str(self.identity.id),
             "interval": get_settings().HEARTBEAT_INTERVAL,
+            "limit": get_settings().HEARTBEAT_LIMIT,
         }
 
     def _session_settings(self) -> dict[str, str]:
