@@ -2,7 +2,8 @@
 
 A worker shows life twice: by a heartbeat in its row, and by a session that holds an advisory lock of its own. Rescue
 wants both signs gone, so that a restarted server or a cut connection condemns nobody; after the hard limit the
-heartbeat alone decides, because behind a pooler the lock cannot be seen and a frozen process keeps its session.
+heartbeat alone decides, because a frozen process keeps its session, and behind a pooler no worker holds a lock.
+A worker without a row is dead: it has ended in order, or its guard has seen it die.
 """
 
 from __future__ import annotations
@@ -70,14 +71,14 @@ class WorkerQuerySet(models.QuerySet[Any]):
         queues: list[str],
         threads: int,
         is_stopping: bool,
-        lock_key: int = 0,
+        lock_key: int | None = None,
         task_paths: list[str] | None = None,
     ) -> tuple[int, bool]:
         """Say that a worker lives; the first beat registers it.
 
-        ``lock_key`` is the number of the lock that its session holds. ``task_paths`` are the functions that it knows,
-        where that is news. Returns how many its row has, and whether
-        it says that the worker sleeps.
+        ``lock_key`` is the number of the lock that its session holds; None: it holds none. ``task_paths`` are the
+        functions that it knows, where that is news. Returns how many its row has, and whether it says that the worker
+        sleeps.
         """
         connection = connections[self.db]
         paths = None if task_paths is None else json.dumps(task_paths)

@@ -138,7 +138,13 @@ class Worker:
         progress = Progress(self.hand, rows)
         self.heartbeat_file = HeartbeatFile(heartbeat_file, number=1 if line is None else line.number)
         self.heartbeat = Heartbeat(
-            self.hand, rows, self.identity, self.queues.asked, progress=progress, cancel=self.executor.cancel
+            self.hand,
+            rows,
+            self.identity,
+            self.queues.asked,
+            progress=progress,
+            cancel=self.executor.cancel,
+            is_pooled=not listens,
         )
         self.heartbeat.beaten = self.heartbeat_file.touch
         self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.hungry.set)

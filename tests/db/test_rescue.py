@@ -28,9 +28,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 NUMBER = 4711
 
 
-def register(worker, *, silent_for=0.0):
+def register(worker, *, silent_for=0.0, lock_key=NUMBER):
     rows = Worker.objects.all()
-    rows.beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=NUMBER)
+    rows.beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=lock_key)
     rows.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
 
 
@@ -71,6 +71,17 @@ def test_both_signs_of_life_count(claim, session, settings, silent_for, has_sess
     rescued = Task.objects.all().rescue()
     assert bool(rescued) == is_rescued
     assert Task.objects.get().status == ("READY" if is_rescued else "RUNNING")
+
+
+@pytest.mark.parametrize(("silent_for", "is_rescued"), [(200.0, False), (320.0, False), (370.0, True)])
+def test_of_a_worker_that_holds_no_lock_the_heartbeat_decides(claim, settings, silent_for, is_rescued):
+    """Behind a pooler no worker holds one, so that none is held says nothing."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    worker = uuid4()
+    register(worker, silent_for=silent_for, lock_key=None)
+    tasks.nothing.enqueue()
+    claim(worker=worker)
+    assert bool(Task.objects.all().rescue()) == is_rescued
 
 
 def test_a_worker_without_a_row_is_dead(claim):
