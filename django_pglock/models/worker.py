@@ -36,6 +36,9 @@ class Worker(models.Model):
     is_stopping = models.BooleanField(_("stopping"), db_default=False)
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now())
+    beating_since = models.DateTimeField(
+        _("beating since"), db_default=Now(), help_text=_("Since then no heartbeat was late, and no session was lost.")
+    )
 
     for_dumpdata = _DefaultManager()
     objects = WorkerManager()

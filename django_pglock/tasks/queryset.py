@@ -31,6 +31,7 @@ from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimStatement
 from django_pglock.tasks.counting import CountQuerySet
 from django_pglock.tasks.gates import array_of_numbers, claim_columns
+from django_pglock.tasks.liveness import LATE, MISSING, SETTLED
 from django_pglock.tasks.outcome import Abandoned, Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
 from django_pglock.tasks.pruning import WINDOW
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope, sources_of
@@ -256,11 +257,11 @@ class TaskQuerySet(CountQuerySet):
         settings = get_settings()
         most = settings.MAX_RESCUES
         text = "Its worker died, or gave no sign of life for too long, while it held this attempt."
-        # Two beats must be missing; the little more is for one that is on its way.
-        beats = 2.2 * settings.HEARTBEAT_INTERVAL
+        interval = settings.HEARTBEAT_INTERVAL
+        beats = MISSING * interval
         # Early enough for what a frozen worker had to run elsewhere within the limit: upkeep looks once an interval.
-        longest = max(beats, settings.HEARTBEAT_LIMIT - settings.HEARTBEAT_INTERVAL)
-        values = (beats, longest, limit, most, LOST_WITH_WORKER, text)
+        longest = max(beats, settings.HEARTBEAT_LIMIT - interval)
+        values = (LATE * interval, SETTLED * interval, beats, longest, limit, most, LOST_WITH_WORKER, text)
         rescued = [Rescued(*row) for row in self._run(statements.RESCUE, *values)]
         self.wake(each.queue for each in rescued if each.status == TaskStatus.READY)
         self.admit_on_commit({each.lock_key for each in rescued})

@@ -453,14 +453,19 @@ WHERE task.id = ANY (ARRAY(SELECT id FROM claim)) AND task.id <> ALL (ARRAY(SELE
 """
 
 # Takes claims back from workers that are dead: no row, or no sign of life for the hard limit, or two missing beats and
-# no session that holds the worker's lock, unless its row says that none does. Which claims are meant is decided on one
-# snapshot, by id and attempt: a row that was settled and claimed by a newer worker since then carries another attempt
-# and is left alone. SKIP LOCKED: a row that is being settled at this moment needs no rescue. What somebody asked to end
-# does not run again.
+# no session that holds the worker's lock, unless its row says that none does. While there is no witness (liveness.py)
+# only those without a row are dead. Which claims are meant is decided on one snapshot, by id and attempt: a row that
+# was settled and claimed by a newer worker since then carries another attempt and is left alone. SKIP LOCKED: a row
+# that is being settled at this moment needs no rescue. What somebody asked to end does not run again.
 RESCUE = f"""
-WITH alive AS MATERIALIZED (
+WITH witness AS MATERIALIZED (
     SELECT worker.id FROM {{worker}} AS worker
     WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+      AND worker.beating_since <= clock_timestamp() - make_interval(secs => %s) LIMIT 1
+), alive AS MATERIALIZED (
+    SELECT worker.id FROM {{worker}} AS worker
+    WHERE NOT EXISTS (SELECT FROM witness)
+       OR worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
        OR (worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
            AND (worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker.lock_key IN (
                SELECT (held.classid::bigint << 32) | held.objid::bigint FROM pg_locks AS held

@@ -94,6 +94,8 @@ class Heartbeat(ConnectedService):
         self.lock_key = draw_number()
         # Whether the present session holds it; None: that has not been tried yet.
         self._has_lock: bool | None = None
+        # Whether the present session has not beaten yet.
+        self._is_interrupted = True
 
     @property
     def patience(self) -> float:  # type: ignore[override]
@@ -102,11 +104,12 @@ class Heartbeat(ConnectedService):
 
     @property
     def longest_pause(self) -> float:  # type: ignore[override]
-        """Try again no more rarely than there is a beat: when the server is back, the others wait for little more."""
-        return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL)
+        """Try again twice as often as there is a beat: when the server is back, the others wait for little more."""
+        return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
 
     def connected(self) -> None:
         self._has_lock = False if self.is_pooled else None
+        self._is_interrupted = True
 
     def turn(self) -> None:
         if not self.first_beat.is_set() and not self._has_tables():
@@ -179,8 +182,10 @@ class Heartbeat(ConnectedService):
             threads=self.hand.threads,
             is_stopping=self.is_draining,
             lock_key=self.lock_key if self._has_lock else None,
+            is_interrupted=self._is_interrupted,
             task_paths=None if len(known) == self._told else known,
         )
+        self._is_interrupted = False
         if not is_sleeping:
             self.taken_to_be_awake()
 

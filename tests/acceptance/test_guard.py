@@ -14,6 +14,7 @@ import pytest
 
 from django_pglock.models import Task, Worker
 from django_pglock.worker import guard, guarding
+from tests.conftest import guards_of
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -21,13 +22,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 #: Seconds: HEARTBEAT_LIMIT of the tests, a round of rescue, and some.
 LONGER_THAN_THE_LIMIT = 6.0
-
-
-def guards_of(pid):
-    """Return the numbers of the guards that a process has started and that have not ended."""
-    told = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True)
-    rows = [line.split(None, 3) for line in told.stdout.splitlines()]
-    return [int(row[0]) for row in rows if int(row[1]) == pid and row[2][0] != "Z" and str(guarding.SCRIPT) in row[3]]
 
 
 def is_there(pid):

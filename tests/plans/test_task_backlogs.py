@@ -103,7 +103,7 @@ def plans(worker, ids):
         "SETTLE_OWN_SUCCESS": ("null", ids[0], 1),
         "SETTLE_OTHERS": (*others, worker),
         "HELD": (ids, ones),
-        "RESCUE": (6.6, 30.0, 1000, 3, "x", "y"),
+        "RESCUE": (4.5, 5.25, 6.6, 30.0, 1000, 3, "x", "y"),
         "RELEASE_UNKNOWN": (worker, ids[:1], 0.0),
         "CANCEL_REQUESTS": (worker,),
         "NOTE_PROGRESS": (ids, ones, texts),
@@ -295,7 +295,7 @@ def test_rows_that_are_known_by_their_ids_are_compared_some_at_a_time(new_table,
     insert("RUNNING", 1000, worker=uuid4())
     ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))[:COMPARED_AT_ONCE]
     values = {
-        "RESCUE": (6.6, 30.0, COMPARED_AT_ONCE, 3, "x", "y"),
+        "RESCUE": (4.5, 5.25, 6.6, 30.0, COMPARED_AT_ONCE, 3, "x", "y"),
         "NOTE_PROGRESS": (ids, [1] * len(ids), ["null"] * len(ids)),
     }
     plan = executed(Task.objects.all()._sql(getattr(statements, name)), values[name], by_index=name in ORDERED)
