@@ -202,12 +202,27 @@ class TaskQuerySet(CountQuerySet):
                 raise
             raise ClaimLost("The task is no longer claimed by this attempt.") from error
 
-    def release_unknown(self, worker: UUID, in_hand: Iterable[int], *, older_than: float) -> int:
-        """Give back what ``worker`` owns in the table but does not know of, if claimed over ``older_than`` seconds ago.
+    def server_time(self) -> str:
+        """Return what the server's clock shows, as the server's text: so no setting of time zones changes it."""
+        [(now,)] = self._run("SELECT clock_timestamp()::text")
+        return now  # type: ignore[no-any-return]
 
-        Returns how many tasks that were.
+    def release_unknown(
+        self,
+        worker: UUID,
+        in_hand: Iterable[int],
+        *,
+        older_than: float = 0.0,
+        before: str | None = None,
+        except_keys: Iterable[str] = (),
+    ) -> int:
+        """Give back what ``worker`` owns in the table but does not know of.
+
+        If claimed over ``older_than`` seconds ago, and ``before`` a moment of ``server_time()`` (None: any), and not
+        of a lock key that is one of ``except_keys``. Returns how many tasks that were.
         """
-        released = self._run(statements.RELEASE_UNKNOWN, worker, list(in_hand), older_than)
+        values = (worker, list(in_hand), older_than, before, list(except_keys))
+        released = self._run(statements.RELEASE_UNKNOWN, *values)
         self.admit(key for *_, key in released)
         self.release(id_ for id_, status, _ in released if status == TaskStatus.CANCELLED)
         return len(released)

@@ -551,7 +551,8 @@ ORDER BY claimed.place
 """
 
 # Gives back what this worker owns in the table but not in its hands: claims whose answer was lost on the way. The
-# heartbeat would keep them alive for ever.
+# heartbeat would keep them alive for ever. Left alone are claims after a moment before which the worker looked into its
+# hands, and those of keys for which its threads are claiming groups.
 RELEASE_UNKNOWN = """
 UPDATE {task} AS task
 SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
@@ -560,7 +561,8 @@ SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
     expires_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN {expires_at} END,
     started_at = CASE WHEN started_at = last_attempted_at THEN NULL ELSE started_at END
 WHERE task.status = 'RUNNING' AND task.worker = %s AND task.id <> ALL (%s::bigint[])
-  AND task.last_attempted_at < clock_timestamp() - make_interval(secs => %s)
+  AND task.last_attempted_at < LEAST(clock_timestamp() - make_interval(secs => %s), %s::timestamptz)
+  AND COALESCE(task.lock_key <> ALL (%s::text[]), true)
 RETURNING task.id, task.status, task.lock_key
 """
 

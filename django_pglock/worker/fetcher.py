@@ -102,7 +102,10 @@ class Fetcher(ConnectedService):
         if self.listens:
             # Not behind a pooler, where the session is others' as well.
             self.rows.prepare_session()
-        lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), older_than=0)
+        # A thread may be claiming for its group at this moment. The order counts: what is claimed from now on is not
+        # lost; what was claimed before is under way until it is in hand.
+        before, under_way = self.rows.server_time(), self.hand.groups_under_way()
+        lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), before=before, except_keys=under_way)
         if lost:
             logger.warning("Gave back %d tasks whose claim was answered too late.", lost)
 

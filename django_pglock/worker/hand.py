@@ -58,6 +58,8 @@ class Hand:
         self.outbox: SimpleQueue[Ending | None] = SimpleQueue()
         # By id and attempt: a task that was given back may be claimed again before its old claim is let go.
         self.claims: dict[tuple[int, int], Claim] = {}
+        #: Lock keys for whose groups threads are claiming, by the claims that run already.
+        self.gathering: dict[Claim, str | None] = {}
         #: Set when the fetcher should look again: a thread is short of work, a notification came, or the end.
         self.hungry = threading.Event()
         #: Endings that the settler has taken and not yet written. Only the settler sets it.
@@ -101,6 +103,10 @@ class Hand:
     def task_ids(self) -> list[int]:
         """Return the ids of the tasks in hand."""
         return [task_id for task_id, _attempt in list(self.claims)]
+
+    def groups_under_way(self) -> list[str]:
+        """Return the lock keys for whose groups threads are claiming now."""
+        return [key for key in list(self.gathering.values()) if key is not None]
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Add claims, in the order in which they are to run."""

@@ -104,7 +104,7 @@ def plans(worker, ids):
         "SETTLE_OTHERS": (*others, worker),
         "HELD": (ids, ones),
         "RESCUE": (4.5, 5.25, 6.6, 30.0, 1000, 3, "x", "y"),
-        "RELEASE_UNKNOWN": (worker, ids[:1], 0.0),
+        "RELEASE_UNKNOWN": (worker, ids[:1], 0.0, None, []),
         "CANCEL_REQUESTS": (worker,),
         "NOTE_PROGRESS": (ids, ones, texts),
         "NOTE_LAST_PROGRESS": (ids, ones, texts),

@@ -86,7 +86,7 @@ def test_the_other_statements_use_their_partial_indexes(history):
         "NEXT_DUE": ((), {"pglock_task_due"}),
         "READY_QUEUES": ((), {"pglock_task_ready", "pglock_task_fair"}),
         "UNKNOWN": ((30.0, 1000, 1000), {"pglock_task_ready", "pglock_task_fair"}),
-        "RELEASE_UNKNOWN": ((worker, [1], 0.0), {"pglock_task_running"}),
+        "RELEASE_UNKNOWN": ((worker, [1], 0.0, None, []), {"pglock_task_running"}),
         "CANCEL_REQUESTS": ((worker,), {"pglock_task_running"}),
     }
     with connection.cursor() as cursor:
