@@ -155,7 +155,7 @@ def result_of_row(row: Any) -> TaskResult[..., Any] | None:
         return None
     failures = list(row.failures.order_by("number")) if row.attempts or row.status == TaskStatus.CANCELLED else []
     workers = [str(failure.worker) for failure in failures if failure.worker is not None]
-    if row.worker is not None and (not failures or failures[-1].number != row.attempts):
+    if row.worker is not None and (not failures or failures[-1].number != row.attempts_made):
         workers.append(str(row.worker))
     return make_result(
         as_called(

@@ -338,10 +338,11 @@ WITH done AS MATERIALIZED (
     FROM child
     WHERE task.id = child.id AND task.id = ANY (ARRAY(SELECT id FROM locked))
       AND task.status || '' = 'BLOCKED' AND task.waits_for > 0
-    RETURNING task.id, task.status, task.queue, task.lock_key, task.attempts, task.waits_for, child.failed
+    RETURNING task.id, task.status, task.queue, task.lock_key, task.attempts - task.uncounted AS number, task.waits_for,
+              child.failed
 ), recorded AS (
     INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
-    SELECT id, attempts, NULL, clock_timestamp(), clock_timestamp(), 'FAILED', %s, format(%s, failed)
+    SELECT id, number, NULL, clock_timestamp(), clock_timestamp(), 'FAILED', %s, format(%s, failed)
     FROM moved WHERE status = 'CANCELLED'
     ON CONFLICT DO NOTHING
 ), told AS MATERIALIZED (
@@ -413,6 +414,8 @@ WITH outcome AS MATERIALIZED (
                       ELSE outcome.status END,
         retries = task.retries + outcome.retried,
         rescues = task.rescues + outcome.rescued,
+        uncounted = task.uncounted
+            + CASE WHEN outcome.record IS NULL AND outcome.status IN ('SCHEDULED', 'READY') THEN 1 ELSE 0 END,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
         finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
@@ -427,10 +430,10 @@ WITH outcome AS MATERIALIZED (
     FROM outcome
     WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
       AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
-    RETURNING task.id, task.attempts, task.last_attempted_at, task.finished_at
+    RETURNING task.id, task.attempts - task.uncounted AS number, task.last_attempted_at, task.finished_at
 ), recorded AS (
     INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
-    SELECT settled.id, settled.attempts, %s, settled.last_attempted_at, clock_timestamp(),
+    SELECT settled.id, settled.number, %s, settled.last_attempted_at, clock_timestamp(),
            outcome.record, outcome.exception_path, outcome.traceback
     FROM settled JOIN outcome ON outcome.id = settled.id
     WHERE outcome.record IS NOT NULL
@@ -492,11 +495,11 @@ WITH witness AS MATERIALIZED (
         worker = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN task.worker END
     FROM mine
     WHERE task.id = mine.id AND task.id = ANY (ARRAY(SELECT id FROM mine))
-    RETURNING task.id, task.attempts, mine.worker, task.last_attempted_at, task.status, task.queue, task.task_path,
-              task.lock_key
+    RETURNING task.id, task.attempts, task.attempts - task.uncounted AS number, mine.worker, task.last_attempted_at,
+              task.status, task.queue, task.task_path, task.lock_key
 ), recorded AS (
     INSERT INTO {{attempt}} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
-    SELECT id, attempts, worker, last_attempted_at, clock_timestamp(), 'LOST', %s, %s FROM rescued
+    SELECT id, number, worker, last_attempted_at, clock_timestamp(), 'LOST', %s, %s FROM rescued
 )
 SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued
 """
@@ -558,6 +561,7 @@ UPDATE {task} AS task
 SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
                   WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END,
     finished_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN clock_timestamp() END, worker = NULL,
+    uncounted = uncounted + 1,
     expires_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN {expires_at} END,
     started_at = CASE WHEN started_at = last_attempted_at THEN NULL ELSE started_at END
 WHERE task.status = 'RUNNING' AND task.worker = %s AND task.id <> ALL (%s::bigint[])

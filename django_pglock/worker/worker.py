@@ -137,16 +137,7 @@ class Worker:
         self.executor = Executor(self.hand, using, watchdog)
         progress = Progress(self.hand, rows)
         self.heartbeat_file = HeartbeatFile(heartbeat_file, number=1 if line is None else line.number)
-        self.heartbeat = Heartbeat(
-            self.hand,
-            rows,
-            self.identity,
-            self.queues.asked,
-            progress=progress,
-            cancel=self.executor.cancel,
-            is_pooled=not listens,
-        )
-        self.heartbeat.beaten = self.heartbeat_file.touch
+        self.heartbeat = self._make_heartbeat(rows, progress, is_pooled=not listens)
         self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.hungry.set)
         self.settler = Settler(self.hand, rows, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
         self.fetcher = Fetcher(
@@ -332,6 +323,19 @@ class Worker:
     def _give_up_grace(self) -> None:
         self._hurry.set()
         self.end()
+
+    def _make_heartbeat(self, rows: Any, progress: Progress, *, is_pooled: bool) -> Heartbeat:
+        heartbeat = Heartbeat(
+            self.hand,
+            rows,
+            self.identity,
+            self.queues.asked,
+            progress=progress,
+            cancel=self.executor.cancel,
+            is_pooled=is_pooled,
+        )
+        heartbeat.beaten = self.heartbeat_file.touch
+        return heartbeat
 
     def _make_listener(self, using: str) -> Listener:
         return Listener(
