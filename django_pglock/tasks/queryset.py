@@ -103,8 +103,12 @@ class TaskQuerySet(CountQuerySet):
         """Have the claims of this session be planned once, by their index, whatever the statistics say."""
         plans.keep_plans(connection_for(self.db))
 
-    def claim_statement(self, *, worker: UUID, paths: Sequence[str], behind: bool = False) -> ClaimStatement:
+    def claim_statement(
+        self, *, worker: UUID, paths: Sequence[str], behind: bool = False, backend: str | None = None
+    ) -> ClaimStatement:
         """Return the statement that claims tasks of a queue for a worker, among the functions it knows.
+
+        ``backend``: the alias in TASKS that the tasks have to be enqueued with; None: any.
 
         The name of the queue is to be filled in. With ``behind``, also two numbers: only tasks of that priority are
         claimed which were enqueued after the task of that id.
@@ -114,6 +118,8 @@ class TaskQuerySet(CountQuerySet):
         claimable = self.ready().filter(queue=queue, task_path__in=paths or [""], fair_key__isnull=True)
         if behind:
             claimable = claimable.filter(priority=priority, id__gt=id_)
+        if backend is not None:
+            claimable = claimable.filter(backend=backend)
         paused = self.model._meta.apps.get_model("django_pglock", "Queue").objects.paused().filter(name=queue)
         changes = {
             "status": TaskStatus.RUNNING,
@@ -126,14 +132,14 @@ class TaskQuerySet(CountQuerySet):
         return ClaimStatement(claimable.filter(~Exists(paused)), changes, returning)
 
     def claim_fair(
-        self, *, worker: UUID, queue: str, paths: Sequence[str], after: str, limit: int
+        self, *, worker: UUID, queue: str, paths: Sequence[str], after: str, limit: int, backend: str | None = None
     ) -> tuple[list[Claim], str]:
         """Claim tasks whose keys take turns, beginning behind the key ``after``.
 
         Returns the claims, in the order in which they run, and the key behind which to go on; empty when nothing is
         behind these. There may be more also where this returns no claim: it looks at so many keys and no more.
         """
-        here = (queue, list(paths))
+        here = (queue, list(paths), backend)
         walk = (after, queue, *here, queue, limit)
         rows = self._run(statements.CLAIM_FAIR, *walk, *here, limit, limit, worker, limit)
         claims = [Claim(id_, attempt, worker, *rest) for _, place, id_, attempt, *rest in rows if place is not None]

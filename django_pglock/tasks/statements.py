@@ -257,21 +257,23 @@ WHERE first.status <> 'SCHEDULED' OR first.started_at IS NOT NULL
 ORDER BY first.id LIMIT %s
 """
 
-# Takes the others of a group along with the one that was claimed: those that wait for its key, and those that still
-# gather. They have the same key, so nobody else can be doing it, unless this worker was frozen and its claim is lost.
-# ADMIT says why ranges.
+# Takes the others of a group and backend along with the one that was claimed: those that wait for its key, and those
+# that still gather. They have the same key, so nobody else can be doing it, unless this worker was frozen and its claim
+# is lost. ADMIT says why ranges.
 TAKE_ALONG = """
 WITH leader AS MATERIALIZED (
-    SELECT id FROM {task} WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
+    SELECT id, backend FROM {task} WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
 ), waiting AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
     WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
+      AND task.backend = (SELECT backend FROM leader)
     ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
 ), gathering AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
     WHERE (task.lock_key, task.status) BETWEEN (%s, 'SCHEDULED') AND (%s, 'SCHEDULED')
       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
+      AND task.backend = (SELECT backend FROM leader)
       AND task.started_at IS NULL AND task.run_after <= clock_timestamp() + make_interval(secs => %s)
     ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
 ), others AS MATERIALIZED (
@@ -520,6 +522,7 @@ WITH RECURSIVE keys AS (
             SELECT task.id FROM {task} AS task
             WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
               AND task.fair_key = first.fair_key AND task.task_path = ANY (%s::text[])
+              AND task.backend = COALESCE(%s::text, task.backend)
             ORDER BY task.priority DESC, task.id LIMIT 1) IS NOT NULL AS is_known
         FROM (SELECT task.fair_key::text FROM {task} AS task
               WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
@@ -533,6 +536,7 @@ WITH RECURSIVE keys AS (
             SELECT task.id FROM {task} AS task
             WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
               AND task.fair_key = keys.fair_key AND task.task_path = ANY (%s::text[])
+              AND task.backend = COALESCE(%s::text, task.backend)
             ORDER BY task.priority DESC, task.id
             LIMIT ceil(%s::numeric / (SELECT max(found) FROM keys))
             FOR NO KEY UPDATE OF task SKIP LOCKED) AS locked

@@ -35,7 +35,7 @@ BETWEEN_LOOKS = 0.05
 
 
 class Fetcher(ConnectedService):
-    """Keeps the inbox filled from the queues it serves.
+    """Keeps the inbox filled from the queues it serves, with tasks of one ``backend`` or, if that is None, of all.
 
     ``drained`` is called when nothing is in hand and nothing is left that could be claimed; None: nobody asks.
     ``spent`` is called when the process has claimed as many tasks as it may.
@@ -51,6 +51,7 @@ class Fetcher(ConnectedService):
         queues: Queues,
         *,
         listens: bool,
+        backend: str | None = None,
         drained: Callable[[], None] | None = None,
         spent: Callable[[], None] = lambda: None,
     ) -> None:
@@ -62,6 +63,7 @@ class Fetcher(ConnectedService):
         self.identity = identity
         self.queues = queues
         self.listens = listens
+        self.backend = backend
         # Queues of which a notification told while the worker slept.
         self._told: set[str] = set()
         self._ready = ReadyQueues(rows)
@@ -203,7 +205,13 @@ class Fetcher(ConnectedService):
         """Return the claims of the functions that are known by now."""
         known = registry.known_paths()
         if self._claims is None or self._claims.paths != known:
-            self._claims = WorkerClaims(self.rows, worker=self.identity.id, paths=known, is_fair=registry.has_fair())
+            self._claims = WorkerClaims(
+                self.rows,
+                worker=self.identity.id,
+                paths=known,
+                is_fair=registry.has_fair(),
+                backend=self.backend,
+            )
         return self._claims
 
     # Sleep

@@ -82,7 +82,8 @@ class Flag:
 class Worker:
     """Runs tasks of some queues of one database until it is told to stop.
 
-    ``using`` is the database alias; ``queues``, ``exclude`` and ``order`` say which queues it serves, and in which
+    ``using`` is the database alias; ``backend`` the alias in TASKS of the backend to serve, where several share the
+    database (None: all of them); ``queues``, ``exclude`` and ``order`` say which queues it serves, and in which
     order, as ``runlockworker`` takes them (none: all); ``threads`` is how many sync tasks run at once, ``grace`` the
     seconds that running tasks get to finish after a stop. With ``drain`` it ends when nothing that it could claim is
     left in its queues, and nothing is in hand; what is scheduled for later does not count.
@@ -103,6 +104,7 @@ class Worker:
         self,
         *,
         using: str = "default",
+        backend: str | None = None,
         queues: Sequence[str] = (),
         exclude: Sequence[str] = (),
         order: str = "weighted",
@@ -146,6 +148,7 @@ class Worker:
             self.identity,
             self.queues,
             listens=listens,
+            backend=backend,
             drained=self.end if drain else None,
             spent=self._ask_for_replacement,
         )

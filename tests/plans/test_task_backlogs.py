@@ -87,7 +87,7 @@ def plans(worker, ids):
     due, due_values = rows.due()._marking_sql(1000, {"status": "READY"}, '"queue"', keep_order=False)
     texts = ["null"] * len(ids)
     group = ("backlog", "backlog", PATH)
-    here = ("default", [PATH])
+    here = ("default", [PATH], None)
     ones = [1] * len(ids)
     failed = ["FAILED"] * len(ids)
     first = Task.objects.earliest("pk").pk
