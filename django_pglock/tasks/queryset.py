@@ -424,14 +424,24 @@ class TaskQuerySet(CountQuerySet):
         self.release_on_commit([id_ for id_, _, status, _ in moved if status in FINISHED])
         return moved
 
-    def unknown(self, *, limit: int = 1000) -> list[UnknownTasks]:
+    def doubtful(self, *, backend: str | None = None) -> list[tuple[str, int]]:
+        """Return how many tasks of each queue run on workers that may be dead.
+
+        They are rescued soon, or their workers are heard again. ``backend``: only tasks of one alias in TASKS.
+        """
+        return self._run(statements.DOUBTFUL, backend, MISSING * get_settings().HEARTBEAT_INTERVAL)
+
+    def unknown(
+        self, *, limit: int = 1000, worker: UUID | None = None, backend: str | None = None
+    ) -> list[UnknownTasks]:
         """Return which ready tasks no living worker knows, the longest waiting first.
 
+        With ``worker``, which ones this worker does not know; with ``backend``, only tasks of that alias in TASKS.
         Looks at the first ``limit`` tasks of each queue, by index. Whether a worker that knows one also serves its
         queue is not asked.
         """
         alive = get_settings().HEARTBEAT_LIMIT
-        return [UnknownTasks(*row) for row in self._run(statements.UNKNOWN, alive, limit, limit)]
+        return [UnknownTasks(*row) for row in self._run(statements.UNKNOWN, alive, worker, limit, limit, backend)]
 
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]

@@ -457,6 +457,12 @@ WHERE task.id = ANY (ARRAY(SELECT id FROM claim)) AND task.id <> ALL (ARRAY(SELE
   AND task.attempts = claim.attempt AND task.status || '' = 'RUNNING'
 """
 
+# Whether a session holds the lock of a worker, or its row says that none does.
+LOCK_IS_HELD = f"""(worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker.lock_key IN (
+               SELECT (held.classid::bigint << 32) | held.objid::bigint FROM pg_locks AS held
+               WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.granted
+                 AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())))"""
+
 # Takes claims back from workers that are dead: no row, or no sign of life for the hard limit, or two missing beats and
 # no session that holds the worker's lock, unless its row says that none does. While there is no witness (liveness.py)
 # only those without a row are dead. Which claims are meant is decided on one snapshot, by id and attempt: a row that
@@ -472,10 +478,7 @@ WITH witness AS MATERIALIZED (
     WHERE NOT EXISTS (SELECT FROM witness)
        OR worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
        OR (worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
-           AND (worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker.lock_key IN (
-               SELECT (held.classid::bigint << 32) | held.objid::bigint FROM pg_locks AS held
-               WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.granted
-                 AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database()))))
+           AND {LOCK_IS_HELD})
 ), orphan AS MATERIALIZED (
     SELECT task.id, task.attempts, task.worker FROM {{task}} AS task
     WHERE task.status = 'RUNNING' AND NOT EXISTS (SELECT FROM alive WHERE alive.id = task.worker)
@@ -504,6 +507,15 @@ WITH witness AS MATERIALIZED (
     SELECT id, number, worker, last_attempted_at, clock_timestamp(), 'LOST', %s, %s FROM rescued
 )
 SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued
+"""
+
+# How many tasks of each queue run on workers that may be dead: no row, a missing beat, or a lock that nobody holds.
+DOUBTFUL = f"""
+SELECT task.queue, count(*) FROM {{task}} AS task
+WHERE task.status = 'RUNNING' AND task.backend = COALESCE(%s::text, task.backend) AND NOT EXISTS (
+    SELECT FROM {{worker}} AS worker WHERE worker.id = task.worker
+       AND worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s) AND {LOCK_IS_HELD})
+GROUP BY task.queue
 """
 
 # Claims from tasks that take turns: one of each key behind the last one served, then a second, and so on, as many as
@@ -623,24 +635,25 @@ WITH RECURSIVE found AS (
 """
 READY_QUEUES = f"{_READY_QUEUES}SELECT queue FROM found WHERE queue IS NOT NULL"
 
-# What is ready and known to no living worker, among the first of each queue. What nobody claims comes to be among the
-# first by itself, so nothing need be read beyond them. The limits are subqueries: a planner that sees a number above
-# what it takes for an average queue would read and sort all of the one queue that is not average.
+# What is ready and known to no living worker, or not to one of them, among the first of each queue. What nobody claims
+# comes to be among the first by itself, so nothing need be read beyond them. The limits are subqueries: a planner that
+# sees a number above what it takes for an average queue would read and sort all of the one queue that is not average.
 UNKNOWN = f"""
 {_READY_QUEUES.rstrip()}, known AS MATERIALIZED (
     SELECT jsonb_array_elements_text(worker.task_paths) AS path FROM {{worker}} AS worker
     WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+      AND worker.id = COALESCE(%s::uuid, worker.id)
 )
 SELECT first.task_path, found.queue, count(*), min(first.enqueued_at) AS oldest
 FROM found CROSS JOIN LATERAL (
-    (SELECT task.task_path, task.enqueued_at FROM {{task}} AS task
+    (SELECT task.task_path, task.backend, task.enqueued_at FROM {{task}} AS task
      WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = found.queue
      ORDER BY task.priority DESC, task.id LIMIT (SELECT %s::bigint))
     UNION ALL
-    (SELECT task.task_path, task.enqueued_at FROM {{task}} AS task
+    (SELECT task.task_path, task.backend, task.enqueued_at FROM {{task}} AS task
      WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = found.queue
      ORDER BY task.fair_key, task.priority DESC, task.id LIMIT (SELECT %s::bigint))) AS first
-WHERE first.task_path NOT IN (SELECT path FROM known)
+WHERE first.task_path NOT IN (SELECT path FROM known) AND first.backend = COALESCE(%s::text, first.backend)
 GROUP BY first.task_path, found.queue
 ORDER BY oldest, first.task_path
 """

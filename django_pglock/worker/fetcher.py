@@ -12,6 +12,7 @@ from django.apps import apps
 from django_pglock.conf import get_settings
 from django_pglock.tasks import registry
 from django_pglock.tasks.wakeup import NEGATIVE_TTL
+from django_pglock.worker.draining import Drain
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.last_chance import LastChance
@@ -37,7 +38,7 @@ BETWEEN_LOOKS = 0.05
 class Fetcher(ConnectedService):
     """Keeps the inbox filled from the queues it serves, with tasks of one ``backend`` or, if that is None, of all.
 
-    ``drained`` is called when nothing is in hand and nothing is left that could be claimed; None: nobody asks.
+    ``drain`` is finished when nothing is in hand and nothing is left that could be claimed; None: nobody asks.
     ``spent`` is called when the process has claimed as many tasks as it may.
     """
 
@@ -52,12 +53,12 @@ class Fetcher(ConnectedService):
         *,
         listens: bool,
         backend: str | None = None,
-        drained: Callable[[], None] | None = None,
+        drain: Drain | None = None,
         spent: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(rows.db)
         self.spent = spent
-        self.drained = drained
+        self.drain = drain
         self.hand = hand
         self.rows = rows
         self.identity = identity
@@ -73,7 +74,7 @@ class Fetcher(ConnectedService):
         self._is_forgotten = False
         self._busy_since: float | None = None
         # Who is to end when nothing is left runs also what would be put off, and then it would be left.
-        self._last_chance = LastChance(hand, puts_off=drained is None)
+        self._last_chance = LastChance(hand, puts_off=drain is None)
         self._done = -1
         self._got_on_at = 0.0
         #: Whether it has looked for tasks in its present session.
@@ -125,7 +126,7 @@ class Fetcher(ConnectedService):
             self._pause(BETWEEN_LOOKS)
             return
         # Before the claim: what makes a task ready afterwards is not ours, and not due yet.
-        is_last_look = self.drained is not None and self._has_nothing_to_come()
+        is_last_look = self.drain is not None and self._has_nothing_to_come()
         room = self.hand.room()
         if room == 0:
             self._pause(HOARDING)
@@ -136,9 +137,9 @@ class Fetcher(ConnectedService):
             self._note_busy()
             if self.hand.left == 0:
                 self.spent()
-        elif self.drained is not None:
+        elif self.drain is not None:
             if is_last_look:
-                self.drained()
+                self.drain.finish()
             self._pause(DRAINING)
         else:
             self._busy_since = None
@@ -155,7 +156,8 @@ class Fetcher(ConnectedService):
 
     def _has_nothing_to_come(self) -> bool:
         """Say whether nothing is in hand, and nothing due; and make ready what is. Only for a look at the end."""
-        if self.hand.claims:
+        assert self.drain is not None  # noqa: S101 - for the type checker
+        if self.hand.claims or self.drain.waits_for_rescue():
             return False
         due_in = self.rows.next_due_in()
         if due_in is not None and due_in <= 0:

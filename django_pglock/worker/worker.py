@@ -11,6 +11,7 @@ from typing import Any
 
 from django_pglock.errors import model_of
 from django_pglock.worker.deadlines import Deadlines
+from django_pglock.worker.draining import Drain
 from django_pglock.worker.execution import Attempt
 from django_pglock.worker.executor import Executor
 from django_pglock.worker.fetcher import Fetcher
@@ -86,7 +87,8 @@ class Worker:
     database (None: all of them); ``queues``, ``exclude`` and ``order`` say which queues it serves, and in which
     order, as ``runlockworker`` takes them (none: all); ``threads`` is how many sync tasks run at once, ``grace`` the
     seconds that running tasks get to finish after a stop. With ``drain`` it ends when nothing that it could claim is
-    left in its queues, and nothing is in hand; what is scheduled for later does not count.
+    left in its queues, nothing is in hand, and nothing there runs on a worker that may be dead; what is scheduled for
+    later does not count. ``left_behind`` then says what it could not run.
 
     ``run()`` ends, too, when the process has run ``max_tasks`` tasks, takes more than ``max_memory`` MiB, or after
     ``max_time`` seconds. ``line`` leads to the supervisor, if there is one, which then starts another in its place.
@@ -142,6 +144,7 @@ class Worker:
         self.heartbeat = self._make_heartbeat(rows, progress, is_pooled=not listens)
         self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.hungry.set)
         self.settler = Settler(self.hand, rows, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
+        self.drain = Drain(rows, self.queues, self.identity.id, end=self.end, backend=backend) if drain else None
         self.fetcher = Fetcher(
             self.hand,
             rows,
@@ -149,7 +152,7 @@ class Worker:
             self.queues,
             listens=listens,
             backend=backend,
-            drained=self.end if drain else None,
+            drain=self.drain,
             spent=self._ask_for_replacement,
         )
         self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
@@ -165,6 +168,11 @@ class Worker:
         """The parts that run in threads of their own."""
         parts = [self.heartbeat, self.settler, self.executor.watchdog, self.upkeep, self.fetcher, self.deadlines]
         return parts if self.listener is None else [*parts, self.listener]
+
+    @property
+    def left_behind(self) -> list[str]:
+        """What a worker with ``drain`` has left although it was to run it, in words; empty before the end."""
+        return [] if self.drain is None else self.drain.left
 
     @property
     def is_stopping(self) -> bool:

@@ -108,7 +108,7 @@ def plans(worker, ids):
         "CANCEL_REQUESTS": (worker,),
         "NOTE_PROGRESS": (ids, ones, texts),
         "NOTE_LAST_PROGRESS": (ids, ones, texts),
-        "UNKNOWN": (30.0, BATCH, BATCH),
+        "UNKNOWN": (30.0, None, BATCH, BATCH, None),
         "COUNT_READY": (["default", "other"], BATCH, BATCH),
         "COUNT_OTHERS": (BATCH,),
         "STRAY_WAITERS": (0, BATCH),

@@ -21,6 +21,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import read_by
 from django_pglock.management.databases import add_database, database_of_tasks, no_backend
 from django_pglock.worker import Worker
+from django_pglock.worker.draining import LEFT_BEHIND
 from django_pglock.worker.line import Line, to_supervisor
 from django_pglock.worker.logs import silence_what_nobody_hears
 from django_pglock.worker.offspring import end_here
@@ -252,6 +253,8 @@ def run_until_signal(build: dict[str, Any]) -> None:
         raise CommandError(str(error)) from None
     if not have_all_finished:
         leave_running_tasks()
+    if worker.left_behind:
+        raise CommandError(_("Not all is done: see the log."), returncode=LEFT_BEHIND)
 
 
 def leave_running_tasks() -> NoReturn:
