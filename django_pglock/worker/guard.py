@@ -41,8 +41,9 @@ END = b"end"
 DIES_WITHIN = 1.0
 #: Seconds between two looks for that.
 BETWEEN_LOOKS = 0.01
-#: Only the date, and only of a row that is there: a worker that signed off stays away.
-BEAT = "UPDATE {table} SET heartbeat_at = clock_timestamp() WHERE id = %s"
+#: Only the dates, and only of a row that is there: a worker that signed off stays away. The guard speaks because a beat
+#: is late, maybe after an outage: so the beats are not continuous, and the worker is no witness of who is silent.
+BEAT = "UPDATE {table} SET heartbeat_at = clock_timestamp(), beating_since = clock_timestamp() WHERE id = %s"
 DEPART = "DELETE FROM {table} WHERE id = %s"
 
 

@@ -219,6 +219,14 @@ def test_it_speaks_from_the_first_late_beat_to_the_next_one_in_time(charge, even
     eventually(lambda: beat(row) > silent, why="it did not speak again")
 
 
+def test_who_needs_a_guard_to_speak_is_no_witness(charge, eventually):
+    """After an outage the guard may be back before all others: its beat must not seem to follow the one before."""
+    _guardian, row = charge()
+    eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
+    assert Worker.objects.get(pk=row.pk).beating_since > row.heartbeat_at
+    assert not Worker.objects.all().witnesses().exists()
+
+
 def test_it_makes_no_row_of_a_worker_that_signed_off(charge, eventually):
     _guardian, row = charge()
     eventually(lambda: beat(row) > row.heartbeat_at)
