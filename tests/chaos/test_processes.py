@@ -58,9 +58,11 @@ def test_all_workers_dead_at_once(stage, eventually, whom, fault):
     hands = set().union(*(stage.strike(member, signal.SIGKILL).hands for member in crew))
     assert hands, "the victims had nothing in hand"
     stage.workers(2, "--threads", "4")
+    started = time.time() - at
     eventually(stage.is_over, seconds=60, why="some task is stuck")
     recovery = stage.judge().recovery(hands, None, at)
-    stage.show("their tasks run elsewhere", recovery.last, bound=10)
+    # How long a process takes to start is the machine's business.
+    stage.show("their tasks run elsewhere, once others have started", max(0.0, recovery.last - started), bound=10)
 
 
 @pytest.mark.short
