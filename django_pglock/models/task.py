@@ -154,7 +154,8 @@ class Task(models.Model):
     @property
     def attempts_made(self) -> int:
         """How often the function was begun, without what was snoozed; ``attempts`` is the number of claims."""
-        return int(self.attempts - self.uncounted)
+        # Before it is saved both are expressions, the defaults of the database.
+        return 0 if self.pk is None else int(self.attempts - self.uncounted)
 
     @property
     def name(self) -> str:
