@@ -18,7 +18,7 @@ from django.db import connection, connections
 from django.test import TransactionTestCase
 
 from django_pglock.tasks import registry, wakeup
-from django_pglock.worker import Worker
+from django_pglock.worker import Worker, guarding
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -191,6 +191,13 @@ class WorkerProcess:
         code = self.process.wait(seconds)
         self._reader.join(5)
         return code
+
+
+def guards_of(pid: int) -> list[int]:
+    """Return the numbers of the guards that a process has started and that have not ended."""
+    told = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True)
+    rows = [line.split(None, 3) for line in told.stdout.splitlines()]
+    return [int(row[0]) for row in rows if int(row[1]) == pid and row[2][0] != "Z" and str(guarding.SCRIPT) in row[3]]
 
 
 @pytest.fixture

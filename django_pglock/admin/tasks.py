@@ -75,7 +75,7 @@ class TaskChangeList(CappedChangeList):
 class TaskAdmin(ReadOnlyAdmin):
     """Tasks: what waits, runs, failed; and what may be asked of them."""
 
-    list_display = ["name_and_id", "status_mark", "queue", "priority", "attempts", "waits_or_took", "enqueued_at"]
+    list_display = ["name_and_id", "status_mark", "queue", "priority", "attempts_made", "waits_or_took", "enqueued_at"]
     list_filter = [("status", StatusFilter), StuckFilter, QueueFilter, TaskPathFilter]
     #: "Older than these".
     linked_lookups = ("id__lt",)
@@ -94,7 +94,7 @@ class TaskAdmin(ReadOnlyAdmin):
             _("Keys"),
             {"fields": ["shown_lock_key", "concurrency", "shown_fair_key", "shown_unique_key", "unique_until"]},
         ),
-        (_("Attempts"), {"fields": ["attempts", "retries", "max_retries", "rescues", "worker", "shown_attempts"]}),
+        (_("Attempts"), {"fields": ["attempts_made", "retries", "max_retries", "rescues", "worker", "shown_attempts"]}),
         (
             _("Times"),
             {
@@ -202,6 +202,11 @@ class TaskAdmin(ReadOnlyAdmin):
     def shown_meta(self, task: Task) -> str:
         """Return what travels with the task."""
         return _as_json(shown(task, "meta"))
+
+    @admin.display(description=_("attempts"))
+    def attempts_made(self, task: Task) -> int:
+        """Return how often the function was begun."""
+        return task.attempts_made
 
     @admin.display(description=_("failed and lost"))
     def shown_attempts(self, task: Task) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.core.management.base import CommandError, CommandParser
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.connections import connection_for
-from django_pglock.tasks.compat import task_backends
+from django_pglock.worker.options import our_backends
 
 
 def add_database(parser: CommandParser) -> None:
@@ -37,11 +35,6 @@ def database_of_tasks(alias: str | None) -> str:
     except ConfigurationError as error:
         raise CommandError(str(error)) from None
     return alias
-
-
-def our_backends() -> list[Any]:
-    """Return the backends of ``TASKS`` that have their tasks in a database of ours."""
-    return [backend for backend in task_backends.all() if hasattr(backend, "database")]
 
 
 def no_backend(what: str) -> CommandError:

@@ -42,6 +42,9 @@ class Task(models.Model):
     retries = models.SmallIntegerField(_("retries"), db_default=0, help_text=_("Failed attempts that were retried."))
     max_retries = models.SmallIntegerField(_("most retries"), db_default=0)
     attempts = models.IntegerField(_("attempts"), db_default=0, help_text=_("Claims so far: the fencing token."))
+    uncounted = models.IntegerField(
+        _("uncounted claims"), db_default=0, help_text=_("Claims that are no attempts: given back, or snoozed.")
+    )
     rescues = models.SmallIntegerField(_("rescues"), db_default=0, help_text=_("Times its worker died."))
     worker = models.UUIDField(_("worker"), null=True, editable=False)
     lock_key = models.CharField(
@@ -146,7 +149,13 @@ class Task(models.Model):
         return f"{self.task_path} #{self.pk}"
 
     def __repr__(self) -> str:
-        return f"<Task {self.pk} {str(self.status).lower()} {self.queue!r} attempt {self.attempts}>"
+        return f"<Task {self.pk} {str(self.status).lower()} {self.queue!r} attempt {self.attempts_made}>"
+
+    @property
+    def attempts_made(self) -> int:
+        """How often the function was begun, without what was snoozed; ``attempts`` is the number of claims."""
+        # Before it is saved both are expressions, the defaults of the database.
+        return 0 if self.pk is None else int(self.attempts - self.uncounted)
 
     @property
     def name(self) -> str:

@@ -28,12 +28,17 @@ class Worker(models.Model):
         _("task functions"), db_default=models.Value([], models.JSONField()), help_text=_("What this worker can run.")
     )
     lock_key = models.IntegerField(
-        _("lock key"), help_text=_("Number of the advisory lock that its session holds while it lives.")
+        _("lock key"),
+        null=True,
+        help_text=_("Number of the advisory lock that its session holds while it lives. Empty behind a pooler."),
     )
     is_sleeping = models.BooleanField(_("sleeping"), db_default=False, help_text=_("Wants a NOTIFY when work comes."))
     is_stopping = models.BooleanField(_("stopping"), db_default=False)
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now())
+    beating_since = models.DateTimeField(
+        _("beating since"), db_default=Now(), help_text=_("Since then no heartbeat was late, and no session was lost.")
+    )
 
     for_dumpdata = _DefaultManager()
     objects = WorkerManager()

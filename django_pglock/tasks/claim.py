@@ -45,6 +45,8 @@ class Claim:
     started_at: float
     last_attempted_at: float
     lock_key: str | None = None
+    #: Claims before this one that were no attempts: given back, or snoozed.
+    uncounted: int = 0
     #: Somebody has asked for its end.
     is_cancelled: bool = False
     #: What the function has told last of its progress, and what of that the table knows: JSON texts.
@@ -58,14 +60,19 @@ class Claim:
     @property
     def is_first(self) -> bool:
         """No attempt was before this one, so nobody needs to look for what came of it."""
-        return self.attempt == 1
+        return self.number == 1
+
+    @property
+    def number(self) -> int:
+        """Which attempt this is, as people count: ``attempt`` is the number of the claim."""
+        return self.attempt - self.uncounted
 
     def __repr__(self) -> str:
-        return f"<Claim of task {self.id} ({self.task_path}) attempt {self.attempt}>"
+        return f"<Claim of task {self.id} ({self.task_path}) attempt {self.number}>"
 
     def __str__(self) -> str:
         return f"Task {self.id} ({self.task_path}) attempt {self.attempt}"
 
     def log_fields(self) -> dict[str, Any]:
         """Return what log records carry about the task."""
-        return {"task_id": self.id, "task_path": self.task_path, "queue": self.queue, "attempt": self.attempt}
+        return {"task_id": self.id, "task_path": self.task_path, "queue": self.queue, "attempt": self.number}

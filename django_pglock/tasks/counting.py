@@ -79,7 +79,7 @@ class CountQuerySet(PruneQuerySet):
         """
         ready = self.ready_counts(most=most)
         others, capped = self._count_others(most)
-        paused = self._paused()
+        paused = self.paused_queues()
         found = []
         for queue in sorted({*ready, *others, *paused}):
             count, oldest = ready.get(queue, (0, None))
@@ -93,7 +93,7 @@ class CountQuerySet(PruneQuerySet):
 
         What is paused is not counted, and no more than ``most`` of each queue, or of what is due.
         """
-        paused = self._paused()
+        paused = self.paused_queues()
         wanted = [queue for queue in queues or self.ready_queues() if queue not in paused]
         due = self.filter(status=TaskStatus.SCHEDULED, run_after__lte=Now()).exclude(queue__in=paused)
         if queues:
@@ -115,6 +115,7 @@ class CountQuerySet(PruneQuerySet):
             totals[status] += count
         return by_queue, {status for status, total in totals.items() if total >= most}
 
-    def _paused(self) -> dict[str, datetime]:
+    def paused_queues(self) -> dict[str, datetime]:
+        """Return the queues that are paused, and since when."""
         queues = self.model._meta.apps.get_model("django_pglock", "Queue").objects.using(self.db)
         return {row.name: row.paused_at for row in queues.paused()}

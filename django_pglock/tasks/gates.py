@@ -156,6 +156,7 @@ CLAIM_COLUMNS = (
     "started_at",
     "last_attempted_at",
     "lock_key",
+    "uncounted",
 )
 #: Those that are returned as seconds since the epoch: a text takes the server ten times as long, a date the worker, and
 #: few are looked at. A double has room for the microseconds of the next two centuries.

@@ -31,6 +31,7 @@ from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.claiming import ClaimStatement
 from django_pglock.tasks.counting import CountQuerySet
 from django_pglock.tasks.gates import array_of_numbers, claim_columns
+from django_pglock.tasks.liveness import LATE, MISSING, SETTLED
 from django_pglock.tasks.outcome import Abandoned, Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
 from django_pglock.tasks.pruning import WINDOW
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope, sources_of
@@ -102,8 +103,12 @@ class TaskQuerySet(CountQuerySet):
         """Have the claims of this session be planned once, by their index, whatever the statistics say."""
         plans.keep_plans(connection_for(self.db))
 
-    def claim_statement(self, *, worker: UUID, paths: Sequence[str], behind: bool = False) -> ClaimStatement:
+    def claim_statement(
+        self, *, worker: UUID, paths: Sequence[str], behind: bool = False, backend: str | None = None
+    ) -> ClaimStatement:
         """Return the statement that claims tasks of a queue for a worker, among the functions it knows.
+
+        ``backend``: the alias in TASKS that the tasks have to be enqueued with; None: any.
 
         The name of the queue is to be filled in. With ``behind``, also two numbers: only tasks of that priority are
         claimed which were enqueued after the task of that id.
@@ -113,6 +118,8 @@ class TaskQuerySet(CountQuerySet):
         claimable = self.ready().filter(queue=queue, task_path__in=paths or [""], fair_key__isnull=True)
         if behind:
             claimable = claimable.filter(priority=priority, id__gt=id_)
+        if backend is not None:
+            claimable = claimable.filter(backend=backend)
         paused = self.model._meta.apps.get_model("django_pglock", "Queue").objects.paused().filter(name=queue)
         changes = {
             "status": TaskStatus.RUNNING,
@@ -125,14 +132,14 @@ class TaskQuerySet(CountQuerySet):
         return ClaimStatement(claimable.filter(~Exists(paused)), changes, returning)
 
     def claim_fair(
-        self, *, worker: UUID, queue: str, paths: Sequence[str], after: str, limit: int
+        self, *, worker: UUID, queue: str, paths: Sequence[str], after: str, limit: int, backend: str | None = None
     ) -> tuple[list[Claim], str]:
         """Claim tasks whose keys take turns, beginning behind the key ``after``.
 
         Returns the claims, in the order in which they run, and the key behind which to go on; empty when nothing is
         behind these. There may be more also where this returns no claim: it looks at so many keys and no more.
         """
-        here = (queue, list(paths))
+        here = (queue, list(paths), backend)
         walk = (after, queue, *here, queue, limit)
         rows = self._run(statements.CLAIM_FAIR, *walk, *here, limit, limit, worker, limit)
         claims = [Claim(id_, attempt, worker, *rest) for _, place, id_, attempt, *rest in rows if place is not None]
@@ -201,12 +208,27 @@ class TaskQuerySet(CountQuerySet):
                 raise
             raise ClaimLost("The task is no longer claimed by this attempt.") from error
 
-    def release_unknown(self, worker: UUID, in_hand: Iterable[int], *, older_than: float) -> int:
-        """Give back what ``worker`` owns in the table but does not know of, if claimed over ``older_than`` seconds ago.
+    def server_time(self) -> str:
+        """Return what the server's clock shows, as the server's text: so no setting of time zones changes it."""
+        [(now,)] = self._run("SELECT clock_timestamp()::text")
+        return now  # type: ignore[no-any-return]
 
-        Returns how many tasks that were.
+    def release_unknown(
+        self,
+        worker: UUID,
+        in_hand: Iterable[int],
+        *,
+        older_than: float = 0.0,
+        before: str | None = None,
+        except_keys: Iterable[str] = (),
+    ) -> int:
+        """Give back what ``worker`` owns in the table but does not know of.
+
+        If claimed over ``older_than`` seconds ago, and ``before`` a moment of ``server_time()`` (None: any), and not
+        of a lock key that is one of ``except_keys``. Returns how many tasks that were.
         """
-        released = self._run(statements.RELEASE_UNKNOWN, worker, list(in_hand), older_than)
+        values = (worker, list(in_hand), older_than, before, list(except_keys))
+        released = self._run(statements.RELEASE_UNKNOWN, *values)
         self.admit(key for *_, key in released)
         self.release(id_ for id_, status, _ in released if status == TaskStatus.CANCELLED)
         return len(released)
@@ -256,11 +278,11 @@ class TaskQuerySet(CountQuerySet):
         settings = get_settings()
         most = settings.MAX_RESCUES
         text = "Its worker died, or gave no sign of life for too long, while it held this attempt."
-        # Two beats must be missing; the little more is for one that is on its way.
-        beats = 2.2 * settings.HEARTBEAT_INTERVAL
+        interval = settings.HEARTBEAT_INTERVAL
+        beats = MISSING * interval
         # Early enough for what a frozen worker had to run elsewhere within the limit: upkeep looks once an interval.
-        longest = max(beats, settings.HEARTBEAT_LIMIT - settings.HEARTBEAT_INTERVAL)
-        values = (beats, longest, limit, most, LOST_WITH_WORKER, text)
+        longest = max(beats, settings.HEARTBEAT_LIMIT - interval)
+        values = (LATE * interval, SETTLED * interval, beats, longest, limit, most, LOST_WITH_WORKER, text)
         rescued = [Rescued(*row) for row in self._run(statements.RESCUE, *values)]
         self.wake(each.queue for each in rescued if each.status == TaskStatus.READY)
         self.admit_on_commit({each.lock_key for each in rescued})
@@ -419,14 +441,24 @@ class TaskQuerySet(CountQuerySet):
         self.release_on_commit([id_ for id_, _, status, _ in moved if status in FINISHED])
         return moved
 
-    def unknown(self, *, limit: int = 1000) -> list[UnknownTasks]:
+    def doubtful(self, *, backend: str | None = None) -> list[tuple[str, int]]:
+        """Return how many tasks of each queue run on workers that may be dead.
+
+        They are rescued soon, or their workers are heard again. ``backend``: only tasks of one alias in TASKS.
+        """
+        return self._run(statements.DOUBTFUL, backend, MISSING * get_settings().HEARTBEAT_INTERVAL)
+
+    def unknown(
+        self, *, limit: int = 1000, worker: UUID | None = None, backend: str | None = None
+    ) -> list[UnknownTasks]:
         """Return which ready tasks no living worker knows, the longest waiting first.
 
+        With ``worker``, which ones this worker does not know; with ``backend``, only tasks of that alias in TASKS.
         Looks at the first ``limit`` tasks of each queue, by index. Whether a worker that knows one also serves its
         queue is not asked.
         """
         alive = get_settings().HEARTBEAT_LIMIT
-        return [UnknownTasks(*row) for row in self._run(statements.UNKNOWN, alive, limit, limit)]
+        return [UnknownTasks(*row) for row in self._run(statements.UNKNOWN, alive, worker, limit, limit, backend)]
 
     def ready_paths(self, *, limit: int = 1000) -> list[tuple[str, str]]:
         """Return which functions are called by ready tasks, by queue, among the first ``limit`` of each queue."""

@@ -168,7 +168,7 @@ def result_of_row(row: Any) -> TaskResult[..., Any] | None:
     rows = row.failures.using(row._state.db).order_by("number")  # noqa: SLF001 - Django has no public name for it
     failures = list(rows) if may_have_failed else []
     workers = [str(failure.worker) for failure in failures if failure.worker is not None]
-    if row.worker is not None and (not failures or failures[-1].number != row.attempts):
+    if row.worker is not None and (not failures or failures[-1].number != row.attempts_made):
         workers.append(str(row.worker))
     return make_result(
         as_called(

@@ -346,21 +346,23 @@ WHERE first.status <> 'SCHEDULED' OR first.started_at IS NOT NULL
 ORDER BY first.id LIMIT %s
 """
 
-# Takes the others of a group along with the one that was claimed: those that wait for its key, and those that still
-# gather. They have the same key, so nobody else can be doing it, unless this worker was frozen and its claim is lost.
-# ADMIT says why ranges.
+# Takes the others of a group and backend along with the one that was claimed: those that wait for its key, and those
+# that still gather. They have the same key, so nobody else can be doing it, unless this worker was frozen and its claim
+# is lost. ADMIT says why ranges.
 TAKE_ALONG = """
 WITH leader AS MATERIALIZED (
-    SELECT id FROM {task} WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
+    SELECT id, backend FROM {task} WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
 ), waiting AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
     WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
+      AND task.backend = (SELECT backend FROM leader)
     ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
 ), gathering AS MATERIALIZED (
     SELECT task.id FROM {task} AS task
     WHERE (task.lock_key, task.status) BETWEEN (%s, 'SCHEDULED') AND (%s, 'SCHEDULED')
       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
+      AND task.backend = (SELECT backend FROM leader)
       AND task.started_at IS NULL AND task.run_after <= clock_timestamp() + make_interval(secs => %s)
     ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
 ), others AS MATERIALIZED (
@@ -458,10 +460,11 @@ WITH done AS MATERIALIZED (
     FROM child
     WHERE task.id = child.id AND task.id = ANY (ARRAY(SELECT id FROM locked))
       AND task.status || '' = 'BLOCKED' AND task.waits_for > 0
-    RETURNING task.id, task.status, task.queue, task.lock_key, task.attempts, task.waits_for, child.failed
+    RETURNING task.id, task.status, task.queue, task.lock_key, task.attempts - task.uncounted AS number, task.waits_for,
+              child.failed
 ), recorded AS (
     INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
-    SELECT id, attempts, NULL, clock_timestamp(), clock_timestamp(), 'FAILED', %s, format(%s, failed)
+    SELECT id, number, NULL, clock_timestamp(), clock_timestamp(), 'FAILED', %s, format(%s, failed)
     FROM moved WHERE status = 'CANCELLED'
     ON CONFLICT DO NOTHING
 ), told AS MATERIALIZED (
@@ -548,6 +551,8 @@ WITH outcome AS MATERIALIZED (
         retries = task.retries + outcome.retried,
         meta = CASE WHEN outcome.snoozes > 0 THEN jsonb_set(task.meta, '{{snoozes}}', to_jsonb(outcome.snoozes))
                     ELSE task.meta END,
+        uncounted = task.uncounted
+            + CASE WHEN outcome.record IS NULL AND outcome.status IN ('SCHEDULED', 'READY') THEN 1 ELSE 0 END,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
                          THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
         finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
@@ -562,10 +567,10 @@ WITH outcome AS MATERIALIZED (
     FROM outcome
     WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
       AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
-    RETURNING task.id, task.attempts, task.last_attempted_at, task.finished_at
+    RETURNING task.id, task.attempts - task.uncounted AS number, task.last_attempted_at, task.finished_at
 ), recorded AS (
     INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
-    SELECT settled.id, settled.attempts, %s, settled.last_attempted_at, clock_timestamp(),
+    SELECT settled.id, settled.number, %s, settled.last_attempted_at, clock_timestamp(),
            outcome.record, outcome.exception_path, outcome.traceback
     FROM settled JOIN outcome ON outcome.id = settled.id
     WHERE outcome.record IS NOT NULL
@@ -587,19 +592,28 @@ WHERE task.id = ANY (ARRAY(SELECT id FROM claim)) AND task.id <> ALL (ARRAY(SELE
   AND task.attempts = claim.attempt AND task.status || '' = 'RUNNING'
 """
 
-# Takes claims back from workers that are dead: no row, or no sign of life for the hard limit, or two missing beats and
-# no session that holds the worker's lock. Which claims are meant is decided on one snapshot, by id and attempt: a row
-# that was settled and claimed by a newer worker since then carries another attempt and is left alone. SKIP LOCKED:
-# a row that is being settled at this moment needs no rescue. What somebody asked to end does not run again.
-RESCUE = f"""
-WITH alive AS MATERIALIZED (
-    SELECT worker.id FROM {{worker}} AS worker
-    WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
-       OR (worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
-           AND ({WORKER}::bigint << 32) | worker.lock_key IN (
+# Whether a session holds the lock of a worker, or its row says that none does.
+LOCK_IS_HELD = f"""(worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker.lock_key IN (
                SELECT (held.classid::bigint << 32) | held.objid::bigint FROM pg_locks AS held
                WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.granted
-                 AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())))
+                 AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())))"""
+
+# Takes claims back from workers that are dead: no row, or no sign of life for the hard limit, or two missing beats and
+# no session that holds the worker's lock, unless its row says that none does. While there is no witness (liveness.py)
+# only those without a row are dead. Which claims are meant is decided on one snapshot, by id and attempt: a row that
+# was settled and claimed by a newer worker since then carries another attempt and is left alone. SKIP LOCKED: a row
+# that is being settled at this moment needs no rescue. What somebody asked to end does not run again.
+RESCUE = f"""
+WITH witness AS MATERIALIZED (
+    SELECT worker.id FROM {{worker}} AS worker
+    WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+      AND worker.beating_since <= clock_timestamp() - make_interval(secs => %s) LIMIT 1
+), alive AS MATERIALIZED (
+    SELECT worker.id FROM {{worker}} AS worker
+    WHERE NOT EXISTS (SELECT FROM witness)
+       OR worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+       OR (worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+           AND {LOCK_IS_HELD})
 ), orphan AS MATERIALIZED (
     SELECT task.id, task.attempts, task.worker FROM {{task}} AS task
     WHERE task.status = 'RUNNING' AND NOT EXISTS (SELECT FROM alive WHERE alive.id = task.worker)
@@ -621,13 +635,22 @@ WITH alive AS MATERIALIZED (
         worker = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN task.worker END
     FROM mine
     WHERE task.id = mine.id AND task.id = ANY (ARRAY(SELECT id FROM mine))
-    RETURNING task.id, task.attempts, mine.worker, task.last_attempted_at, task.status, task.queue, task.task_path,
-              task.lock_key
+    RETURNING task.id, task.attempts, task.attempts - task.uncounted AS number, mine.worker, task.last_attempted_at,
+              task.status, task.queue, task.task_path, task.lock_key
 ), recorded AS (
     INSERT INTO {{attempt}} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
-    SELECT id, attempts, worker, last_attempted_at, clock_timestamp(), 'LOST', %s, %s FROM rescued
+    SELECT id, number, worker, last_attempted_at, clock_timestamp(), 'LOST', %s, %s FROM rescued
 )
 SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued
+"""
+
+# How many tasks of each queue run on workers that may be dead: no row, a missing beat, or a lock that nobody holds.
+DOUBTFUL = f"""
+SELECT task.queue, count(*) FROM {{task}} AS task
+WHERE task.status = 'RUNNING' AND task.backend = COALESCE(%s::text, task.backend) AND NOT EXISTS (
+    SELECT FROM {{worker}} AS worker WHERE worker.id = task.worker
+       AND worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s) AND {LOCK_IS_HELD})
+GROUP BY task.queue
 """
 
 # Claims from tasks that take turns: one of each key behind the last one served, then a second, and so on, as many as
@@ -646,6 +669,7 @@ WITH RECURSIVE keys AS (
             SELECT task.id FROM {task} AS task
             WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
               AND task.fair_key = first.fair_key AND task.task_path = ANY (%s::text[])
+              AND task.backend = COALESCE(%s::text, task.backend)
             ORDER BY task.priority DESC, task.id LIMIT 1) IS NOT NULL AS is_known
         FROM (SELECT task.fair_key::text FROM {task} AS task
               WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
@@ -659,6 +683,7 @@ WITH RECURSIVE keys AS (
             SELECT task.id FROM {task} AS task
             WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = %s
               AND task.fair_key = keys.fair_key AND task.task_path = ANY (%s::text[])
+              AND task.backend = COALESCE(%s::text, task.backend)
             ORDER BY task.priority DESC, task.id
             LIMIT ceil(%s::numeric / (SELECT max(found) FROM keys))
             FOR NO KEY UPDATE OF task SKIP LOCKED) AS locked
@@ -680,16 +705,19 @@ ORDER BY claimed.place
 """
 
 # Gives back what this worker owns in the table but not in its hands: claims whose answer was lost on the way. The
-# heartbeat would keep them alive for ever.
+# heartbeat would keep them alive for ever. Left alone are claims after a moment before which the worker looked into its
+# hands, and those of keys for which its threads are claiming groups.
 RELEASE_UNKNOWN = """
 UPDATE {task} AS task
 SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
                   WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END,
     finished_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN clock_timestamp() END, worker = NULL,
+    uncounted = uncounted + 1,
     expires_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN {expires_at} END,
     started_at = CASE WHEN started_at = last_attempted_at THEN NULL ELSE started_at END
 WHERE task.status = 'RUNNING' AND task.worker = %s AND task.id <> ALL (%s::bigint[])
-  AND task.last_attempted_at < clock_timestamp() - make_interval(secs => %s)
+  AND task.last_attempted_at < LEAST(clock_timestamp() - make_interval(secs => %s), %s::timestamptz)
+  AND COALESCE(task.lock_key <> ALL (%s::text[]), true)
 RETURNING task.id, task.status, task.lock_key
 """
 
@@ -746,23 +774,25 @@ READY_QUEUES = f"{_READY_QUEUES}SELECT queue FROM found WHERE queue IS NOT NULL"
 # read beyond them. The limits are subqueries: a planner that sees a number above what it takes for an average queue
 # would read and sort all of the one queue that is not average.
 _FIRST_READY = """found CROSS JOIN LATERAL (
-    (SELECT task.task_path, task.enqueued_at FROM {task} AS task
+    (SELECT task.task_path, task.backend, task.enqueued_at FROM {task} AS task
      WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = found.queue
      ORDER BY task.priority DESC, task.id LIMIT (SELECT %s::bigint))
     UNION ALL
-    (SELECT task.task_path, task.enqueued_at FROM {task} AS task
+    (SELECT task.task_path, task.backend, task.enqueued_at FROM {task} AS task
      WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = found.queue
      ORDER BY task.fair_key, task.priority DESC, task.id LIMIT (SELECT %s::bigint))) AS first"""
 
-# What is ready and known to no living worker.
+# What is ready and known to no living worker, or not to one of them.
 UNKNOWN = f"""
 {_READY_QUEUES.rstrip()}, known AS MATERIALIZED (
     SELECT jsonb_array_elements_text(worker.task_paths) AS path FROM {{worker}} AS worker
     WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+      AND worker.id = COALESCE(%s::uuid, worker.id)
 )
 SELECT first.task_path, found.queue, count(*), min(first.enqueued_at) AS oldest
 FROM {_FIRST_READY}
 WHERE first.task_path NOT IN (SELECT path FROM known)
+  AND first.backend = COALESCE(%s::text, first.backend)
 GROUP BY first.task_path, found.queue
 ORDER BY oldest, first.task_path
 """

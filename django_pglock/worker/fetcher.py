@@ -13,6 +13,7 @@ from django_pglock.conf import get_settings
 from django_pglock.tasks import registry
 from django_pglock.tasks.wakeup import NEGATIVE_TTL
 from django_pglock.worker.discovery import Discovery
+from django_pglock.worker.draining import Drain
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.kinds import ASYNC, BOTH, SYNC, Kind, Looks
@@ -37,9 +38,9 @@ BETWEEN_LOOKS = 0.05
 
 
 class Fetcher(ConnectedService):
-    """Keeps the inbox filled from the queues it serves.
+    """Keeps the inbox filled from the queues it serves, with tasks of one ``backend`` or, if that is None, of all.
 
-    ``drained`` is called when nothing is in hand and nothing is left that could be claimed; None: nobody asks.
+    ``drain`` is finished when nothing is in hand and nothing is left that could be claimed; None: nobody asks.
     ``spent`` is called when the process has claimed as many tasks as it may.
     """
 
@@ -53,17 +54,19 @@ class Fetcher(ConnectedService):
         queues: Queues,
         *,
         listens: bool,
-        drained: Callable[[], None] | None = None,
+        backend: str | None = None,
+        drain: Drain | None = None,
         spent: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(rows.db)
         self.spent = spent
-        self.drained = drained
+        self.drain = drain
         self.hand = hand
         self.rows = rows
         self.identity = identity
         self.queues = queues
         self.listens = listens
+        self.backend = backend
         # Queues of which a notification told while the worker slept.
         self._told: set[str] = set()
         self._ready = ReadyQueues(rows)
@@ -84,7 +87,7 @@ class Fetcher(ConnectedService):
         # When it looked what there is room for, and when it has found something, the last time.
         self._looked_at = self._found_at = 0.0
         # Who is to end when nothing is left runs also what would be put off, and then it would be left.
-        self._last_chance = LastChance(hand, puts_off=drained is None)
+        self._last_chance = LastChance(hand, puts_off=drain is None)
         self._ended = -1
         self._got_on_at = 0.0
         #: Whether it has looked for tasks in its present session.
@@ -115,7 +118,10 @@ class Fetcher(ConnectedService):
         if self.listens:
             # Not behind a pooler, where the session is others' as well.
             self.rows.prepare_session()
-        lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), older_than=0)
+        # A thread may be claiming for its group at this moment. The order counts: what is claimed from now on is not
+        # lost; what was claimed before is under way until it is in hand.
+        before, under_way = self.rows.server_time(), self.hand.groups_under_way()
+        lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), before=before, except_keys=under_way)
         if lost:
             logger.warning("Gave back %d tasks whose claim was answered too late.", lost)
 
@@ -133,7 +139,7 @@ class Fetcher(ConnectedService):
             self._pause(BETWEEN_LOOKS)
             return
         # Before the claim: what makes a task ready afterwards is not ours, and not due yet.
-        is_last_look = self.drained is not None and self._has_nothing_to_come()
+        is_last_look = self.drain is not None and self._has_nothing_to_come()
         rooms = self._look_around(is_last_look=is_last_look)
         if not rooms:
             self._pause(HOARDING)
@@ -148,9 +154,9 @@ class Fetcher(ConnectedService):
             # Something was ready that this process did not know, and now does: claim it in the next turn.
             self._ready.forget()
             self._looks.note_news()
-        elif self.drained is not None:
+        elif self.drain is not None:
             if is_last_look:
-                self.drained()
+                self.drain.finish()
             self._pause(DRAINING)
         elif self._leaves_out_a_kind(rooms) and time.monotonic() - self._found_at < BUSY:
             # The other kind of functions keeps the worker busy.
@@ -171,7 +177,7 @@ class Fetcher(ConnectedService):
         return self._rooms()
 
     def _has_learned(self) -> bool:
-        return self._was_ready and self._discovery.look(is_urgent=self._was_told or self.drained is not None)
+        return self._was_ready and self._discovery.look(is_urgent=self._was_told or self.drain is not None)
 
     def _give_back_what_only_waits(self) -> None:
         """Give back claims that wait while no thread gets on: quick tasks were expected, and long ones came."""
@@ -184,7 +190,8 @@ class Fetcher(ConnectedService):
 
     def _has_nothing_to_come(self) -> bool:
         """Say whether nothing is in hand, and nothing due; and make ready what is. Only for a look at the end."""
-        if self.hand.claims:
+        assert self.drain is not None  # noqa: S101 - for the type checker
+        if self.hand.claims or self.drain.waits_for_rescue():
             return False
         due_in = self.rows.next_due_in()
         if due_in is not None and due_in <= 0:
@@ -282,7 +289,9 @@ class Fetcher(ConnectedService):
             is_fair = registry.has_fair()
             self._paths = known
             self._claims = {
-                kind: WorkerClaims(self.rows, worker=self.identity.id, paths=paths[kind], is_fair=is_fair)
+                kind: WorkerClaims(
+                    self.rows, worker=self.identity.id, paths=paths[kind], is_fair=is_fair, backend=self.backend
+                )
                 for kind in paths
             }
         # Where nothing is known at all, the claim says that there is nothing.

@@ -68,12 +68,16 @@ def with_others(leader: Attempt, group: Group, hand: Hand) -> Attempt:
     # Before anybody is claimed: if what was tried before cannot be read, only the leader has to be given back.
     attempt = GroupAttempt(leader.claim, leader.using)
     rows = apps.get_model("django_pglock", "Task").objects.using(leader.using)
-    claims = rows.claim_group(leader.claim, limit=group.limit - 1, gather=group.seconds) if group.limit > 1 else []
-    connection = connection_for(leader.using)
-    if claims and not connection.get_autocommit():
-        # Where AUTOCOMMIT is off; else the claims would be the function's to commit, or to roll back.
-        connection.commit()
-    hand.hold(claims)
+    hand.gathering[leader.claim] = leader.claim.lock_key
+    try:
+        claims = rows.claim_group(leader.claim, limit=group.limit - 1, gather=group.seconds) if group.limit > 1 else []
+        connection = connection_for(leader.using)
+        if claims and not connection.get_autocommit():
+            # Where AUTOCOMMIT is off; else the claims would be the function's to commit, or to roll back.
+            connection.commit()
+        hand.hold(claims)
+    finally:
+        del hand.gathering[leader.claim]
     others: list[Attempt] = []
     for claim in claims:
         other = prepare(claim, leader.using)

@@ -4,9 +4,12 @@ A task that holds Python's GIL for a minute stops the heartbeat, which is a thre
 worker tells its guard of each beat. When one is late and the worker's process is neither gone nor stopped, the guard
 beats in its place, over a connection that it opens for that. Until then it has none.
 
+When the worker's process has died, the guard deletes the worker's row. A worker without a row is dead, so its tasks are
+rescued in the next round of upkeep. This needs no session lock, so it is right behind a pooler as well.
+
 It runs as a script, with nothing but the standard library and, once it has to speak, psycopg. ``guarding.py`` starts it
-and says what it has to know: lines of JSON on its standard input, and an empty line for each beat. The end of the input
-is the end of the worker, and of the guard.
+and says what it has to know: lines of JSON on its standard input, an empty line for each beat, and ``END`` when the
+worker ends in order. The input of a worker that dies ends without ``END``.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import queue
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 #: A beat is late after so many intervals. Rescue begins to suspect a worker after 2.2 of them.
 LATE = 1.5
@@ -32,8 +35,16 @@ HAS_PROC = os.path.exists("/proc/self/stat")
 NOT_RUNNING = "TtZXx"
 #: Only for the transaction, so it is right behind a pooler as well.
 SET = "SELECT set_config(%s, %s, true)"
-#: Only the date, and only of a row that is there: a worker that signed off stays away.
-BEAT = "UPDATE {table} SET heartbeat_at = clock_timestamp() WHERE id = %s"
+#: The last line of a worker that ends in order: it deletes its row itself.
+END = b"end"
+#: Seconds after the end of the input in which the worker's process has to be gone, if it has died.
+DIES_WITHIN = 1.0
+#: Seconds between two looks for that.
+BETWEEN_LOOKS = 0.01
+#: Only the dates, and only of a row that is there: a worker that signed off stays away. The guard speaks because a beat
+#: is late, maybe after an outage: so the beats are not continuous, and the worker is no witness of who is silent.
+BEAT = "UPDATE {table} SET heartbeat_at = clock_timestamp(), beating_since = clock_timestamp() WHERE id = %s"
+DEPART = "DELETE FROM {table} WHERE id = %s"
 
 
 def is_running(pid: int) -> bool:
@@ -71,7 +82,7 @@ class Voice:
             self._close()
             return
         try:
-            self._write()
+            self._write(BEAT)
         except Exception as error:  # noqa: BLE001 - psycopg's, if it could be imported
             self._close()
             if is_new:
@@ -82,7 +93,21 @@ class Voice:
         self._since = None
         self._close()
 
-    def _write(self) -> None:
+    def report_death(self) -> None:
+        """Delete the worker's row. Tries for ``limit`` seconds: after that the missing heartbeat tells the same."""
+        deadline = time.monotonic() + self.orders["limit"]
+        while not self._has_written(DEPART) and time.monotonic() < deadline:
+            time.sleep(min(1.0, self.orders["interval"]))
+
+    def _has_written(self, statement: str) -> bool:
+        try:
+            self._write(statement)
+        except Exception:  # noqa: BLE001 - psycopg's, if it could be imported
+            self._close()
+            return False
+        return True
+
+    def _write(self, statement: str) -> None:
         import psycopg  # only here: its memory is needed as seldom as a connection
 
         orders = self.orders
@@ -94,7 +119,7 @@ class Voice:
             with self._connection.transaction():
                 for setting in orders["session"].items():
                     self._connection.execute(SET, setting)
-                self._connection.execute(BEAT.format(table=orders["table"]), (orders["worker"],))
+                self._connection.execute(statement.format(table=orders["table"]), (orders["worker"],))
         finally:
             deadline.cancel()
 
@@ -119,10 +144,33 @@ def say(text: str) -> None:
 
 
 def listen(lines: queue.SimpleQueue[bytes]) -> None:
-    """Pass on what the worker says. When it has ended, end, whatever the main thread is waiting for."""
+    """Pass on what the worker says, at last the end of the input as an empty text.
+
+    When the worker has ended in order, end at once, whatever the main thread is waiting for.
+    """
     with contextlib.suppress(OSError):
         for line in sys.stdin.buffer:
+            if line.strip() == END:
+                os._exit(0)
             lines.put(line)
+    lines.put(b"")
+
+
+def has_died(pid: int) -> bool:
+    """Say whether our parent, a process that has closed its end of the input, dies."""
+    deadline = time.monotonic() + DIES_WITHIN
+    while os.getppid() == pid and time.monotonic() < deadline:
+        # The kernel closes what a process had open before it gives the process's children another parent.
+        time.sleep(BETWEEN_LOOKS)
+    return os.getppid() != pid
+
+
+def end_after_death(voice: Voice) -> NoReturn:
+    """Report the death of the worker, and end."""
+    # Whoever reads the worker's log until its end must not wait for us.
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    voice.report_death()
     os._exit(0)
 
 
@@ -138,11 +186,15 @@ def guard() -> None:
         except queue.Empty:
             # A forked child of the worker may keep the socket open, so its end is not the only sign. Another parent is.
             if os.getppid() != voice.orders["worker_pid"]:
-                os._exit(0)
+                end_after_death(voice)
             if is_running(voice.orders["worker_pid"]):
                 voice.speak()
             patience = voice.orders["interval"]
             continue
+        if not line:
+            if voice.orders and has_died(voice.orders["worker_pid"]):
+                end_after_death(voice)
+            os._exit(0)
         if line.strip():
             voice.orders = json.loads(line)
             sys.path[:] = voice.orders["path"]

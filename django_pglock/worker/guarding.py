@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from django_pglock.postgres.forking import keep_from_children
+from django_pglock.worker.guard import END
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -60,9 +61,11 @@ class Guard:
             self._mourn(error)
 
     def stop(self) -> None:
-        """End the guard: with its input, or else by force."""
+        """End the guard: by its last line, or else by force."""
         process, self._process = self._process, None
         if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._tell(END + b"\n")
             self._socket.close()
             self._socket = None
         if process is not None:

@@ -58,6 +58,8 @@ class Hand:
         self.outbox: SimpleQueue[Ending | None] = SimpleQueue()
         # By id and attempt: a task that was given back may be claimed again before its old claim is let go.
         self.claims: dict[tuple[int, int], Claim] = {}
+        #: Lock keys for whose groups threads are claiming, by the claims that run already.
+        self.gathering: dict[Claim, str | None] = {}
         #: Endings that the settler has taken and not yet written. Only the settler sets it.
         self.settling = 0
         #: How many tasks were claimed from the beginning. The threads claim for their groups, too, hence the lock.
@@ -105,6 +107,10 @@ class Hand:
     def task_ids(self) -> list[int]:
         """Return the ids of the tasks in hand."""
         return [task_id for task_id, _attempt in list(self.claims)]
+
+    def groups_under_way(self) -> list[str]:
+        """Return the lock keys for whose groups threads are claiming now."""
+        return [key for key in list(self.gathering.values()) if key is not None]
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Add claims, in the order in which they are to run."""

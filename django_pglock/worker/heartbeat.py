@@ -1,5 +1,7 @@
 """The two signs of life of a worker: its row's heartbeat, and the session that holds its lock.
 
+Behind a pooler no session is the worker's own, so there it holds no lock and its row says so.
+
 While a task keeps this thread from running, the guard beats in its place: see ``guard.py``.
 
 Between two beats it passes on what concerns the running tasks: to them that somebody asks for their end, and from them
@@ -19,6 +21,7 @@ from django.db import connections
 
 from django_pglock.conf import get_settings
 from django_pglock.own_locks import WORKER, draw_number
+from django_pglock.postgres.connections import backend_pid
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
 from django_pglock.tasks import registry
 from django_pglock.worker.guarding import Guard
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from django_pglock.tasks.queryset import TaskQuerySet
 
 
+#: Takes the worker's lock. NULL behind a pooler, where the lock would stay in a session that is anybody's. CASE, so
+#: that the server does not try for the lock before it has compared.
+HOLD_LOCK = "SELECT CASE WHEN pg_backend_pid() = %s THEN pg_try_advisory_lock(%s, %s) END"
 #: Seconds between two looks at what running tasks have told of their progress.
 BETWEEN_PROGRESS = 1.0
 #: Seconds between two looks whether the tables are there.
@@ -46,7 +52,8 @@ class Heartbeat(ConnectedService):
     Before that it waits until no migration of the tables is pending. ``beaten`` is called after each beat, and
     ``taken_to_be_awake`` if the worker's row does not say that it sleeps.
     ``cancel`` is called with the ids and attempts of running tasks that somebody has asked to end, again at each beat
-    until they have ended.
+    until they have ended. ``is_pooled``: the database is reached through a pooler in transaction mode. A pooler that
+    gives its clients other process numbers than the server's is recognised in any case.
     """
 
     name = "heartbeat"
@@ -60,8 +67,10 @@ class Heartbeat(ConnectedService):
         *,
         progress: Progress,
         cancel: Callable[[list[tuple[int, int]]], None],
+        is_pooled: bool = False,
     ) -> None:
         super().__init__(rows.db)
+        self.is_pooled = is_pooled
         self.hand = hand
         self.rows = rows
         self.identity = identity
@@ -81,9 +90,12 @@ class Heartbeat(ConnectedService):
         self._compared_at = time.monotonic()
         # How many functions our row says that we know. Functions are only ever added, so the number tells of news.
         self._told = -1
-        #: The number of the advisory lock that the session holds.
+        #: The number of the advisory lock that the session holds, or would hold without a pooler.
         self.lock_key = draw_number()
-        self._has_lock = False
+        # Whether the present session holds it; None: that has not been tried yet.
+        self._has_lock: bool | None = None
+        # Whether the present session has not beaten yet.
+        self._is_interrupted = True
 
     @property
     def patience(self) -> float:  # type: ignore[override]
@@ -92,11 +104,12 @@ class Heartbeat(ConnectedService):
 
     @property
     def longest_pause(self) -> float:  # type: ignore[override]
-        """Try again no more rarely than there is a beat: when the server is back, the others wait for little more."""
-        return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL)
+        """Try again twice as often as there is a beat: when the server is back, the others wait for little more."""
+        return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
 
     def connected(self) -> None:
-        self._has_lock = False
+        self._has_lock = False if self.is_pooled else None
+        self._is_interrupted = True
 
     def turn(self) -> None:
         if not self.first_beat.is_set() and not self._has_tables():
@@ -113,17 +126,19 @@ class Heartbeat(ConnectedService):
         self._rest()
 
     def _hold_lock(self) -> None:
-        """Take the worker's lock, unless we have it.
+        """Take the worker's lock, unless this session has it or is not ours alone.
 
         Another worker may have drawn the same number, or a session of before, half open, may still hold the lock. Then
         we draw another one, and the beat that follows writes it into our row.
         """
         with connections[self.using].cursor() as cursor:
-            while not self._has_lock:
-                cursor.execute("SELECT pg_try_advisory_lock(%s, %s)", (WORKER, self.lock_key))
-                self._has_lock = cursor.fetchone()[0]
-                if not self._has_lock:
+            while self._has_lock is None:
+                cursor.execute(HOLD_LOCK, (backend_pid(cursor.db), WORKER, self.lock_key))
+                [has_lock] = cursor.fetchone()
+                if has_lock is False:
                     self.lock_key = draw_number()
+                else:
+                    self._has_lock = bool(has_lock)
 
     def _has_tables(self) -> bool:
         """Say whether no migration is pending, and tell the log once if one is."""
@@ -166,9 +181,11 @@ class Heartbeat(ConnectedService):
             queues=self.queues,
             threads=len(self.hand.threads.slots),
             is_stopping=self.is_draining,
-            lock_key=self.lock_key,
+            lock_key=self.lock_key if self._has_lock else None,
+            is_interrupted=self._is_interrupted,
             task_paths=None if len(known) == self._told else known,
         )
+        self._is_interrupted = False
         if not is_sleeping:
             self.taken_to_be_awake()
 
@@ -205,6 +222,7 @@ class Heartbeat(ConnectedService):
             "table": connection.ops.quote_name(self._workers().model._meta.db_table),
             "worker": str(self.identity.id),
             "interval": get_settings().HEARTBEAT_INTERVAL,
+            "limit": get_settings().HEARTBEAT_LIMIT,
         }
 
     def _session_settings(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.connections import connection_for
+from django_pglock.tasks.compat import task_backends
 
 LAST_PORT = 65535
 
@@ -59,9 +60,27 @@ NUMBERS: dict[str, Callable[[str], float]] = {
 }
 
 
-def check_options(*, using: str, probe_host: str | None, heartbeat_file: str | None, **others: Any) -> None:
+def our_backends() -> list[Any]:
+    """Return the backends of ``TASKS`` that have their tasks in a database of ours."""
+    return [backend for backend in task_backends.all() if hasattr(backend, "database")]
+
+
+def database_of(alias: str) -> str:
+    """Return where a backend of ``TASKS`` has its tasks. Raises ``ConfigurationError`` unless it is one of ours."""
+    ours: dict[str, str] = {backend.alias: backend.database for backend in our_backends()}
+    if alias not in ours:
+        known = ", ".join(sorted(ours))
+        raise ConfigurationError(f"TASKS has no {alias!r} of this package; it has {known}.")
+    return ours[alias]
+
+
+def check_options(
+    *, using: str, backend: str | None, probe_host: str | None, heartbeat_file: str | None, **others: Any
+) -> None:
     """Raise ``ConfigurationError`` for arguments of ``Worker`` with which it could not work, or would ignore one."""
     connection_for(using)
+    if backend is not None and (database := database_of(backend)) != using:
+        raise ConfigurationError(f"Backend {backend!r} has its tasks in database {database!r}, not in {using!r}.")
     for name, read in NUMBERS.items():
         if others[name] is not None:
             try:

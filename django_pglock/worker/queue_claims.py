@@ -23,7 +23,10 @@ FEW_QUEUES = 100
 
 
 class WorkerClaims:
-    """The claims of one worker, by queue. ``paths``: the functions it knows; ``is_fair``: whether one has ``fair=``."""
+    """The claims of one worker, by queue.
+
+    ``paths``: the functions it knows; ``is_fair``: whether one has ``fair=``; ``backend``: the one it serves, or None.
+    """
 
     def __init__(
         self,
@@ -32,16 +35,18 @@ class WorkerClaims:
         worker: UUID,
         paths: Sequence[str],
         is_fair: bool,
+        backend: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rows = rows
         self.worker = worker
         self.paths = paths
         self.is_fair = is_fair
+        self.backend = backend
         self.clock = clock
         # For all queues, whose names are filled in: there may be one for each of a hundred thousand tenants.
-        self.first = rows.claim_statement(worker=worker, paths=paths)
-        self.behind = rows.claim_statement(worker=worker, paths=paths, behind=True)
+        self.first = rows.claim_statement(worker=worker, paths=paths, backend=backend)
+        self.behind = rows.claim_statement(worker=worker, paths=paths, backend=backend, behind=True)
         self._queues: dict[str, QueueClaims] = {}
 
     def of(self, queue: str) -> QueueClaims:
@@ -122,6 +127,12 @@ class QueueClaims:
         return claims
 
     def _claim_turn(self, limit: int, after: str) -> tuple[list[Claim], str]:
-        return self.shared.rows.claim_fair(
-            worker=self.shared.worker, queue=self.queue, paths=self.shared.paths, after=after, limit=limit
+        shared = self.shared
+        return shared.rows.claim_fair(
+            worker=shared.worker,
+            queue=self.queue,
+            paths=shared.paths,
+            after=after,
+            limit=limit,
+            backend=shared.backend,
         )

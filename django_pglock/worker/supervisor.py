@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from django_pglock.worker.draining import LEFT_BEHIND
 from django_pglock.worker.guard import LONGEST, is_running
 from django_pglock.worker.line import ENDING, HURRY, NUMBER, REPLACE
 
@@ -104,7 +105,7 @@ class Supervisor:
     that asks for it is replaced at once. ``grace``: the seconds that tasks get to finish in each; ``silence``: the
     seconds without a sign of life after which a process is frozen if it does not run; if it does, a task keeps its
     threads from running, for which it has as long as its guard speaks for it. With ``drain`` a process that ends with 0
-    has done its work.
+    has done its work, and one that ends with ``LEFT_BEHIND`` all that it could.
     """
 
     def __init__(
@@ -250,7 +251,7 @@ class Supervisor:
         code = child.process.returncode
         # SIGTERM ends a process that has not yet come as far as to wait for it.
         is_in_order = code == 0 or (self._signals > 0 and code == -signal.SIGTERM)
-        if child.is_replaced or self._signals or (self.drain and code == 0):
+        if child.is_replaced or self._signals or (self.drain and code in (0, LEFT_BEHIND)):
             logger.log(logging.INFO if is_in_order else logging.ERROR, "%r has ended %s.", child, said(code))
             self._code = self._code if is_in_order or child.is_replaced else 1
         else:

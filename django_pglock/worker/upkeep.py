@@ -24,6 +24,7 @@ from django_pglock.conf import get_settings
 from django_pglock.own_locks import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
 from django_pglock.tasks.gates import KEYS_AT_ONCE
+from django_pglock.tasks.liveness import SETTLED
 from django_pglock.tasks.pruning import ages_of
 from django_pglock.tasks.queryset import COMPARED_AT_ONCE
 from django_pglock.tasks.statements import BY_INDEX
@@ -47,9 +48,6 @@ SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_s
 #: Seconds between two rounds, as a share of the heartbeat interval. Together with two missing beats a killed worker's
 #: tasks run elsewhere within ten seconds at default settings.
 ROUND = 0.9
-#: Beats for which silent workers are not taken for dead, after each connect and after each delay. While nobody could
-#: reach the server, or get at the tasks, all of them were silent; those who live are heard again within one beat.
-SETTLING_IN = 2
 #: How often one round looks for tasks of the dead, while there are as many as one look takes.
 RESCUES = 5
 #: Tasks that one round looks at to prune them, and seconds of rest when the last old one is gone.
@@ -84,16 +82,13 @@ class Upkeep(ConnectedService):
         # For how long to leave alone what is due and locked by somebody.
         self._left_alone = 0.0
 
-    def connected(self) -> None:
-        self._excuse_silence()
-
-    def _excuse_silence(self) -> None:
-        self._rescue_from = time.monotonic() + get_settings().HEARTBEAT_INTERVAL * SETTLING_IN
-
     def _look_for_delay(self) -> None:
-        """Excuse the others if we were held up ourselves, as by a lock on the table. Less condemns nobody."""
+        """Excuse the others if we were held up ourselves, as by a lock on the table. Less condemns nobody.
+
+        A witness can be a worker without tasks, which such a lock does not hold up.
+        """
         if time.monotonic() - self._began_at > get_settings().HEARTBEAT_LIMIT / 3:
-            self._excuse_silence()
+            self._rescue_from = time.monotonic() + get_settings().HEARTBEAT_INTERVAL * SETTLED
 
     def wake(self) -> None:
         """Look again now: a task may have been scheduled for sooner than the alarm is set."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from django_pglock.errors import model_of
 from django_pglock.worker.deadlines import Deadlines
+from django_pglock.worker.draining import Drain
 from django_pglock.worker.execution import Attempt
 from django_pglock.worker.executor import Executor
 from django_pglock.worker.fetcher import Fetcher
@@ -82,10 +83,12 @@ class Flag:
 class Worker:
     """Runs tasks of some queues of one database until it is told to stop.
 
-    ``using`` is the database alias; ``queues``, ``exclude`` and ``order`` say which queues it serves, and in which
+    ``using`` is the database alias; ``backend`` the alias in TASKS of the backend to serve, where several share the
+    database (None: all of them); ``queues``, ``exclude`` and ``order`` say which queues it serves, and in which
     order, as ``runlockworker`` takes them (none: all); ``threads`` is how many sync tasks run at once, ``grace`` the
     seconds that running tasks get to finish after a stop. With ``drain`` it ends when nothing that it could claim is
-    left in its queues, and nothing is in hand; what is scheduled for later does not count.
+    left in its queues, nothing is in hand, and nothing there runs on a worker that may be dead; what is scheduled for
+    later does not count. ``left_behind`` then says what it could not run.
 
     ``run()`` ends, too, when the process has run ``max_tasks`` tasks, takes more than ``max_memory`` MiB, or after
     ``max_time`` seconds. ``line`` leads to the supervisor, if there is one, which then starts another in its place.
@@ -103,6 +106,7 @@ class Worker:
         self,
         *,
         using: str = "default",
+        backend: str | None = None,
         queues: Sequence[str] = (),
         exclude: Sequence[str] = (),
         order: str = "weighted",
@@ -137,19 +141,18 @@ class Worker:
         self.executor = Executor(self.hand, using, watchdog)
         progress = Progress(self.hand, rows)
         self.heartbeat_file = HeartbeatFile(heartbeat_file, number=1 if line is None else line.number)
-        self.heartbeat = Heartbeat(
-            self.hand, rows, self.identity, self.queues.asked, progress=progress, cancel=self.executor.cancel
-        )
-        self.heartbeat.beaten = self.heartbeat_file.touch
+        self.heartbeat = self._make_heartbeat(rows, progress, is_pooled=not listens)
         self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.tell_news)
         self.settler = Settler(self.hand, rows, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
+        self.drain = Drain(rows, self.queues, self.identity.id, end=self.end, backend=backend) if drain else None
         self.fetcher = Fetcher(
             self.hand,
             rows,
             self.identity,
             self.queues,
             listens=listens,
-            drained=self.end if drain else None,
+            backend=backend,
+            drain=self.drain,
             spent=self._ask_for_replacement,
         )
         self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
@@ -166,6 +169,11 @@ class Worker:
         parts = [self.heartbeat, self.settler, self.executor.watchdog, self.upkeep, self.fetcher]
         parts += [self.deadlines, self.executor.session_watch]
         return parts if self.listener is None else [*parts, self.listener]
+
+    @property
+    def left_behind(self) -> list[str]:
+        """What a worker with ``drain`` has left although it was to run it, in words; empty before the end."""
+        return [] if self.drain is None else self.drain.left
 
     @property
     def is_stopping(self) -> bool:
@@ -328,6 +336,19 @@ class Worker:
     def _give_up_grace(self) -> None:
         self._hurry.set()
         self.end()
+
+    def _make_heartbeat(self, rows: Any, progress: Progress, *, is_pooled: bool) -> Heartbeat:
+        heartbeat = Heartbeat(
+            self.hand,
+            rows,
+            self.identity,
+            self.queues.asked,
+            progress=progress,
+            cancel=self.executor.cancel,
+            is_pooled=is_pooled,
+        )
+        heartbeat.beaten = self.heartbeat_file.touch
+        return heartbeat
 
     def _make_listener(self, using: str) -> Listener:
         return Listener(

@@ -14,6 +14,7 @@ import pytest
 
 from django_pglock.models import Task, Worker
 from django_pglock.worker import guard, guarding
+from tests.conftest import guards_of
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -21,13 +22,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 #: Seconds: HEARTBEAT_LIMIT of the tests, a round of rescue, and some.
 LONGER_THAN_THE_LIMIT = 6.0
-
-
-def guards_of(pid):
-    """Return the numbers of the guards that a process has started and that have not ended."""
-    told = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True)
-    rows = [line.split(None, 3) for line in told.stdout.splitlines()]
-    return [int(row[0]) for row in rows if int(row[1]) == pid and row[2][0] != "Z" and str(guarding.SCRIPT) in row[3]]
 
 
 def is_there(pid):
@@ -75,6 +69,20 @@ def test_a_stopped_worker_is_rescued_although_its_guard_lives(worker_process, gu
     assert Task.objects.get().rescues == 1
 
 
+def test_the_guard_says_at_once_that_its_worker_has_died(worker_process, guard_of, eventually):
+    """With beats so rare that nobody else can have noticed it; and it keeps no pipe of its worker open meanwhile."""
+    victim = worker_process("--threads", "1", DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.exists(), why="the task did not begin")
+    guardian = guard_of(victim)
+    victim.send(signal.SIGKILL)
+
+    eventually(lambda: not Worker.objects.exists(), seconds=10, why="the row of the dead worker is still there")
+    [rescued] = Task.objects.all().rescue()
+    assert rescued.status == "READY"
+    eventually(lambda: not is_there(guardian), why="the guard outlives its worker")
+
+
 def test_the_guard_ends_with_its_worker_whatever_ends_that(worker_process, guard_of, eventually):
     killed, asked = worker_process(), worker_process()
     guards = [guard_of(killed), guard_of(asked)]
@@ -83,7 +91,7 @@ def test_the_guard_ends_with_its_worker_whatever_ends_that(worker_process, guard
             os.kill(guardian, number)  # what a terminal or a service manager sends to everybody
     killed.send(signal.SIGKILL)
     killed.wait()
-    eventually(lambda: not is_there(guards[0]), seconds=2)
+    eventually(lambda: not is_there(guards[0]))
     assert is_there(guards[1]), "it ended while its worker lives"
     asked.send(signal.SIGTERM)
     assert asked.wait() == 0
@@ -122,7 +130,7 @@ from django_pglock.worker import guarding
 mine, its_end = socket.socketpair()
 guard = guarding.start(its_end)
 its_end.close()
-mine.send(json.dumps({"interval": 0.2, "path": sys.path, "worker_pid": os.getpid()}).encode() + b"\\n\\n")
+mine.send(json.dumps({"interval": 0.2, "limit": 1.0, "path": sys.path, "worker_pid": os.getpid()}).encode() + b"\\n\\n")
 child = os.fork()
 if child:
     print(guard.pid, child, flush=True)
@@ -211,6 +219,14 @@ def test_it_speaks_from_the_first_late_beat_to_the_next_one_in_time(charge, even
     eventually(lambda: beat(row) > silent, why="it did not speak again")
 
 
+def test_who_needs_a_guard_to_speak_is_no_witness(charge, eventually):
+    """After an outage the guard may be back before all others: its beat must not seem to follow the one before."""
+    _guardian, row = charge()
+    eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
+    assert Worker.objects.get(pk=row.pk).beating_since > row.heartbeat_at
+    assert not Worker.objects.all().witnesses().exists()
+
+
 def test_it_makes_no_row_of_a_worker_that_signed_off(charge, eventually):
     _guardian, row = charge()
     eventually(lambda: beat(row) > row.heartbeat_at)
@@ -234,7 +250,7 @@ def test_it_says_once_that_it_cannot_connect_and_goes_on(charge, eventually):
 def test_it_does_not_speak_for_ever(monkeypatch):
     """What keeps a process from running for an hour will not end."""
     voice, written = guard.Voice(), []
-    monkeypatch.setattr(voice, "_write", lambda: written.append(1))
+    monkeypatch.setattr(voice, "_write", written.append)
     voice.speak()
     voice._since -= guard.LONGEST + 1
     voice.speak()

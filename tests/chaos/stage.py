@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ from django_pglock.models import Attempt, Queue, RateLimit, Task, Waiter, Worker
 from example_project.postgres import PrivatePostgres
 from tests.chaos.evidence import FINISHED, Absence, Evidence, RunRow, TaskRow
 from tests.chaos.report import Row
-from tests.conftest import WorkerProcess
+from tests.conftest import WorkerProcess, guards_of
 from tests.sample import chaos_tasks
 from tests.sample.models import Run
 
@@ -120,6 +121,13 @@ class Stage:
         elif number == signal.SIGCONT:
             self._absences.append(Absence(member.id, self._stopped.pop(member.id), at))
         return Blow(member.id, at, self.hands(member.id))
+
+    @staticmethod
+    def kill_guards(*workers: Member) -> None:
+        """Kill the guards of workers, a moment before the workers: no new guard is started so soon."""
+        for worker in workers:
+            for guard in guards_of(worker.process.pid):
+                os.kill(guard, signal.SIGKILL)
 
     def out_of_reach(self, worker: UUID, since: float, until: float) -> None:
         """Take note that a worker reached nothing for some time. What it computed then, it had computed before."""

@@ -35,6 +35,36 @@ def test_a_killed_worker(stage, eventually):
     stage.show("others go on", recovery.others, bound=2)
 
 
+@pytest.mark.parametrize(
+    ("whom", "fault"),
+    [
+        pytest.param("workers", "SIGKILL of all workers at once", marks=pytest.mark.short),
+        pytest.param("everything", "SIGKILL of all workers at once, and of their guards, as with their host"),
+    ],
+)
+@pytest.mark.fault("SIGKILL of all workers at once")
+def test_all_workers_dead_at_once(stage, eventually, whom, fault):
+    """Nobody is left who has seen what was before. Others are started at once, as a supervisor or a cluster does."""
+    stage.fault = fault
+    crew = stage.workers(3, "--threads", "2")
+    stage.load(40, seconds=0.1)
+    everybody = {member.id for member in crew}
+    eventually(lambda: set(Run.objects.values_list("worker", flat=True)) == everybody, why="not all have begun")
+    if whom == "everything":
+        stage.kill_guards(*crew)
+    at = time.time()
+    for member in crew:
+        member.send(signal.SIGKILL)
+    hands = set().union(*(stage.strike(member, signal.SIGKILL).hands for member in crew))
+    assert hands, "the victims had nothing in hand"
+    stage.workers(2, "--threads", "4")
+    started = time.time() - at
+    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    recovery = stage.judge().recovery(hands, None, at)
+    # How long a process takes to start is the machine's business.
+    stage.show("their tasks run elsewhere, once others have started", max(0.0, recovery.last - started), bound=10)
+
+
 @pytest.mark.short
 @pytest.mark.fault("SIGTERM, tasks shorter than the grace")
 def test_a_worker_that_ends_in_order(stage, eventually):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import tempfile
 import time
@@ -15,6 +16,7 @@ from django.db import OperationalError, connection
 
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks import enqueue_many
+from django_pglock.tasks.queryset import LOST_WITH_WORKER
 from example_project.postgres import PrivatePostgres, account
 from tests.chaos.conftest import make_tables
 from tests.sample import chaos_tasks
@@ -100,6 +102,22 @@ def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_work
     assert terminated > 20, "hardly any session was there to be terminated"
     keep_busy(crew, since)
     show_work_goes_on(crew, since)
+
+
+@pytest.mark.fault("SIGKILL of a worker and its guard while every session is terminated")
+def test_a_worker_dies_while_all_are_cut(stage, eventually):
+    """All are silent for a moment; those who live are heard again, and then the one that is not is known to be dead."""
+    victim, *_others = stage.workers(3, "--threads", "2")
+    stage.load(40, seconds=0.1)
+    eventually(lambda: stage.running(20) and stage.hands(victim.id), why="the work did not begin")
+    stage.kill_guards(victim)
+    blow = stage.strike(victim, signal.SIGKILL)
+    ask(TERMINATE)
+    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
+    stage.show("its tasks run elsewhere", recovery.last, bound=10)
+    rescued = Attempt.objects.filter(exception_path=LOST_WITH_WORKER)
+    assert set(rescued.values_list("worker", flat=True)) == {victim.id}, "a living worker was taken for dead"
 
 
 @pytest.mark.short

@@ -61,6 +61,7 @@ def test_a_restart_under_the_same_name_does_not_vouch_for_the_one_before(claim):
     claim(worker=before)
     Worker.objects.filter(pk=before).update(heartbeat_at=Now() - timedelta(days=1))
     beat(after)
+    Worker.objects.filter(pk=after).update(beating_since=Now() - timedelta(hours=1))
     assert [each.worker for each in Task.objects.all().rescue()] == [before]
 
 

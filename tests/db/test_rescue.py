@@ -15,6 +15,7 @@ from django_pglock import enqueue_many, own_locks
 from django_pglock.models import Attempt, RateLimit, Task, Worker
 from django_pglock.postgres.connections import has_hung_up
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.tasks.liveness import SETTLED
 from django_pglock.tasks.outcome import Failed, Failure, Succeeded
 from django_pglock.tasks.queryset import COMPARED_AT_ONCE
 from django_pglock.worker import Worker as WorkerUnderTest
@@ -28,10 +29,17 @@ pytestmark = pytest.mark.django_db(transaction=True)
 NUMBER = 4711
 
 
-def register(worker, *, silent_for=0.0):
+def register(worker, *, silent_for=0.0, lock_key=NUMBER):
     rows = Worker.objects.all()
-    rows.beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=NUMBER)
+    rows.beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=lock_key)
     rows.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
+
+
+def register_witness(*, beating_for=3600.0, silent_for=0.0):
+    """Register a worker that has beaten without interruption, so the server has been within reach."""
+    witness = uuid4()
+    register(witness, silent_for=silent_for)
+    Worker.objects.filter(pk=witness).update(beating_since=Now() - timedelta(seconds=beating_for))
 
 
 @pytest.fixture
@@ -64,6 +72,7 @@ def test_both_signs_of_life_count(claim, session, settings, silent_for, has_sess
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
     worker = uuid4()
     register(worker, silent_for=silent_for)
+    register_witness()
     if has_session:
         hold_lock(session)
     tasks.nothing.enqueue()
@@ -71,6 +80,66 @@ def test_both_signs_of_life_count(claim, session, settings, silent_for, has_sess
     rescued = Task.objects.all().rescue()
     assert bool(rescued) == is_rescued
     assert Task.objects.get().status == ("READY" if is_rescued else "RUNNING")
+
+
+@pytest.mark.parametrize(("silent_for", "is_rescued"), [(200.0, False), (320.0, False), (370.0, True)])
+def test_of_a_worker_that_holds_no_lock_the_heartbeat_decides(claim, settings, silent_for, is_rescued):
+    """Behind a pooler no worker holds one, so that none is held says nothing."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    worker = uuid4()
+    register(worker, silent_for=silent_for, lock_key=None)
+    register_witness()
+    tasks.nothing.enqueue()
+    claim(worker=worker)
+    assert bool(Task.objects.all().rescue()) == is_rescued
+
+
+@pytest.mark.parametrize(
+    ("beating_for", "silent_for", "is_rescued"),
+    [
+        (0.0, 0.0, False),  # it has just come; the others may come after it
+        (80.0, 0.0, False),
+        (100.0, 0.0, True),  # who lives would have come by now
+        (100.0, 80.0, False),  # its own beats are late: it may be out of reach by now, as the others
+    ],
+)
+def test_silence_tells_of_death_while_somebody_else_is_heard(claim, settings, beating_for, silent_for, is_rescued):
+    """While the server was out of reach all were silent. A new upkeep need not wait: rows tell how long that is ago."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    silent = uuid4()
+    register(silent, silent_for=10_000.0)
+    register_witness(beating_for=beating_for, silent_for=silent_for)
+    tasks.nothing.enqueue()
+    claim(worker=silent)
+    assert bool(Task.objects.all().rescue()) == is_rescued
+
+
+def test_beats_are_continuous_until_one_is_late_or_comes_in_a_new_session(settings):
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    worker, rows = uuid4(), Worker.objects.all()
+
+    def since(**options):
+        rows.beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, **options)
+        return Worker.objects.get().beating_since
+
+    first = since()
+    assert since() == first
+    interrupted = since(is_interrupted=True)
+    assert interrupted > first
+    rows.update(heartbeat_at=Now() - timedelta(seconds=70))
+    assert since() == interrupted, "this beat was in time"
+    rows.update(heartbeat_at=Now() - timedelta(seconds=80))
+    assert since() > interrupted
+
+
+def test_the_first_beat_of_each_session_is_no_continuation(worker, eventually):
+    running = worker()
+    first = Worker.objects.get()
+    beaten = Worker.objects.filter(heartbeat_at__gt=first.heartbeat_at)
+    eventually(beaten.exists)
+    assert beaten.get().beating_since == first.beating_since
+    running.heartbeat._connection.connection.close()
+    eventually(Worker.objects.filter(beating_since__gt=first.beating_since).exists, why="the interruption is forgotten")
 
 
 def test_a_worker_without_a_row_is_dead(claim):
@@ -155,6 +224,9 @@ def test_only_silent_workers_that_own_nothing_are_forgotten(claim):
     tasks.nothing.enqueue()
     claim(worker=owner)
     Worker.objects.all().forget()
+    assert Worker.objects.count() == 3, "the server may have been out of reach for all of them"
+    Worker.objects.filter(pk=living).update(beating_since=Now() - timedelta(seconds=60))
+    Worker.objects.all().forget()
     assert set(Worker.objects.values_list("pk", flat=True)) == {living, owner}
 
 
@@ -238,7 +310,7 @@ def test_who_has_just_come_lets_silent_workers_come_back_first(claim, worker, ev
     alone = worker()
     attempt = eventually(lambda: Attempt.objects.filter(task=claimed.id, outcome="LOST").first())
     started = Worker.objects.get(pk=alone.identity.id).started_at
-    assert attempt.finished_at - started > timedelta(seconds=2 * 0.5)
+    assert attempt.finished_at - started > timedelta(seconds=SETTLED * 0.5)
 
 
 HELD_UP = """
@@ -271,7 +343,7 @@ def test_who_was_held_up_lets_silent_workers_come_back_first(claim, session, wor
         eventually(lambda: ask(session, HELD_UP), why="the upkeep does not wait")
         (released_at,) = ask(connection, "SELECT clock_timestamp()")
     attempt = eventually(lambda: Attempt.objects.filter(finished_at__gt=released_at).first())
-    assert attempt.finished_at - released_at > timedelta(seconds=2 * 0.5)
+    assert attempt.finished_at - released_at > timedelta(seconds=SETTLED * 0.5)
 
 
 @pytest.mark.parametrize(("kept_out", "is_excused"), [(0.0, False), (11.0, True)])

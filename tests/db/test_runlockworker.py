@@ -76,6 +76,8 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
     built = []
 
     class Recorder:
+        left_behind = ()
+
         def __init__(self, **options):
             built.append(options)
 
@@ -89,10 +91,23 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
     monkeypatch.setattr("django_pglock.management.commands.runlockworker.stop_at_signals", lambda worker: None)
     queues = ["any=3", "thing*", "--exclude", "thing-1", "--exclude=x", "--order", "weighted"]
     signs = ["--probe-port", "9187", "--probe-host", "::", "--heartbeat-file", "alive"]
-    call_command("runlockworker", *queues, *signs, "--threads", "3", "--grace", "1.5", "--no-listen", "--no-reload")
+    call_command(
+        "runlockworker",
+        *queues,
+        *signs,
+        "--threads",
+        "3",
+        "--grace",
+        "1.5",
+        "--no-listen",
+        "--no-reload",
+        "--backend",
+        "default",
+    )
     [options] = built
     assert (options.pop("queues"), options.pop("exclude")) == (["any=3", "thing*"], ["thing-1", "x"])
     assert options == {
+        "backend": "default",
         "order": "weighted",
         "threads": 3,
         "grace": 1.5,

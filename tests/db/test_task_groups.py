@@ -12,8 +12,10 @@ from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.tasks.outcome import Interrupted
+from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker import execution
-from django_pglock.worker.grouping import GroupAttempt
+from django_pglock.worker.execution import Attempt as AttemptUnderTest
+from django_pglock.worker.grouping import GroupAttempt, with_others
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
 
@@ -142,3 +144,47 @@ def test_between_two_messages_nothing_is_held(claim):
         assert len(Task.objects.all().claim_group(leader, limit=10, gather=0.0)) == 2
         Task.objects.all().admit([leader.lock_key])
     assert held == [[], []]
+
+
+@pytest.fixture
+def group_under_way(claim):
+    """A worker that has claimed the first of a group and is about to claim the other two; and how it does that."""
+    under_test = WorkerUnderTest()
+    for number in range(3):
+        keyed.digest.enqueue(user=1, text=number)
+    [leader] = claim(worker=under_test.identity.id)
+    under_test.hand.hold([leader])
+    attempt = AttemptUnderTest(leader, "default")
+    return under_test, lambda: with_others(attempt, attempt.definition.group, under_test.hand)
+
+
+def running():
+    return Task.objects.filter(status="RUNNING").count()
+
+
+def test_a_fetcher_that_reconnects_leaves_a_group_that_a_thread_has_just_claimed(group_under_way, monkeypatch):
+    """Between the claim, which is in the table by then, and the note that the worker has it in hand."""
+    under_test, claim_others = group_under_way
+    hold = under_test.hand.hold
+    monkeypatch.setattr(under_test.hand, "hold", lambda claims: under_test.fetcher.connected() or hold(claims))
+    claim_others()
+    assert running() == 3
+    monkeypatch.undo()
+    under_test.hand.claims.clear()
+    under_test.fetcher.connected()
+    assert running() == 0, "the thread is through, so from now on they are given back as all others"
+
+
+def test_a_fetcher_that_reconnects_leaves_a_group_that_is_claimed_while_it_looks(group_under_way, monkeypatch):
+    """After it has asked what the worker has in hand."""
+    under_test, claim_others = group_under_way
+    task_ids = under_test.hand.task_ids
+
+    def look_and_go_on():
+        seen = task_ids()
+        claim_others()
+        return seen
+
+    monkeypatch.setattr(under_test.hand, "task_ids", look_and_go_on)
+    under_test.fetcher.connected()
+    assert running() == 3

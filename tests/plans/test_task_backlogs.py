@@ -90,7 +90,7 @@ def plans(worker, ids):
     due, due_values = rows.due()._marking_sql(1000, {"status": "READY"}, '"queue"', keep_order=False)
     texts = ["null"] * len(ids)
     group = ("backlog", "backlog", PATH)
-    here = ("default", [PATH])
+    here = ("default", [PATH], None)
     ones = [1] * len(ids)
     failed = ["FAILED"] * len(ids)
     first = Task.objects.earliest("pk").pk
@@ -107,12 +107,12 @@ def plans(worker, ids):
         "SETTLE_OWN_SUCCESS": ("null", ids[0], 1),
         "SETTLE_OTHERS": (*others, worker),
         "HELD": (ids, ones),
-        "RESCUE": (6.6, 30.0, 1000, 3, "x", "y"),
-        "RELEASE_UNKNOWN": (worker, ids[:1], 0.0),
+        "RESCUE": (4.5, 5.25, 6.6, 30.0, 1000, 3, "x", "y"),
+        "RELEASE_UNKNOWN": (worker, ids[:1], 0.0, None, []),
         "CANCEL_REQUESTS": (worker,),
         "NOTE_PROGRESS": (ids, ones, texts),
         "NOTE_LAST_PROGRESS": (ids, ones, texts),
-        "UNKNOWN": (30.0, BATCH, BATCH),
+        "UNKNOWN": (30.0, None, BATCH, BATCH, None),
         "READY_PATHS": (BATCH, BATCH),
         "COUNT_READY": (["default", "other"], BATCH, BATCH),
         "COUNT_OTHERS": (BATCH,),
@@ -328,7 +328,7 @@ def test_rows_that_are_known_by_their_ids_are_compared_some_at_a_time(new_table,
     insert("RUNNING", 1000, worker=uuid4())
     ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))[:COMPARED_AT_ONCE]
     values = {
-        "RESCUE": (6.6, 30.0, COMPARED_AT_ONCE, 3, "x", "y"),
+        "RESCUE": (4.5, 5.25, 6.6, 30.0, COMPARED_AT_ONCE, 3, "x", "y"),
         "NOTE_PROGRESS": (ids, [1] * len(ids), ["null"] * len(ids)),
     }
     plan = executed(Task.objects.all()._sql(getattr(statements, name)), values[name], by_index=name in ORDERED)

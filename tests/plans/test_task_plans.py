@@ -85,9 +85,10 @@ def test_the_other_statements_use_their_partial_indexes(history):
     expected = {
         "NEXT_DUE": ((), {"pglock_task_due"}),
         "READY_QUEUES": ((), {"pglock_task_ready", "pglock_task_fair"}),
-        "UNKNOWN": ((30.0, 1000, 1000), {"pglock_task_ready", "pglock_task_fair"}),
+        "UNKNOWN": ((30.0, None, 1000, 1000, None), {"pglock_task_ready", "pglock_task_fair"}),
+        "RELEASE_UNKNOWN": ((worker, [1], 0.0, None, []), {"pglock_task_running"}),
+        "DOUBTFUL": ((None, 6.6), {"pglock_task_running"}),
         "READY_PATHS": ((1000, 1000), {"pglock_task_ready", "pglock_task_fair"}),
-        "RELEASE_UNKNOWN": ((worker, [1], 0.0), {"pglock_task_running"}),
         "CANCEL_REQUESTS": ((worker,), {"pglock_task_running"}),
     }
     with connection.cursor() as cursor:
@@ -101,7 +102,7 @@ def test_no_more_than_the_first_of_each_queue_is_read_for_the_unknown(history):
     """A million that wait behind them cost nothing: no node yields more than the limit of each queue."""
     sql = Task.objects.all()._sql(statements.UNKNOWN)
     with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", (30.0, 10, 10))
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", (30.0, None, 10, 10, None))
         answer = cursor.fetchone()[0]
     plan = answer if isinstance(answer, list) else json.loads(answer)
     table = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_task"]
@@ -151,5 +152,5 @@ def test_counts_of_queues_walk_partial_indexes_and_stop(history):
 
 def test_rescue_looks_only_at_what_runs(history):
     sql = Task.objects.all()._sql(statements.RESCUE)
-    used = reads(plan_of(sql, (6.6, 30.0, 1000, 3, "x", "y")))
+    used = reads(plan_of(sql, (4.5, 5.25, 6.6, 30.0, 1000, 3, "x", "y")))
     assert "Seq Scan" not in {kind for kind, _ in used}

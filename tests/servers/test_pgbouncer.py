@@ -11,7 +11,7 @@ from django.core.checks import run_checks
 from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
-from django_pglock import Lease, LockLost, LockNotAvailable, leader, lock, semaphore, try_lock
+from django_pglock import Lease, LockLost, LockNotAvailable, leader, lock, own_locks, semaphore, try_lock
 from django_pglock.models import AdvisoryLock, Task, Waiter
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Worker as WorkerRow
@@ -167,6 +167,27 @@ def test_whoever_waits_for_a_result_behind_it_finds_it_by_the_poll(pgbouncer, al
     assert in_threads(work, 6) == [True] * 5 + [5]
     eventually(lambda: not Waiter.objects.exists())
     Task.objects.filter(pk__in=ids).delete()
+
+
+def locks_of_workers():
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = %s", [own_locks.WORKER])
+        return cursor.fetchone()[0]
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_worker_takes_no_session_lock_behind_it(pgbouncer, alias, eventually, listens):
+    """It would stay in a session of the pool for as long as that lives, and say that a dead worker is alive."""
+    alias("pooled", NAME="two", **pgbouncer)
+    heartbeat = Worker(using="pooled", listens=listens).heartbeat
+    heartbeat.start()
+    try:
+        row = eventually(lambda: WorkerRow.objects.using("default").first())
+        assert row.lock_key is None
+        assert locks_of_workers() == 0
+    finally:
+        heartbeat.stop()
+        heartbeat.wait(10)
 
 
 def test_a_worker_runs_tasks_behind_it(pgbouncer, alias, eventually):

@@ -37,7 +37,19 @@ from django_pglock.tasks.redaction import fields_behind_keys, shown
 
 #: What a list shows of a task; all else may be megabytes.
 LISTED = (
-    *("id", "status", "queue", "task_path", "priority", "attempts", "retries", "rescues", "worker", "lock_key"),
+    *(
+        "id",
+        "status",
+        "queue",
+        "task_path",
+        "priority",
+        "attempts",
+        "uncounted",
+        "retries",
+        "rescues",
+        "worker",
+        "lock_key",
+    ),
     *("enqueued_at", "run_after", "started_at", "last_attempted_at", "finished_at", "expires_at"),
 )
 ATTEMPT = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "traceback")
@@ -175,7 +187,7 @@ class Command(BaseCommand):
             head = (_("ID"), _("STATUS"), _("QUEUE"), _("TASK"), _("ATTEMPTS"), _("ENQUEUED"))
             lines = [
                 (
-                    *(str(row.pk), row.status, printable(row.queue), printable(row.task_path), str(row.attempts)),
+                    *(str(row.pk), row.status, printable(row.queue), printable(row.task_path), str(row.attempts_made)),
                     _("%s ago") % ago(row.enqueued_at),
                 )
                 for row in found
@@ -294,7 +306,8 @@ def _fields(row: Any, names: Any) -> dict[str, Any]:
 
 
 def _fields_of_task(task: Task, names: Any) -> dict[str, Any]:
-    return {name: shown(task, name) for name in names}
+    fields = {name: shown(task, name) for name in names if name != "uncounted"}
+    return {**fields, "attempts": task.attempts_made, "claims": task.attempts}
 
 
 def _as_json(queue: QueueCounts) -> dict[str, Any]:

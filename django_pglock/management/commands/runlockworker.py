@@ -19,12 +19,13 @@ from django.utils.translation import gettext as _
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import read_by
-from django_pglock.management.databases import add_database, database_of_tasks, no_backend, our_backends
+from django_pglock.management.databases import add_database, database_of_tasks, no_backend
 from django_pglock.worker import Worker
+from django_pglock.worker.draining import LEFT_BEHIND
 from django_pglock.worker.line import Line, to_supervisor
 from django_pglock.worker.logs import silence_what_nobody_hears
 from django_pglock.worker.offspring import end_here
-from django_pglock.worker.options import LAST_PORT, NUMBERS, check_options, up_to
+from django_pglock.worker.options import LAST_PORT, NUMBERS, check_options, database_of, our_backends, up_to
 from django_pglock.worker.probes import DEFAULT_HOST
 from django_pglock.worker.queues import ORDERS, Queues
 from django_pglock.worker.supervisor import Supervisor
@@ -33,6 +34,7 @@ from django_pglock.worker.supervisor import Supervisor
 CHANGED = 3
 #: Options that are arguments of ``Worker``, too.
 PASSED_ON = (
+    "backend",
     "queues",
     "exclude",
     "order",
@@ -94,13 +96,7 @@ class Command(BaseCommand):
             metavar="SECONDS",
             help=_("Time for running tasks to finish after the first signal (default: 30)."),
         )
-        add_database(parser)
-        parser.add_argument(
-            "--no-listen",
-            action="store_false",
-            dest="listens",
-            help=_("Only poll. For databases that are reached through a pooler in transaction mode."),
-        )
+        self._add_arguments_of_database(parser)
         self._add_arguments_of_processes(parser)
         self._add_signs_of_life(parser)
         parser.add_argument(
@@ -116,6 +112,20 @@ class Command(BaseCommand):
                 "Start again when code changes, after running tasks have finished "
                 "(default: if DEBUG, and none of the options that end processes is given)."
             ),
+        )
+
+    def _add_arguments_of_database(self, parser: CommandParser) -> None:
+        add_database(parser)
+        parser.add_argument(
+            "--backend",
+            metavar="NAME",
+            help=_("Backend of TASKS to serve, where several share a database (default: all that the database has)."),
+        )
+        parser.add_argument(
+            "--no-listen",
+            action="store_false",
+            dest="listens",
+            help=_("Only poll. For databases that are reached through a pooler in transaction mode."),
         )
 
     def _add_arguments_of_processes(self, parser: CommandParser) -> None:
@@ -174,13 +184,13 @@ class Command(BaseCommand):
         line = to_supervisor()
         show_log(verbosity, line)
         build = {name: options[name] for name in PASSED_ON + RECYCLING}
-        build["using"] = database_of_tasks(options["database"])
         try:
+            build["using"] = chosen_database(options["database"], options["backend"])
             queues = Queues(options["queues"], exclude=options["exclude"], order=options["order"])
             check_options(**build)
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
-        refuse_unknown(queues, build["using"])
+        refuse_unknown(queues, build["using"], options["backend"])
         refuse_ports(options["probe_port"] or 0, options["processes"])
         if line is not None:
             run_until_signal({**build, "line": line})
@@ -198,9 +208,14 @@ class Command(BaseCommand):
             run_until_signal(build)
 
 
-def refuse_unknown(queues: Queues, database: str) -> None:
+def chosen_database(database: str | None, backend: str | None) -> str:
+    """Return the database of the tasks: as it was given, or that of the backend, or that of all backends."""
+    return database_of(backend) if backend and database is None else database_of_tasks(database)
+
+
+def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:
     """Raise ``CommandError`` for a database or a queue that nobody could mean: such a worker would idle for ever."""
-    backends = [backend for backend in our_backends() if backend.database == database]
+    backends = [each for each in our_backends() if each.database == database and alias in (None, each.alias)]
     if not backends:
         raise no_backend(_("No backend of TASKS has its tasks in database %r.") % database)
     # An empty QUEUES means that every name is one.
@@ -238,6 +253,8 @@ def run_until_signal(build: dict[str, Any]) -> None:
         raise CommandError(str(error)) from None
     if not have_all_finished:
         leave_running_tasks()
+    if worker.left_behind:
+        raise CommandError(_("Not all is done: see the log."), returncode=LEFT_BEHIND)
 
 
 def leave_running_tasks() -> NoReturn:

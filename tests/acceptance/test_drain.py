@@ -1,0 +1,105 @@
+"""A worker with ``--drain`` runs what dead workers have left, too, and says what it cannot run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import Queue, Task, Worker
+from django_pglock.worker.draining import LEFT_BEHIND, Drain
+from django_pglock.worker.queues import Queues
+from tests.conftest import WorkerProcess, guards_of
+from tests.sample import running_tasks, tasks
+from tests.sample.models import Effect
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+
+@pytest.fixture
+def drain():
+    """Run a worker with ``--drain`` and return its exit code and what it has said."""
+
+    def run(*arguments):
+        process = WorkerProcess("--drain", *arguments)
+        try:
+            return process.wait(60), process.output
+        finally:
+            process.end()
+
+    return run
+
+
+def make_unknown(count, queue="default"):
+    for _ in range(count):
+        tasks.nothing.using(queue_name=queue).enqueue()
+    Task.objects.filter(queue=queue, task_path__endswith="nothing").update(task_path="shop.gone")
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+@pytest.mark.parametrize("options", [(), ("--processes", "2")])
+def test_it_runs_what_a_killed_worker_has_left(worker_process, drain, eventually, is_guarded, options):
+    """As from cron, where nobody else comes to rescue it."""
+    victim = worker_process("--threads", "1")
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.exists(), why="the task did not begin")
+    if not is_guarded:
+        for guard in guards_of(victim.process.pid):
+            os.kill(guard, signal.SIGKILL)
+    victim.send(signal.SIGKILL)
+    victim.wait()
+    Effect.objects.create(name="go on")
+
+    code, output = drain(*options)
+    assert Task.objects.get().status == "SUCCESSFUL", output
+    assert code == 0
+
+
+def test_it_does_not_wait_for_what_others_run(worker_process, drain, eventually):
+    worker_process("--threads", "1")
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.exists(), why="the task did not begin")
+    code, output = drain()
+    assert code == 0, output
+    assert Task.objects.get().status == "RUNNING"
+
+
+@pytest.mark.parametrize(("options", "expected"), [((), LEFT_BEHIND), (("--processes", "2"), 1)])
+def test_it_says_what_it_leaves(drain, options, expected):
+    make_unknown(2)
+    tasks.record.enqueue("known")
+    code, output = drain(*options)
+    assert code == expected, output
+    assert "It leaves 2 tasks of queue 'default' that call 'shop.gone', which this worker does not know." in output
+    assert Effect.objects.exists()
+
+
+def test_what_it_is_not_asked_for_it_does_not_leave(drain):
+    """What another queue has, what is paused, what is for later."""
+    make_unknown(1, queue="another")
+    make_unknown(1, queue="paused")
+    Queue.objects.create(name="paused", paused_at=Now())
+    tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    code, output = drain("default", "paused")
+    assert code == 0, output
+
+
+def test_it_does_not_wait_for_a_rescue_that_never_comes(settings):
+    """Where no upkeep comes through, the row may stay for ever."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.05, "HEARTBEAT_LIMIT": 0.2}
+    tasks.nothing.enqueue()
+    Task.objects.update(status="RUNNING", worker=uuid4(), attempts=1, started_at=Now(), last_attempted_at=Now())
+    assert not Worker.objects.exists()
+    ended = []
+    drain = Drain(Task.objects.all(), Queues(), uuid4(), end=lambda: ended.append(1))
+    began = time.monotonic()
+    while drain.waits_for_rescue():
+        assert time.monotonic() - began < 30
+    drain.finish()
+    assert ended == [1]
+    assert drain.left == ["1 task of queue 'default' that was not taken back from a worker that seems to be dead"]
