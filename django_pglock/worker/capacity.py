@@ -28,13 +28,13 @@ MOST_ASYNC = 100
 class Slot:
     """One thread of the executor. Written by that thread alone, read by all."""
 
-    __slots__ = ("began_at", "ended")
+    __slots__ = ("began_at", "begun", "ended")
 
     def __init__(self) -> None:
         #: The moment, of ``time.monotonic()``, at which its present claim has begun; None: it is free.
         self.began_at: float | None = None
-        #: How many claims have ended here.
-        self.ended = 0
+        #: How many claims have begun here, and ended.
+        self.begun = self.ended = 0
 
 
 class ThreadCapacity:
@@ -47,6 +47,8 @@ class ThreadCapacity:
         self.slots = [Slot() for _ in range(count)]
         self.inbox: SimpleQueue[Claim | None] = SimpleQueue()
         self._changed = changed
+        # How many claims were put into the inbox, and taken out again before they had begun.
+        self._put = self._taken_back = 0
         self._cost: float | None = None
         self._ahead = 0
         # Seconds that a task may cost so that the most may wait that ever do.
@@ -58,6 +60,7 @@ class ThreadCapacity:
         """Wait for the next claim of this thread and return it; None: the thread is to end."""
         claim = self.inbox.get()
         slot.began_at = time.monotonic()
+        slot.begun += 1
         if not self._is_plenty():
             # The fetcher claims the next one shortly before this one is expected to end.
             self._changed()
@@ -75,9 +78,21 @@ class ThreadCapacity:
 
     # Called by the fetcher
 
+    def put(self, claim: Claim) -> None:
+        """Have a claim begun."""
+        self._put += 1
+        self.inbox.put(claim)
+
     def take_back(self) -> Iterator[Claim]:
         """Yield what no thread has begun, and begin it no more."""
-        return _taken_from(self.inbox)
+        for claim in _taken_from(self.inbox):
+            self._taken_back += 1
+            yield claim
+
+    @property
+    def waiting(self) -> int:
+        """How many claims wait for a thread. One that a thread has taken waits until the thread counts as busy."""
+        return max(0, self._put - self._taken_back - sum(slot.begun for slot in self.slots))
 
     @property
     def ended(self) -> int:
@@ -91,7 +106,7 @@ class ThreadCapacity:
 
     def room(self) -> int:
         """Return how many claims to fetch now. Never 0 while a thread is free for which nothing waits."""
-        waiting = self.inbox.qsize()
+        waiting = self.waiting
         free = len(self.slots) - self.running
         wanted = free + self._ahead if self._is_plenty() else self._soon_free()
         if waiting >= free and waiting * 2 > wanted:

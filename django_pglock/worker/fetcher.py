@@ -182,10 +182,11 @@ class Fetcher(ConnectedService):
     def _give_back_what_only_waits(self) -> None:
         """Give back claims that wait while no thread gets on: quick tasks were expected, and long ones came."""
         now, threads = time.monotonic(), self.hand.threads
-        if (ended := threads.ended) != self._ended or threads.inbox.qsize() == 0:
+        if (ended := threads.ended) != self._ended or threads.waiting == 0:
             self._ended, self._got_on_at = ended, now
         elif now - self._got_on_at >= HOARDING:
-            threads.expect_cost(now - self._got_on_at)
+            # What has run for so long is expected to run for as long again.
+            threads.expect_cost(2 * (now - self._got_on_at))
             self.hand.give_back()
 
     def _has_nothing_to_come(self) -> bool:

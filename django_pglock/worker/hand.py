@@ -71,7 +71,7 @@ class Hand:
     @property
     def waiting(self) -> int:
         """Claims that nobody has begun."""
-        return self.threads.inbox.qsize() + self.coroutines.inbox.qsize()
+        return self.threads.waiting + self.coroutines.inbox.qsize()
 
     @property
     def unsettled(self) -> int:
@@ -125,7 +125,7 @@ class Hand:
         if registry.is_async(claim.task_path):
             self.coroutines.put(claim)
         else:
-            self.threads.inbox.put(claim)
+            self.threads.put(claim)
 
     def hold(self, claims: Sequence[Claim]) -> None:
         """Add claims that are run already."""

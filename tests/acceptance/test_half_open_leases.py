@@ -66,8 +66,8 @@ def test_a_cancel_that_gets_no_answer_is_not_waited_for_for_ever(proxy, monkeypa
     with lock("half open"):
         pass
     proxy.black_hole(new=False)
-    answer = libpq._answer
-    monkeypatch.setattr(libpq, "_answer", lambda pgconn, *within: answer(pgconn, *within) if within else interrupt())
+    answer = libpq._results
+    monkeypatch.setattr(libpq, "_results", lambda pgconn, *within: answer(pgconn, *within) if within else interrupt())
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), lock("half open"):
         pass

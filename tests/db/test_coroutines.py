@@ -9,7 +9,7 @@ from django.db import connection, connections
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task
-from django_pglock.worker import hand, orm_thread
+from django_pglock.worker import capacity, orm_thread
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
 
@@ -78,14 +78,14 @@ def test_the_log_names_who_keeps_the_thread_of_all_coroutines(worker, eventually
 
 
 def test_as_many_coroutines_as_may_run_keep_no_sync_task_from_being_claimed(worker, eventually, monkeypatch):
-    monkeypatch.setattr(hand, "MOST_ASYNC", 4)
+    monkeypatch.setattr(capacity, "MOST_ASYNC", 4)
     running = worker(threads=1)
     enqueue_many(tasks.wait_until, [6.0] * 4)
-    eventually(lambda: running.hand.running_async >= 4)
+    eventually(lambda: running.hand.coroutines.running >= 4)
     result = tasks.write_to.enqueue("default")
     waits = tasks.write_in_coroutine.enqueue()
     began = time.monotonic()
     eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
-    assert running.hand.running_async >= 4, f"it waited for {time.monotonic() - began:.1f} s"
+    assert running.hand.coroutines.running >= 4, f"it waited for {time.monotonic() - began:.1f} s"
     assert Task.objects.get(pk=waits.id).status == "READY", "there is no room for one more coroutine"
     eventually(is_over, seconds=20)

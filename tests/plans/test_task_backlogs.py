@@ -114,6 +114,7 @@ def plans(worker, ids):
         "NOTE_LAST_PROGRESS": (ids, ones, texts),
         "UNKNOWN": (30.0, None, BATCH, BATCH, None),
         "READY_PATHS": (BATCH, BATCH),
+        "DOUBTFUL": (None, 6.6),
         "COUNT_READY": (["default", "other"], BATCH, BATCH),
         "COUNT_OTHERS": (BATCH,),
         "STRAY_WAITERS": (0, BATCH),
@@ -159,7 +160,8 @@ def plans(worker, ids):
 #: and the few rows of the two small tables.
 ELSEWHERE = {
     "BY_INDEX", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "EXPIRES_AT", "FORGET_RATES",
-    "LIMIT_TICK", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES", "PRUNE", "REGISTER_SCHEDULES", "SCHEDULES", "WAKE",
+    "LIMIT_TICK", "LOCK_IS_HELD", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES", "PRUNE", "REGISTER_SCHEDULES",
+    "SCHEDULES", "WAKE",
 }  # fmt: skip
 
 
