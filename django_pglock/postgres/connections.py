@@ -101,9 +101,12 @@ def has_ended(raw: Any) -> bool:
 
 def is_read_only(error: BaseException | None) -> bool:
     """Say whether an exception comes from a session that may not write: of a standby, or of a primary that was one."""
-    while error is not None:
+    # Causes may form a ring: an exception can be raised from one that was raised from it.
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
         if getattr(error, "sqlstate", None) == ReadOnlySqlTransaction.sqlstate:
             return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
 

@@ -71,7 +71,7 @@ class Claim:
         return f"<Claim of task {self.id} ({self.task_path}) attempt {self.number}>"
 
     def __str__(self) -> str:
-        return f"Task {self.id} ({self.task_path}) attempt {self.attempt}"
+        return f"Task {self.id} ({self.task_path}) attempt {self.number}"
 
     def log_fields(self) -> dict[str, Any]:
         """Return what log records carry about the task."""

@@ -16,7 +16,7 @@ from django_pglock.worker.discovery import Discovery
 from django_pglock.worker.draining import Drain
 from django_pglock.worker.hand import Hand
 from django_pglock.worker.identity import Identity
-from django_pglock.worker.kinds import ASYNC, BOTH, SYNC, Kind, Looks
+from django_pglock.worker.kinds import ASYNC, BOTH, PAUSE, SYNC, Kind, Looks
 from django_pglock.worker.last_chance import LastChance
 from django_pglock.worker.queue_claims import WorkerClaims
 from django_pglock.worker.queues import Queues
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from django_pglock.tasks.queryset import TaskQuerySet
 
 #: Seconds without any progress after which claims that no thread has begun are given back.
-HOARDING = 0.5
+HOARDING = 0.2
 #: Seconds between two looks while a worker that is to end when nothing is left waits for what is in hand.
 DRAINING = 0.1
 #: Seconds of uninterrupted work after which the worker no longer asks to be notified.
@@ -159,8 +159,8 @@ class Fetcher(ConnectedService):
                 self.drain.finish()
             self._pause(DRAINING)
         elif self._leaves_out_a_kind(rooms) and time.monotonic() - self._found_at < BUSY:
-            # The other kind of functions keeps the worker busy.
-            self._pause(HOARDING)
+            # The other kind of functions keeps the worker busy, so nobody is asked for news of this one.
+            self._pause(PAUSE)
         else:
             self._busy_since = None
             self._sleep()

@@ -52,6 +52,8 @@ class Absence:
     worker: UUID
     began: float
     ended: float = math.inf
+    #: It went on to compute, and could only not tell anybody.
+    is_cut_off: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,11 +131,16 @@ class Evidence:
         return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
 
     def _present(self, run: RunRow) -> list[tuple[float, float]]:
-        """Return when a run was under way: from its start to its end, without what its worker could not do."""
+        """Return when a run was under way: from its start to its end, without what its worker could not do.
+
+        One that was under way when its worker was cut off had computed all it did by then, if it was cut off for long:
+        what comes after the absence is the word that it has ended, which waits for a new connection.
+        """
         spans = [(run.started, math.inf if run.ended is None else run.ended)]
         for absence in self.absences:
             if absence.worker == run.worker:
-                spans = [part for span in spans for part in _without(span, (absence.began, absence.ended))]
+                until = math.inf if absence.is_cut_off and run.started < absence.began else absence.ended
+                spans = [part for span in spans for part in _without(span, (absence.began, until))]
         return spans
 
     def recovery(self, hands: Collection[int], victim: UUID | None, since: float) -> Recovery:

@@ -112,11 +112,14 @@ class Stage:
 
     def strike(self, member: Member, number: signal.Signals) -> Blow:
         """Send a signal. After SIGKILL and SIGSTOP, return when it has happened."""
-        at = time.time()
+        at, before = time.time(), self.hands(member.id)
         member.send(number)
         if number == signal.SIGKILL:
             member.wait()
-        elif number == signal.SIGSTOP:
+            # Its guard reports the death at once: what it had may have been taken back by now.
+            ended = Task.objects.filter(pk__in=before, status__in=FINISHED).values_list("pk", flat=True)
+            return Blow(member.id, at, before - set(ended))
+        if number == signal.SIGSTOP:
             self._stopped[member.id] = at = time.time()
         elif number == signal.SIGCONT:
             self._absences.append(Absence(member.id, self._stopped.pop(member.id), at))
@@ -131,7 +134,7 @@ class Stage:
 
     def out_of_reach(self, worker: UUID, since: float, until: float) -> None:
         """Take note that a worker reached nothing for some time. What it computed then, it had computed before."""
-        self._absences.append(Absence(worker, since, until))
+        self._absences.append(Absence(worker, since, until, is_cut_off=True))
 
     def hands(self, worker: UUID) -> set[int]:
         """Return the tasks that a worker has claimed."""

@@ -26,7 +26,7 @@ QUICK = {"HEARTBEAT_INTERVAL": 0.5, "HEARTBEAT_LIMIT": 4.0, "POLL_INTERVAL": 2.0
 def test_a_killed_worker(stage, eventually):
     victim, *_others = stage.workers(3, "--threads", "2")
     stage.load(40, seconds=0.1)
-    eventually(lambda: stage.running(30), why="the work did not begin")
+    eventually(lambda: stage.running(10) and stage.hands(victim.id), why="the work did not begin")
     blow = stage.strike(victim, signal.SIGKILL)
     assert blow.hands, "the victim had nothing in hand"
     eventually(stage.is_over, seconds=60, why="some task is stuck")

@@ -9,6 +9,7 @@ import pytest
 from django.core import mail
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils.module_loading import import_string
 
 from django_pglock.models import Task
 from django_pglock.tasks import importing, registry
@@ -63,8 +64,8 @@ def test_a_worker_that_sleeps_finds_it_when_it_is_told(worker, eventually, setti
     eventually(lambda: asleep.fetcher._sleeping_since)
     first = tasks.nothing.enqueue()
     eventually(lambda: Task.objects.filter(pk=first.id, status="SUCCESSFUL").exists())
-    settings.EMAIL_BACKEND = "tests.sample.mail.TaskBackend"
-    mail.send_mail("a letter", "Dear reader", "a@example.com", ["b@example.com"])
+    backend = import_string("tests.sample.mail.TaskBackend")()
+    backend.send_messages([mail.EmailMessage("a letter", "Dear reader", "a@example.com", ["b@example.com"])])
     # In a web process, the module is imported; here the worker shares the process, so it is forgotten again.
     eventually(succeeded(Task.objects.get(task_path=PATH)))
     del sys.modules["tests.sample.mail"], registry._definitions[PATH]

@@ -90,6 +90,15 @@ def test_slow_coroutines_keep_no_thread_idle_and_a_long_function_no_coroutine_wa
     running_tasks.note("the end")
 
 
+@pytest.mark.parametrize("word", ["COMMIT", "ROLLBACK"])
+def test_an_atomic_task_that_ends_its_transaction_by_hand_fails(worker, finished, word):
+    """What it wrote is committed before its completion, or lost: not what atomic promises."""
+    worker()
+    [error] = finished(tasks.end_transaction_by_hand.enqueue(word)).errors
+    assert error.exception_class_path == "django.db.transaction.TransactionManagementError"
+    assert "is atomic, but its transaction was ended by a COMMIT or ROLLBACK of its own" in error.traceback
+
+
 @pytest.mark.parametrize(("task", "status"), [(tasks.leave_in_child, "FAILED"), (tasks.stop_its_loop, "SUCCESSFUL")])
 def test_no_coroutine_ends_the_loop_of_the_others(worker, finished, eventually, task, status):
     """asyncio ends the loop when SystemExit leaves a coroutine that another one has started."""
@@ -180,6 +189,8 @@ def test_a_retry_waits_its_back_off(worker, eventually):
         (tasks.cancel_itself, "asyncio.exceptions.CancelledError"),
         (tasks.break_connection, "django.db.utils.DataError"),
         (tasks.raise_nonsense, "builtins.TypeError"),
+        (tasks.raise_ring, "builtins.KeyError"),
+        (tasks.raise_ring_in_coroutine, "builtins.KeyError"),
     ],
 )
 def test_no_ending_is_so_odd_that_it_gets_lost(worker, finished, caplog, task, path):

@@ -90,7 +90,7 @@ class Schedule:
         """Let the others run until something is true, or so many seconds are over. Returns which of the two it was."""
         turn = self._here.turn
         turn.is_ready, turn.place = is_ready, place
-        turn.until = None if seconds is None else self.now + max(0.0, seconds)
+        turn.until = None if seconds in (None, math.inf) else self.now + max(0.0, seconds)
         self._give_way(turn)
         was_ready = is_ready()
         turn.is_ready, turn.until, turn.place = None, None, ""

@@ -6,6 +6,8 @@ between any two lines anything may happen that the other threads can do.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,7 @@ from django_pglock.worker import capacity, executor, fetcher, hand, kinds, settl
 from django_pglock.worker.executor import Executor
 from django_pglock.worker.fetcher import Fetcher
 from django_pglock.worker.hand import Ending, Hand
-from django_pglock.worker.kinds import ASYNC, SYNC
+from django_pglock.worker.kinds import ASYNC, PAUSE, SYNC
 from django_pglock.worker.settler import Settler
 from tests.property.interleaving import Event, Lock, Queue, Schedule, by_clock_of
 
@@ -44,10 +46,12 @@ class Call(SimpleNamespace):
 class House:
     """A worker process and its table, on a schedule."""
 
-    def __init__(self, random: Random, threads: int, calls: list[Call], *, is_atomic: bool) -> None:
+    def __init__(
+        self, random: Random, threads: int, calls: list[Call], *, is_atomic: bool, late: Sequence[Call] = ()
+    ) -> None:
         self.schedule = Schedule(random, {module.__file__ for module in MODULES}, self.check)
         self.random = random
-        self.left = len(calls)
+        self.left = len(calls) + len(late)
         self.ready: list[Call] = []
         self.blocked: dict[str, list[Call]] = {}
         for call in calls:
@@ -62,6 +66,11 @@ class House:
             self.schedule.add(f"thread {number}", lambda slot=slot: self.executor._work(slot))
         self.schedule.add("beginner", self.executor._begin_coroutines)
         self.schedule.add("loop", self.run_coroutines)
+        # Enqueued by somebody who notifies the worker only if that has asked for it.
+        self.silent: list[Call] = []
+        self.is_told = False
+        if late:
+            self.schedule.add("producer", lambda: self.produce(late))
 
     def make_hand(self, threads: int) -> Hand:
         made = Hand(threads)
@@ -98,6 +107,15 @@ class House:
         admitted = [self.blocked[call.lock_key].pop(0) for call in calls if self.blocked.get(call.lock_key)]
         self.ready += admitted
         return bool(admitted)
+
+    def produce(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            self.schedule.sleep(self.random.choice((0.001, 0.03, 0.3)))
+            self.silent.append(call)
+            self.ready.append(call)
+            if self.is_told:
+                self.fetcher.hear("default")
+        self.schedule.sleep(math.inf)
 
     # The threads
 
@@ -139,14 +157,17 @@ class House:
             beside = [call for call in self.ready if call.is_async is (kind == ASYNC)]
             if kind == ASYNC and is_put_off:
                 continue
+            if not self.is_told and self.schedule.sleeps_for("fetcher") <= PAUSE + 1e-6:
+                # Nobody is asked to tell of these, for the worker is busy; it looks again in a moment.
+                beside = [call for call in beside if call not in self.silent]
             assert not (has_room and beside), f"{len(beside)} {kind} tasks are ready, there is room: {places}"
 
 
 class FetcherHere(Fetcher):
     def __init__(self, house: House) -> None:
         rows: Any = SimpleNamespace(db="default")
-        queues: Any = SimpleNamespace(only="default")
-        super().__init__(house.hand, rows, SimpleNamespace(id=None), queues, listens=False)
+        queues: Any = SimpleNamespace(only="default", serves=lambda name: True)
+        super().__init__(house.hand, rows, SimpleNamespace(id=None), queues, listens=True)
         self.house = house
         self._discovery = SimpleNamespace(is_due=False, look=lambda **urgency: False)
         self._looks._clock = house.schedule.time.monotonic
@@ -155,6 +176,11 @@ class FetcherHere(Fetcher):
         self._claims = dict.fromkeys(("sync", "async", "both"))
         self._claims = {kind: kind for kind in self._claims}
         return [SYNC, ASYNC]
+
+    def _ask_for_news(self, *, is_sleeping: bool) -> None:
+        self.house.wait_for_answer()
+        self.house.is_told = is_sleeping
+        self.house.wait_for_answer()
 
     def _claim_from(self, queues: list[str], of_worker: Any, room: int) -> list[Any]:
         return self.house.claim(of_worker, room)
@@ -238,10 +264,13 @@ def calls_of(random: Random, count: int, kinds_of_seconds: list[float], keys: in
     keys=st.sampled_from([0, 0, 1, 3]),
     share_async=st.sampled_from([0.0, 0.0, 0.3, 1.0]),
     is_atomic=st.booleans(),
+    late=st.integers(0, 6),
 )
-def test_no_free_thread_waits_beside_a_ready_task(seed, threads, count, seconds, keys, share_async, is_atomic):
+def test_no_free_thread_waits_beside_a_ready_task(seed, threads, count, seconds, keys, share_async, is_atomic, late):
     random = Random(seed)
-    house = House(random, threads, calls_of(random, count, seconds, keys, share_async), is_atomic=is_atomic)
+    calls = calls_of(random, count, seconds, keys, share_async)
+    more = calls_of(random, late, seconds, 0, share_async)
+    house = House(random, threads, calls, is_atomic=is_atomic, late=more)
     with by_clock_of(house.schedule, *(module for module in MODULES if hasattr(module, "time"))):
         house.schedule.run()
     assert not house.ready

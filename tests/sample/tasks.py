@@ -260,6 +260,32 @@ def raise_nonsense():
     raise error
 
 
+def raise_in_ring():
+    """Raise an exception from one that was raised from it."""
+    first, second = ValueError("first"), KeyError("second")
+    try:
+        raise first from second
+    except ValueError:
+        raise second from first
+
+
+@task
+def raise_ring():
+    raise_in_ring()
+
+
+@task
+async def raise_ring_in_coroutine():
+    raise_in_ring()
+
+
+@task(atomic=True)
+def end_transaction_by_hand(word):
+    Effect.objects.create(name=word)
+    with connection.cursor() as cursor:
+        cursor.execute(word)
+
+
 @task
 def break_connection():
     """Leave the thread's connection in a state that must not reach the next task."""
