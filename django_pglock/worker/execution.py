@@ -19,11 +19,10 @@ from typing import Any
 from django.apps import apps
 from django.db import Error as DatabaseFailure
 from django.db import transaction
-from psycopg.pq import TransactionStatus
 
 from django_pglock.errors import ClaimLost, TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
 from django_pglock.locks import lock
-from django_pglock.postgres.connections import connection_for, is_read_only, transaction_status
+from django_pglock.postgres.connections import connection_for, is_read_only
 from django_pglock.postgres.known_connections import leads_to_standby
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import from_json, to_json
@@ -320,11 +319,6 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> Ending:
 
 
 def _settle_and_commit(attempt: Attempt, outcome: Outcome) -> None:
-    if transaction_status(connection_for(attempt.using)) == TransactionStatus.IDLE:
-        raise transaction.TransactionManagementError(
-            f"{attempt.claim.task_path} is atomic, but its transaction was ended by a COMMIT or ROLLBACK of its own. "
-            "Leave both to the worker, or leave out atomic=True."
-        )
     rows = _rows(attempt.using)
     if told := [each for each in attempt.claims if each.progress is not each.noted_progress]:
         rows.note_progress(told, is_last=True)

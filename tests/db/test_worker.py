@@ -90,15 +90,6 @@ def test_slow_coroutines_keep_no_thread_idle_and_a_long_function_no_coroutine_wa
     running_tasks.note("the end")
 
 
-@pytest.mark.parametrize("word", ["COMMIT", "ROLLBACK"])
-def test_an_atomic_task_that_ends_its_transaction_by_hand_fails(worker, finished, word):
-    """What it wrote is committed before its completion, or lost: not what atomic promises."""
-    worker()
-    [error] = finished(tasks.end_transaction_by_hand.enqueue(word)).errors
-    assert error.exception_class_path == "django.db.transaction.TransactionManagementError"
-    assert "is atomic, but its transaction was ended by a COMMIT or ROLLBACK of its own" in error.traceback
-
-
 @pytest.mark.parametrize(("task", "status"), [(tasks.leave_in_child, "FAILED"), (tasks.stop_its_loop, "SUCCESSFUL")])
 def test_no_coroutine_ends_the_loop_of_the_others(worker, finished, eventually, task, status):
     """asyncio ends the loop when SystemExit leaves a coroutine that another one has started."""

@@ -279,13 +279,6 @@ async def raise_ring_in_coroutine():
     raise_in_ring()
 
 
-@task(atomic=True)
-def end_transaction_by_hand(word):
-    Effect.objects.create(name=word)
-    with connection.cursor() as cursor:
-        cursor.execute(word)
-
-
 @task
 def break_connection():
     """Leave the thread's connection in a state that must not reach the next task."""

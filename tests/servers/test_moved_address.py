@@ -58,7 +58,7 @@ def test_nothing_stays_at_a_standby_to_which_the_address_led_for_a_while(servers
             eventually(lambda: not ask(standby, SESSIONS), why="somebody stays at the standby")
             # They are scheduled, so upkeep works again.
             eventually(lambda: ask(primary, STATUSES) == [("SUCCESSFUL", 6)], seconds=40, why=process.output)
-            assert len(ask(primary, READ_ONLY, "LOST")) >= 6, "not all tasks met the standby"
+            assert len(ask(primary, READ_ONLY, "LOST")) >= 3, "not each thread has met the standby"
             assert not ask(primary, READ_ONLY, "FAILED"), process.output
         finally:
             process.end()
