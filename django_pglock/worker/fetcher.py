@@ -170,9 +170,11 @@ class Fetcher(ConnectedService):
         if self._discovery.is_due:
             self._discovery.look()
         self._was_told = bool(self._told)
-        if self.hand.has_news or is_last_look:
+        if self.hand.has_news:
             self.hand.has_news = False
             self._looks.note_news()
+        # The last look leaves out no kind: nothing is in hand, so all have room.
+        self._was_full = self._was_full and not is_last_look
         self._looked_at = time.monotonic()
         return self._rooms()
 

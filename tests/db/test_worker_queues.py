@@ -127,3 +127,12 @@ def test_a_queue_for_each_of_many_tenants_is_no_statement_for_each(in_threads):
     assert not Task.objects.exclude(status="RUNNING").exists()
     assert prepared <= 3, "the queues that are ready, their claims, and their claims from a place on"
     assert remembered <= FEW_QUEUES
+
+
+def test_the_last_look_of_a_draining_worker_leaves_out_no_kind_of_functions():
+    """A look for coroutines alone may be put off; a worker that ended meanwhile would leave them."""
+    fetcher = WorkerUnderTest(threads=2).fetcher
+    fetcher._was_full = True
+    fetcher._looks.note("async", took=1.0, found=1)
+    assert [kind for kind, _ in fetcher._look_around(is_last_look=False)] == ["sync"]
+    assert [kind for kind, _ in fetcher._look_around(is_last_look=True)] == ["both"]
