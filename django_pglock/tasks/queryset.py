@@ -307,6 +307,18 @@ class TaskQuerySet(CountQuerySet):
         return self._by_windows(chosen, TaskQuerySet._retry, progress)
 
     def _retry(self) -> int:
+        count = self._retry_unlocked()
+        retriable = self._without_duplicates().filter(status__in=_movable(TaskStatus.READY, FINISHED))
+        for _ in range(TRIES):
+            # A row is locked for a moment when those that wait for others are told of an end. Not if any was moved: it
+            # may have been cancelled again since, for what it waits for has failed.
+            if count or not retriable.exists():
+                break
+            time.sleep(BETWEEN_TRIES)
+            count = self._retry_unlocked()
+        return count
+
+    def _retry_unlocked(self) -> int:
         for _ in range(LOOKS):
             # Another with its unique key may be committed between our look and our write; the next look sees it.
             with suppress(IntegrityError), transaction.atomic(using=self.db):
@@ -473,7 +485,7 @@ _RUNNING = Q(status=TaskStatus.RUNNING)
 _ASKED = Q(cancel_requested_at__isnull=False)
 _UNASKED = _RUNNING & ~_ASKED
 _WAITING = Q(status__in=[TaskStatus.BLOCKED, TaskStatus.READY, TaskStatus.SCHEDULED])
-#: How often, and after how many seconds, a cancel comes back to tasks whose rows were locked.
+#: How often, and after how many seconds, a cancel or a retry comes back to tasks whose rows were locked.
 TRIES, BETWEEN_TRIES = 3, 0.01
 #: How often a retry looks again when another with the same unique key came between.
 LOOKS = 10
