@@ -22,7 +22,7 @@ THREADS = (1, 2, 4, 8)
 #: How many at once the others run, which is enough to compare.
 THREADS_OF_OTHERS = (1, 4)
 #: Seconds for which one case runs, about, and the fewest tasks that are enough to be looked at.
-SECONDS, FEWEST = 2.5, 20
+SECONDS, FEWEST = 2.5, 60
 
 
 def aim(milliseconds: int, *, is_atomic: bool) -> float:
