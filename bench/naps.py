@@ -21,8 +21,8 @@ NAPS = (5, 20, 30, 50, 100, 400)
 THREADS = (1, 2, 4, 8)
 #: How many at once the others run, which is enough to compare.
 THREADS_OF_OTHERS = (1, 4)
-#: Seconds for which one case runs, about, and the fewest tasks that are enough to be looked at.
-SECONDS, FEWEST = 2.5, 60
+#: Seconds for which one case runs, about, and the fewest tasks for each thread: they begin together, and end together.
+SECONDS, FEWEST = 2.5, 20
 
 
 def aim(milliseconds: int, *, is_atomic: bool) -> float:
@@ -39,6 +39,7 @@ class Nap:
         self, name: str, at_once: int, milliseconds: int, function: str, aim: float, *, threads: int | None = None
     ) -> None:
         self.name = name
+        self.at_once = at_once
         self.milliseconds = milliseconds
         self.ideal = at_once * 1000 / milliseconds
         self.aim = aim
@@ -47,7 +48,7 @@ class Nap:
 
     def rate(self, bench: Bench, contestant: Contestant) -> float:
         """Return the share of the ideal that one worker process reaches."""
-        count = max(FEWEST, int(self.ideal * SECONDS))
+        count = max(FEWEST * self.at_once, int(self.ideal * SECONDS))
         seconds = str(self.milliseconds / 1000)
         with (
             bench.arena.filled(contestant, count, self.function, seconds) as database,
