@@ -211,7 +211,7 @@ class TaskQuerySet(CountQuerySet):
     def server_time(self) -> str:
         """Return what the server's clock shows, as the server's text: so no setting of time zones changes it."""
         [(now,)] = self._run("SELECT clock_timestamp()::text")
-        return now  # type: ignore[no-any-return]
+        return str(now)
 
     def release_unknown(
         self,
@@ -267,7 +267,7 @@ class TaskQuerySet(CountQuerySet):
     def next_due_in(self) -> float | None:
         """Return the seconds until the next scheduled task is due, zero or less when it is, None when there is none."""
         [(seconds,)] = self._run(statements.NEXT_DUE)
-        return seconds  # type: ignore[no-any-return]
+        return None if seconds is None else float(seconds)
 
     def rescue(self, *, limit: int = COMPARED_AT_ONCE) -> list[Rescued]:
         """Take claims back from workers that are dead, ``limit`` at most, and return them.
