@@ -17,8 +17,6 @@ from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
 from django_pglock.management.choosing import (
-    VERBS,
-    Verb,
     add_choice,
     add_filters,
     add_statuses,
@@ -34,6 +32,7 @@ from django_pglock.models import Queue, Task, Worker
 from django_pglock.tasks.counting import COUNTED, MOST_COUNTED, QueueCounts
 from django_pglock.tasks.pruning import WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys, shown
+from django_pglock.verbs import TASK_VERBS, Verb
 
 #: What a list shows of a task; all else may be megabytes.
 LISTED = (
@@ -52,6 +51,8 @@ LISTED = (
     ),
     *("enqueued_at", "run_after", "started_at", "last_attempted_at", "finished_at", "expires_at"),
 )
+#: The verbs by their subcommands.
+VERBS = {name.replace("_stuck", "").replace("_", "-"): verb for name, verb in TASK_VERBS.items()}
 ATTEMPT = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "traceback")
 
 
@@ -223,7 +224,7 @@ class Command(BaseCommand):
         tasks = chosen(rows, options)
         if options["dry_run"] or not (options["ids"] or options["yes"]):
             count = verb.movable(tasks)[: MOST_COUNTED + 1].count()
-            self.stdout.write(_said(verb.question, count))
+            self.stdout.write(verb.said(verb.question, count, most=MOST_COUNTED))
             if options["dry_run"] or not count:
                 return
             _ask()
@@ -234,7 +235,7 @@ class Command(BaseCommand):
         left = len(set(ids)) - count
         if ids and not count:
             raise CommandError(_("None of these tasks is there in a state for this; see locktasks show."))
-        self.stdout.write(verb.done % {"count": count, "number": count})
+        self.stdout.write(verb.said(verb.done, count))
         if left > 0:
             text = ngettext(
                 "%d was left alone: it is gone, or in another state.",
@@ -324,12 +325,6 @@ def _as_line(queue: QueueCounts) -> tuple[str, ...]:
     counts = (f"{queue.counts[status]}{'+' if status in queue.at_least else ''}" for status in COUNTED)
     oldest = "-" if queue.oldest_ready is None else f"{queue.oldest_ready:.0f} s"
     return (printable(queue.queue), *counts, oldest, _("%s ago") % ago(queue.paused_at) if queue.paused_at else "-")
-
-
-def _said(text: Any, count: int) -> str:
-    """Return a text with a count that stopped at its most."""
-    shown = str(count) if count <= MOST_COUNTED else f"{MOST_COUNTED}+"
-    return str(text % {"count": shown, "number": count})
 
 
 def _ask() -> None:
