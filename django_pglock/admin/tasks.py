@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
@@ -39,12 +39,12 @@ class TaskAdmin(ReadOnlyAdmin):
     search_fields = ["task_path"]
     search_help_text = _("The id of a task, or the beginning of the path of its function.")
     ordering = ["-id"]
-    sortable_by: Any = [name_and_id]
+    sortable_by: ClassVar[Any] = [name_and_id]
     actions = [admin_action(verb) for verb in TASK_VERBS.values()]
     inlines = [attempts.AttemptInline]
     change_list_template = "admin/django_pglock/task/change_list.html"
     change_form_template = "admin/django_pglock/task/change_form.html"
-    fieldsets: Any = [
+    fieldsets: ClassVar[Any] = [
         (None, {"fields": ["task_path", status_mark, "queue", "priority", "backend"]}),
         (
             _("Call"),
