@@ -14,10 +14,10 @@ from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.worker import Worker
-from django_pglock.worker.draining import LEFT_BEHIND
-from django_pglock.worker.line import Line
+from django_pglock.worker.claiming.drain import LEFT_BEHIND
 from django_pglock.worker.logs import silence_what_nobody_hears
-from django_pglock.worker.offspring import end_here
+from django_pglock.worker.running.forked_child import end_here
+from django_pglock.worker.supervising.channel import Line
 
 #: Objects that may come to be before Python looks which of them are garbage.
 GARBAGE = 10_000

@@ -16,10 +16,10 @@ from django_pglock.management.databases import database_of_tasks, no_backend
 from django_pglock.management.worker_arguments import add_worker_arguments
 from django_pglock.management.worker_process import run_until_signal, show_log
 from django_pglock.management.worker_reload import run_reloading
-from django_pglock.worker.line import to_supervisor
+from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.options import LAST_PORT, check_options, database_of, our_backends
-from django_pglock.worker.queues import Queues
-from django_pglock.worker.supervisor import Supervisor
+from django_pglock.worker.supervising.channel import to_supervisor
+from django_pglock.worker.supervising.supervisor import Supervisor
 
 #: Options that are arguments of ``Worker``, too.
 PASSED_ON = (
