@@ -127,7 +127,7 @@ def test_what_no_queue_can_be_called(name):
             ask(name)
     if name != NUL:  # no command line can have one
         for command in ("pause", "resume"):
-            with pytest.raises(CommandError, match=r"A queue's name|is no text"):
+            with pytest.raises(CommandError, match=r"A queue's name|is not a text"):
                 call_command("locktasks", command, name)
     assert not Task.objects.exists()
     assert not Queue.objects.exists()

@@ -151,19 +151,19 @@ def test_what_runs_is_asked_to_end_and_the_pages_say_so(client):
     assert "&quot;total&quot;: 12" in client.get(url).content.decode()
 
 
-def test_an_action_says_what_it_left_alone(client):
+def test_an_action_says_what_it_did_not_change(client):
     person(client, "view_task", "retry_task")
     response = act(client, "retry", make("FAILED"), make("SUCCESSFUL"), make("READY"))
     assert said(response)[0] == "1 task will run again."
-    assert said(response)[1].startswith("2 of the chosen tasks were left alone")
+    assert said(response)[1].startswith("2 of the selected tasks were not changed")
 
 
-def test_one_that_was_left_alone_is_spoken_of_as_one(client):
+def test_a_message_about_one_unchanged_task_is_in_the_singular(client):
     person(client, "view_task", "retry_task", "reset_task")
     [text] = said(act(client, "retry", make("READY")))
-    assert text.startswith("1 of the chosen tasks was left alone: it is")
+    assert text.startswith("1 of the selected tasks was not changed: it is")
     [text] = said(act(client, "reset_stuck", make("FAILED")))
-    assert text.startswith("1 of the chosen tasks was left alone: its worker is alive")
+    assert text.startswith("1 of the selected tasks was not changed: its worker is alive")
 
 
 def test_what_is_beyond_the_count_is_not_said_to_be_known(client, monkeypatch):
@@ -175,7 +175,7 @@ def test_what_is_beyond_the_count_is_not_said_to_be_known(client, monkeypatch):
     texts = said(client.post(LIST, data, follow=True))
     assert texts == [
         "4 tasks will run again.",
-        "More than 3 tasks were chosen; those in another state were left alone.",
+        "More than 3 tasks were selected. Tasks in other states were not changed.",
     ]
 
 
@@ -221,7 +221,10 @@ def test_a_crowd_is_no_single_transaction_and_audited_from_its_beginning(client,
     rows = [make("READY") for _ in range(5)]
     act(client, "cancel", *rows[:3])
     texts = list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True))
-    assert texts == ["cancel: begun with more than 2", f"cancel: 3 of #{rows[0].pk}, #{rows[1].pk}, #{rows[2].pk}"]
+    assert texts == [
+        "cancel: started for more than 2 rows",
+        f"cancel: 3 of #{rows[0].pk}, #{rows[1].pk}, #{rows[2].pk}",
+    ]
 
     cancel = queryset.TaskQuerySet._cancel
     monkeypatch.setattr(queryset.TaskQuerySet, "_cancel", lambda chosen: cancel(chosen) and 1 // 0)
@@ -308,8 +311,8 @@ def test_neither_buttons_nor_actions_are_shown_to_who_may_only_look(client):
 @pytest.mark.parametrize(
     ("paths", "status", "text"),
     [
-        (None, "READY", "No worker knows this task: none is running."),
-        ([[], ["shop.other"]], "READY", "No worker knows this task. Is its module imported"),
+        (None, "READY", "No worker knows this task: no worker is running."),
+        ([[], ["shop.other"]], "READY", "No worker knows this task. Do the workers import its module"),
         ([["shop.other"], ["shop.other", "tests.sample.tasks.nothing"]], "READY", None),
         (None, "SUCCESSFUL", None),
     ],
@@ -502,7 +505,7 @@ def test_leases_are_listed_and_taken_away_only_with_permission(client):
         row = LeaseRow.objects.get(name="nightly")
         person(client, "view_lease")
         page = client.get(url).content.decode()
-        for text in ("nightly", held.owner, "mutex", "never", "kept from others"):
+        for text in ("nightly", held.owner, "mutex", "never", "released, not free yet"):
             assert text in page
         assert [each.name for each in client.get(url, {"held": "1"}).context["cl"].result_list] == ["mutex", "nightly"]
         assert [each.name for each in client.get(url, {"q": "night"}).context["cl"].result_list] == ["nightly"]
@@ -545,12 +548,12 @@ def test_a_blocked_task_says_what_it_waits_for(client):
         return client.get(reverse("admin:django_pglock_task_change", args=[result.id])).content.decode()
 
     key = Task.objects.get(pk=second.id).lock_key
-    assert f"It waits for its key, {key}, which is with #{first.id}." in page(second)
-    assert "It waits" not in page(first)
-    assert f"It waits for the end of #{first.id}, #{second.id}." in page(child)
+    assert f"This task waits for its lock key {key}, which is held by #{first.id}." in page(second)
+    assert "This task waits" not in page(first)
+    assert f"This task waits for #{first.id}, #{second.id} to finish." in page(child)
     Task.objects.filter(pk=first.id).update(status="SCHEDULED", run_after=Now(), started_at=Now())
-    assert f"which is with #{first.id}." in page(second), "it will be tried again"
+    assert f"which is held by #{first.id}." in page(second), "it will be tried again"
     Task.objects.filter(pk=first.id).update(started_at=None)
-    assert "which is with nobody at this moment" in page(second), "it has never begun"
+    assert "which is held by no task at this moment" in page(second), "it has never begun"
     Task.objects.filter(pk=first.id).update(status="SUCCESSFUL", finished_at=Now())
-    assert "which is with nobody at this moment" in page(second)
+    assert "which is held by no task at this moment" in page(second)

@@ -79,7 +79,7 @@ def test_a_busy_lock_is_told_and_nothing_runs(options, expected):
 
 
 def test_the_lock_is_of_the_scope_that_the_settings_say():
-    """Behind a pooler in transaction mode a session lock would keep nobody out."""
+    """Behind a pooler in transaction mode a session lock would exclude nobody."""
     settings = {"DJANGO_SETTINGS_MODULE": "tests.settings_transaction_scope"}
     code = "print('in', flush=True); input(); raise SystemExit(7)"
     process = withlock("deploy", "--", *python(code), **settings)
@@ -192,7 +192,7 @@ def test_only_sessions_with_locks_are_terminated():
     somebody = Somebody()
     try:
         pid = somebody.ask("SELECT pg_backend_pid()")
-        with pytest.raises(CommandError, match="neither holds nor awaits"):
+        with pytest.raises(CommandError, match="neither holds nor waits for"):
             locks("--terminate", str(pid))
     finally:
         somebody.leaves()
@@ -212,5 +212,5 @@ def test_leases_are_shown_and_taken_away():
         [row] = json.loads(locks("--leases", "night\tly", "--json"))
         assert (row["name"], row["token"]) == ("night\tly", 1)
         assert "taken away" in locks("--free-lease", "night\tly")
-        with pytest.raises(CommandError, match="Nobody holds"):
+        with pytest.raises(CommandError, match="No lease of the name"):
             locks("--free-lease", "night\tly")
