@@ -72,9 +72,7 @@ class Command(BaseCommand):
         is_supervised = options["processes"] > 1 or any(options[name] for name in RECYCLING)
         if reload and (is_supervised or options["drain"]):
             raise CommandError(
-                _(
-                    "--reload runs one process that does not end; it cannot be combined with --processes, --max-… or --drain."
-                )
+                _("--reload runs one endless process, so it cannot be combined with --processes, --max-… or --drain.")
             )
         if is_supervised:
             sys.exit(supervise(options))
