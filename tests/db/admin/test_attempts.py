@@ -17,7 +17,7 @@ from django.urls import reverse
 from django_pglock.admin import attempts
 from django_pglock.admin.tasks import TaskAdmin
 from django_pglock.models import Attempt, Task
-from tests.db.admin.test_tasks import make, person
+from tests.db.admin.visits import make, person
 
 pytestmark = pytest.mark.django_db
 

@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_pglock.models import Queue
-from tests.db.admin.test_tasks import act, person, said
+from tests.db.admin.visits import act, person, said
 
 pytestmark = pytest.mark.django_db
 

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django_pglock import task
 from django_pglock.models import Schedule, Task
 from django_pglock.tasks.options import Unique
-from tests.db.admin.test_tasks import act, person, said
+from tests.db.admin.visits import act, person, said
 from tests.sample import scheduled
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_registry")]
