@@ -16,7 +16,7 @@ pytestmark = pytest.mark.acceptance
 
 
 def is_ready(port):
-    with closing(HTTPConnection("127.0.0.1", port, timeout=10)) as client:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as client:
         try:
             client.request("GET", "/readyz")
         except ConnectionError:

@@ -38,7 +38,7 @@ def watchdog():
     watchdog = Watchdog()
     yield watchdog
     watchdog.stop()
-    assert watchdog.wait(10)
+    assert watchdog.wait(60)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_the_thread_waits_until_nobody_strikes_any_more(watchdog, monkeypatch, i
 
     def cancel_slowly(seat, attempt):
         arrived.set()
-        assert returned.wait(10)
+        assert returned.wait(60)
         time.sleep(0.1)
         order.append("strike")
         return True
@@ -112,7 +112,7 @@ def test_the_thread_waits_until_nobody_strikes_any_more(watchdog, monkeypatch, i
     call = Call(0, timeout=0.01)
 
     def wait_and_return():
-        assert arrived.wait(10)
+        assert arrived.wait(60)
         returned.set()
 
     call.call = wait_and_return

@@ -88,4 +88,4 @@ def test_as_many_coroutines_as_may_run_keep_no_sync_task_from_being_claimed(work
     eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
     assert running.hand.coroutines.running >= 4, f"it waited for {time.monotonic() - began:.1f} s"
     assert Task.objects.get(pk=waits.id).status == "READY", "there is no room for one more coroutine"
-    eventually(is_over, seconds=20)
+    eventually(is_over)

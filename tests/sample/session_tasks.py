@@ -25,7 +25,7 @@ def select(statement="SELECT 1"):
 
 def pause():
     HAS_BEGUN.set()
-    assert GO_ON.wait(30)
+    assert GO_ON.wait(60)
 
 
 @task(max_attempts=2, backoff=0)
@@ -35,7 +35,7 @@ def ask_twice():
     select()
 
 
-@task(timeout=1, max_attempts=2, backoff=0)
+@task(timeout=3, max_attempts=2, backoff=0)
 def ask_twice_in_time():
     select()
     pause()
