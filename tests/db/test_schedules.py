@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
@@ -293,14 +293,11 @@ def test_a_worker_keeps_the_schedules(worker, eventually):
 
 
 def test_a_tick_is_not_late_and_wakes_an_idle_worker(worker, eventually, settings):
-    """Without its own alarm, and without its own way to the fetcher, it would come after half a minute."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 40.0, "HEARTBEAT_LIMIT": 120.0, "POLL_INTERVAL": 30.0}
+    """Without its own alarm, and without its own way to the fetcher, it would come after ten minutes."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
     decorate(scheduled.nightly, every=0.4)
     worker(listens=False)
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() >= 4)
-    made = Task.objects.filter(status="SUCCESSFUL").values_list("started_at", "meta__schedule")
-    # The quickest, so that a machine that is busy with something else does not matter.
-    assert min(started - datetime.fromisoformat(tick) for started, tick in made) < timedelta(seconds=10)
 
 
 def test_a_worker_hears_of_functions_that_are_decorated_later(worker, eventually):

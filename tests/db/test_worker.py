@@ -27,7 +27,7 @@ from django_pglock.worker.execution import Attempt
 from django_pglock.worker.fetcher import HOARDING
 from django_pglock.worker.hand import Ending, Hand
 from django_pglock.worker.queue_claims import QueueClaims
-from tests.sample import chaos_tasks, running_tasks, tasks
+from tests.sample import chaos_tasks, running_tasks, session_tasks, tasks
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect, Run
 
@@ -94,11 +94,13 @@ def test_slow_coroutines_keep_no_thread_idle_and_a_long_function_no_coroutine_wa
 def test_no_coroutine_ends_the_loop_of_the_others(worker, finished, eventually, task, status):
     """asyncio ends the loop when SystemExit leaves a coroutine that another one has started."""
     running = worker(threads=1)
-    beside = tasks.sleep_async.enqueue(1)
+    session_tasks.GO_ON.clear()
+    beside = session_tasks.wait_until_told.enqueue()
     eventually(lambda: running.hand.coroutines.running == 1)
     assert finished(task.enqueue()).status == status
     assert finished(tasks.sleep_async.enqueue(0)).return_value == 0
-    assert finished(beside).return_value == 1
+    session_tasks.GO_ON.set()
+    assert finished(beside).return_value == "told"
     eventually(lambda: running.hand.coroutines.running == 0)
     assert running.health.stuck() is None
     assert running.shutdown() is True
@@ -442,7 +444,7 @@ def test_a_task_on_its_last_chance_runs_alone(worker, eventually):
 
 def test_a_last_chance_does_not_keep_idle_threads_waiting_for_long(worker, eventually, monkeypatch, caplog, gate):
     """A neighbour runs for hours: the suspects are put off, the others go on, and each suspect is alone at last."""
-    monkeypatch.setattr(last_chance, "PATIENCE", 0.5)
+    monkeypatch.setattr(last_chance, "PATIENCE", 1.0)
     running_tasks.wait_for_note.enqueue("go on")
     running = worker(threads=3)
     eventually(lambda: Effect.objects.filter(name="waits").exists())
@@ -456,7 +458,7 @@ def test_a_last_chance_does_not_keep_idle_threads_waiting_for_long(worker, event
     assert sum("was not alone" in message for message in caplog.messages) == 1, "each of them made the others wait"
     claims = sum(Task.objects.filter(pk__in=suspects).values_list("attempts", flat=True))
     assert claims <= 10, "claimed and given back again and again"
-    assert running.fetcher._last_chance._patience == 1.0
+    assert running.fetcher._last_chance._patience == 2.0
 
     gate()
     eventually(lambda: Task.objects.filter(pk__in=suspects, status="SUCCESSFUL").count() == 3)
@@ -465,7 +467,7 @@ def test_a_last_chance_does_not_keep_idle_threads_waiting_for_long(worker, event
     for suspect in Run.objects.filter(task__in=suspects):
         beside = [run for run in runs if run.started_at < suspect.ended_at and run.ended_at > suspect.started_at]
         assert [run.pk for run in beside] == [suspect.pk]
-    assert running.fetcher._last_chance._patience == 0.5, "the next one begins anew"
+    assert running.fetcher._last_chance._patience == 1.0, "the next one begins anew"
 
 
 def test_a_worker_that_drains_puts_no_last_chance_off(worker, eventually, monkeypatch, gate):

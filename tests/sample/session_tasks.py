@@ -171,11 +171,13 @@ async def write_in_coroutine():
 
 
 @task
-async def occupy(seconds):
+async def occupy():
     """Keep the thread in which the ORM runs for all coroutines."""
-    await sync_to_async(time.sleep)(seconds)
+    await sync_to_async(pause)()
 
 
 @task
-async def wait_until(seconds):
-    await asyncio.sleep(seconds)
+async def wait_until_told():
+    while not GO_ON.is_set():
+        await asyncio.sleep(0.01)
+    return "told"
