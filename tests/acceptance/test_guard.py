@@ -113,7 +113,8 @@ def test_it_has_no_connection_while_the_worker_speaks_for_itself(worker_process,
     guard_of(process)
     first = Worker.objects.get().heartbeat_at
     eventually(lambda: Worker.objects.get().heartbeat_at > first)
-    assert sessions_of_guards() == 0
+    # On a slow machine a beat may be late: then it has spoken for a moment.
+    eventually(lambda: sessions_of_guards() == 0)
 
 
 def sessions_of_guards():
