@@ -138,7 +138,8 @@ class Stage:
 
     def strike(self, member: Member, number: signal.Signals) -> Blow:
         """Send a signal. After SIGKILL and SIGSTOP, return when it has happened."""
-        at, before = time.time(), self.hands(member.id)
+        before = self._caught_at_work(member.id) if number in (signal.SIGKILL, signal.SIGSTOP) else set()
+        at = time.time()
         member.send(number)
         if number == signal.SIGKILL:
             member.wait()
@@ -161,6 +162,13 @@ class Stage:
     def out_of_reach(self, worker: UUID, since: float, until: float) -> None:
         """Take note that a worker reached nothing for some time. What it computed then, it had computed before."""
         self._absences.append(Absence(worker, since, until, is_cut_off=True))
+
+    def _caught_at_work(self, worker: UUID) -> set[int]:
+        """Return the tasks that a worker has claimed; between two tasks, a moment later."""
+        for _ in range(500):
+            if hands := self.hands(worker):
+                return hands
+        return set()
 
     def hands(self, worker: UUID) -> set[int]:
         """Return the tasks that a worker has claimed."""
