@@ -169,16 +169,17 @@ FROM (SELECT DISTINCT ('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 
 # Lets the first that waits at each of these keys through, where nobody has been admitted. At keys that let one through
 # at a time, which is what most of them do, admission is no more than that. To plan it takes a fifth of the time that
 # ``ADMIT`` takes. Where there may be more to think of, nothing is done, and the key is returned, for ``ADMIT``: where
-# the first lets others run beside it, or waits for others itself, and where a task of the key is SCHEDULED, perhaps to
-# be tried again.
+# the first lets others run beside it, has a rate, or waits for others itself, and where a task of the key is SCHEDULED,
+# perhaps to be tried again.
 #
 # The notes at ``ADMIT`` say why a row that somebody has locked is left alone, and why ranges.
 ADMIT_NEXT = """
 WITH first AS MATERIALIZED (
-    SELECT keys.key, waiting.id, busy.status, waiting.waits_for = 0 AND COALESCE(waiting.concurrency, 1) = 1 AS is_alone
+    SELECT keys.key, waiting.id, busy.status,
+           waiting.waits_for = 0 AND COALESCE(waiting.concurrency, 1) = 1 AND NOT waiting.meta ? 'rate' AS is_alone
     FROM unnest(%s::text[]) AS keys (key)
     CROSS JOIN LATERAL (
-        SELECT task.id, task.waits_for, task.concurrency FROM {task} AS task
+        SELECT task.id, task.waits_for, task.concurrency, task.meta FROM {task} AS task
         WHERE (task.lock_key, task.status) BETWEEN (keys.key, 'BLOCKED') AND (keys.key, 'BLOCKED')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
         ORDER BY task.lock_key, task.status, task.id LIMIT 1) AS waiting
@@ -246,7 +247,7 @@ WITH head AS MATERIALIZED (
                      AND task.status = 'SCHEDULED' AND task.started_at IS NOT NULL
                    ORDER BY task.lock_key LIMIT 1) IS NOT NULL THEN 1 ELSE 0 END AS room,
            EXTRACT(EPOCH FROM clock_timestamp() - bucket.arrives_at) AS idle,
-           GREATEST(bucket.arrives_at, clock_timestamp()) AS arrives_at
+           bucket.arrives_at AS arrived, GREATEST(bucket.arrives_at, clock_timestamp()) AS arrives_at
     FROM head LEFT JOIN {rate_limit} AS bucket ON bucket.key = head.key
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE task.status = 'READY')::int AS ready, count(*)::int AS admitted,
@@ -290,7 +291,9 @@ WITH head AS MATERIALIZED (
     FROM allowed
     CROSS JOIN LATERAL (SELECT count(*) AS taken FROM admitted WHERE admitted.key = allowed.key) AS through
     CROSS JOIN LATERAL (
-        SELECT allowed.arrives_at + make_interval(secs => through.taken * interval) AS arrives_at) AS moment
+        SELECT CASE WHEN through.taken = 0 THEN COALESCE(allowed.arrived, allowed.arrives_at)
+                    ELSE allowed.arrives_at + make_interval(secs => through.taken * interval) END AS arrives_at
+    ) AS moment
     CROSS JOIN LATERAL (
         SELECT EXISTS (SELECT FROM {task} AS task
             WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
