@@ -230,6 +230,18 @@ def test_a_burst_and_then_nothing_until_the_next_token():
     assert RateLimit.objects.get(key="%rate tenant:2").opens_at is None
 
 
+def test_a_token_goes_to_the_first_that_waits_and_not_to_a_call_that_comes_with_it(claim):
+    """The token has come, and the worker has not looked yet."""
+    for _ in range(3):
+        keyed.trickle.enqueue(1)
+    claim(2)
+    RateLimit.objects.update(arrives_at=Now() + timedelta(seconds=720), opens_at=Now())
+    keyed.trickle.enqueue(1)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [
+        *("RUNNING", "RUNNING", "READY", "BLOCKED")
+    ]
+
+
 def test_what_nobody_has_begun_counts_against_the_burst():
     """Tokens cannot be saved up while the workers are busy or away, to be spent all at once."""
     for _ in range(5):
