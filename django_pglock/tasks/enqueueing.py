@@ -185,7 +185,7 @@ class EnqueueQuerySet(WaitQuerySet):
             *_options(task),
             *_due(task),
             after,
-            *(() if calls[0].id is None else ([call.id for call in calls],)),
+            *(() if calls[0].id is None else (array_of_numbers(call.id or 0 for call in calls),)),
             f"[{','.join([call.args for call in calls])}]",
             f"[{','.join([call.kwargs for call in calls])}]",
             *keys,
@@ -230,8 +230,8 @@ class EnqueueQuerySet(WaitQuerySet):
         if len(calls) == 1:
             return calls
         ids = sorted(id_ for (id_,) in self._run(statements.DRAW_IDS, len(calls)))
-        calls = [call._replace(id=id_) for call, id_ in zip(calls, ids, strict=True)]
-        return sorted(calls, key=lambda call: str(call.keys.unique))
+        drawn = [Call(call.args, call.kwargs, call.keys, id_) for call, id_ in zip(calls, ids, strict=True)]
+        return sorted(drawn, key=lambda call: str(call.keys.unique))
 
     def _replace(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
         replaced: list[Enqueued] = []
