@@ -277,7 +277,7 @@ def test_a_lock_timeout_of_the_database_cuts_no_wait_for_a_lock(setting_of_datab
                 is_held.set()
                 eventually(somebody_has_waited, why="nobody waited for longer than lock_timeout")
         else:
-            is_held.wait(10)
+            is_held.wait(60)
             with lock("a", scope=scope) as handle:
                 return handle.waited
 

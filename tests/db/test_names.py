@@ -154,7 +154,7 @@ def test_a_notification_carries_the_whole_name(name):
         with listener.connection.cursor() as cursor:
             cursor.execute(f"LISTEN {READY_CHANNEL}")
         sample.nothing.using(queue_name=name).enqueue()
-        [note] = listener.connection.connection.notifies(timeout=10, stop_after=1)
+        [note] = listener.connection.connection.notifies(timeout=60, stop_after=1)
         assert note.payload == name
         assert len(note.payload.encode()) < 8000
     finally:

@@ -29,7 +29,7 @@ from django_pglock.worker.in_flight import Ending, Hand
 from django_pglock.worker.running import attempt as execution
 from django_pglock.worker.running import executor
 from django_pglock.worker.running.attempt import Attempt
-from tests.sample import chaos_tasks, running_tasks, tasks
+from tests.sample import chaos_tasks, running_tasks, session_tasks, tasks
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect, Run
 
@@ -69,13 +69,13 @@ def test_what_a_function_returns_comes_back(worker, finished, value):
 
 
 def test_async_functions_run_side_by_side(worker, finished):
-    """Ten sleeps of a second with two threads: in threads they would take five."""
+    """More of them at once than there are threads."""
     results = [tasks.sleep_async.enqueue(2.0) for _ in range(10)]
-    began = time.monotonic()
     worker(threads=2)
     for result in results:
         assert finished(result).return_value == 2.0
-    assert time.monotonic() - began < 9
+    at_once = [sum(other.started_at <= one.started_at < other.finished_at for other in results) for one in results]
+    assert max(at_once) > 2
 
 
 def test_slow_coroutines_keep_no_thread_idle_and_a_long_function_no_coroutine_waiting(worker, finished, eventually):
@@ -96,11 +96,13 @@ def test_slow_coroutines_keep_no_thread_idle_and_a_long_function_no_coroutine_wa
 def test_no_coroutine_ends_the_loop_of_the_others(worker, finished, eventually, task, status):
     """asyncio ends the loop when SystemExit leaves a coroutine that another one has started."""
     running = worker(threads=1)
-    beside = tasks.sleep_async.enqueue(1)
+    session_tasks.GO_ON.clear()
+    beside = session_tasks.wait_until_told.enqueue()
     eventually(lambda: running.hand.coroutines.running == 1)
     assert finished(task.enqueue()).status == status
     assert finished(tasks.sleep_async.enqueue(0)).return_value == 0
-    assert finished(beside).return_value == 1
+    session_tasks.GO_ON.set()
+    assert finished(beside).return_value == "told"
     eventually(lambda: running.hand.coroutines.running == 0)
     assert running.health.stuck() is None
     assert running.shutdown() is True
@@ -263,12 +265,12 @@ def test_a_worker_without_queues_serves_all(worker, finished):
 
 
 def test_a_task_for_later_is_not_late(worker, finished, settings):
-    """Without the alarm it would be a minute late."""
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 70.0, "HEARTBEAT_LIMIT": 210.0, "POLL_INTERVAL": 600.0}
+    """Without the alarm it would be ten minutes late."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
     worker()
     result = finished(tasks.nothing.using(run_after=timedelta(seconds=0.5)).enqueue())
     row = Task.objects.get(pk=result.id)
-    assert timedelta(0) <= row.last_attempted_at - row.run_after < timedelta(seconds=10)
+    assert row.last_attempted_at >= row.run_after
 
 
 def test_atomic_effects_and_completion_are_one(worker, finished):
@@ -313,9 +315,10 @@ def test_a_thread_that_cannot_connect_does_not_claim_and_give_back_without_end(w
             patch.setattr(execution, name, refuse)
         worker(threads=1)
         eventually(lambda: Task.objects.get(pk=result.id).attempts > 1)
-        before = Task.objects.get(pk=result.id).attempts
+        before, began = Task.objects.get(pk=result.id).attempts, time.monotonic()
         time.sleep(1)
-        assert Task.objects.get(pk=result.id).attempts - before <= 4
+        more = Task.objects.get(pk=result.id).attempts - before
+        assert more <= 1 + (time.monotonic() - began) / executor.BETWEEN_TRIES
     eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
 
 
@@ -404,7 +407,7 @@ def test_a_worker_leaves_no_trace_when_it_stops(worker):
 
 def test_what_has_not_begun_is_given_back_at_the_end(worker, eventually):
     """One thread, one long task: the others were at most claimed, and are free again at once."""
-    running = worker(threads=1, grace=10)
+    running = worker(threads=1, grace=60)
     for _ in range(50):
         tasks.nothing.enqueue()
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 50)
@@ -443,7 +446,7 @@ def test_a_task_on_its_last_chance_runs_alone(worker, eventually):
 
 def test_a_last_chance_does_not_keep_idle_threads_waiting_for_long(worker, eventually, monkeypatch, caplog, gate):
     """A neighbour runs for hours: the suspects are put off, the others go on, and each suspect is alone at last."""
-    monkeypatch.setattr(last_chance, "PATIENCE", 0.5)
+    monkeypatch.setattr(last_chance, "PATIENCE", 1.0)
     running_tasks.wait_for_note.enqueue("go on")
     running = worker(threads=3)
     eventually(lambda: Effect.objects.filter(name="waits").exists())
@@ -457,16 +460,16 @@ def test_a_last_chance_does_not_keep_idle_threads_waiting_for_long(worker, event
     assert sum("was not alone" in message for message in caplog.messages) == 1, "each of them made the others wait"
     claims = sum(Task.objects.filter(pk__in=suspects).values_list("attempts", flat=True))
     assert claims <= 10, "claimed and given back again and again"
-    assert running.fetcher._last_chance._patience == 1.0
+    assert running.fetcher._last_chance._patience == 2.0
 
     gate()
-    eventually(lambda: Task.objects.filter(pk__in=suspects, status="SUCCESSFUL").count() == 3, seconds=30)
+    eventually(lambda: Task.objects.filter(pk__in=suspects, status="SUCCESSFUL").count() == 3)
     assert set(Task.objects.filter(pk__in=suspects).values_list("rescues", "retries")) == {(3, 0)}
     runs = list(Run.objects.all())
     for suspect in Run.objects.filter(task__in=suspects):
         beside = [run for run in runs if run.started_at < suspect.ended_at and run.ended_at > suspect.started_at]
         assert [run.pk for run in beside] == [suspect.pk]
-    assert running.fetcher._last_chance._patience == 0.5, "the next one begins anew"
+    assert running.fetcher._last_chance._patience == 1.0, "the next one begins anew"
 
 
 def test_a_worker_that_drains_puts_no_last_chance_off(worker, eventually, monkeypatch, gate):
@@ -482,7 +485,7 @@ def test_a_worker_that_drains_puts_no_last_chance_off(worker, eventually, monkey
     time.sleep(0.3)
     assert Task.objects.get(pk=suspect).status == "RUNNING"
     gate()
-    assert running._asked_to_stop.wait(15)
+    assert running._asked_to_stop.wait(60)
     assert running.shutdown() is True
     assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
 
@@ -500,27 +503,28 @@ def test_a_worker_that_ends_gives_back_what_waits_to_be_alone(worker, eventually
     ending.start()
     eventually(lambda: Task.objects.filter(pk=suspect, status="READY").exists(), why="it was not given back")
     gate()
-    ending.join(20)
+    ending.join(60)
     assert ended == [True]
     row = Task.objects.get(pk=suspect)
     assert (row.status, row.rescues) == ("READY", get_settings().MAX_RESCUES)
 
 
-def test_claims_that_only_wait_are_given_to_somebody_who_is_idle(worker, eventually):
+def test_claims_that_only_wait_are_given_to_somebody_who_is_idle(worker, eventually, gate):
     """The first worker has learnt that tasks are quick and claims ahead; then a long one blocks its only thread."""
     worker(threads=1, grace=0)
     for _ in range(300):
         tasks.nothing.enqueue()
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 300)
     with transaction.atomic():
-        tasks.note_and_sleep.enqueue("long", 10)
+        running_tasks.wait_for_note.enqueue("go on")
         for number in range(30):
             tasks.record.enqueue("quick", number)
-    eventually(lambda: Effect.objects.filter(name="long").exists())
+    eventually(lambda: Effect.objects.filter(name="waits").exists())
     worker(threads=1)
-    eventually(lambda: Effect.objects.filter(name="quick").count() == 30, seconds=8, why="they were hoarded")
+    eventually(lambda: Effect.objects.filter(name="quick").count() == 30, why="they were hoarded")
     running = Task.objects.filter(status="RUNNING").values_list("task_path", flat=True)
-    eventually(lambda: list(running.all()) == ["tests.sample.tasks.note_and_sleep"], why="the long one still runs")
+    long = running_tasks.wait_for_note.module_path
+    eventually(lambda: list(running.all()) == [long], why="the long one still runs")
     assert set(Effect.objects.filter(name="quick").values_list("number", flat=True)) == set(range(30))
 
 
@@ -555,7 +559,7 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
     thread.start()
     time.sleep(0.3)
     worker.stop()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -620,14 +624,14 @@ def test_a_row_that_somebody_has_locked_holds_up_no_other(in_hand, eventually, l
     with locked(held.id):
         for each in claims:
             running.hand.outbox.put(Ending(each, FAILED if each is claims[5] else outcome))
-        eventually(lambda: list(running.hand.claims.values()) == [held], seconds=5)
+        eventually(lambda: list(running.hand.claims.values()) == [held])
         assert not Task.objects.filter(pk__in=[each.id for each in others], status="RUNNING").exists()
         # To give it up when the worker ends comes too late: it has ended.
         running.hand.abandon([held], 60)
         time.sleep(0.3)
         assert running.hand.unsettled == 1, "what is held waits for nothing else"
         assert Task.objects.get(pk=held.id).status == "RUNNING"
-    eventually(lambda: not running.hand.claims, seconds=5)
+    eventually(lambda: not running.hand.claims)
     row = Task.objects.get(pk=held.id)
     assert (row.status, row.progress) == (outcome.status, {"done": 9} if tells else None)
     assert (running.settler.reconnects, running.settler.counts[None]) == (0, 0)
@@ -640,10 +644,10 @@ def test_a_claim_that_is_lost_while_its_row_is_locked_is_lost(in_hand, eventuall
         with transaction.atomic():
             Task.objects.filter(pk=mine.id).update(attempts=mine.attempt + 1)
             running.hand.outbox.put(Ending(mine, Succeeded()))
-            eventually(lambda: running.settler._held, seconds=5)
+            eventually(lambda: running.settler._held)
 
     in_threads(take_away, 1)
-    eventually(lambda: not running.hand.claims, seconds=5)
+    eventually(lambda: not running.hand.claims)
     assert running.settler.counts[None] == 1
     assert Task.objects.get().status == "RUNNING"
 
@@ -662,7 +666,7 @@ def test_a_worker_that_ends_says_what_is_still_locked(in_hand, eventually, locke
     running, [mine] = in_hand(1)
     with locked(mine.id):
         running.hand.outbox.put(Ending(mine, Succeeded()))
-        eventually(lambda: running.settler._held, seconds=5)
+        eventually(lambda: running.settler._held)
         running.shutdown()
     assert f"task {mine.id} ({mine.task_path}) attempt 1> has ended, but somebody has locked its row" in caplog.text
 

@@ -30,7 +30,7 @@ def run(**options) -> Process:
     process = Process(threads=2, grace=5, **options)
     ended = threading.Thread(target=process.run, daemon=True)
     ended.start()
-    ended.join(20)
+    ended.join(60)
     is_over = not ended.is_alive()
     process.shutdown()
     assert is_over, "it did not end"
@@ -106,7 +106,7 @@ def test_another_is_asked_for_as_soon_as_the_last_task_is_claimed(worker, eventu
     line = SimpleNamespace(number=1, tell=words.append, start=lambda: None)
     worker(max_tasks=1, line=line)
     running_tasks.wait_for_note.enqueue("go on")
-    eventually(lambda: words == [REPLACE], seconds=5)
+    eventually(lambda: words == [REPLACE])
     Effect.objects.create(name="go on")
     eventually(lambda: statuses() == {"SUCCESSFUL": 1})
 
@@ -195,6 +195,6 @@ def test_a_signal_may_come_between_any_two_lines():
 
     waiting = threading.Thread(target=wait_and_end, daemon=True)
     waiting.start()
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive(), "it waits for itself"
     assert process.is_stopping
