@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, o
 from django_pglock.errors import LockKeyError, LockNotAvailable
 from django_pglock.keys import Key, key_of, make_key, name_of
 from django_pglock.locks.async_handle import AsyncHandle, AsyncSlotHandle
+from django_pglock.locks.context_decorator import Lockable
 from django_pglock.locks.handle import Handle, SlotHandle
-from django_pglock.locks.lockable import Lockable
 from django_pglock.locks.options import OnBusy, Options, Timeout, max_hold_of, scope_of, seconds_of
 
 if TYPE_CHECKING:

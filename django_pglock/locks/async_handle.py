@@ -19,10 +19,10 @@ from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
 from django_pglock.locks import statements
+from django_pglock.locks.base_handle import Holding, Slots, first_line
 from django_pglock.locks.conversation import HANG_UP, Busy, Conversation, Row, carry_async, clean, take, take_slot
-from django_pglock.locks.coroutines import FIRST_LOOK, LONGEST_PAUSE, Place, Places, places_for
-from django_pglock.locks.holding import Holding, Slots, first_line
-from django_pglock.locks.holds import Hold, State
+from django_pglock.locks.coroutine_sessions import FIRST_LOOK, LONGEST_PAUSE, Place, Places, places_for
+from django_pglock.locks.held_locks import Hold, State
 from django_pglock.locks.options import Options, Request
 from django_pglock.postgres.connections import shut
 

@@ -26,9 +26,9 @@ from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
 from django_pglock.locks import statements
+from django_pglock.locks.base_handle import Holding, Slots, first_line
 from django_pglock.locks.conversation import HANG_UP, Busy, Conversation, Row, Stale, carry, clean, take, take_slot
-from django_pglock.locks.holding import Holding, Slots, first_line
-from django_pglock.locks.holds import Hold, Holds, State, holds_of, keep_from_pool
+from django_pglock.locks.held_locks import Hold, Holds, State, holds_of, keep_from_pool
 from django_pglock.locks.options import Options
 from django_pglock.postgres.connections import (
     connection_for,

@@ -19,9 +19,9 @@ from django.core.signals import request_finished, request_started
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
-from django_pglock.locks.alarms import call_later
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
+from django_pglock.locks.timer import call_later
 
 logger = logging.getLogger("django_pglock.locks")
 

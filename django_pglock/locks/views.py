@@ -15,8 +15,8 @@ from django_pglock.errors import ConfigurationError, LockNotAvailable
 from django_pglock.keys import Key, make_key
 from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.async_handle import AsyncHandle
+from django_pglock.locks.context_decorator import refuse_generators
 from django_pglock.locks.handle import Handle
-from django_pglock.locks.lockable import refuse_generators
 from django_pglock.locks.options import Options, Timeout, max_hold_of, scope_of, seconds_of
 from django_pglock.locks.responses import ResponseLock
 

@@ -29,10 +29,10 @@ from django.db import Error as DatabaseFailure
 from django.db.backends.signals import connection_created
 
 from django_pglock.postgres.activity import Activity, ServerView, view_of_server
+from django_pglock.postgres.connection_registry import note_connection
 from django_pglock.postgres.connections import shut, statement_under_way
-from django_pglock.postgres.known_connections import note_connection
+from django_pglock.postgres.pending_statements import Wait, waits
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.postgres.waits import Wait, waits
 from django_pglock.worker.service import Service, logger
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pytest
 from django.db import connection, connections
 
 from django_pglock import Lease, LockError, leader, lock
-from django_pglock.locks import keeper as keeper_module
-from django_pglock.locks import tenure
+from django_pglock.locks.leases import holder as tenure
+from django_pglock.locks.leases import thread as keeper_module
 from django_pglock.postgres import libpq
 from tests.proxy import Proxy
 

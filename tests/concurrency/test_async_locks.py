@@ -27,7 +27,7 @@ from django_pglock import (
     semaphore,
     try_lock,
 )
-from django_pglock.locks.coroutines import places_for
+from django_pglock.locks.coroutine_sessions import places_for
 from django_pglock.models import AdvisoryLock
 from tests.db.test_locks import somebody as somebody  # a fixture
 
@@ -289,7 +289,7 @@ def test_the_event_loop_goes_on_while_a_coroutine_waits(somebody):
 
 
 def test_a_loop_that_has_ended_is_forgotten():
-    from django_pglock.locks.coroutines import _of_loops
+    from django_pglock.locks.coroutine_sessions import _of_loops
 
     async def main():
         await asyncio.gather(*[lock("a")(_nothing)() for _ in range(3)])

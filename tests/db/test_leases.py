@@ -14,8 +14,8 @@ from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import Lease, LockError, LockKeyError, LockLost, LockNotAvailable, leader, signals
-from django_pglock.locks import keeper as keepers
-from django_pglock.locks import tenure
+from django_pglock.locks.leases import holder as tenure
+from django_pglock.locks.leases import thread as keepers
 from django_pglock.models import Lease as Row
 from tests.db.test_locks import Somebody
 from tests.db.test_locks import somebody as somebody  # a fixture
@@ -160,7 +160,7 @@ def test_one_that_is_to_last_for_less_is_renewed_sooner():
 
 def test_a_holder_that_died_is_followed_when_its_time_is_over(monkeypatch):
     """As soon as it ends, not at the next look, which would come after the timeout."""
-    monkeypatch.setattr("django_pglock.locks.tenure.LOOK_AGAIN", 600.0)
+    monkeypatch.setattr("django_pglock.locks.leases.holder.LOOK_AGAIN", 600.0)
     with Lease("a", ttl=60) as lease:
         pass
     Row.objects.update(released_at=None, expires_at=now() + timedelta(seconds=2), holder=lease._tenure._holder)
@@ -263,7 +263,7 @@ def test_the_token_keeps_out_what_a_holder_writes_too_late():
 
 def test_who_waits_is_woken_when_the_leader_resigns(in_threads, monkeypatch):
     """By a notification: the next look would come when the lease ends."""
-    monkeypatch.setattr("django_pglock.locks.tenure.LOOK_AGAIN", 600.0)
+    monkeypatch.setattr("django_pglock.locks.leases.holder.LOOK_AGAIN", 600.0)
     elected, resigned, entered = threading.Event(), [], []
 
     def lead(number):

@@ -8,7 +8,7 @@ from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from django_pglock import LockNotAvailable, lock, try_lock
-from django_pglock.locks.holds import holds_of
+from django_pglock.locks.held_locks import holds_of
 from django_pglock.postgres.message import is_djangos_alone
 from django_pglock.postgres.sessions import dedicated_connection
 from tests.db.test_locks import advisory_rows

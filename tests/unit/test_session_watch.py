@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError
 
 from django_pglock.postgres.activity import Activity, ServerView
-from django_pglock.postgres.waits import Wait
+from django_pglock.postgres.pending_statements import Wait
 from django_pglock.worker import session_watch
 from django_pglock.worker.session_watch import PATIENCE, Silence
 

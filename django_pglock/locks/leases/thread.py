@@ -23,7 +23,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessions
 
 if TYPE_CHECKING:
-    from django_pglock.locks.tenure import Tenure
+    from django_pglock.locks.leases.holder import Tenure
 
 T = TypeVar("T")
 #: Where it is said that a lease was given back; the payload is its key.

@@ -19,7 +19,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from django_pglock.postgres import async_sessions, libpq
-from django_pglock.postgres.known_connections import aliases
+from django_pglock.postgres.connection_registry import aliases
 
 #: The functions in which a thread waits, and the name that the connection has there.
 WAITING = {psycopg.Connection.wait.__code__: "self", libpq.exchange_in_turn.__code__: "raw"}

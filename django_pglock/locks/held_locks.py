@@ -24,8 +24,8 @@ from psycopg.pq import TransactionStatus
 
 from django_pglock.keys import Key
 from django_pglock.locks import statements
-from django_pglock.locks.alarms import call_later
 from django_pglock.locks.options import Request
+from django_pglock.locks.timer import call_later
 from django_pglock.postgres.connections import has_ended, shut
 from django_pglock.postgres.libpq import exchange_unless_used
 from django_pglock.postgres.message import OWN_WRAPPERS
@@ -334,4 +334,4 @@ def _named(sql: Any, names: str, connection: Any) -> Any:
 
 
 OWN_WRAPPERS.append(_watch)
-connection_created.connect(watch, dispatch_uid="django_pglock.locks.holds")
+connection_created.connect(watch, dispatch_uid="django_pglock.locks.held_locks")

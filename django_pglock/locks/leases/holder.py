@@ -16,11 +16,11 @@ from django.db import Error as DatabaseFailure
 
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
-from django_pglock.locks.holding import first_line
-from django_pglock.locks.keeper import CHANNEL, PATIENCE
+from django_pglock.locks.base_handle import first_line
+from django_pglock.locks.leases.thread import CHANNEL, PATIENCE
 
 if TYPE_CHECKING:
-    from django_pglock.locks.keeper import Keeper
+    from django_pglock.locks.leases.thread import Keeper
 
 TABLE = '"django_pglock_lease"'
 #: A lease that nobody has is one that has come to its end; giving it back brings the end on. Without a ttl there is

@@ -13,7 +13,7 @@ from django_pglock import signals
 from django_pglock.conf import get_settings, key_function
 from django_pglock.errors import LockError, LockLost, LockNotAvailable, LockScopeError
 from django_pglock.keys import Key
-from django_pglock.locks.holds import Hold, State
+from django_pglock.locks.held_locks import Hold, State
 from django_pglock.locks.options import Options, Request
 from django_pglock.locks.statements import comment
 from django_pglock.postgres import forking

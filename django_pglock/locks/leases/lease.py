@@ -22,11 +22,11 @@ from django.utils.asyncio import async_unsafe
 
 from django_pglock.errors import LockError, LockKeyError, model_of
 from django_pglock.keys import Key, make_key, sha256_key
-from django_pglock.locks.holding import Holding, first_line, logger
-from django_pglock.locks.keeper import Keeper, keeper
-from django_pglock.locks.lockable import Lockable
+from django_pglock.locks.base_handle import Holding, first_line, logger
+from django_pglock.locks.context_decorator import Lockable
+from django_pglock.locks.leases.holder import Tenure, Terms
+from django_pglock.locks.leases.thread import Keeper, keeper
 from django_pglock.locks.options import OnBusy, Options, Timeout, seconds_of
-from django_pglock.locks.tenure import Tenure, Terms
 from django_pglock.postgres import forking
 
 

@@ -22,7 +22,7 @@ from django.db import OperationalError
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
-from django_pglock.locks.holds import Hold, Holds, holds_of
+from django_pglock.locks.held_locks import Hold, Holds, holds_of
 from django_pglock.locks.options import Request
 from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessions, open_session
 
