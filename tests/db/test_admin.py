@@ -19,7 +19,7 @@ from django_pglock.keys import make_key
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.tasks import queryset
-from tests.db.test_locks import Somebody
+from tests.db.locks.test_api import Somebody
 from tests.plans.test_task_plans import nodes
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks

@@ -21,7 +21,7 @@ from django_pglock.tasks.compat import InvalidTask
 from django_pglock.tasks.wakeup import READY_CHANNEL
 from django_pglock.worker.queues import Queues
 from django_pglock.worker.unknown import UnknownReport
-from tests.db.test_locks import Somebody
+from tests.db.locks.test_api import Somebody
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks as sample
 

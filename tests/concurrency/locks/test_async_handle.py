@@ -29,7 +29,7 @@ from django_pglock import (
 )
 from django_pglock.locks.coroutine_sessions import places_for
 from django_pglock.models import AdvisoryLock
-from tests.db.test_locks import somebody as somebody  # a fixture
+from tests.db.locks.test_api import somebody as somebody  # a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

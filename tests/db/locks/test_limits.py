@@ -11,8 +11,8 @@ from django.db import connection, transaction
 from django.test import override_settings
 
 from django_pglock import LockLost, LockNotAvailable, lock, lock_all, try_lock
-from tests.db.test_locks import advisory_rows, my_pid, setting, statements_of
-from tests.db.test_locks import somebody as somebody  # a fixture
+from tests.db.locks.test_api import advisory_rows, my_pid, setting, statements_of
+from tests.db.locks.test_api import somebody as somebody  # a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout")

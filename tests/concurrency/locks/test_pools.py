@@ -8,7 +8,7 @@ import pytest
 from django.db import close_old_connections, connection
 
 from django_pglock import LockLost, lock
-from tests.concurrency.test_locks import locks_held
+from tests.concurrency.locks.test_handle import locks_held
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,7 +14,7 @@ from django_pglocks import advisory_lock as pglocks_lock
 from django_pglock import try_lock
 from django_pglock.keys import crc32_key, pglock_key, pgware_key
 from django_pglock.testing import hold
-from tests.concurrency.test_locks import locks_held
+from tests.concurrency.locks.test_handle import locks_held
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -11,8 +11,8 @@ from django_pglock import LockNotAvailable, lock, try_lock
 from django_pglock.locks.held_locks import holds_of
 from django_pglock.postgres.message import is_djangos_alone
 from django_pglock.postgres.sessions import dedicated_connection
-from tests.db.test_locks import advisory_rows
-from tests.db.test_locks import somebody as somebody  # a fixture
+from tests.db.locks.test_api import advisory_rows
+from tests.db.locks.test_api import somebody as somebody  # a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -17,8 +17,8 @@ from django_pglock import Lease, LockError, LockKeyError, LockLost, LockNotAvail
 from django_pglock.locks.leases import holder as tenure
 from django_pglock.locks.leases import thread as keepers
 from django_pglock.models import Lease as Row
-from tests.db.test_locks import Somebody
-from tests.db.test_locks import somebody as somebody  # a fixture
+from tests.db.locks.test_api import Somebody
+from tests.db.locks.test_api import somebody as somebody  # a fixture
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)

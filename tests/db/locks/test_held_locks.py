@@ -13,8 +13,8 @@ from django.test import TestCase
 
 from django_pglock import LockError, LockLost, LockNotAvailable, LockScopeError, lock, lock_all, semaphore, try_lock
 from django_pglock.models import AdvisoryLock
-from tests.db.test_locks import Somebody, advisory_rows, my_pid, setting
-from tests.db.test_locks import somebody as somebody  # a fixture
+from tests.db.locks.test_api import Somebody, advisory_rows, my_pid, setting
+from tests.db.locks.test_api import somebody as somebody  # a fixture
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)

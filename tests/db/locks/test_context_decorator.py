@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand
 from django_pglock import Lease, LockNotAvailable, lock
 from django_pglock.errors import ConfigurationError
 from django_pglock.testing import assert_no_locks, hold
-from tests.db.test_locks import somebody as somebody  # a fixture
+from tests.db.locks.test_api import somebody as somebody  # a fixture
 from tests.sample import tasks
 from tests.sample.models import Effect
 

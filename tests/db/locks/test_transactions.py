@@ -13,8 +13,8 @@ from psycopg import IsolationLevel
 
 from django_pglock import LockLost, LockScopeError, lock, lock_view
 from django_pglock.errors import ConfigurationError
-from tests.db.test_locks import Somebody, advisory_rows, setting
-from tests.db.test_locks import somebody as somebody  # a fixture
+from tests.db.locks.test_api import Somebody, advisory_rows, setting
+from tests.db.locks.test_api import somebody as somebody  # a fixture
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)

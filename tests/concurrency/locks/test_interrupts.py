@@ -19,9 +19,9 @@ from psycopg.pq import TransactionStatus
 import django_pglock
 from django_pglock import LockError, lock, lock_all, semaphore, try_lock
 from django_pglock.postgres.connections import in_transaction
-from tests.concurrency.test_locks import locks_held
-from tests.concurrency.test_pooled_locks import pooled as pooled  # a fixture
-from tests.db.test_locks import Somebody
+from tests.concurrency.locks.test_handle import locks_held
+from tests.concurrency.locks.test_pools import pooled as pooled  # a fixture
+from tests.db.locks.test_api import Somebody
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -8,8 +8,8 @@ import pytest
 from django.test import override_settings
 
 from django_pglock import LockError, LockNotAvailable, lock, lock_all, semaphore
-from tests.concurrency.test_async_locks import _is, arows, asessions_of_locks, in_a_task, until
-from tests.db.test_locks import somebody as somebody  # a fixture
+from tests.concurrency.locks.test_async_handle import _is, arows, asessions_of_locks, in_a_task, until
+from tests.db.locks.test_api import somebody as somebody  # a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -18,7 +18,7 @@ from django.views import View
 
 from django_pglock import LockKeyError, lock_view
 from django_pglock.errors import ConfigurationError
-from tests.db.test_locks import Somebody
+from tests.db.locks.test_api import Somebody
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
