@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, o
 from django_pglock.errors import LockKeyError, LockNotAvailable
 from django_pglock.keys import Key, key_of, make_key, name_of
 from django_pglock.locks.async_handle import AsyncHandle, AsyncSlotHandle
-from django_pglock.locks.context_decorator import Lockable
+from django_pglock.locks.context_decorator import ContextDecorator
 from django_pglock.locks.handle import Handle, SlotHandle
-from django_pglock.locks.options import OnBusy, Options, Timeout, max_hold_of, scope_of, seconds_of
+from django_pglock.locks.options import OnBusy, Options, Timeout, checked_max_hold, checked_scope, to_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -165,11 +165,11 @@ def semaphore(
 def _options(
     timeout: Timeout, shared: bool, scope: str | None, using: str | None, *, max_hold: Timeout = None, **more: Any
 ) -> Options:
-    seconds, limit = seconds_of(timeout), max_hold_of(max_hold)
-    return Options(timeout=seconds, shared=shared, scope=scope_of(scope), using=using, max_hold=limit, **more)
+    seconds, limit = to_seconds(timeout), checked_max_hold(max_hold)
+    return Options(timeout=seconds, shared=shared, scope=checked_scope(scope), using=using, max_hold=limit, **more)
 
 
-class Lock(Lockable[Handle, AsyncHandle]):
+class Lock(ContextDecorator[Handle, AsyncHandle]):
     """Options of a lock; made by ``lock()``."""
 
     def __init__(self, parts: tuple[Any, ...], options: Options, on_busy: OnBusy) -> None:
@@ -189,11 +189,11 @@ class Lock(Lockable[Handle, AsyncHandle]):
 class TryLock(Lock):
     """Options of a lock that one may not get; made by ``try_lock()``. A handle that did not get it is false."""
 
-    def _take(self, handle: Handle, *, may_begin: bool) -> None:
+    def _acquire(self, handle: Handle, *, may_begin: bool) -> None:
         with suppress(LockNotAvailable):
             handle.acquire(may_begin=may_begin)
 
-    async def _atake(self, handle: AsyncHandle) -> None:
+    async def _aacquire(self, handle: AsyncHandle) -> None:
         with suppress(LockNotAvailable):
             await handle.acquire()
 

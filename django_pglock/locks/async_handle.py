@@ -19,20 +19,35 @@ from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
 from django_pglock.locks import statements
-from django_pglock.locks.base_handle import Holding, Slots, first_line
-from django_pglock.locks.conversation import HANG_UP, Busy, Conversation, Row, carry_async, clean, take, take_slot
-from django_pglock.locks.coroutine_sessions import FIRST_LOOK, LONGEST_PAUSE, Place, Places, places_for
-from django_pglock.locks.held_locks import Hold, State
+from django_pglock.locks.base_handle import BaseHandle, Slots, first_line
+from django_pglock.locks.conversation import (
+    END_SESSION,
+    Busy,
+    Row,
+    Steps,
+    free_after_error,
+    run_steps_async,
+    take,
+    take_slot,
+)
+from django_pglock.locks.coroutine_sessions import (
+    FIRST_LOOK,
+    LONGEST_PAUSE,
+    LockSession,
+    LockSessions,
+    lock_sessions_for,
+)
 from django_pglock.locks.options import Options, Request
+from django_pglock.locks.session_locks import LockRecord, RecordState
 from django_pglock.postgres.connections import shut
 
 
-class AsyncHandle(Holding):
+class AsyncHandle(BaseHandle):
     """A lock of the coroutine that took it."""
 
     _scopes_to_free = ("session", "transaction")
-    _places: Places
-    _place: Place
+    _lock_sessions: LockSessions
+    _lock_session: LockSession
 
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         super().__init__(keys, options)
@@ -45,21 +60,21 @@ class AsyncHandle(Holding):
     async def acquire(self) -> AsyncHandle:
         """Take the lock. Raises as ``lock`` says; also when cancelled, nothing is held or awaited afterwards."""
         if self.is_disabled:
-            self._pretend()
+            self._acquire_disabled()
             return self
         self.scope = self._choose_scope()
-        self._places = places_for(self.using)
-        await self._places.watch_the_loop()
-        self._loop, self._owner = asyncio.get_running_loop(), self._places.owner()
+        self._lock_sessions = lock_sessions_for(self.using)
+        await self._lock_sessions.watch_the_loop()
+        self._loop, self._owner = asyncio.get_running_loop(), self._lock_sessions.owner()
         began = time.monotonic()
         try:
-            await self._take(began)
+            await self._acquire(began)
         except Busy as busy:
             self.waited = time.monotonic() - began
-            raise self._note_busy(busy.__cause__) from busy.__cause__
+            raise self._busy_error(busy.__cause__) from busy.__cause__
         self.waited = time.monotonic() - began
         try:
-            self._note_taken()
+            self._note_acquired()
         except BaseException:
             await self.release()
             raise
@@ -69,24 +84,24 @@ class AsyncHandle(Holding):
         scope = self.options.scope or get_settings().SCOPE
         return "transaction" if scope == "transaction" else "session"
 
-    async def _take(self, began: float) -> None:
+    async def _acquire(self, began: float) -> None:
         """Take it in the place that the coroutine has, in one of its own, or in the shared one. Raises ``Busy``."""
         pause = FIRST_LOOK
         may_share = self.scope == "session" and self.request.max_hold is None
         # What it has in the shared session it gets again there, and nowhere else.
         must_share = self._has_it_shared(may_share=may_share)
-        place = None if must_share else self._places.place_of(self.scope)
+        lock_session = None if must_share else self._lock_sessions.own_session(self.scope)
         while True:
-            if place is None and not must_share:
-                place = await self._places.place(self.scope, may_share=may_share)
-            if place is not None:
-                return await self._take_in(place, self._request_for(began))
-            if may_share and await self._take_in_shared(await self._places.shared_place()):
+            if lock_session is None and not must_share:
+                lock_session = await self._lock_sessions.lock_session(self.scope, may_share=may_share)
+            if lock_session is not None:
+                return await self._acquire_in(lock_session, self._request_for(began))
+            if may_share and await self._acquire_in_shared(await self._lock_sessions.shared_session()):
                 return None
             left = self._left(began)
             if left is not None and left <= 0:
                 raise Busy
-            await self._places.wait_for_change(pause if left is None else min(pause, left))
+            await self._lock_sessions.wait_for_change(pause if left is None else min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _has_it_shared(self, *, may_share: bool) -> bool:
@@ -94,11 +109,11 @@ class AsyncHandle(Holding):
 
         Raises ``LockError`` where it has one in a session that this request cannot go to: it would wait for itself.
         """
-        for scope, place in self._places.with_common(self._owner, self.request):
-            is_right = may_share if place.is_shared else scope == self.scope
+        for scope, lock_session in self._lock_sessions.sessions_with(self._owner, self.request):
+            is_right = may_share if lock_session.is_shared else scope == self.scope
             if not is_right or not self.options.reentrant:
                 raise LockError(f"Lock {self.name!r} is held by this coroutine already.", name=self.name, key=self.key)
-            if place.is_shared:
+            if lock_session.is_shared:
                 return True
         return False
 
@@ -113,22 +128,22 @@ class AsyncHandle(Holding):
             return self.request
         return self.request._replace(wait=max(1, round(left * 1000)))
 
-    async def _take_in(self, place: Place, request: Request) -> None:
-        self._place, self._is_outermost = place, place.depth == 1
+    async def _acquire_in(self, lock_session: LockSession, request: Request) -> None:
+        self._lock_session, self._is_outermost = lock_session, lock_session.lock_count == 1
         try:
-            await self._ask(place, self._note_asked(place, request))
+            await self._ask(lock_session, self._new_record(lock_session, request))
         except BaseException:
-            self._places.leave(place)
+            self._lock_sessions.give_back(lock_session)
             raise
 
-    async def _take_in_shared(self, place: Place) -> bool:
+    async def _acquire_in_shared(self, lock_session: LockSession) -> bool:
         """Take it where nobody waits in the server; say whether it was to be had."""
         request = self.request._replace(wait=0)
-        if not self._may_ask(place, request):
+        if not self._may_ask(lock_session, request):
             return False
-        self._place, self._is_outermost = place, False
+        self._lock_session, self._is_outermost = lock_session, False
         # A statement that is cut short here would leave it open what the session holds, and others' locks with it.
-        asking = asyncio.ensure_future(self._ask(place, self._note_asked(place, request)))
+        asking = asyncio.ensure_future(self._ask(lock_session, self._new_record(lock_session, request)))
         try:
             await asyncio.shield(asking)
         except Busy:
@@ -140,85 +155,87 @@ class AsyncHandle(Holding):
 
     def _drop_what_came(self, asking: asyncio.Future[None]) -> None:
         if not asking.cancelled() and asking.exception() is None:
-            self.free_from_elsewhere()
+            self.free_from_any_thread()
 
-    def _may_ask(self, place: Place, request: Request) -> bool:
+    def _may_ask(self, lock_session: LockSession, request: Request) -> bool:
         """Say whether no other coroutine that shares the session has the lock; PostgreSQL could not tell."""
-        return place.has_room_for(request, self._owner)
+        return lock_session.allows(request, self._owner)
 
-    def _note_asked(self, place: Place, request: Request) -> Hold:
+    def _new_record(self, lock_session: LockSession, request: Request) -> LockRecord:
         """Let the session know what is about to be asked for, before another coroutine comes in between."""
-        asked = self._what_is_asked(lambda: place.holds.numbers(place.session.connection))
+        asked = self._build_request(lambda: lock_session.locks.numbers(lock_session.session.connection))
         asked = asked._replace(wait=request.wait)
-        hold = Hold(place.holds, asked, self.scope, place.session.raw, self._owner)
-        self._hold = hold
-        place.holds.add(hold, place.session.connection)
-        return hold
+        record = LockRecord(lock_session.locks, asked, self.scope, lock_session.session.raw, self._owner)
+        self._record = record
+        lock_session.locks.add(record, lock_session.session.connection)
+        return record
 
-    async def _ask(self, place: Place, hold: Hold) -> None:
+    async def _ask(self, lock_session: LockSession, record: LockRecord) -> None:
         """Ask for it in a place. Raises ``Busy``; nothing is held after any error."""
         ask = self._ask_in_transaction if self.scope == "transaction" else self._ask_in_session
         try:
-            row = await ask(place, hold)
+            row = await ask(lock_session, record)
         except Busy:
-            place.holds.remove(hold)
+            lock_session.locks.remove(record)
             raise
         except BaseException:
-            await self._clean(place, hold)
+            await self._free_after_error(lock_session, record)
             raise
-        self._note_answer(hold, row or ())
-        hold.state = State.HELD
+        self._note_granted(record, row or ())
+        record.state = RecordState.HELD
 
-    async def _ask_in_session(self, place: Place, hold: Hold) -> Row | None:
-        return await carry_async(self._conversation(hold), partial(self._send, place, hold))
+    async def _ask_in_session(self, lock_session: LockSession, record: LockRecord) -> Row | None:
+        return await run_steps_async(self._steps(record), partial(self._send, lock_session, record))
 
-    async def _ask_in_transaction(self, place: Place, hold: Hold) -> Row | None:
+    async def _ask_in_transaction(self, lock_session: LockSession, record: LockRecord) -> Row | None:
         """Ask in the session's transaction, which the first lock begins in the same message."""
         begin = iter([statements.BEGIN] if self._is_outermost else [])
 
         async def send(statement: str) -> Row | None:
-            return await self._send(place, hold, next(begin, "") + statement)
+            return await self._send(lock_session, record, next(begin, "") + statement)
 
         try:
-            return await carry_async(self._conversation(hold), send)
+            return await run_steps_async(self._steps(record), send)
         except Busy:
             if self._is_outermost:
-                await self._send(place, hold, "ROLLBACK")
+                await self._send(lock_session, record, "ROLLBACK")
             raise
 
-    def _conversation(self, hold: Hold) -> Conversation:
-        return take(hold.request, self.scope)
+    def _steps(self, record: LockRecord) -> Steps:
+        return take(record.request, self.scope)
 
-    async def _clean(self, place: Place, hold: Hold) -> None:
+    async def _free_after_error(self, lock_session: LockSession, record: LockRecord) -> None:
         """See to it that nothing remains. The end of a session's transaction, broken or not, is that of the session."""
         if self.scope == "transaction":
-            place.session.end()
+            lock_session.session.end()
         else:
-            others = place.holds.numbers(place.session.connection, without=hold)
-            await carry_async(clean(hold.request, others=others), partial(self._send, place, hold))
-        place.holds.remove(hold)
+            others = lock_session.locks.numbers(lock_session.session.connection, without=record)
+            await run_steps_async(
+                free_after_error(record.request, others=others), partial(self._send, lock_session, record)
+            )
+        lock_session.locks.remove(record)
 
-    async def _send(self, place: Place, hold: Hold, statement: str) -> Row | None:
-        if statement == HANG_UP:
-            place.session.end()
+    async def _send(self, lock_session: LockSession, record: LockRecord, statement: str) -> Row | None:
+        if statement == END_SESSION:
+            lock_session.session.end()
             return None
         try:
-            return await place.session.send(place.holds.comment(without=hold) + statement)
+            return await lock_session.session.send(lock_session.locks.comment(without=record) + statement)
         finally:
-            if place.holds.due:
-                place.holds.free_what_is_due()
+            if lock_session.locks.pending:
+                lock_session.locks.free_pending()
 
     # Holding it
 
     @property
     def is_held(self) -> bool:
-        hold = self._hold
-        if hold is None:
+        record = self._record
+        if record is None:
             return self.is_open
-        return self.is_open and hold.state is State.HELD and not hold.raw.closed
+        return self.is_open and record.state is RecordState.HELD and not record.raw.closed
 
-    def _why_lost(self) -> str:
-        return "" if self.is_held and not self._place.session.has_ended else "its session is gone"
+    def _lost_reason(self) -> str:
+        return "" if self.is_held and not self._lock_session.session.has_ended else "its session is gone"
 
     # Giving it back
 
@@ -230,43 +247,43 @@ class AsyncHandle(Holding):
         if not self.is_open:
             raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
         self.is_open = False
-        if self._hold is not None and self._place.is_shared:
-            await asyncio.shield(asyncio.ensure_future(self._give_back(self._hold, error)))
-        elif self._hold is not None:
-            await self._give_back(self._hold, error)
-        self._note_given_back()
+        if self._record is not None and self._lock_session.is_shared:
+            await asyncio.shield(asyncio.ensure_future(self._release(self._record, error)))
+        elif self._record is not None:
+            await self._release(self._record, error)
+        self._note_released()
 
-    async def _give_back(self, hold: Hold, error: BaseException | None) -> None:
-        place = self._place
-        if place.session.is_busy and not place.is_shared:
+    async def _release(self, record: LockRecord, error: BaseException | None) -> None:
+        lock_session = self._lock_session
+        if lock_session.session.is_busy and not lock_session.is_shared:
             # The coroutine that has the session waits there for another lock. Right after that, this one is freed.
-            self.free_from_elsewhere()
+            self.free_from_any_thread()
             return
         try:
-            reason = await self._free(place, hold)
+            reason = await self._free(lock_session, record)
         except BaseException:
-            await self._clean(place, hold)
+            await self._free_after_error(lock_session, record)
             raise
         finally:
-            place.holds.remove(hold)
-            self._places.leave(place)
+            lock_session.locks.remove(record)
+            self._lock_sessions.give_back(lock_session)
         if reason is not None:
-            self._note_lost(reason, error)
+            self._report_lost(reason, error)
 
-    async def _free(self, place: Place, hold: Hold) -> str | None:
+    async def _free(self, lock_session: LockSession, record: LockRecord) -> str | None:
         """Free the lock; return why that was not possible, or None."""
-        if hold.state is State.OVER or place.session.has_ended:
+        if record.state is RecordState.ENDED or lock_session.session.has_ended:
             return self._reason or "its session is gone"
         try:
             if self.scope == "session":
                 row = await self._send(
-                    place, hold, statements.free_session(hold.request, hold.holds.limits_after(hold))
+                    lock_session, record, statements.free_session(record.request, record.locks.limits_without(record))
                 )
                 return None if row and row[0] else "PostgreSQL says that this session did not hold it"
-            if place.depth == 1:
-                await self._send(place, hold, "COMMIT")
+            if lock_session.lock_count == 1:
+                await self._send(lock_session, record, "COMMIT")
         except DatabaseFailure as error:
-            place.session.end()
+            lock_session.session.end()
             return f"its session has ended ({first_line(error)})"
         return None
 
@@ -274,18 +291,18 @@ class AsyncHandle(Holding):
 
     def detach(self) -> None:
         """Let the lock outlive the event loop and the coroutine that took it."""
-        if self._hold is not None and not self._place.is_shared:
-            self._places.detach(self._place.session)
+        if self._record is not None and not self._lock_session.is_shared:
+            self._lock_sessions.detach(self._lock_session.session)
 
-    def free_from_elsewhere(self) -> None:
-        hold, self.is_open = self._hold, False
-        if hold is None or hold.state is State.OVER:
+    def free_from_any_thread(self) -> None:
+        record, self.is_open = self._record, False
+        if record is None or record.state is RecordState.ENDED:
             return
         if self.scope == "session":
-            hold.holds.free_from_elsewhere(hold)
+            record.locks.free_from_any_thread(record)
         else:
-            shut(hold.raw)
-            hold.state = State.OVER
+            shut(record.raw)
+            record.state = RecordState.ENDED
         self._leave_from_elsewhere()
 
     def _leave_from_elsewhere(self) -> None:
@@ -294,17 +311,17 @@ class AsyncHandle(Holding):
         try:
             if loop is None:
                 return
-            loop.call_soon_threadsafe(self._places.leave, self._place)
+            loop.call_soon_threadsafe(self._lock_sessions.give_back, self._lock_session)
         except RuntimeError:
-            if not self._place.is_shared:
-                self._place.session.end()
+            if not self._lock_session.is_shared:
+                self._lock_session.session.end()
 
 
 class AsyncSlotHandle(Slots, AsyncHandle):
     """One of several slots of a semaphore. ``key`` is the slot's once it is held."""
 
-    def _may_ask(self, place: Place, request: Request) -> bool:
-        return bool(self.request.without(place.holds.numbers(place.session.connection)).keys)
+    def _may_ask(self, lock_session: LockSession, request: Request) -> bool:
+        return bool(self.request.without(lock_session.locks.numbers(lock_session.session.connection)).keys)
 
-    def _conversation(self, hold: Hold) -> Conversation:
-        return take_slot(hold.request, hold.scope, self._queue, inside=hold.scope == "transaction")
+    def _steps(self, record: LockRecord) -> Steps:
+        return take_slot(record.request, record.scope, self._queue, inside=record.scope == "transaction")

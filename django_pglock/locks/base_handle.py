@@ -13,15 +13,15 @@ from django_pglock import signals
 from django_pglock.conf import get_settings, key_function
 from django_pglock.errors import LockError, LockLost, LockNotAvailable, LockScopeError
 from django_pglock.keys import Key
-from django_pglock.locks.held_locks import Hold, State
 from django_pglock.locks.options import Options, Request
+from django_pglock.locks.session_locks import LockRecord, RecordState
 from django_pglock.locks.statements import comment
 from django_pglock.postgres import forking
 
 logger = logging.getLogger("django_pglock.locks")
 
 
-class Holding:
+class BaseHandle:
     """A lock that is asked for, held, and given back. True while it is held.
 
     ``waited`` is how many seconds it took to get it. ``token`` is None: only a lease has a fencing token.
@@ -39,7 +39,7 @@ class Holding:
     #: Also where the making of a handle failed.
     is_open = False
     _generation = 0
-    _hold: Hold | None = None
+    _record: LockRecord | None = None
 
     def __init__(self, keys: Sequence[Key], options: Options) -> None:
         self.request = Request.of(keys, options)
@@ -54,16 +54,16 @@ class Holding:
         #: Why it was lost, if it was.
         self._reason = ""
         #: What the session has of it; None until it is asked for.
-        self._hold: Hold | None = None
+        self._record: LockRecord | None = None
 
     def __bool__(self) -> bool:
         return self.is_held
 
     def __del__(self) -> None:
-        hold = self._hold
-        if hold is None or hold.state is State.OVER or hold.scope not in self._scopes_to_free:
+        record = self._record
+        if record is None or record.state is RecordState.ENDED or record.scope not in self._scopes_to_free:
             return
-        if hold in hold.holds.due:
+        if record in record.locks.pending:
             return
         # In a process that was forked from the holder's, the lock is the holder's.
         if self._generation == forking.generation() and not sys.is_finalizing():
@@ -86,9 +86,9 @@ class Holding:
             "lock is needed.",
             self.name,
         )
-        self.free_from_elsewhere()
+        self.free_from_any_thread()
 
-    def free_from_elsewhere(self) -> None:
+    def free_from_any_thread(self) -> None:
         """Free the lock from any thread or coroutine, waiting for nothing; for owners that cannot release it."""
         raise NotImplementedError
 
@@ -115,28 +115,28 @@ class Holding:
         """Seconds since it was taken."""
         return time.monotonic() - self._since
 
-    def _what_is_asked(self, mine: Callable[[], AbstractSet[int]]) -> Request:
+    def _build_request(self, mine: Callable[[], AbstractSet[int]]) -> Request:
         """Return what to ask the server for. ``mine`` returns the numbers that the session has already."""
         return self.request
 
-    def _note_answer(self, hold: Hold, row: Sequence[Any]) -> None:
+    def _note_granted(self, record: LockRecord, row: Sequence[Any]) -> None:
         """Keep what the server answered besides "granted"."""
         if self.scope == "session" and self.request.max_hold is not None:
-            hold.holds.note_limits(hold, row[1:3])
+            record.locks.remember_limits(record, row[1:3])
 
-    def _pretend(self) -> None:
+    def _acquire_disabled(self) -> None:
         self.scope = "disabled"
-        self._note_taken()
+        self._note_acquired()
 
     # What is said of it
 
-    def _note_taken(self) -> None:
+    def _note_acquired(self) -> None:
         self.is_open = True
         self._since = time.monotonic()
         self._log("took", "waited", self.waited, get_settings().SLOW_WAIT)
         signals.lock_acquired.send_robust(type(self), handle=self)
 
-    def _note_given_back(self) -> None:
+    def _note_released(self) -> None:
         held = time.monotonic() - self._since
         self._log("gave back", "held", held, get_settings().SLOW_HOLD)
         signals.lock_released.send_robust(type(self), handle=self, held=held)
@@ -149,7 +149,7 @@ class Holding:
             values = (verb.capitalize(), self.name, seconds, *([limit] if is_slow else []))
             logger.log(level, text, *values, extra={"lock": self.name, "key": self.key, what: seconds})
 
-    def _note_busy(self, cause: BaseException | None) -> LockNotAvailable:
+    def _busy_error(self, cause: BaseException | None) -> LockNotAvailable:
         """Say that it was not to be had, and return the error that says so; ``cause`` is the server's own, if any."""
         timeout = self.options.timeout
         waited = "" if not timeout else f" for {timeout:g} s"
@@ -168,11 +168,11 @@ class Holding:
         signals.lock_busy.send_robust(type(self), handle=self, waited=self.waited)
         return error
 
-    def _note_lost(self, reason: str, error: BaseException | None) -> None:
+    def _report_lost(self, reason: str, error: BaseException | None) -> None:
         """Say that it was lost: by ``LockLost``, or only in the log if ``error`` is what ended the body already."""
         self._reason = reason
         signals.lock_lost.send_robust(type(self), handle=self, held=self.held_for)
-        lost = self._lost(reason)
+        lost = self._lost_error(reason)
         if error is None:
             raise lost
         logger.error("%s", lost)
@@ -184,27 +184,27 @@ class Holding:
         if not self.is_open and not self._reason and not self.is_held:
             what = "was given back" if self._since else "was never taken"
             raise LockLost(f"Lock {self.name!r} is not held: it {what}.", name=self.name, key=self.key)
-        if reason := self._why_lost():
-            raise self._lost(self._reason or reason)
+        if reason := self._lost_reason():
+            raise self._lost_error(self._reason or reason)
 
-    def _why_lost(self) -> str:
+    def _lost_reason(self) -> str:
         """Return why it is not held any more, as far as can be seen; an empty string if it is held."""
         raise NotImplementedError
 
-    def _lost(self, reason: str) -> LockLost:
+    def _lost_error(self, reason: str) -> LockLost:
         return LockLost(
             f"Lock {self.name!r} was lost before it was given back: {reason}. Others may have held it meanwhile.",
             name=self.name,
             key=self.key,
         )
 
-    def _stale(self) -> LockScopeError:
-        return self._wrong_scope(
+    def _stale_error(self) -> LockScopeError:
+        return self._scope_error(
             "at REPEATABLE READ or SERIALIZABLE the snapshot is older than the lock, so you would read what was there "
             "before the last holder committed. Take it outside of the transaction, or pass stale_ok=True"
         )
 
-    def _wrong_scope(self, reason: str) -> LockScopeError:
+    def _scope_error(self, reason: str) -> LockScopeError:
         return LockScopeError(f"Lock {self.name!r} was not taken: {reason}.", name=self.name, key=self.key)
 
 
@@ -219,7 +219,7 @@ class Slots:
         """The semaphore's name; each slot's has a number behind it."""
         return self.request.keys[0].name.rpartition("#")[0]
 
-    def _what_is_asked(self, mine: Callable[[], AbstractSet[int]]) -> Request:
+    def _build_request(self, mine: Callable[[], AbstractSet[int]]) -> Request:
         # PostgreSQL would grant its own session the same slot again, and the count would be wrong.
         slots = self.request.without(mine())
         if not slots.keys:
@@ -228,9 +228,9 @@ class Slots:
             )
         return slots
 
-    def _note_answer(self, hold: Hold, row: Sequence[Any]) -> None:
-        self.request = hold.request = self.request.only(row[0])
-        hold.comment = comment(hold.request.keys)
+    def _note_granted(self, record: LockRecord, row: Sequence[Any]) -> None:
+        self.request = record.request = self.request.only(row[0])
+        record.comment = comment(record.request.keys)
 
     @property
     def _queue(self) -> Key:

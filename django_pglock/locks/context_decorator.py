@@ -20,12 +20,12 @@ from asgiref.sync import iscoroutinefunction
 from django_pglock.errors import ConfigurationError, LockError, LockKeyError, LockNotAvailable
 from django_pglock.keys import name_of
 from django_pglock.keys.template import KeyTemplate
-from django_pglock.locks.options import OnBusy, on_busy_of
+from django_pglock.locks.options import OnBusy, checked_on_busy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Held(Protocol):
+class HandleProtocol(Protocol):
     """A handle of a thread, as far as a lockable knows it."""
 
     is_open: bool
@@ -34,10 +34,10 @@ class Held(Protocol):
 
     def release(self, error: BaseException | None = None) -> None: ...
 
-    def free_from_elsewhere(self) -> None: ...
+    def free_from_any_thread(self) -> None: ...
 
 
-class AsyncHeld(Protocol):
+class AsyncHandleProtocol(Protocol):
     """A handle of a coroutine, as far as a lockable knows it."""
 
     is_open: bool
@@ -47,16 +47,16 @@ class AsyncHeld(Protocol):
     async def release(self, error: BaseException | None = None) -> None: ...
 
 
-H = TypeVar("H", bound=Held)
-A = TypeVar("A", bound=AsyncHeld)
+H = TypeVar("H", bound=HandleProtocol)
+A = TypeVar("A", bound=AsyncHandleProtocol)
 
 
-class Lockable(Generic[H, A]):
+class ContextDecorator(Generic[H, A]):
     """Options of something to hold. Subclasses say what a handle is."""
 
     def __init__(self, parts: tuple[Any, ...], on_busy: OnBusy) -> None:
         self._parts = parts
-        self._on_busy = on_busy_of(on_busy)
+        self._on_busy = checked_on_busy(on_busy)
         self._open = OpenBlocks()
         self._name = self._check(parts)
 
@@ -70,10 +70,10 @@ class Lockable(Generic[H, A]):
     def _async_handle(self, parts: tuple[Any, ...]) -> A:
         raise NotImplementedError
 
-    def _take(self, handle: H, *, may_begin: bool) -> None:
+    def _acquire(self, handle: H, *, may_begin: bool) -> None:
         handle.acquire(may_begin=may_begin)
 
-    async def _atake(self, handle: A) -> None:
+    async def _aacquire(self, handle: A) -> None:
         await handle.acquire()
 
     # Handles
@@ -81,13 +81,13 @@ class Lockable(Generic[H, A]):
     def acquire(self) -> H:
         """Take it and return its handle; the caller must ``release()`` it. In request code use ``with``."""
         handle = self._handle(self._parts)
-        self._take(handle, may_begin=False)
+        self._acquire(handle, may_begin=False)
         return handle
 
     async def aacquire(self) -> A:
         """Take it and return its handle; the caller must ``await handle.release()``."""
         handle = self._async_handle(self._parts)
-        await self._atake(handle)
+        await self._aacquire(handle)
         return handle
 
     # with, async with
@@ -95,7 +95,7 @@ class Lockable(Generic[H, A]):
     def __enter__(self) -> H:
         handle = self._handle(self._parts)
         try:
-            self._take(handle, may_begin=True)
+            self._acquire(handle, may_begin=True)
             self._open.add(_caller(), threading.get_ident(), handle)
             return handle  # noqa: TRY300 - an exception that comes from outside may come here, too
         except BaseException:
@@ -114,7 +114,7 @@ class Lockable(Generic[H, A]):
         try:
             if handle.is_open and is_elsewhere:
                 # A generator that another thread closes, or Python's garbage collector.
-                handle.free_from_elsewhere()
+                handle.free_from_any_thread()
             elif handle.is_open:
                 handle.release(error)
         finally:
@@ -123,7 +123,7 @@ class Lockable(Generic[H, A]):
     async def __aenter__(self) -> A:
         handle = self._async_handle(self._parts)
         try:
-            await self._atake(handle)
+            await self._aacquire(handle)
             self._open.add(_caller(), asyncio.current_task(), handle)
         except BaseException:
             self._open.discard(handle)

@@ -21,21 +21,21 @@ from django_pglock.locks.options import Request
 
 Row = Sequence[Any]
 #: None is the answer of a statement that has no rows.
-Conversation = Generator[str, "Row | None", "Row | None"]
+Steps = Generator[str, "Row | None", "Row | None"]
 Failure = (DjangoFailure, PsycopgFailure)
 #: Not a statement: end the session.
-HANG_UP = ""
+END_SESSION = ""
 
 
 class Busy(Exception):
     """Somebody else has the lock. Its cause is the server's own error, if the server waited for it."""
 
 
-class Stale(Exception):
+class StaleSnapshot(Exception):
     """The transaction would not see what the last holder has committed. Nothing was locked."""
 
 
-def take(request: Request, scope: str, *, in_test: bool = False) -> Conversation:
+def take(request: Request, scope: str, *, in_test: bool = False) -> Steps:
     """Ask for locks of ``scope``. Raises ``Busy`` and ``Stale``; nothing is held then.
 
     ``in_test``: the session lock is taken inside the transaction that ``TestCase`` has opened. After any other error
@@ -48,27 +48,27 @@ def take(request: Request, scope: str, *, in_test: bool = False) -> Conversation
     return _wait_for_transaction(request)
 
 
-def clean(request: Request, *, others: AbstractSet[int]) -> Conversation:
+def free_after_error(request: Request, *, others: AbstractSet[int]) -> Steps:
     """See to it that no session lock of a request stays after an error.
 
     A statement that was cancelled, or whose answer was lost, may have taken its locks all the same. ``others`` are the
     numbers that the session holds besides: how often it has one of those cannot be asked.
     """
     if not others.isdisjoint(request.numbers):
-        yield HANG_UP
+        yield END_SESSION
         return None
     try:
         yield statements.free_if_granted(request)
     except BaseException:  # noqa: BLE001 - the first error is raised
-        yield HANG_UP
+        yield END_SESSION
     return None
 
 
-def _try_session(request: Request) -> Conversation:
+def _try_session(request: Request) -> Steps:
     return _granted((yield statements.try_session(request)))
 
 
-def _wait_for_session(request: Request, in_test: bool) -> Conversation:
+def _wait_for_session(request: Request, in_test: bool) -> Steps:
     if not in_test:
         try:
             return (yield statements.wait_session(request)) or (True,)
@@ -84,21 +84,21 @@ def _wait_for_session(request: Request, in_test: bool) -> Conversation:
         raise
 
 
-def _back_without(request: Request) -> Conversation:
+def _back_without(request: Request) -> Steps:
     """Go back to the savepoint before the wait, where the transaction is usable, and free what is the session's."""
     try:
         yield statements.BACK_TO_SAVEPOINT
         yield statements.free_if_granted(request)
     except BaseException:  # noqa: BLE001 - the first error is raised
-        yield HANG_UP
+        yield END_SESSION
     return None
 
 
-def _try_transaction(request: Request) -> Conversation:
+def _try_transaction(request: Request) -> Steps:
     return _granted(_fresh((yield statements.try_transaction(request))))
 
 
-def _wait_for_transaction(request: Request) -> Conversation:
+def _wait_for_transaction(request: Request) -> Steps:
     try:
         row = yield statements.wait_transaction(request)
     except Failure as error:
@@ -118,7 +118,7 @@ def _granted(row: Row | None) -> Row:
 
 def _fresh(row: Row | None) -> Row:
     if row is None or row[0] is None:
-        raise Stale
+        raise StaleSnapshot
     return row
 
 
@@ -133,7 +133,7 @@ def is_our_timeout(error: BaseException, request: Request) -> bool:
     return request.wait is not None and (isinstance(error, ServerTimeout) or isinstance(error.__cause__, ServerTimeout))
 
 
-def take_slot(request: Request, scope: str, queue: Key, *, inside: bool = False) -> Conversation:
+def take_slot(request: Request, scope: str, queue: Key, *, inside: bool = False) -> Steps:
     """Ask for one lock of several; the row's first column is its number. Raises as ``take`` does.
 
     ``queue`` is the lock for which all who wait queue up. ``inside``: within a transaction.
@@ -146,11 +146,11 @@ def take_slot(request: Request, scope: str, queue: Key, *, inside: bool = False)
     return _wait_for_slot(request, function, queue)
 
 
-def _try_slot(request: Request, function: str, queue: Key | None) -> Conversation:
+def _try_slot(request: Request, function: str, queue: Key | None) -> Steps:
     return _granted((yield statements.try_slot(request, function, queue)))
 
 
-def _wait_for_slot(request: Request, function: str, queue: Key) -> Conversation:
+def _wait_for_slot(request: Request, function: str, queue: Key) -> Steps:
     try:
         return _granted((yield statements.wait_for_slot(request, function, queue)))
     except Failure as error:
@@ -158,7 +158,7 @@ def _wait_for_slot(request: Request, function: str, queue: Key) -> Conversation:
         raise
 
 
-def _wait_for_slot_inside(request: Request, function: str, queue: Key) -> Conversation:
+def _wait_for_slot_inside(request: Request, function: str, queue: Key) -> Steps:
     try:
         row = yield statements.wait_for_slot_inside(request, function, queue)
     except Failure as error:
@@ -169,11 +169,11 @@ def _wait_for_slot_inside(request: Request, function: str, queue: Key) -> Conver
         # As in _wait_for_transaction.
         row = yield statements.held_slot(request)
     if row is not None and row[1] is None:
-        raise Stale
+        raise StaleSnapshot
     return _granted(row)
 
 
-def carry(conversation: Conversation, send: Callable[[str], Row | None]) -> Row | None:
+def run_steps(conversation: Steps, send: Callable[[str], Row | None]) -> Row | None:
     """Hold a conversation: ``send`` sends a statement and returns the row of its answer, or obeys ``HANG_UP``."""
     try:
         statement = next(conversation)
@@ -189,7 +189,7 @@ def carry(conversation: Conversation, send: Callable[[str], Row | None]) -> Row 
         return answer
 
 
-async def carry_async(conversation: Conversation, send: Callable[[str], Awaitable[Row | None]]) -> Row | None:
+async def run_steps_async(conversation: Steps, send: Callable[[str], Awaitable[Row | None]]) -> Row | None:
     """Hold a conversation; as ``carry``."""
     try:
         statement = next(conversation)

@@ -22,112 +22,115 @@ from django.db import OperationalError
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
-from django_pglock.locks.held_locks import Hold, Holds, holds_of
 from django_pglock.locks.options import Request
-from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessions, open_session
+from django_pglock.locks.session_locks import LockRecord, SessionLocks, session_locks_of
+from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, open_session
 
 #: Seconds between two looks of somebody who waits without a session of its own: the first pause, and the longest.
 FIRST_LOOK, LONGEST_PAUSE = 0.01, 0.25
 
 
-class Place:
+class LockSession:
     """A session as one coroutine, or several that share it, hold locks in it. ``depth`` counts those of the owner."""
 
     def __init__(self, session: AsyncSession, *, is_shared: bool = False) -> None:
         self.session = session
         self.is_shared = is_shared
-        self.depth = 0
+        self.lock_count = 0
         #: The coroutine's places, this one among them while it has it.
-        self.owner: dict[str, Place] = {}
+        self.owner: dict[str, LockSession] = {}
 
     @property
-    def holds(self) -> Holds:
+    def locks(self) -> SessionLocks:
         """What the session holds."""
-        return holds_of(self.session.connection)
+        return session_locks_of(self.session.connection)
 
-    def held(self) -> list[Hold]:
+    def records(self) -> list[LockRecord]:
         """Return what is held here, or may be."""
-        return self.holds.current(self.session.connection)
+        return self.locks.records(self.session.connection)
 
-    def has_room_for(self, request: Request, owner: Any) -> bool:
+    def allows(self, request: Request, owner: Any) -> bool:
         """Say whether no other coroutine has one of these locks here, in a mode that keeps this one out."""
         return not any(
-            hold.owner is not owner
-            and not (hold.request.shared and request.shared)
-            and not hold.numbers.isdisjoint(request.numbers)
-            for hold in self.held()
+            record.owner is not owner
+            and not (record.request.shared and request.shared)
+            and not record.numbers.isdisjoint(request.numbers)
+            for record in self.records()
         )
 
 
-class Places:
+class LockSessions:
     """The sessions for locks of one event loop on one database alias."""
 
     def __init__(self, alias: str) -> None:
-        self._sessions = AsyncSessions(alias, limit=get_settings().ASYNC_SESSIONS)
+        self._pool = AsyncSessionPool(alias, limit=get_settings().ASYNC_SESSIONS)
         self._alias = alias
         self._open: set[AsyncSession] = set()
-        self._own: WeakKeyDictionary[asyncio.Task[Any], dict[str, Place]] = WeakKeyDictionary()
-        self._shared: Place | None = None
+        self._by_task: WeakKeyDictionary[asyncio.Task[Any], dict[str, LockSession]] = WeakKeyDictionary()
+        self._shared: LockSession | None = None
         self._sharing = asyncio.Lock()
         self._change = asyncio.Event()
         self._end = self._close_at_the_end()
         self._is_watching = False
 
-    def place_of(self, scope: str) -> Place | None:
+    def own_session(self, scope: str) -> LockSession | None:
         """Return the place that this coroutine has already for locks of ``scope``."""
-        place = self._places_of_this_task().get(scope)
-        if place is not None:
-            place.depth += 1
-        return place
+        lock_session = self._sessions_of_this_task().get(scope)
+        if lock_session is not None:
+            lock_session.lock_count += 1
+        return lock_session
 
-    async def place(self, scope: str, *, may_share: bool) -> Place | None:
+    async def lock_session(self, scope: str, *, may_share: bool) -> LockSession | None:
         """Return a place for this coroutine alone; None if there is none left, and it may share one."""
-        if may_share and not self._sessions.has_room:
+        if may_share and not self._pool.has_room:
             return None
-        own = self._places_of_this_task()
+        own = self._sessions_of_this_task()
         try:
-            session = await self._sessions.lend()
+            session = await self._pool.get()
         except OperationalError:
             if not self._open:
                 raise
             # The server takes no more sessions; there are some, which can be shared.
             return None
         self._open.add(session)
-        place = own[scope] = Place(session)
-        place.owner, place.depth = own, 1
-        return place
+        lock_session = own[scope] = LockSession(session)
+        lock_session.owner, lock_session.lock_count = own, 1
+        return lock_session
 
-    async def shared_place(self) -> Place:
+    async def shared_session(self) -> LockSession:
         """Return the place that coroutines share."""
         async with self._sharing:
             if self._shared is None or self._shared.session.has_ended:
                 session = await open_session(self._alias)
                 self._open.add(session)
-                self._shared = Place(session, is_shared=True)
+                self._shared = LockSession(session, is_shared=True)
         return self._shared
 
-    def owner(self) -> dict[str, Place]:
+    def owner(self) -> dict[str, LockSession]:
         """Return what stands for this coroutine. Not the coroutine: its result may be a handle."""
-        return self._places_of_this_task()
+        return self._sessions_of_this_task()
 
-    def with_common(self, owner: dict[str, Place], request: Request) -> list[tuple[str, Place]]:
+    def sessions_with(self, owner: dict[str, LockSession], request: Request) -> list[tuple[str, LockSession]]:
         """Return the scopes and places in which a coroutine has one of these locks already."""
-        places = [*owner.items(), *([("session", self._shared)] if self._shared is not None else [])]
+        lock_sessions = [*owner.items(), *([("session", self._shared)] if self._shared is not None else [])]
         return [
-            (scope, place)
-            for scope, place in places
-            if any(hold.owner is owner and not hold.numbers.isdisjoint(request.numbers) for hold in place.held())
+            (scope, lock_session)
+            for scope, lock_session in lock_sessions
+            if any(
+                record.owner is owner and not record.numbers.isdisjoint(request.numbers)
+                for record in lock_session.records()
+            )
         ]
 
-    def leave(self, place: Place) -> None:
+    def give_back(self, lock_session: LockSession) -> None:
         """Say that one lock less is held or awaited there."""
-        self._open.add(place.session)
-        if not place.is_shared:
-            place.depth -= 1
-            if place.depth == 0:
-                for scope in [scope for scope, owned in place.owner.items() if owned is place]:
-                    del place.owner[scope]
-                self._sessions.give_back(place.session)
+        self._open.add(lock_session.session)
+        if not lock_session.is_shared:
+            lock_session.lock_count -= 1
+            if lock_session.lock_count == 0:
+                for scope in [scope for scope, owned in lock_session.owner.items() if owned is lock_session]:
+                    del lock_session.owner[scope]
+                self._pool.put(lock_session.session)
         self._change.set()
         self._change = asyncio.Event()
 
@@ -144,13 +147,13 @@ class Places:
 
     def close_idle(self) -> None:
         """End the sessions that nobody uses."""
-        self._sessions.close_idle()
+        self._pool.close_idle()
 
-    def _places_of_this_task(self) -> dict[str, Place]:
+    def _sessions_of_this_task(self) -> dict[str, LockSession]:
         task = asyncio.current_task()
         if task is None:
             raise LockError("There is no coroutine here that could hold a lock.")
-        return self._own.setdefault(task, {})
+        return self._by_task.setdefault(task, {})
 
     async def watch_the_loop(self) -> None:
         """Have everything closed when the loop ends."""
@@ -166,15 +169,15 @@ class Places:
             while self._open:
                 self._open.pop().end()
             # What waits is bound to its loop, which could not be collected while it is known here.
-            _of_loops.pop(asyncio.get_running_loop(), None)
+            _by_loop.pop(asyncio.get_running_loop(), None)
 
 
-_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Places]] = WeakKeyDictionary()
+_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, LockSessions]] = WeakKeyDictionary()
 
 
-def places_for(alias: str) -> Places:
+def lock_sessions_for(alias: str) -> LockSessions:
     """Return the places of the running event loop on a database alias."""
-    by_alias = _of_loops.setdefault(asyncio.get_running_loop(), {})
+    by_alias = _by_loop.setdefault(asyncio.get_running_loop(), {})
     if alias not in by_alias:
-        by_alias[alias] = Places(alias)
+        by_alias[alias] = LockSessions(alias)
     return by_alias[alias]

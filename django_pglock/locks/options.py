@@ -74,7 +74,7 @@ def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else max(1, round(seconds * 1000)) if seconds else 0
 
 
-def seconds_of(value: Timeout, *, name: str = "timeout") -> float | None:
+def to_seconds(value: Timeout, *, name: str = "timeout") -> float | None:
     """Return a time that an argument called ``name`` gave, in seconds. Raises ``ValueError`` for what is none."""
     if value is None:
         return None
@@ -85,23 +85,23 @@ def seconds_of(value: Timeout, *, name: str = "timeout") -> float | None:
     return float(seconds)
 
 
-def scope_of(value: str | None) -> str | None:
+def checked_scope(value: str | None) -> str | None:
     """Return the argument ``scope``. Raises ``LockScopeError`` for one that does not exist."""
     if value is not None and value not in SCOPES:
         raise LockScopeError(f"There is no scope {value!r}; use {', '.join(map(repr, SCOPES))}.")
     return value
 
 
-def on_busy_of(value: OnBusy) -> OnBusy:
+def checked_on_busy(value: OnBusy) -> OnBusy:
     """Return the argument ``on_busy``. Raises ``ValueError`` for what no busy call could be answered with."""
     if not (value in ("raise", "skip") or callable(value)):
         raise ValueError(f"on_busy is {value!r}; give 'raise', 'skip' or a function.")
     return value
 
 
-def max_hold_of(value: Timeout) -> float | None:
+def checked_max_hold(value: Timeout) -> float | None:
     """Return the argument ``max_hold`` in seconds. Raises ``ValueError`` for what is none, and for 0."""
-    seconds = seconds_of(value, name="max_hold")
+    seconds = to_seconds(value, name="max_hold")
     if seconds == 0:
         raise ValueError("max_hold is 0; give seconds above zero, a timedelta, or None for no limit.")
     return seconds

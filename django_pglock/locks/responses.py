@@ -38,17 +38,17 @@ class ResponseLock:
         response._resource_closers.append(self.close)
         finalize(response, self.drop).atexit = False
         limit = get_settings().MAX_RESPONSE_HOLD
-        self._alarm = call_later(limit, _end_late, self, limit)
+        self._timer = call_later(limit, _end_late, self, limit)
         self._of_request = _of_request()
         self._of_request.append(self)
 
     def close(self) -> None:
         """Give the lock back with its response, and say if it was lost meanwhile."""
-        handle = self._take()
+        handle = self._pop_handle()
         if handle is None:
             return
         if not isinstance(handle, Handle) or self._thread != threading.get_ident():
-            handle.free_from_elsewhere()
+            handle.free_from_any_thread()
             return
         try:
             handle.release()
@@ -58,15 +58,15 @@ class ResponseLock:
 
     def drop(self) -> None:
         """Free the lock of a response that nobody sends; from any thread."""
-        handle = self._take()
+        handle = self._pop_handle()
         if handle is not None:
-            handle.free_from_elsewhere()
+            handle.free_from_any_thread()
 
-    def _take(self) -> Handle | AsyncHandle | None:
+    def _pop_handle(self) -> Handle | AsyncHandle | None:
         with self._guard:
             handle, self._handle = self._handle, None
         if handle is not None:
-            self._alarm.cancel()
+            self._timer.cancel()
             with suppress(ValueError):
                 self._of_request.remove(self)
         return handle

@@ -13,7 +13,7 @@ from psycopg.errors import LockNotAvailable as ServerTimeout
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockNotAvailable, LockScopeError
-from django_pglock.locks.options import Timeout, seconds_of
+from django_pglock.locks.options import Timeout, to_seconds
 from django_pglock.postgres.connections import connection_for
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def lock_table(
     names = ", ".join(connection.ops.quote_name(table._meta.db_table) for table in tables)
     if not connection.in_atomic_block:
         raise LockScopeError(f"A lock on {names} outside atomic() would end at once.", name=names)
-    seconds = seconds_of(timeout)
+    seconds = to_seconds(timeout)
     statement = f"LOCK TABLE {names} IN {mode} MODE{' NOWAIT' if seconds == 0 else ''}"
     if seconds is None:
         _execute(connection, statement)
@@ -91,7 +91,7 @@ def lock_timeout(timeout: Timeout, *, using: str | None = None) -> Iterator[None
 
     Raises ``ValueError`` for a bad time; 0 would mean "no limit" to PostgreSQL and is refused.
     """
-    seconds = seconds_of(timeout)
+    seconds = to_seconds(timeout)
     if seconds == 0:
         raise ValueError("timeout is 0; give seconds above zero, or None for no limit.")
     alias = using or get_settings().USING

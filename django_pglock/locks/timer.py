@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Alarm:
+class Timer:
     """A call to come. ``cancel`` may come from any thread."""
 
     def __init__(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -26,7 +26,7 @@ class Alarm:
         """Whether nothing will be called."""
         return self._call is None
 
-    def ring(self) -> None:
+    def run(self) -> None:
         """Call the function, unless the alarm is cancelled."""
         call, self._call = self._call, None
         if call is not None:
@@ -38,53 +38,53 @@ class Alarm:
         self._call = None
 
 
-class Alarms:
+class TimerThread:
     """The alarms of a process and their thread."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()
         self._numbers = itertools.count()
-        self._all: list[tuple[float, int, Alarm]] = []
+        self._all: list[tuple[float, int, Timer]] = []
         self._thread: threading.Thread | None = None
 
-    def add(self, seconds: float, function: Callable[..., None], *args: Any) -> Alarm:
+    def add(self, seconds: float, function: Callable[..., None], *args: Any) -> Timer:
         """Call a function after so many seconds, unless its alarm is cancelled."""
-        alarm = Alarm(function, args)
+        timer = Timer(function, args)
         with self._change:
             if len(self._all) > MANY and len(self._all) > 2 * sum(not each.is_cancelled for _, _, each in self._all):
                 self._all = [each for each in self._all if not each[2].is_cancelled]
                 heapq.heapify(self._all)
-            heapq.heappush(self._all, (time.monotonic() + seconds, next(self._numbers), alarm))
+            heapq.heappush(self._all, (time.monotonic() + seconds, next(self._numbers), timer))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="django_pglock alarms", daemon=True)
                 self._thread.start()
-            elif self._all[0][2] is alarm:
+            elif self._all[0][2] is timer:
                 self._change.notify()
-        return alarm
+        return timer
 
     def _run(self) -> None:
         while True:
             with self._change:
                 while not self._all or (left := self._all[0][0] - time.monotonic()) > 0:
                     self._change.wait(left if self._all else None)
-                _, _, alarm = heapq.heappop(self._all)
-            alarm.ring()
+                _, _, timer = heapq.heappop(self._all)
+            timer.run()
 
 
 #: From so many on, alarms that were cancelled are looked for and forgotten.
 MANY = 1000
-_alarms = Alarms()
+_timers = TimerThread()
 
 
-def call_later(seconds: float, function: Callable[..., None], *args: Any) -> Alarm:
+def call_later(seconds: float, function: Callable[..., None], *args: Any) -> Timer:
     """Call a function in another thread after so many seconds, unless the alarm that is returned is cancelled."""
-    return _alarms.add(seconds, function, *args)
+    return _timers.add(seconds, function, *args)
 
 
 def _forget_after_fork() -> None:
     # The thread stayed behind, and what it waits for is the parent's.
-    global _alarms
-    _alarms = Alarms()
+    global _timers
+    _timers = TimerThread()
 
 
 if hasattr(os, "register_at_fork"):

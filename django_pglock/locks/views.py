@@ -17,7 +17,7 @@ from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.context_decorator import refuse_generators
 from django_pglock.locks.handle import Handle
-from django_pglock.locks.options import Options, Timeout, max_hold_of, scope_of, seconds_of
+from django_pglock.locks.options import Options, Timeout, checked_max_hold, checked_scope, to_seconds
 from django_pglock.locks.responses import ResponseLock
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -64,11 +64,11 @@ def lock_view(
         raise ConfigurationError(f"lock_view: on_busy is {on_busy!r}; give a function that makes the answer.")
     guard = _Guard(
         options=Options(
-            timeout=seconds_of(timeout),
+            timeout=to_seconds(timeout),
             shared=shared,
-            scope=scope_of(scope),
+            scope=checked_scope(scope),
             using=using,
-            max_hold=max_hold_of(max_hold),
+            max_hold=checked_max_hold(max_hold),
         ),
         methods=None if methods is None else _methods_of(methods),
         answer=on_busy or functools.partial(busy_response, status=status, retry_after=retry_after),

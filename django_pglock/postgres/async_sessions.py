@@ -19,8 +19,14 @@ from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
 from django_pglock.postgres.connections import cancel_statement, has_ended, shut
-from django_pglock.postgres.libpq import CANCEL_WITHIN, begin_for, exchange_async, pass_on_notifications, ready
-from django_pglock.postgres.message import is_djangos_alone, send
+from django_pglock.postgres.libpq import (
+    CANCEL_WITHIN,
+    begin_for,
+    exchange_async,
+    pass_on_notifications,
+    wait_for_socket,
+)
+from django_pglock.postgres.message import is_plain_django, send
 from django_pglock.postgres.sessions import dedicated_connection
 
 if TYPE_CHECKING:
@@ -57,14 +63,14 @@ class AsyncSession:
         return self._turn.locked()
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_reusable(self) -> bool:
         """Whether somebody else may go on with it: it lives, and no transaction is open."""
         return not self.has_ended and self.raw.pgconn.transaction_status == TransactionStatus.IDLE
 
     async def send(self, statements: str) -> Row | None:
         """Send statements in one message and return the first row of the last answer. Errors are Django's."""
         async with self._turn:
-            if self.has_ended or not is_djangos_alone(self.connection):
+            if self.has_ended or not is_plain_django(self.connection):
                 return await self._send_by_cursor(statements)
             begin = begin_for(self.raw)
             if begin is None:
@@ -104,7 +110,7 @@ class AsyncSession:
             while True:
                 while heard:
                     yield heard.pop(0)
-                await ready(self.raw.pgconn.socket)
+                await wait_for_socket(self.raw.pgconn.socket)
                 self.raw.pgconn.consume_input()
                 pass_on_notifications(self.raw.pgconn)
 
@@ -167,34 +173,34 @@ async def _in_thread(function: Callable[[], None]) -> None:
         with_thread.shutdown(wait=False)
 
 
-class AsyncSessions:
+class AsyncSessionPool:
     """Sessions to one database alias that are lent one at a time and kept for the next; no more than ``limit``."""
 
     def __init__(self, using: str, *, limit: int, application_name: str | None = None) -> None:
         self.using = using
         self.limit = limit
-        self.lent = 0
+        self.in_use = 0
         self._application_name = application_name
         self._idle: list[AsyncSession] = []
 
     @property
     def has_room(self) -> bool:
         """Whether one more session may be lent."""
-        return self.lent < self.limit
+        return self.in_use < self.limit
 
-    async def lend(self) -> AsyncSession:
+    async def get(self) -> AsyncSession:
         """Return a session that nobody else has. The caller has looked that there is room."""
-        self.lent += 1
+        self.in_use += 1
         try:
             return self._take_idle() or await open_session(self.using, application_name=self._application_name)
         except BaseException:
-            self.lent -= 1
+            self.in_use -= 1
             raise
 
-    def give_back(self, session: AsyncSession) -> None:
+    def put(self, session: AsyncSession) -> None:
         """Say that a session is not needed any more."""
-        self.lent -= 1
-        if session.is_at_rest:
+        self.in_use -= 1
+        if session.is_reusable:
             self._idle.append(session)
         else:
             session.end()

@@ -48,16 +48,16 @@ def _note_session(connection: Any, **kwargs: Any) -> None:
         keep_from_children(connection.connection)
 
 
-def _hold() -> None:
+def _before_fork() -> None:
     # Those of other threads would be gone in the child before anybody could look, but their sockets would not.
     _here.inherited = [channel for each in _channels.valuerefs() if (channel := each()) is not None]
 
 
-def _let_go() -> None:
+def _after_fork_in_parent() -> None:
     del _here.inherited
 
 
-def _leave_to_parent() -> None:
+def _after_fork_in_child() -> None:
     global _generation
     _generation += 1
     # What was inherited is kept: to be rid of it would mean to close it.
@@ -86,4 +86,4 @@ def _forget_connections() -> None:
 
 if hasattr(os, "register_at_fork"):
     connection_created.connect(_note_session, dispatch_uid="django_pglock.forking")
-    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_leave_to_parent)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

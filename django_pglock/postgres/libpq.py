@@ -48,7 +48,7 @@ def begin_for(raw: Connection[Any]) -> str | None:
     return BEGIN[raw.isolation_level] if raw.read_only is None and raw.deferrable is None else None
 
 
-def is_at_rest(raw: Connection[Any]) -> bool:
+def can_send(raw: Connection[Any]) -> bool:
     """Say whether a statement could be sent now: none is under way, and no transaction waits for its rollback."""
     pgconn = raw.pgconn
     return (
@@ -76,7 +76,7 @@ def exchange_unless_used(raw: Connection[Any], statements: str) -> bool:
     if not raw.lock.acquire(blocking=False):
         return False
     try:
-        if not is_at_rest(raw):
+        if not can_send(raw):
             return False
         exchange_in_turn(raw, statements)
         return True
@@ -157,9 +157,9 @@ async def exchange_async(raw: Connection[Any], statements: str) -> list[Any] | N
 async def _results_async(pgconn: PGconn) -> list[PGresult]:
     results: list[PGresult] = []
     while pgconn.flush():
-        await ready(pgconn.socket, to_write=True)
+        await wait_for_socket(pgconn.socket, to_write=True)
     while not _take_in(pgconn, results):
-        await ready(pgconn.socket)
+        await wait_for_socket(pgconn.socket)
         pgconn.consume_input()
     return results
 
@@ -183,7 +183,7 @@ async def _cancel_async(raw: Connection[Any]) -> None:
         raw.pgconn.finish()
 
 
-async def ready(number: int, *, to_write: bool = False) -> None:
+async def wait_for_socket(number: int, *, to_write: bool = False) -> None:
     """Wait until a socket can be read from, or written to."""
     loop = asyncio.get_running_loop()
     is_ready = loop.create_future()

@@ -46,7 +46,7 @@ def send_in_session(connection: DatabaseWrapper, statements: str) -> Sequence[An
     """Send statements as ``send`` does, where the caller knows that the connection is open."""
     connection.validate_no_broken_transaction()
     raw: Any = connection.connection
-    if not CAN_EXCHANGE or not is_djangos_alone(connection) or (begin := begin_for(raw)) is None:
+    if not CAN_EXCHANGE or not is_plain_django(connection) or (begin := begin_for(raw)) is None:
         return _send_by_cursor(connection, statements)
     try:
         return exchange(raw, begin + statements)
@@ -104,7 +104,7 @@ def _execute(cursor: Any, statements: str) -> None:
         cursor.execute(statements)
 
 
-def is_djangos_alone(connection: Any) -> bool:
+def is_plain_django(connection: Any) -> bool:
     """Say whether nothing but Django stands between a statement and psycopg. The connection has to be open."""
     raw = connection.connection
     return (

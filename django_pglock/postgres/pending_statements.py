@@ -28,7 +28,7 @@ DEEPEST = 8
 
 
 @dataclass(frozen=True)
-class Wait:
+class PendingStatement:
     """An answer that somebody waits for on a psycopg connection.
 
     ``thread`` is the name and ``ident`` the number of the thread; None for a coroutine. ``alias`` is the name of the
@@ -41,25 +41,25 @@ class Wait:
     ident: int | None = None
 
 
-def waits() -> list[Wait]:
+def pending_statements() -> list[PendingStatement]:
     """Return who waits for an answer at this moment, but for the thread that asks."""
     return [*_waits_of_threads(), *_waits_of_coroutines()]
 
 
-def _waits_of_threads() -> Iterator[Wait]:
+def _waits_of_threads() -> Iterator[PendingStatement]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     known = aliases()
     for ident, frame in sys._current_frames().items():  # noqa: SLF001 - there is no other name for it
         raw = None if ident == threading.get_ident() else _awaited_in(frame)
         if raw is not None and _is_active(raw):
             alias = known.get(id(raw)) or known.get(id(getattr(raw, "_pool", None)))
-            yield Wait(raw, alias, names.get(ident, str(ident)), ident)
+            yield PendingStatement(raw, alias, names.get(ident, str(ident)), ident)
 
 
-def _waits_of_coroutines() -> Iterator[Wait]:
+def _waits_of_coroutines() -> Iterator[PendingStatement]:
     for session in async_sessions.busy():
         if _is_active(session.raw):
-            yield Wait(session.raw, session.connection.alias)
+            yield PendingStatement(session.raw, session.connection.alias)
 
 
 def _awaited_in(innermost: FrameType | None) -> Any:

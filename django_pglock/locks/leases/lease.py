@@ -22,15 +22,15 @@ from django.utils.asyncio import async_unsafe
 
 from django_pglock.errors import LockError, LockKeyError, model_of
 from django_pglock.keys import Key, make_key, sha256_key
-from django_pglock.locks.base_handle import Holding, first_line, logger
-from django_pglock.locks.context_decorator import Lockable
-from django_pglock.locks.leases.holder import Tenure, Terms
-from django_pglock.locks.leases.thread import Keeper, keeper
-from django_pglock.locks.options import OnBusy, Options, Timeout, seconds_of
+from django_pglock.locks.base_handle import BaseHandle, first_line, logger
+from django_pglock.locks.context_decorator import ContextDecorator
+from django_pglock.locks.leases.holder import LeaseHolder, LeaseTerms
+from django_pglock.locks.leases.thread import LeaseThread, lease_thread
+from django_pglock.locks.options import OnBusy, Options, Timeout, to_seconds
 from django_pglock.postgres import forking
 
 
-class LeaseHandle(Holding):
+class LeaseHandle(BaseHandle):
     """A lease that is held. True while it counts as held.
 
     ``token`` is its fencing token. ``lost`` is a ``threading.Event`` that is set when the lease cannot be counted on
@@ -38,20 +38,20 @@ class LeaseHandle(Holding):
     """
 
     _model = "Lease"
-    _tenure: Tenure | None = None
+    _lease_holder: LeaseHolder | None = None
 
-    def __init__(self, key: Key, options: Options, terms: Terms) -> None:
+    def __init__(self, key: Key, options: Options, terms: LeaseTerms) -> None:
         super().__init__([key], options)
         self.scope = "lease"
         model_of("Lease")
         self.owner = terms.owner or f"{socket.gethostname()}:{os.getpid()}"
-        self._keeper: Keeper = keeper()
-        self._tenure = Tenure(self._keeper, key, self.using, self.owner, terms)
+        self._lease_thread: LeaseThread = lease_thread()
+        self._lease_holder = LeaseHolder(self._lease_thread, key, self.using, self.owner, terms)
 
     @property
-    def _own(self) -> Tenure:
-        assert self._tenure is not None  # noqa: S101 - set by __init__
-        return self._tenure
+    def _own(self) -> LeaseHolder:
+        assert self._lease_holder is not None  # noqa: S101 - set by __init__
+        return self._lease_holder
 
     @property
     def is_held(self) -> bool:
@@ -61,7 +61,7 @@ class LeaseHandle(Holding):
     def __del__(self) -> None:
         if self.is_open and self._generation == forking.generation() and not sys.is_finalizing():
             logger.warning("Lease %r was given back because its handle was dropped without release().", self.name)
-            self.free_from_elsewhere()
+            self.free_from_any_thread()
 
     @property
     def token(self) -> int:  # type: ignore[override]
@@ -78,10 +78,10 @@ class LeaseHandle(Holding):
     def acquire(self, *, may_begin: bool = True) -> LeaseHandle:
         """Take the lease. Raises ``LockNotAvailable`` when it is taken for longer than the timeout."""
         try:
-            self._note(self._keeper.call(self._own.take(self.options.timeout)))
+            self._note(self._lease_thread.call(self._own.acquire(self.options.timeout)))
         except BaseException:
             self.is_open = False
-            self._keeper.call(self._own.forget())
+            self._lease_thread.call(self._own.release_unused())
             raise
         return self
 
@@ -91,34 +91,34 @@ class LeaseHandle(Holding):
         Raises ``LockLost`` when it is not held any more, ``ValueError`` for a ttl that is too short.
         """
         seconds = self._seconds_to_extend(ttl)
-        self._note_extended(self._keeper.call(self._own.extend(seconds)))
+        self._note_extended(self._lease_thread.call(self._own.extend(seconds)))
 
     def assert_held(self) -> None:
         """Raise ``LockLost`` if the lease cannot be counted on any more. Asks the server nothing."""
         self._reason = self._own.reason
         super().assert_held()
 
-    def _why_lost(self) -> str:
+    def _lost_reason(self) -> str:
         return "" if self.is_held else "it has come to its end"
 
     def release(self, error: BaseException | None = None) -> None:
         """Give the lease back. Raises ``LockLost`` and ``LockError`` unless ``error`` is what the body raised."""
         self._refuse_unless_held()
-        left_behind = self._keeper.is_left_behind
-        self._finish(False if left_behind else self._keeper.call(self._own.give_back()), error)
+        is_inherited = self._lease_thread.is_inherited
+        self._finish(False if is_inherited else self._lease_thread.call(self._own.release()), error)
 
-    def free_from_elsewhere(self) -> None:
+    def free_from_any_thread(self) -> None:
         self.is_open = False
-        if not self._keeper.is_left_behind:
-            self._keeper.start(self._own.forget())
+        if not self._lease_thread.is_inherited:
+            self._lease_thread.start(self._own.release_unused())
 
     # What both kinds of handle do here
 
     def _note(self, is_granted: bool) -> None:
         self.waited = self._own.waited
         if not is_granted:
-            raise self._note_busy(None)
-        self._note_taken()
+            raise self._busy_error(None)
+        self._note_acquired()
 
     def _refuse_unless_held(self) -> None:
         if not self.is_open:
@@ -127,8 +127,8 @@ class LeaseHandle(Holding):
 
     def _seconds_to_extend(self, ttl: Timeout) -> float | None:
         seconds = _ttl_of(ttl)
-        if self._keeper.is_left_behind:
-            raise self._lost(self._own.reason)
+        if self._lease_thread.is_inherited:
+            raise self._lost_error(self._own.reason)
         if self._own.ttl is None:
             raise LockError(f"Lease {self.name!r} has no end to put off.", name=self.name, key=self.key)
         self.assert_held()
@@ -136,7 +136,7 @@ class LeaseHandle(Holding):
 
     def _note_extended(self, is_held: bool) -> None:
         if not is_held:
-            raise self._lost(self._own.reason)
+            raise self._lost_error(self._own.reason)
 
     def _finish(self, was_ours: bool | Exception, error: BaseException | None) -> None:
         """Say what came of giving it back. ``error`` is the body's own exception, which is not replaced by another."""
@@ -146,8 +146,8 @@ class LeaseHandle(Holding):
                 raise failed from was_ours
             logger.error("%s", failed)
         elif not was_ours or self.lost.is_set():
-            self._note_lost(self._own.reason or "the database says that it has come to its end", error)
-        self._note_given_back()
+            self._report_lost(self._own.reason or "the database says that it has come to its end", error)
+        self._note_released()
 
     def _failed(self, error: Exception) -> LockError:
         ttl = self._own.ttl
@@ -162,31 +162,31 @@ class AsyncLeaseHandle(LeaseHandle):
     async def acquire(self) -> AsyncLeaseHandle:  # type: ignore[override]
         """Take the lease; as ``LeaseHandle.acquire``."""
         try:
-            self._note(await self._keeper.acall(self._own.take(self.options.timeout)))
+            self._note(await self._lease_thread.acall(self._own.acquire(self.options.timeout)))
         except BaseException:
             self.is_open = False
-            await asyncio.shield(self._keeper.acall(self._own.forget()))
+            await asyncio.shield(self._lease_thread.acall(self._own.release_unused()))
             raise
         return self
 
     async def extend(self, ttl: Timeout = None) -> None:  # type: ignore[override]
         """Let the lease last for ``ttl`` from now on; as ``LeaseHandle.extend``."""
         seconds = self._seconds_to_extend(ttl)
-        self._note_extended(await self._keeper.acall(self._own.extend(seconds)))
+        self._note_extended(await self._lease_thread.acall(self._own.extend(seconds)))
 
     async def until_lost(self) -> None:
         """Wait until the lease cannot be counted on any more, or is given back."""
-        if not self._keeper.is_left_behind:
-            await self._keeper.acall(self._own.until_gone())
+        if not self._lease_thread.is_inherited:
+            await self._lease_thread.acall(self._own.until_ended())
 
     async def release(self, error: BaseException | None = None) -> None:  # type: ignore[override]
         """Give the lease back; as ``LeaseHandle.release``."""
         self._refuse_unless_held()
-        left_behind = self._keeper.is_left_behind
-        self._finish(False if left_behind else await self._keeper.acall(self._own.give_back()), error)
+        is_inherited = self._lease_thread.is_inherited
+        self._finish(False if is_inherited else await self._lease_thread.acall(self._own.release()), error)
 
 
-class Lease(Lockable[LeaseHandle, AsyncLeaseHandle]):
+class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
     """Hold a named lease: ``with Lease("nightly", ttl=60) as lease: ...``, or decorate a function with it.
 
     - ``parts``: the name, or its parts, or a decorator's template; as for ``lock``.
@@ -223,10 +223,10 @@ class Lease(Lockable[LeaseHandle, AsyncLeaseHandle]):
         seconds = _ttl_of(ttl)
         if not isinstance(owner, str) or "\x00" in owner or any("\ud800" <= each <= "\udfff" for each in owner):
             raise ValueError(f"owner is {owner!r}; give a text without NUL and lone surrogates, which no row holds.")
-        self._options = Options(timeout=seconds_of(timeout), using=using)
-        self._terms = Terms(
+        self._options = Options(timeout=to_seconds(timeout), using=using)
+        self._terms = LeaseTerms(
             ttl=seconds,
-            min_hold=seconds_of(min_hold, name="min_hold") or 0.0,
+            min_hold=to_seconds(min_hold, name="min_hold") or 0.0,
             owner=owner,
             steps_down=self._steps_down,
         )
@@ -273,7 +273,7 @@ class leader(Lease):  # noqa: N801 - reads like lock
 
 
 def _ttl_of(ttl: Timeout) -> float | None:
-    seconds = seconds_of(ttl, name="ttl")
+    seconds = to_seconds(ttl, name="ttl")
     if seconds is not None and seconds < SHORTEST_TTL:
         raise ValueError(f"ttl is {ttl!r}; give at least {SHORTEST_TTL} s.")
     return seconds

@@ -20,10 +20,10 @@ from django.db import OperationalError
 from psycopg.sql import quote
 
 from django_pglock.errors import ConfigurationError
-from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessions
+from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool
 
 if TYPE_CHECKING:
-    from django_pglock.locks.leases.holder import Tenure
+    from django_pglock.locks.leases.holder import LeaseHolder
 
 T = TypeVar("T")
 #: Where it is said that a lease was given back; the payload is its key.
@@ -33,25 +33,25 @@ LISTEN_AGAIN = 1.0
 #: Most sessions at once. Renewals are short, so few are ever in use.
 SESSIONS = 20
 #: Seconds between two looks whether one of them is free.
-BETWEEN_LOOKS = 0.01
+SESSION_POLL_INTERVAL = 0.01
 #: Seconds to wait for a session and an answer. Statements about leases are short.
-PATIENCE = 15.0
+ANSWER_WITHIN = 15.0
 #: Whatever the role's default is: above it, two who ask at the same time make one of them fail.
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
 
 
-class Keeper:
+class LeaseThread:
     """The loop and its thread. ``call`` and ``acall`` run coroutines there."""
 
     def __init__(self) -> None:
         # Not the platform's default: psycopg cannot work on Windows' proactor.
         self.loop = asyncio.SelectorEventLoop()
-        self._sessions: dict[str, AsyncSessions] = {}
-        self._bells: dict[str, Bell] = {}
-        self._users: set[Tenure] = set()
+        self._sessions: dict[str, AsyncSessionPool] = {}
+        self._listeners: dict[str, ReleaseListener] = {}
+        self._users: set[LeaseHolder] = set()
         self._started: set[asyncio.Task[Any]] = set()
         #: This process was forked from the keeper's, which has the thread.
-        self.is_left_behind = False
+        self.is_inherited = False
         threading.Thread(target=self.loop.run_forever, name="django_pglock leases", daemon=True).start()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> None:
@@ -78,20 +78,20 @@ class Keeper:
 
     # The rest runs in the keeper's loop
 
-    def come(self, user: Tenure) -> None:
+    def add_user(self, user: LeaseHolder) -> None:
         """Note that somebody needs sessions from now on."""
         self._users.add(user)
 
-    def go(self, user: Tenure) -> None:
+    def remove_user(self, user: LeaseHolder) -> None:
         """Note that somebody needs them no more; the last one closes them."""
         self._users.discard(user)
         if not self._users:
-            for bell in self._bells.values():
-                bell.stop()
+            for listener in self._listeners.values():
+                listener.stop()
             for sessions in self._sessions.values():
                 sessions.close_idle()
 
-    async def ask(self, alias: str, statement: str, params: Mapping[str, Any], *, within: float = PATIENCE) -> Any:
+    async def ask(self, alias: str, statement: str, params: Mapping[str, Any], *, within: float = ANSWER_WITHIN) -> Any:
         """Send a statement on a session of ``alias``, at READ COMMITTED; return its first row, or None.
 
         Raises Django's ``OperationalError`` when the answer has not come ``within`` so many seconds. That the statement
@@ -107,11 +107,11 @@ class Keeper:
         if done:
             return asking.result()
         self._started.add(asking)
-        asking.add_done_callback(self._forget)
+        asking.add_done_callback(self._discard_asking)
         asking.cancel()
         raise OperationalError(f"the server has not answered within {within:g} s")
 
-    def _forget(self, asking: asyncio.Task[Any]) -> None:
+    def _discard_asking(self, asking: asyncio.Task[Any]) -> None:
         self._started.discard(asking)
         if not asking.cancelled():
             asking.exception()  # nobody waits for it any more
@@ -126,38 +126,38 @@ class Keeper:
         """Lend a session. If what is done with it fails, it ends."""
         sessions = self._sessions.get(alias)
         if sessions is None:
-            sessions = self._sessions[alias] = AsyncSessions(alias, limit=SESSIONS)
+            sessions = self._sessions[alias] = AsyncSessionPool(alias, limit=SESSIONS)
         while not sessions.has_room:
-            await asyncio.sleep(BETWEEN_LOOKS)
-        session = await sessions.lend()
+            await asyncio.sleep(SESSION_POLL_INTERVAL)
+        session = await sessions.get()
         try:
             yield session
         except BaseException:
             session.end()
             raise
         finally:
-            sessions.give_back(session)
+            sessions.put(session)
             if not self._users:
                 sessions.close_idle()
 
-    def leave_behind(self) -> None:
+    def mark_inherited(self) -> None:
         """Tell the leases that this process has inherited that they are not its own."""
-        self.is_left_behind = True
+        self.is_inherited = True
         for user in self._users:
-            user.leave_to_parent()
+            user.lose_to_parent()
 
-    def bell(self, alias: str) -> Bell:
+    def listener(self, alias: str) -> ReleaseListener:
         """Return what rings when a lease on ``alias`` is given back."""
-        if alias not in self._bells:
-            self._bells[alias] = Bell(self, alias)
-        return self._bells[alias]
+        if alias not in self._listeners:
+            self._listeners[alias] = ReleaseListener(self, alias)
+        return self._listeners[alias]
 
 
-class Bell:
+class ReleaseListener:
     """Hears of leases that are given back. Deaf behind a pooler, where whoever waits has to look from time to time."""
 
-    def __init__(self, keeper: Keeper, alias: str) -> None:
-        self._keeper = keeper
+    def __init__(self, lease_thread: LeaseThread, alias: str) -> None:
+        self._lease_thread = lease_thread
         self._alias = alias
         self._waiting: dict[int, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
@@ -166,9 +166,9 @@ class Bell:
         """Wait until the lease is given back, but no longer than so many seconds."""
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._listen())
-        rung = self._waiting.setdefault(key, asyncio.Event())
+        woken = self._waiting.setdefault(key, asyncio.Event())
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(rung.wait(), seconds)
+            await asyncio.wait_for(woken.wait(), seconds)
 
     def stop(self) -> None:
         """Listen no more: nobody waits."""
@@ -180,19 +180,19 @@ class Bell:
     async def _listen(self) -> None:
         while True:
             with suppress(DatabaseFailure):
-                async with self._keeper.session(self._alias) as session:
+                async with self._lease_thread.session(self._alias) as session:
                     await session.send(f"LISTEN {CHANNEL}")
                     # What was given back before we listened was not heard.
-                    self._ring_all()
+                    self._wake_all()
                     async for payload in session.notifications():
-                        self._ring(payload)
+                        self._wake(payload)
             await asyncio.sleep(LISTEN_AGAIN)
 
-    def _ring(self, payload: str) -> None:
+    def _wake(self, payload: str) -> None:
         with suppress(KeyError, ValueError):
             self._waiting.pop(int(payload)).set()
 
-    def _ring_all(self) -> None:
+    def _wake_all(self) -> None:
         while self._waiting:
             self._waiting.popitem()[1].set()
 
@@ -210,29 +210,29 @@ def refuse_greenlets() -> None:
         )
 
 
-_keeper: Keeper | None = None
+_lease_thread: LeaseThread | None = None
 _guard = threading.Lock()
 #: Kept, for nobody may close a loop whose selector is the parent's as well.
-_of_parents: list[Keeper] = []
+_inherited: list[LeaseThread] = []
 
 
-def keeper() -> Keeper:
+def lease_thread() -> LeaseThread:
     """Return this process's keeper, and start it if there is none. Raises ``ConfigurationError`` under gevent."""
-    global _keeper
+    global _lease_thread
     with _guard:
-        if _keeper is None:
+        if _lease_thread is None:
             refuse_greenlets()
-            _keeper = Keeper()
-        return _keeper
+            _lease_thread = LeaseThread()
+        return _lease_thread
 
 
 def _forget_after_fork() -> None:
     # The thread stayed behind, and its sessions are the parent's.
-    global _keeper, _guard
-    parents, _keeper, _guard = _keeper, None, threading.Lock()
+    global _lease_thread, _guard
+    parents, _lease_thread, _guard = _lease_thread, None, threading.Lock()
     if parents is not None:
-        _of_parents.append(parents)
-        parents.leave_behind()
+        _inherited.append(parents)
+        parents.mark_inherited()
 
 
 if hasattr(os, "register_at_fork"):

@@ -27,7 +27,7 @@ from django_pglock import (
     semaphore,
     try_lock,
 )
-from django_pglock.locks.coroutine_sessions import places_for
+from django_pglock.locks.coroutine_sessions import lock_sessions_for
 from django_pglock.models import AdvisoryLock
 from tests.db.locks.test_api import somebody as somebody  # a fixture
 
@@ -218,7 +218,7 @@ def test_a_wait_that_is_cut_short_while_it_connects_leaves_no_session():
                 await (await coming).release()
             except asyncio.CancelledError as error:
                 kept.append(error)  # Python would close what only its frames know, sooner or later
-        places_for("default").close_idle()
+        lock_sessions_for("default").close_idle()
         await until(lambda: _is(asessions, before), "a session is left")
 
     asyncio.run(main())
@@ -289,14 +289,14 @@ def test_the_event_loop_goes_on_while_a_coroutine_waits(somebody):
 
 
 def test_a_loop_that_has_ended_is_forgotten():
-    from django_pglock.locks.coroutine_sessions import _of_loops
+    from django_pglock.locks.coroutine_sessions import _by_loop
 
     async def main():
         await asyncio.gather(*[lock("a")(_nothing)() for _ in range(3)])
 
     for _ in range(3):
         asyncio.run(main())
-    assert len(_of_loops) == 0
+    assert len(_by_loop) == 0
 
 
 async def _nothing():

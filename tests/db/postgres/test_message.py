@@ -8,8 +8,8 @@ from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from django_pglock import LockNotAvailable, lock, try_lock
-from django_pglock.locks.held_locks import holds_of
-from django_pglock.postgres.message import is_djangos_alone
+from django_pglock.locks.session_locks import session_locks_of
+from django_pglock.postgres.message import is_plain_django
 from django_pglock.postgres.sessions import dedicated_connection
 from tests.db.locks.test_api import advisory_rows
 from tests.db.locks.test_api import somebody as somebody  # a fixture
@@ -59,22 +59,22 @@ def test_a_backend_with_a_cursor_of_its_own_sees_every_statement(with_backend):
     with lock("a", timeout=1):
         pass
     assert Counting.seen == 2
-    assert not is_djangos_alone(mine)
+    assert not is_plain_django(mine)
 
 
 def test_a_backend_that_changes_something_else_is_as_fast_as_djangos(with_backend):
     mine = with_backend(Plain)
     with lock("a"):
-        assert is_djangos_alone(mine)
+        assert is_plain_django(mine)
 
 
 @pytest.mark.parametrize("name", ["cursor", "_cursor", "create_cursor", "make_cursor"])
 def test_a_patched_connection_is_noticed(monkeypatch, name):
     connection = connections["default"]
     connection.ensure_connection()
-    assert is_djangos_alone(connection)
+    assert is_plain_django(connection)
     monkeypatch.setattr(connection, name, getattr(connection, name))
-    assert not is_djangos_alone(connection)
+    assert not is_plain_django(connection)
 
 
 def test_a_patched_cursor_class_is_noticed(monkeypatch):
@@ -82,7 +82,7 @@ def test_a_patched_cursor_class_is_noticed(monkeypatch):
     connection.ensure_connection()
     original = CursorWrapper.execute
     monkeypatch.setattr(CursorWrapper, "execute", lambda self, sql, params=None: original(self, sql, params))
-    assert not is_djangos_alone(connection)
+    assert not is_plain_django(connection)
 
 
 def test_one_wrapper_for_ever_below_all_others():
@@ -176,4 +176,4 @@ def test_sessions_of_our_own_are_read_committed_whatever_the_role_says():
 def test_nothing_is_kept_for_a_connection_that_holds_nothing():
     with lock("a"):
         pass
-    assert not holds_of(connections["default"])
+    assert not session_locks_of(connections["default"])

@@ -14,8 +14,8 @@ from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import Lease, LockError, LockKeyError, LockLost, LockNotAvailable, leader, signals
-from django_pglock.locks.leases import holder as tenure
-from django_pglock.locks.leases import thread as keepers
+from django_pglock.locks.leases import holder as holder
+from django_pglock.locks.leases import thread as thread
 from django_pglock.models import Lease as Row
 from tests.db.locks.test_api import Somebody
 from tests.db.locks.test_api import somebody as somebody  # a fixture
@@ -160,10 +160,10 @@ def test_one_that_is_to_last_for_less_is_renewed_sooner():
 
 def test_a_holder_that_died_is_followed_when_its_time_is_over(monkeypatch):
     """As soon as it ends, not at the next look, which would come after the timeout."""
-    monkeypatch.setattr("django_pglock.locks.leases.holder.LOOK_AGAIN", 600.0)
+    monkeypatch.setattr("django_pglock.locks.leases.holder.POLL_INTERVAL", 600.0)
     with Lease("a", ttl=60) as lease:
         pass
-    Row.objects.update(released_at=None, expires_at=now() + timedelta(seconds=2), holder=lease._tenure._holder)
+    Row.objects.update(released_at=None, expires_at=now() + timedelta(seconds=2), holder=lease._lease_holder._holder)
     with pytest.raises(LockNotAvailable), Lease("a", ttl=5):
         pass
     with Lease("a", ttl=60, timeout=20) as lease:
@@ -236,12 +236,12 @@ def test_a_leader_steps_down_at_the_first_doubt(somebody):
 
 def test_a_stopped_holder_looks_at_the_clock_before_its_keeper_does():
     with pytest.raises(LockLost), Lease("a", ttl=60) as lease:
-        lease._tenure._deadline = tenure.elapsed()
+        lease._lease_holder._deadline = holder.boottime()
         assert not lease
         assert not lease.is_held
         with pytest.raises(LockLost):
             lease.assert_held()
-        lease._tenure._lose("test")
+        lease._lease_holder._lose("test")
 
 
 def test_the_token_keeps_out_what_a_holder_writes_too_late():
@@ -263,7 +263,7 @@ def test_the_token_keeps_out_what_a_holder_writes_too_late():
 
 def test_who_waits_is_woken_when_the_leader_resigns(in_threads, monkeypatch):
     """By a notification: the next look would come when the lease ends."""
-    monkeypatch.setattr("django_pglock.locks.leases.holder.LOOK_AGAIN", 600.0)
+    monkeypatch.setattr("django_pglock.locks.leases.holder.POLL_INTERVAL", 600.0)
     elected, resigned, entered = threading.Event(), [], []
 
     def lead(number):
@@ -360,7 +360,7 @@ def test_a_cancelled_candidate_leaves_no_lease(eventually):
 
 def test_an_answer_that_is_lost_leaves_no_lease(somebody, monkeypatch):
     """Without a ttl, a lease that was taken by a statement whose answer never came would be held for ever."""
-    ask = keepers.Keeper.ask
+    ask = thread.LeaseThread.ask
 
     async def cut(self, alias, statement, params, **options):
         row = await ask(self, alias, statement, params, **options)
@@ -368,7 +368,7 @@ def test_an_answer_that_is_lost_leaves_no_lease(somebody, monkeypatch):
             raise DatabaseError("the connection was cut")
         return row
 
-    monkeypatch.setattr(keepers.Keeper, "ask", cut)
+    monkeypatch.setattr(thread.LeaseThread, "ask", cut)
     with pytest.raises(DatabaseError, match="cut"), Lease("a"):
         pass
     monkeypatch.undo()
@@ -421,8 +421,8 @@ def _is_held():
 
 
 def test_the_bodys_own_exception_is_kept_when_the_lease_cannot_be_given_back(monkeypatch, caplog):
-    monkeypatch.setattr(tenure, "GIVE_BACK_AGAIN", ())
-    monkeypatch.setattr(tenure, "GIVE_BACK", "SELECT 1 / 0")
+    monkeypatch.setattr(holder, "RELEASE_RETRY_DELAYS", ())
+    monkeypatch.setattr(holder, "RELEASE", "SELECT 1 / 0")
 
     async def main():
         with pytest.raises(ZeroDivisionError, match="mine"):
@@ -439,16 +439,16 @@ def test_the_bodys_own_exception_is_kept_when_the_lease_cannot_be_given_back(mon
 
 def test_the_time_in_which_the_machine_sleeps_counts(monkeypatch):
     with pytest.raises(LockLost), Lease("a", ttl=30) as lease:
-        before = tenure.elapsed
-        monkeypatch.setattr(tenure, "elapsed", lambda: before() + 31)
+        before = holder.boottime
+        monkeypatch.setattr(holder, "boottime", lambda: before() + 31)
         assert not lease
         with pytest.raises(LockLost):
             lease.assert_held()
         monkeypatch.undo()
-        lease._tenure._lose("test")
+        lease._lease_holder._lose("test")
     if hasattr(time, "CLOCK_BOOTTIME"):
         monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 5.0}.__getitem__)
-        assert tenure.elapsed() == 5.0
+        assert holder.boottime() == 5.0
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

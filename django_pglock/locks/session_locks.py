@@ -47,21 +47,21 @@ _LATER = re.compile(r";\s*(?:COMMIT|END|ROLLBACK|ABORT)\b", re.IGNORECASE)
 RETRY, LONGEST_RETRY = 0.02, 1.0
 
 
-class State(Enum):
+class RecordState(Enum):
     """What is known of a hold."""
 
-    ASKED = "asked"  # the answer is not known: it may be held
+    REQUESTED = "asked"  # the answer is not known: it may be held
     HELD = "held"
-    OVER = "over"
+    ENDED = "over"
 
 
-class Hold:
+class LockRecord:
     """The locks of one acquire. ``raw`` is the psycopg connection of the session that has them."""
 
-    __slots__ = ("comment", "holds", "owner", "queue", "raw", "request", "scope", "state")
+    __slots__ = ("comment", "locks", "owner", "queue", "raw", "request", "scope", "state")
 
-    def __init__(self, holds: Holds, request: Request, scope: str, raw: Any, owner: Any = None) -> None:
-        self.holds = holds
+    def __init__(self, locks: SessionLocks, request: Request, scope: str, raw: Any, owner: Any = None) -> None:
+        self.locks = locks
         self.request = request
         self.scope = scope
         self.raw = raw
@@ -69,7 +69,7 @@ class Hold:
         self.owner = owner
         #: A semaphore's queue, if its lock is one of the session.
         self.queue: Key | None = None
-        self.state = State.ASKED
+        self.state = RecordState.REQUESTED
         #: Names its locks in the statements that its session sends meanwhile.
         self.comment = statements.comment(request.keys)
 
@@ -79,21 +79,21 @@ class Hold:
         return self.request.numbers
 
     @property
-    def what_may_stay(self) -> Request | None:
+    def left_after_error(self) -> Request | None:
         """What of it would stay with the session after an error: no transaction takes it along."""
         keys = self.request.keys if self.scope == "session" else ()
-        if self.queue is not None and self.state is State.ASKED:
+        if self.queue is not None and self.state is RecordState.REQUESTED:
             keys += (self.queue,)
         return self.request._replace(keys=keys) if keys else None
 
 
-class Holds:
+class SessionLocks:
     """The holds of one session, the oldest first, with the savepoints of its transaction in between."""
 
     # What several threads change at once is changed by single operations of lists, which are atomic.
 
     def __init__(self) -> None:
-        self._all: list[Hold | str] = []
+        self._all: list[LockRecord | str] = []
         #: The psycopg connection that has them.
         self._raw: Any = None
         #: Whether some of them may be the transaction's.
@@ -101,47 +101,47 @@ class Holds:
         #: The session's idle limits as they were before the first ``max_hold``.
         self._limits: Sequence[str] = ()
         #: Holds that could not be freed in the moment in which they had to be. ``free_what_is_due`` frees them.
-        self.due: list[Hold] = []
+        self.pending: list[LockRecord] = []
 
     def __bool__(self) -> bool:
-        return bool(self._all or self.due)
+        return bool(self._all or self.pending)
 
-    def current(self, connection: DatabaseWrapper) -> list[Hold]:
+    def records(self, connection: DatabaseWrapper) -> list[LockRecord]:
         """Return what is held, or may be."""
-        self.forget_what_is_over(connection)
-        return [each for each in self._all if isinstance(each, Hold)]
+        self.drop_ended(connection)
+        return [each for each in self._all if isinstance(each, LockRecord)]
 
-    def numbers(self, connection: DatabaseWrapper, *, without: Hold | None = None) -> frozenset[int]:
+    def numbers(self, connection: DatabaseWrapper, *, without: LockRecord | None = None) -> frozenset[int]:
         """Return the numbers of the locks that are held, or may be."""
         return frozenset(
-            [number for hold in self.current(connection) if hold is not without for number in hold.numbers]
+            [number for record in self.records(connection) if record is not without for number in record.numbers]
         )
 
-    def add(self, hold: Hold, connection: DatabaseWrapper) -> None:
+    def add(self, record: LockRecord, connection: DatabaseWrapper) -> None:
         """Note a hold, before it is asked for."""
         if self._all:
-            self.forget_what_is_over(connection)
-        self._raw = hold.raw
-        self._has_transaction = self._has_transaction or hold.scope == "transaction"
-        self._all.append(hold)
+            self.drop_ended(connection)
+        self._raw = record.raw
+        self._has_transaction = self._has_transaction or record.scope == "transaction"
+        self._all.append(record)
 
-    def remove(self, hold: Hold) -> None:
+    def remove(self, record: LockRecord) -> None:
         """Note that nothing of a hold is held any more."""
-        self._drop(hold)
+        self._drop(record)
         # Last: an exception that comes before finds something to clean up.
-        hold.state = State.OVER
+        record.state = RecordState.ENDED
 
-    def _drop(self, each: Hold | str) -> None:
+    def _drop(self, each: LockRecord | str) -> None:
         try:  # noqa: SIM105 - suppress() would cost each lock three calls
             self._all.remove(each)
         except ValueError:
             pass
 
-    def comment(self, *, without: Hold | None = None) -> str:
+    def comment(self, *, without: LockRecord | None = None) -> str:
         """Return comments that name what is held; the latest, if that is much."""
         names: list[str] = []
         for each in reversed(self._all):
-            if each is not without and isinstance(each, Hold):
+            if each is not without and isinstance(each, LockRecord):
                 names.append(each.comment)
                 if len(names) == statements.MOST_NAMES:
                     break
@@ -149,7 +149,7 @@ class Holds:
 
     # Ends that nobody announces
 
-    def forget_what_is_over(self, connection: DatabaseWrapper) -> None:
+    def drop_ended(self, connection: DatabaseWrapper) -> None:
         """Forget the locks of a session that was closed, and of a transaction that has ended."""
         if not self._all:
             return
@@ -157,9 +157,11 @@ class Holds:
             self._end(lambda each: True)
         elif self._has_transaction and self._raw.pgconn.transaction_status == TransactionStatus.IDLE:
             self._end(_is_of_transaction)
-            self._has_transaction = any(isinstance(each, Hold) and each.scope == "transaction" for each in self._all)
+            self._has_transaction = any(
+                isinstance(each, LockRecord) and each.scope == "transaction" for each in self._all
+            )
 
-    def _end(self, is_over: Callable[[Hold], bool], *, behind: int = 0) -> None:
+    def _end(self, is_over: Callable[[LockRecord], bool], *, behind: int = 0) -> None:
         """Forget savepoints, and the holds of which something is true."""
         for each in self._all[behind:]:
             if isinstance(each, str):
@@ -167,7 +169,7 @@ class Holds:
             elif is_over(each):
                 self.remove(each)
 
-    def note_statement(self, sql: str) -> None:
+    def track_statement(self, sql: str) -> None:
         """Follow the savepoints of the caller's transaction, as far as they matter for what is held."""
         if not self._has_transaction:
             return
@@ -176,9 +178,9 @@ class Holds:
             # Of a text with several statements it is not known how far they came.
             self._end(_is_of_transaction)
         elif found is not None:
-            self._note_savepoint(found["verb"].upper(), _folded(found["name"]))
+            self._track_savepoint(found["verb"].upper(), _folded(found["name"]))
 
-    def _note_savepoint(self, verb: str, name: str) -> None:
+    def _track_savepoint(self, verb: str, name: str) -> None:
         if name == statements.SAVEPOINT:
             return
         if verb == "SAVEPOINT":
@@ -193,75 +195,79 @@ class Holds:
 
     # How long the session may be idle
 
-    def note_limits(self, hold: Hold, before: Sequence[str]) -> None:
+    def remember_limits(self, record: LockRecord, before: Sequence[str]) -> None:
         """Remember the session's limits as they were before the first hold with a limit of its own."""
-        if not any(each.request.max_hold is not None for each in self._others(hold)):
+        if not any(each.request.max_hold is not None for each in self._others(record)):
             self._limits = before
 
-    def limits_after(self, hold: Hold) -> Sequence[str]:
+    def limits_without(self, record: LockRecord) -> Sequence[str]:
         """Return the limits to set when a hold is freed: those of the others, or those from before."""
-        if hold.request.max_hold is None:
+        if record.request.max_hold is None:
             return ()
-        others = [each.request.max_hold for each in self._others(hold) if each.request.max_hold is not None]
+        others = [each.request.max_hold for each in self._others(record) if each.request.max_hold is not None]
         return [f"{min(others)}ms"] * 2 if others else self._limits
 
-    def _others(self, hold: Hold) -> list[Hold]:
-        return [each for each in self._all if isinstance(each, Hold) and each is not hold and each.scope == "session"]
+    def _others(self, record: LockRecord) -> list[LockRecord]:
+        return [
+            each
+            for each in self._all
+            if isinstance(each, LockRecord) and each is not record and each.scope == "session"
+        ]
 
     # Freeing from elsewhere
 
-    def free_from_elsewhere(self, hold: Hold) -> None:
+    def free_from_any_thread(self, record: LockRecord) -> None:
         """Free a session lock whose owner is gone: from any thread, in the middle of anything, waiting for nothing.
 
         If the session is in use at this moment, its user frees the lock right after, or else an alarm does.
         """
-        if hold.state is not State.OVER and hold not in self.due:
-            self.due.append(hold)
-            self.free_what_is_due()
-            if self.due:
+        if record.state is not RecordState.ENDED and record not in self.pending:
+            self.pending.append(record)
+            self.free_pending()
+            if self.pending:
                 call_later(RETRY, self._retry, 2 * RETRY)
 
     def _retry(self, pause: float) -> None:
-        self.free_what_is_due()
-        if self.due:
+        self.free_pending()
+        if self.pending:
             call_later(pause, self._retry, min(2 * pause, LONGEST_RETRY))
 
-    def free_what_is_due(self) -> None:
+    def free_pending(self) -> None:
         """Free what could not be freed before, if the session is at rest now. Several threads may come here at once."""
-        for _ in range(len(self.due)):
+        for _ in range(len(self.pending)):
             try:
-                hold = self.due.pop(0)
+                record = self.pending.pop(0)
             except IndexError:
                 return
-            if hold.state is State.OVER or self._free_now(hold):
-                self.remove(hold)
+            if record.state is RecordState.ENDED or self._free_now(record):
+                self.remove(record)
             else:
-                self.due.append(hold)
+                self.pending.append(record)
 
-    def _free_now(self, hold: Hold) -> bool:
-        if has_ended(hold.raw):
+    def _free_now(self, record: LockRecord) -> bool:
+        if has_ended(record.raw):
             return True
-        statement = self._to_free(hold)
+        statement = self._to_free(record)
         try:
-            return statement is None or exchange_unless_used(hold.raw, statement)
+            return statement is None or exchange_unless_used(record.raw, statement)
         except PsycopgError:
             # What it holds cannot be known any more. Without the session nothing is held.
-            shut(hold.raw)
+            shut(record.raw)
             return True
 
-    def _to_free(self, hold: Hold) -> str | None:
-        if hold.state is State.HELD and hold.scope == "session":
-            return statements.free_session(hold.request, self.limits_after(hold))
-        left = hold.what_may_stay
+    def _to_free(self, record: LockRecord) -> str | None:
+        if record.state is RecordState.HELD and record.scope == "session":
+            return statements.free_session(record.request, self.limits_without(record))
+        left = record.left_after_error
         if left is not None:
             # How often the session has what others hold here as well cannot be asked.
-            others = [each for each in self._all if isinstance(each, Hold) and each is not hold]
+            others = [each for each in self._all if isinstance(each, LockRecord) and each is not record]
             left = left.without({number for each in others for number in each.numbers})
         return statements.free_if_granted(left) if left is not None and left.keys else None
 
 
-def _is_of_transaction(hold: Hold) -> bool:
-    return hold.scope == "transaction" and hold.state is State.HELD
+def _is_of_transaction(record: LockRecord) -> bool:
+    return record.scope == "transaction" and record.state is RecordState.HELD
 
 
 def _folded(name: str) -> str:
@@ -269,60 +275,60 @@ def _folded(name: str) -> str:
     return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
 
 
-_ATTRIBUTE = "_django_pglock_holds"
+_ATTRIBUTE = "_django_pglock_locks"
 
 
-def holds_of(connection: DatabaseWrapper) -> Holds:
+def session_locks_of(connection: DatabaseWrapper) -> SessionLocks:
     """Return what the session of a Django connection holds."""
-    holds: Holds | None = connection.__dict__.get(_ATTRIBUTE)
-    if holds is None:
-        holds = connection.__dict__[_ATTRIBUTE] = Holds()
-        watch(connection)
-    elif holds.due:
-        holds.free_what_is_due()
-    return holds
+    locks: SessionLocks | None = connection.__dict__.get(_ATTRIBUTE)
+    if locks is None:
+        locks = connection.__dict__[_ATTRIBUTE] = SessionLocks()
+        install_wrapper(connection)
+    elif locks.pending:
+        locks.free_pending()
+    return locks
 
 
-def keep_from_pool(connection: DatabaseWrapper) -> None:
+def keep_out_of_pool(connection: DatabaseWrapper) -> None:
     """See to it that a session of Django's pool does not go back there with a lock, to be the next user's."""
     if connection.settings_dict["OPTIONS"].get("pool"):
         connection.close = partial(_close_pooled, connection)  # type: ignore[method-assign]
 
 
 def _close_pooled(connection: DatabaseWrapper) -> None:
-    holds = holds_of(connection)
-    if connection.connection is not None and any(hold.scope == "session" for hold in holds.current(connection)):
+    locks = session_locks_of(connection)
+    if connection.connection is not None and any(record.scope == "session" for record in locks.records(connection)):
         # The pool will see that, and open another.
         connection.connection.close()
     connection.__dict__.pop("close", None)
     connection.close()
 
 
-def watch(connection: Any, **kwargs: Any) -> None:
+def install_wrapper(connection: Any, **kwargs: Any) -> None:
     """Install the wrapper, below all others and once."""
-    if connection.vendor == "postgresql" and _watch not in connection.execute_wrappers:
-        connection.execute_wrappers.insert(0, _watch)
+    if connection.vendor == "postgresql" and _wrapper not in connection.execute_wrappers:
+        connection.execute_wrappers.insert(0, _wrapper)
 
 
-def _watch(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+def _wrapper(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
     connection = context["connection"]
-    holds: Holds | None = connection.__dict__.get(_ATTRIBUTE)
-    if not holds:
+    locks: SessionLocks | None = connection.__dict__.get(_ATTRIBUTE)
+    if not locks:
         return execute(sql, params, many, context)
-    if holds.due:
-        holds.free_what_is_due()
-    holds.forget_what_is_over(connection)
+    if locks.pending:
+        locks.free_pending()
+    locks.drop_ended(connection)
     try:
-        result = execute(_named(sql, holds.comment(), connection), params, many, context)
+        result = execute(_with_names(sql, locks.comment(), connection), params, many, context)
     finally:
-        if holds.due:
-            holds.free_what_is_due()
-    if holds:
-        holds.note_statement(sql if isinstance(sql, str) else sql.as_string(connection.connection))
+        if locks.pending:
+            locks.free_pending()
+    if locks:
+        locks.track_statement(sql if isinstance(sql, str) else sql.as_string(connection.connection))
     return result
 
 
-def _named(sql: Any, names: str, connection: Any) -> Any:
+def _with_names(sql: Any, names: str, connection: Any) -> Any:
     """Add the names of what is held to a statement, for pg_stat_activity shows a session's last one.
 
     A comment that is there already stays the first one: it may be a hint for the planner. Other wrappers may look at
@@ -333,5 +339,5 @@ def _named(sql: Any, names: str, connection: Any) -> Any:
     return names + sql if len(connection.execute_wrappers) == 1 else f"{sql} {names}"
 
 
-OWN_WRAPPERS.append(_watch)
-connection_created.connect(watch, dispatch_uid="django_pglock.locks.held_locks")
+OWN_WRAPPERS.append(_wrapper)
+connection_created.connect(install_wrapper, dispatch_uid="django_pglock.locks.held_locks")
