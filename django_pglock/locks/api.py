@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, o
 
 from django_pglock.errors import LockKeyError, LockNotAvailable
 from django_pglock.keys import Key, key_of, make_key, name_of
-from django_pglock.locks.async_handle import AsyncHandle, AsyncSlotHandle
+from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.context_decorator import ContextDecorator
-from django_pglock.locks.handle import Handle, SlotHandle
+from django_pglock.locks.handle import Handle
 from django_pglock.locks.options import OnBusy, Options, Timeout, checked_max_hold, checked_scope, to_seconds
+from django_pglock.locks.semaphore_handles import AsyncSlotHandle, SlotHandle
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

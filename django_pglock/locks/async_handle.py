@@ -18,18 +18,7 @@ from django.db import Error as DatabaseFailure
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
-from django_pglock.locks import statements
-from django_pglock.locks.base_handle import BaseHandle, Slots, first_line
-from django_pglock.locks.conversation import (
-    END_SESSION,
-    Busy,
-    Row,
-    Steps,
-    free_after_error,
-    run_steps_async,
-    take,
-    take_slot,
-)
+from django_pglock.locks.base_handle import BaseHandle, first_line
 from django_pglock.locks.coroutine_sessions import (
     FIRST_LOOK,
     LONGEST_PAUSE,
@@ -39,6 +28,9 @@ from django_pglock.locks.coroutine_sessions import (
 )
 from django_pglock.locks.options import Options, Request
 from django_pglock.locks.session_locks import LockRecord, RecordState
+from django_pglock.locks.statements.session_scope import acquire_session_locks, free_after_error, free_session_locks
+from django_pglock.locks.statements.steps import END_SESSION, Busy, Row, Steps, run_steps_async
+from django_pglock.locks.statements.transaction_scope import BEGIN, acquire_transaction_locks
 from django_pglock.postgres.connections import shut
 
 
@@ -189,7 +181,7 @@ class AsyncHandle(BaseHandle):
 
     async def _ask_in_transaction(self, lock_session: LockSession, record: LockRecord) -> Row | None:
         """Ask in the session's transaction, which the first lock begins in the same message."""
-        begin = iter([statements.BEGIN] if self._is_outermost else [])
+        begin = iter([BEGIN] if self._is_outermost else [])
 
         async def send(statement: str) -> Row | None:
             return await self._send(lock_session, record, next(begin, "") + statement)
@@ -202,7 +194,9 @@ class AsyncHandle(BaseHandle):
             raise
 
     def _steps(self, record: LockRecord) -> Steps:
-        return take(record.request, self.scope)
+        if record.scope == "transaction":
+            return acquire_transaction_locks(record.request)
+        return acquire_session_locks(record.request)
 
     async def _free_after_error(self, lock_session: LockSession, record: LockRecord) -> None:
         """See to it that nothing remains. The end of a session's transaction, broken or not, is that of the session."""
@@ -277,7 +271,7 @@ class AsyncHandle(BaseHandle):
         try:
             if self.scope == "session":
                 row = await self._send(
-                    lock_session, record, statements.free_session(record.request, record.locks.limits_without(record))
+                    lock_session, record, free_session_locks(record.request, record.locks.limits_without(record))
                 )
                 return None if row and row[0] else "PostgreSQL says that this session did not hold it"
             if lock_session.lock_count == 1:
@@ -315,13 +309,3 @@ class AsyncHandle(BaseHandle):
         except RuntimeError:
             if not self._lock_session.is_shared:
                 self._lock_session.session.end()
-
-
-class AsyncSlotHandle(Slots, AsyncHandle):
-    """One of several slots of a semaphore. ``key`` is the slot's once it is held."""
-
-    def _may_ask(self, lock_session: LockSession, request: Request) -> bool:
-        return bool(self.request.without(lock_session.locks.numbers(lock_session.session.connection)).keys)
-
-    def _steps(self, record: LockRecord) -> Steps:
-        return take_slot(record.request, record.scope, self._queue, inside=record.scope == "transaction")

@@ -10,12 +10,11 @@ from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar
 
 from django_pglock import signals
-from django_pglock.conf import get_settings, key_function
-from django_pglock.errors import LockError, LockLost, LockNotAvailable, LockScopeError
+from django_pglock.conf import get_settings
+from django_pglock.errors import LockLost, LockNotAvailable, LockScopeError
 from django_pglock.keys import Key
 from django_pglock.locks.options import Options, Request
 from django_pglock.locks.session_locks import LockRecord, RecordState
-from django_pglock.locks.statements import comment
 from django_pglock.postgres import forking
 
 logger = logging.getLogger("django_pglock.locks")
@@ -206,37 +205,6 @@ class BaseHandle:
 
     def _scope_error(self, reason: str) -> LockScopeError:
         return LockScopeError(f"Lock {self.name!r} was not taken: {reason}.", name=self.name, key=self.key)
-
-
-class Slots:
-    """What makes one of several keys of a handle: the slot of a semaphore that was granted."""
-
-    request: Request
-    key: int
-
-    @property
-    def name(self) -> str:
-        """The semaphore's name; each slot's has a number behind it."""
-        return self.request.keys[0].name.rpartition("#")[0]
-
-    def _build_request(self, mine: Callable[[], AbstractSet[int]]) -> Request:
-        # PostgreSQL would grant its own session the same slot again, and the count would be wrong.
-        slots = self.request.without(mine())
-        if not slots.keys:
-            raise LockError(
-                f"All slots of {self.name!r} are held by this session itself.", name=self.name, key=self.key
-            )
-        return slots
-
-    def _note_granted(self, record: LockRecord, row: Sequence[Any]) -> None:
-        self.request = record.request = self.request.only(row[0])
-        record.comment = comment(record.request.keys)
-
-    @property
-    def _queue(self) -> Key:
-        """The lock for which all who wait queue up."""
-        name = f"{self.name}#queue"
-        return Key(name, key_function()(name))
 
 
 def first_line(error: BaseException) -> str:

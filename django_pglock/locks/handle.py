@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error as DatabaseFailure
-from django.db import connections, transaction
+from django.db import connections
 from django.utils.asyncio import async_unsafe
 from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
@@ -25,26 +25,17 @@ from psycopg.pq import TransactionStatus
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
-from django_pglock.locks import statements
-from django_pglock.locks.base_handle import BaseHandle, Slots, first_line
-from django_pglock.locks.conversation import (
-    END_SESSION,
-    Busy,
-    Row,
-    StaleSnapshot,
-    Steps,
-    free_after_error,
-    run_steps,
-    take,
-    take_slot,
-)
+from django_pglock.locks.base_handle import BaseHandle, first_line
 from django_pglock.locks.options import Options
+from django_pglock.locks.own_transaction import OwnTransaction
 from django_pglock.locks.session_locks import LockRecord, RecordState, SessionLocks, keep_out_of_pool, session_locks_of
+from django_pglock.locks.statements.session_scope import acquire_session_locks, free_after_error, free_session_locks
+from django_pglock.locks.statements.steps import END_SESSION, Busy, Row, StaleSnapshot, Steps, run_steps
+from django_pglock.locks.statements.timeouts import BACK_TO_SAVEPOINT
+from django_pglock.locks.statements.transaction_scope import acquire_transaction_locks
 from django_pglock.postgres.connections import (
     connection_for,
-    end_session,
     ensure_usable,
-    hang_up,
     has_ended,
     has_hung_up,
     in_test_case,
@@ -150,7 +141,9 @@ class Handle(BaseHandle):
         self._note_acquired()
 
     def _steps(self, connection: DatabaseWrapper, record: LockRecord) -> Steps:
-        return take(record.request, record.scope, in_test=record.scope == "session" and connection.in_atomic_block)
+        if record.scope == "transaction":
+            return acquire_transaction_locks(record.request)
+        return acquire_session_locks(record.request, in_test=connection.in_atomic_block)
 
     def _undo(self, connection: DatabaseWrapper, locks: SessionLocks, error: BaseException) -> None:
         """Leave nothing held after an error in the middle."""
@@ -223,7 +216,7 @@ class Handle(BaseHandle):
             record.locks.free_from_any_thread(record)
             return "its connection was closed meanwhile"
         try:
-            row = _send(connection, record, statements.free_session(record.request, locks.limits_without(record)))
+            row = _send(connection, record, free_session_locks(record.request, locks.limits_without(record)))
         except DatabaseFailure as error:
             if not has_hung_up(connection):
                 # The caller's transaction is broken. After its rollback the lock can be freed.
@@ -240,55 +233,6 @@ class Handle(BaseHandle):
         record = self._record
         if record is not None and record.scope == "session":
             record.locks.free_from_any_thread(record)
-
-
-class SlotHandle(Slots, Handle):
-    """One of several slots of a semaphore. ``key`` is the slot's once it is held."""
-
-    def _steps(self, connection: DatabaseWrapper, record: LockRecord) -> Steps:
-        inside = connection.in_atomic_block or in_transaction(connection)
-        if inside:
-            record.queue = self._queue
-        return take_slot(record.request, record.scope, self._queue, inside=inside)
-
-
-class OwnTransaction:
-    """A transaction that a lock opens for itself, and of which nothing is left if an exception comes in between."""
-
-    def __init__(self, connection: DatabaseWrapper) -> None:
-        self._connection = connection
-        self._atomic = transaction.atomic(using=connection.alias)
-        # In a TestCase it is a savepoint of the test's transaction.
-        self._is_outermost = not connection.in_atomic_block
-
-    def begin(self) -> None:
-        """Open it."""
-        self._atomic.__enter__()
-
-    def end(self, error: BaseException | None) -> None:
-        """Commit it, or roll it back if there was an error."""
-        try:
-            if self._connection.atomic_blocks[-1:] == [self._atomic]:
-                self._atomic.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-        finally:
-            if self._is_outermost and not self._is_over():
-                end_session(self._connection)
-
-    def abandon(self, *, is_here: bool) -> None:
-        """End it with its session, because nobody else will end it. ``is_here``: in the thread that opened it."""
-        if not self._is_outermost or self._is_over():
-            return
-        if is_here:
-            end_session(self._connection)
-        else:
-            hang_up(self._connection)
-
-    def _is_over(self) -> bool:
-        connection = self._connection
-        if connection.connection is None:
-            return True
-        is_idle = transaction_status(connection) in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
-        return is_idle and not connection.in_atomic_block and connection.autocommit
 
 
 def _free_after_error(
@@ -321,7 +265,7 @@ def _is_usable_again(connection: DatabaseWrapper) -> bool:
     if transaction_status(connection) != TransactionStatus.INERROR:
         return True
     try:
-        exchange(connection.connection, statements.BACK_TO_SAVEPOINT)
+        exchange(connection.connection, BACK_TO_SAVEPOINT)
     except PsycopgError:
         return False
     return True

@@ -23,8 +23,10 @@ from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
 from django_pglock.keys import Key
-from django_pglock.locks import statements
 from django_pglock.locks.options import Request
+from django_pglock.locks.statements.fragments import MOST_NAMES, comment
+from django_pglock.locks.statements.session_scope import free_if_held, free_session_locks
+from django_pglock.locks.statements.timeouts import SAVEPOINT
 from django_pglock.locks.timer import call_later
 from django_pglock.postgres.connections import has_ended, shut
 from django_pglock.postgres.libpq import exchange_unless_used
@@ -71,7 +73,7 @@ class LockRecord:
         self.queue: Key | None = None
         self.state = RecordState.REQUESTED
         #: Names its locks in the statements that its session sends meanwhile.
-        self.comment = statements.comment(request.keys)
+        self.comment = comment(request.keys)
 
     @property
     def numbers(self) -> frozenset[int]:
@@ -143,7 +145,7 @@ class SessionLocks:
         for each in reversed(self._all):
             if each is not without and isinstance(each, LockRecord):
                 names.append(each.comment)
-                if len(names) == statements.MOST_NAMES:
+                if len(names) == MOST_NAMES:
                     break
         return "".join(reversed(names))
 
@@ -181,7 +183,7 @@ class SessionLocks:
             self._track_savepoint(found["verb"].upper(), _folded(found["name"]))
 
     def _track_savepoint(self, verb: str, name: str) -> None:
-        if name == statements.SAVEPOINT:
+        if name == SAVEPOINT:
             return
         if verb == "SAVEPOINT":
             self._all.append(name)
@@ -257,13 +259,13 @@ class SessionLocks:
 
     def _to_free(self, record: LockRecord) -> str | None:
         if record.state is RecordState.HELD and record.scope == "session":
-            return statements.free_session(record.request, self.limits_without(record))
+            return free_session_locks(record.request, self.limits_without(record))
         left = record.left_after_error
         if left is not None:
             # How often the session has what others hold here as well cannot be asked.
             others = [each for each in self._all if isinstance(each, LockRecord) and each is not record]
             left = left.without({number for each in others for number in each.numbers})
-        return statements.free_if_granted(left) if left is not None and left.keys else None
+        return free_if_held(left) if left is not None and left.keys else None
 
 
 def _is_of_transaction(record: LockRecord) -> bool:
