@@ -151,21 +151,32 @@ class ContextDecorator(Generic[H, A]):
         if hasattr(function, "enqueue"):
             name = getattr(function, "module_path", function)
             raise ConfigurationError(f"{name} is a task: a worker runs only what is inside. Put @task above the lock.")
-        refuse_generators(function)
-        naming = self._naming(function)
         decorate = self._decorate_async if iscoroutinefunction(function) else self._decorate
-        return decorate(function, naming)  # type: ignore[return-value]
+        return decorate(function, self._naming(function))  # type: ignore[return-value]
 
-    def _decorate(self, function: Callable[..., Any], naming: Naming) -> Callable[..., Any]:
+    def _decorate(
+        self, function: Callable[..., Any], naming: Naming, keeps: Callable[[H, Any], bool] | None = None
+    ) -> Callable[..., Any]:
+        """Return a function that calls ``function`` under a handle of its own.
+
+        ``keeps`` gets the handle and the result of a call, and says whether the result keeps the handle from now on.
+        """
+        refuse_generators(function)
+
         @functools.wraps(function)
         def locked(*args: Any, **kwargs: Any) -> Any:
-            handle = self._handle(naming(args, kwargs))
+            parts = naming(args, kwargs)
+            if parts is None:
+                return function(*args, **kwargs)
+            handle = self._handle(parts)
             try:
                 handle.acquire(may_begin=True)
             except LockNotAvailable as busy:
                 return self._answer_busy(busy, args, kwargs)
             try:
                 result = function(*args, **kwargs)
+                if keeps is not None and keeps(handle, result):
+                    return result
             except BaseException as error:
                 handle.release(error)
                 raise
@@ -174,10 +185,18 @@ class ContextDecorator(Generic[H, A]):
 
         return locked
 
-    def _decorate_async(self, function: Callable[..., Any], naming: Naming) -> Callable[..., Any]:
+    def _decorate_async(
+        self, function: Callable[..., Any], naming: Naming, keeps: Callable[[A, Any], bool] | None = None
+    ) -> Callable[..., Any]:
+        """Return a coroutine function; as ``_decorate``."""
+        refuse_generators(function)
+
         @functools.wraps(function)
         async def locked(*args: Any, **kwargs: Any) -> Any:
-            handle = self._async_handle(naming(args, kwargs))
+            parts = naming(args, kwargs)
+            if parts is None:
+                return await function(*args, **kwargs)
+            handle = self._async_handle(parts)
             try:
                 await handle.acquire()
             except LockNotAvailable as busy:
@@ -185,6 +204,8 @@ class ContextDecorator(Generic[H, A]):
                 return await answer if inspect.isawaitable(answer) else answer
             try:
                 result = await function(*args, **kwargs)
+                if keeps is not None and keeps(handle, result):
+                    return result
             except BaseException as error:
                 await handle.release(error)
                 raise
@@ -282,7 +303,8 @@ def _has_field(part: Any) -> bool:
     return any(_has_field(each) for each in part) if isinstance(part, tuple) else isinstance(part, str) and "{" in part
 
 
-Naming = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]]
+#: Makes the parts of the name from the arguments of a call; None for a call that is not locked.
+Naming = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Any, ...] | None"]
 
 
 def _template_naming(function: Callable[..., Any], parts: tuple[Any, ...]) -> Naming:
