@@ -105,3 +105,15 @@ def checked_max_hold(value: Timeout) -> float | None:
     if seconds == 0:
         raise ValueError("max_hold is 0; give seconds above zero, a timedelta, or None for no limit.")
     return seconds
+
+
+#: Three renewals, each with a round trip to the database, must have room in it.
+SHORTEST_TTL = 0.3
+
+
+def checked_ttl(value: Timeout) -> float | None:
+    """Return the argument ``ttl`` in seconds. Raises ``ValueError`` for one that is too short."""
+    seconds = to_seconds(value, name="ttl")
+    if seconds is not None and seconds < SHORTEST_TTL:
+        raise ValueError(f"ttl is {value!r}; give at least {SHORTEST_TTL} s.")
+    return seconds

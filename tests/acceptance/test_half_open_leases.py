@@ -8,8 +8,7 @@ import pytest
 from django.db import connection, connections
 
 from django_pglock import Lease, LockError, leader, lock
-from django_pglock.locks.leases import holder as holder
-from django_pglock.locks.leases import thread as thread
+from django_pglock.locks.leases import holder, thread
 from django_pglock.postgres import libpq
 from tests.proxy import Proxy
 

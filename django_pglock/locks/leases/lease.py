@@ -11,179 +11,14 @@ All times are the database's; clocks of hosts may be wrong.
 
 from __future__ import annotations
 
-import asyncio
-import os
-import socket
-import sys
-import threading
 from typing import Any
 
-from django.utils.asyncio import async_unsafe
-
-from django_pglock.errors import LockError, LockKeyError, model_of
+from django_pglock.errors import LockKeyError
 from django_pglock.keys import Key, make_key, sha256_key
-from django_pglock.locks.base_handle import BaseHandle, first_line, logger
 from django_pglock.locks.context_decorator import ContextDecorator
-from django_pglock.locks.leases.holder import LeaseHolder, LeaseTerms
-from django_pglock.locks.leases.thread import LeaseThread, lease_thread
-from django_pglock.locks.options import OnBusy, Options, Timeout, to_seconds
-from django_pglock.postgres import forking
-
-
-class LeaseHandle(BaseHandle):
-    """A lease that is held. True while it counts as held.
-
-    ``token`` is its fencing token. ``lost`` is a ``threading.Event`` that is set when the lease cannot be counted on
-    any more; a body that runs for long looks at it, or calls ``assert_held()`` before each step.
-    """
-
-    _model = "Lease"
-    _lease_holder: LeaseHolder | None = None
-
-    def __init__(self, key: Key, options: Options, terms: LeaseTerms) -> None:
-        super().__init__([key], options)
-        self.scope = "lease"
-        model_of("Lease")
-        self.owner = terms.owner or f"{socket.gethostname()}:{os.getpid()}"
-        self._lease_thread: LeaseThread = lease_thread()
-        self._lease_holder = LeaseHolder(self._lease_thread, key, self.using, self.owner, terms)
-
-    @property
-    def _own(self) -> LeaseHolder:
-        assert self._lease_holder is not None  # noqa: S101 - set by __init__
-        return self._lease_holder
-
-    @property
-    def is_held(self) -> bool:
-        """Whether it counts as held now."""
-        return self.is_open and not self._own.is_over
-
-    def __del__(self) -> None:
-        if self.is_open and self._generation == forking.generation() and not sys.is_finalizing():
-            logger.warning("Lease %r was given back because its handle was dropped without release().", self.name)
-            self.free_from_any_thread()
-
-    @property
-    def token(self) -> int:  # type: ignore[override]
-        """The fencing token: it grows with each holder."""
-        # Nobody is given a handle that has none yet.
-        return self._own.token or 0
-
-    @property
-    def lost(self) -> threading.Event:
-        """Set when the lease cannot be counted on any more."""
-        return self._own.lost
-
-    @async_unsafe("Taking a lease stops the event loop here. Use 'async with', or await its aacquire().")
-    def acquire(self, *, may_begin: bool = True) -> LeaseHandle:
-        """Take the lease. Raises ``LockNotAvailable`` when it is taken for longer than the timeout."""
-        try:
-            self._note(self._lease_thread.call(self._own.acquire(self.options.timeout)))
-        except BaseException:
-            self.is_open = False
-            self._lease_thread.call(self._own.release_unused())
-            raise
-        return self
-
-    def extend(self, ttl: Timeout = None) -> None:
-        """Let the lease last for ``ttl`` from now on (default: as long as before).
-
-        Raises ``LockLost`` when it is not held any more, ``ValueError`` for a ttl that is too short.
-        """
-        seconds = self._seconds_to_extend(ttl)
-        self._note_extended(self._lease_thread.call(self._own.extend(seconds)))
-
-    def assert_held(self) -> None:
-        """Raise ``LockLost`` if the lease cannot be counted on any more. Asks the server nothing."""
-        self._reason = self._own.reason
-        super().assert_held()
-
-    def _lost_reason(self) -> str:
-        return "" if self.is_held else "it has come to its end"
-
-    def release(self, error: BaseException | None = None) -> None:
-        """Give the lease back. Raises ``LockLost`` and ``LockError`` unless ``error`` is what the body raised."""
-        self._refuse_unless_held()
-        is_inherited = self._lease_thread.is_inherited
-        self._finish(False if is_inherited else self._lease_thread.call(self._own.release()), error)
-
-    def free_from_any_thread(self) -> None:
-        self.is_open = False
-        if not self._lease_thread.is_inherited:
-            self._lease_thread.start(self._own.release_unused())
-
-    # What both kinds of handle do here
-
-    def _note(self, is_granted: bool) -> None:
-        self.waited = self._own.waited
-        if not is_granted:
-            raise self._busy_error(None)
-        self._note_acquired()
-
-    def _refuse_unless_held(self) -> None:
-        if not self.is_open:
-            raise LockError(f"Lease {self.name!r} is not held.", name=self.name, key=self.key)
-        self.is_open = False
-
-    def _seconds_to_extend(self, ttl: Timeout) -> float | None:
-        seconds = _ttl_of(ttl)
-        if self._lease_thread.is_inherited:
-            raise self._lost_error(self._own.reason)
-        if self._own.ttl is None:
-            raise LockError(f"Lease {self.name!r} has no end to put off.", name=self.name, key=self.key)
-        self.assert_held()
-        return seconds
-
-    def _note_extended(self, is_held: bool) -> None:
-        if not is_held:
-            raise self._lost_error(self._own.reason)
-
-    def _finish(self, was_ours: bool | Exception, error: BaseException | None) -> None:
-        """Say what came of giving it back. ``error`` is the body's own exception, which is not replaced by another."""
-        if isinstance(was_ours, Exception):
-            failed = self._failed(was_ours)
-            if error is None:
-                raise failed from was_ours
-            logger.error("%s", failed)
-        elif not was_ours or self.lost.is_set():
-            self._report_lost(self._own.reason or "the database says that it has come to its end", error)
-        self._note_released()
-
-    def _failed(self, error: Exception) -> LockError:
-        ttl = self._own.ttl
-        rest = "has to be freed by hand" if ttl is None else f"ends by itself within {ttl:g} s"
-        text = f"Lease {self.name!r} could not be given back ({first_line(error)}); it {rest}."
-        return LockError(text, name=self.name, key=self.key)
-
-
-class AsyncLeaseHandle(LeaseHandle):
-    """A lease that a coroutine holds. The event loop never waits for the database."""
-
-    async def acquire(self) -> AsyncLeaseHandle:  # type: ignore[override]
-        """Take the lease; as ``LeaseHandle.acquire``."""
-        try:
-            self._note(await self._lease_thread.acall(self._own.acquire(self.options.timeout)))
-        except BaseException:
-            self.is_open = False
-            await asyncio.shield(self._lease_thread.acall(self._own.release_unused()))
-            raise
-        return self
-
-    async def extend(self, ttl: Timeout = None) -> None:  # type: ignore[override]
-        """Let the lease last for ``ttl`` from now on; as ``LeaseHandle.extend``."""
-        seconds = self._seconds_to_extend(ttl)
-        self._note_extended(await self._lease_thread.acall(self._own.extend(seconds)))
-
-    async def until_lost(self) -> None:
-        """Wait until the lease cannot be counted on any more, or is given back."""
-        if not self._lease_thread.is_inherited:
-            await self._lease_thread.acall(self._own.until_ended())
-
-    async def release(self, error: BaseException | None = None) -> None:  # type: ignore[override]
-        """Give the lease back; as ``LeaseHandle.release``."""
-        self._refuse_unless_held()
-        is_inherited = self._lease_thread.is_inherited
-        self._finish(False if is_inherited else await self._lease_thread.acall(self._own.release()), error)
+from django_pglock.locks.leases.handle import AsyncLeaseHandle, LeaseHandle
+from django_pglock.locks.leases.holder import LeaseTerms
+from django_pglock.locks.options import OnBusy, Options, Timeout, checked_ttl, to_seconds
 
 
 class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
@@ -220,12 +55,11 @@ class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
         on_busy: OnBusy = "raise",
     ) -> None:
         super().__init__(parts, on_busy)
-        seconds = _ttl_of(ttl)
         if not isinstance(owner, str) or "\x00" in owner or any("\ud800" <= each <= "\udfff" for each in owner):
             raise ValueError(f"owner is {owner!r}; give a text without NUL and lone surrogates, which no row holds.")
         self._options = Options(timeout=to_seconds(timeout), using=using)
         self._terms = LeaseTerms(
-            ttl=seconds,
+            ttl=checked_ttl(ttl),
             min_hold=to_seconds(min_hold, name="min_hold") or 0.0,
             owner=owner,
             steps_down=self._steps_down,
@@ -236,10 +70,6 @@ class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
 
     def _async_handle(self, parts: tuple[Any, ...]) -> AsyncLeaseHandle:
         return AsyncLeaseHandle(_key(parts), self._options, self._terms)
-
-
-#: Three renewals, each with a round trip to the database, must have room in it.
-SHORTEST_TTL = 0.3
 
 
 class leader(Lease):  # noqa: N801 - reads like lock
@@ -270,13 +100,6 @@ class leader(Lease):  # noqa: N801 - reads like lock
         if ttl is None:
             raise ValueError("A leader needs a ttl: without one, nobody could follow a leader that died.")
         super().__init__(*parts, ttl=ttl, timeout=timeout, owner=owner, using=using, on_busy=on_busy)
-
-
-def _ttl_of(ttl: Timeout) -> float | None:
-    seconds = to_seconds(ttl, name="ttl")
-    if seconds is not None and seconds < SHORTEST_TTL:
-        raise ValueError(f"ttl is {ttl!r}; give at least {SHORTEST_TTL} s.")
-    return seconds
 
 
 def _key(parts: tuple[Any, ...]) -> Key:

@@ -14,8 +14,7 @@ from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import Lease, LockError, LockKeyError, LockLost, LockNotAvailable, leader, signals
-from django_pglock.locks.leases import holder as holder
-from django_pglock.locks.leases import thread as thread
+from django_pglock.locks.leases import holder, thread
 from django_pglock.models import Lease as Row
 from tests.db.locks.test_api import Somebody
 from tests.db.locks.test_api import somebody as somebody  # a fixture
@@ -163,7 +162,7 @@ def test_a_holder_that_died_is_followed_when_its_time_is_over(monkeypatch):
     monkeypatch.setattr("django_pglock.locks.leases.holder.POLL_INTERVAL", 600.0)
     with Lease("a", ttl=60) as lease:
         pass
-    Row.objects.update(released_at=None, expires_at=now() + timedelta(seconds=2), holder=lease._lease_holder._holder)
+    Row.objects.update(released_at=None, expires_at=now() + timedelta(seconds=2), holder=lease._holder._id)
     with pytest.raises(LockNotAvailable), Lease("a", ttl=5):
         pass
     with Lease("a", ttl=60, timeout=20) as lease:
@@ -236,12 +235,12 @@ def test_a_leader_steps_down_at_the_first_doubt(somebody):
 
 def test_a_stopped_holder_looks_at_the_clock_before_its_keeper_does():
     with pytest.raises(LockLost), Lease("a", ttl=60) as lease:
-        lease._lease_holder._deadline = holder.boottime()
+        lease._holder._deadline = holder.boottime()
         assert not lease
         assert not lease.is_held
         with pytest.raises(LockLost):
             lease.assert_held()
-        lease._lease_holder._lose("test")
+        lease._holder._lose("test")
 
 
 def test_the_token_keeps_out_what_a_holder_writes_too_late():
@@ -445,7 +444,7 @@ def test_the_time_in_which_the_machine_sleeps_counts(monkeypatch):
         with pytest.raises(LockLost):
             lease.assert_held()
         monkeypatch.undo()
-        lease._lease_holder._lose("test")
+        lease._holder._lose("test")
     if hasattr(time, "CLOCK_BOOTTIME"):
         monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 5.0}.__getitem__)
         assert holder.boottime() == 5.0
