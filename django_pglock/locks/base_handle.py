@@ -1,4 +1,4 @@
-"""What every held lock has in common, threads' and coroutines': its names, its times, and what is said of it."""
+"""What the handles of threads and coroutines share: names, times, log records, signals and errors."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from django_pglock.locks.session_locks import LockRecord, RecordState
 from django_pglock.postgres import forking
 
 logger = logging.getLogger("django_pglock.locks")
+#: Why a session lock is lost that another statement has freed.
+NOT_HELD_BY_SESSION = "PostgreSQL says that this session did not hold it"
 
 
 class BaseHandle:
-    """A lock that is asked for, held, and given back. True while it is held.
+    """One use of a lock: acquire, hold, release. True while the lock is held.
 
-    ``waited`` is how many seconds it took to get it. ``token`` is None: only a lease has a fencing token.
+    ``waited`` is how many seconds the acquire took. ``token`` is None: only a lease has a fencing token.
 
-    The handle owns the lock: if it is dropped without ``release()``, the lock is freed, and the log says so.
+    The handle owns the lock: if the handle is dropped without ``release()``, the lock is freed, and the log says so.
     """
 
     token: int | None = None
-    #: Set by ``django_pglock.testing.locks_disabled``: everybody gets every lock, and PostgreSQL is not asked.
+    #: Set by ``django_pglock.testing.locks_disabled``: every acquire succeeds, and PostgreSQL is not asked.
     is_disabled: ClassVar[bool] = False
     #: The model whose rows say who holds it.
     _model = "AdvisoryLock"
-    #: Locks that do not end by themselves.
+    #: Scopes of locks that a dropped handle has to free.
     _scopes_to_free: ClassVar[Sequence[str]] = ("session",)
-    #: Also where the making of a handle failed.
+    #: Here as well, because ``__del__`` runs also where ``__init__`` was interrupted.
     is_open = False
     _generation = 0
     _record: LockRecord | None = None
@@ -47,12 +49,12 @@ class BaseHandle:
         self.scope = ""
         self.waited = 0.0
         self._generation = forking.generation()
-        #: Taken, and not yet given back by its user.
+        #: Acquired, and not yet released by its user.
         self.is_open = False
         self._since = 0.0
         #: Why it was lost, if it was.
         self._reason = ""
-        #: What the session has of it; None until it is asked for.
+        #: What the session knows of the lock; None until it is requested.
         self._record: LockRecord | None = None
 
     def __bool__(self) -> bool:
@@ -64,22 +66,21 @@ class BaseHandle:
             return
         if record in record.locks.pending:
             return
-        # In a process that was forked from the holder's, the lock is the holder's.
+        # In a process that was forked from the holder's, the lock is the parent's.
         if self._generation == forking.generation() and not sys.is_finalizing():
-            self._drop()
+            self._free_dropped()
 
     @property
     def is_held(self) -> bool:
-        """Whether it is held now, as far as can be known without asking the server."""
+        """Whether the lock is held now, as far as can be known without asking the server."""
         return self.is_open
 
     @property
     def is_done(self) -> bool:
-        """Whether it was taken and has been given back."""
+        """Whether the lock was acquired and has been released."""
         return self._since > 0 and not self.is_open
 
-    def _drop(self) -> None:
-        """Free a lock whose handle nobody has any more."""
+    def _free_dropped(self) -> None:
         logger.warning(
             "Lock %r was freed because its handle was dropped without release(); keep the handle for as long as the "
             "lock is needed.",
@@ -88,7 +89,7 @@ class BaseHandle:
         self.free_from_any_thread()
 
     def free_from_any_thread(self) -> None:
-        """Free the lock from any thread or coroutine, waiting for nothing; for owners that cannot release it."""
+        """Free the lock without a wait, in any thread or coroutine, where its own cannot release it."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -101,7 +102,7 @@ class BaseHandle:
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """All numbers, in the order in which they were taken."""
+        """All numbers, in the order in which they are locked."""
         return tuple(key.number for key in self.request.keys)
 
     @property
@@ -111,15 +112,15 @@ class BaseHandle:
 
     @property
     def held_for(self) -> float:
-        """Seconds since it was taken."""
+        """Seconds since the acquire."""
         return time.monotonic() - self._since
 
-    def _build_request(self, mine: Callable[[], AbstractSet[int]]) -> Request:
-        """Return what to ask the server for. ``mine`` returns the numbers that the session has already."""
+    def _build_request(self, held: Callable[[], AbstractSet[int]]) -> Request:
+        """Return what to ask the server for. ``held`` returns the numbers that the session has already."""
         return self.request
 
     def _note_granted(self, record: LockRecord, row: Sequence[Any]) -> None:
-        """Keep what the server answered besides "granted"."""
+        """Remember what the server answered besides "granted"."""
         if self.scope == "session" and self.request.max_hold is not None:
             record.locks.remember_limits(record, row[1:3])
 
@@ -127,7 +128,7 @@ class BaseHandle:
         self.scope = "disabled"
         self._note_acquired()
 
-    # What is said of it
+    # Log records, signals, errors
 
     def _note_acquired(self) -> None:
         self.is_open = True
@@ -149,7 +150,7 @@ class BaseHandle:
             logger.log(level, text, *values, extra={"lock": self.name, "key": self.key, what: seconds})
 
     def _busy_error(self, cause: BaseException | None) -> LockNotAvailable:
-        """Say that it was not to be had, and return the error that says so; ``cause`` is the server's own, if any."""
+        """Report that the lock is busy, and return the error; ``cause`` is the server's own, if it has one."""
         timeout = self.options.timeout
         waited = "" if not timeout else f" for {timeout:g} s"
         error = LockNotAvailable(
@@ -168,7 +169,7 @@ class BaseHandle:
         return error
 
     def _report_lost(self, reason: str, error: BaseException | None) -> None:
-        """Say that it was lost: by ``LockLost``, or only in the log if ``error`` is what ended the body already."""
+        """Report a lost lock: raise ``LockLost``, or only log it if the body has raised ``error`` already."""
         self._reason = reason
         signals.lock_lost.send_robust(type(self), handle=self, held=self.held_for)
         lost = self._lost_error(reason)
@@ -177,7 +178,7 @@ class BaseHandle:
         logger.error("%s", lost)
 
     def assert_held(self) -> None:
-        """Raise ``LockLost`` if the lock was given back or its session is gone. Asks the server nothing."""
+        """Raise ``LockLost`` if the lock was released or its session is gone. Asks the server nothing."""
         if self.scope == "disabled" and self.is_open:
             return
         if not self.is_open and not self._reason and not self.is_held:
@@ -187,7 +188,7 @@ class BaseHandle:
             raise self._lost_error(self._reason or reason)
 
     def _lost_reason(self) -> str:
-        """Return why it is not held any more, as far as can be seen; an empty string if it is held."""
+        """Return why the lock is not held any more, as far as can be seen; an empty string if it is held."""
         raise NotImplementedError
 
     def _lost_error(self, reason: str) -> LockLost:
@@ -208,5 +209,5 @@ class BaseHandle:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the line of an error's message that says what happened; PostgreSQL's have more below it."""
+    """Return the first line of an error's message; PostgreSQL's messages have details below it."""
     return next(iter(str(error).strip().splitlines()), "no answer")

@@ -1,11 +1,12 @@
 """Which session a coroutine's lock is in.
 
-Each coroutine that holds or awaits locks has a session to itself for as long as there are some left, and goes on in the
-same one when it takes another lock; so PostgreSQL sees who waits for whom, and ends a deadlock. There are
-``ASYNC_SESSIONS`` of them in an event loop. Whoever comes when all are in use takes its lock in one session that is
-shared: a session can hold any number of locks. There nobody waits in the server, for all others would wait as well.
-Who has to wait looks from time to time, and moves to a session of its own when one is given back. PostgreSQL takes the
-shared session for one holder; that its coroutines exclude each other is seen to here.
+Each coroutine that holds or awaits locks has a session to itself for as long as there are some left, and uses the same
+one when it acquires another lock; so PostgreSQL sees which session waits for which, and ends a deadlock. There are
+``ASYNC_SESSIONS`` of them in an event loop. A coroutine that comes when all are in use acquires its lock in one session
+that is shared: a session can hold any number of locks. Nobody waits in the server on the shared session, because all
+others would wait as well. A coroutine that has to wait asks from time to time, and moves to a session of its own when
+one is given back. PostgreSQL takes the shared session for one holder; this package sees to it that the coroutines in it
+exclude each other.
 
 So the number of sessions makes nobody fail and nobody wait. Locks that need the whole session (of scope
 "transaction", or with ``max_hold``) get one more; where the server takes no more, they are busy.
@@ -22,41 +23,57 @@ from django.db import OperationalError
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
+from django_pglock.locks.connection_hooks import session_locks_of
 from django_pglock.locks.options import Request
-from django_pglock.locks.session_locks import LockRecord, SessionLocks, session_locks_of
+from django_pglock.locks.session_locks import LockRecord, SessionLocks
+from django_pglock.locks.statements.steps import END_SESSION, Row
 from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, open_session
 
-#: Seconds between two looks of somebody who waits without a session of its own: the first pause, and the longest.
-FIRST_LOOK, LONGEST_PAUSE = 0.01, 0.25
+#: Seconds between two requests of a coroutine that has no session of its own: the first pause, and the longest.
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
 
 
 class LockSession:
-    """A session as one coroutine, or several that share it, hold locks in it. ``depth`` counts those of the owner."""
+    """A session as one coroutine, or several that share it, hold locks in it."""
 
     def __init__(self, session: AsyncSession, *, is_shared: bool = False) -> None:
         self.session = session
         self.is_shared = is_shared
+        #: How many locks its owner holds or awaits in it.
         self.lock_count = 0
-        #: The coroutine's places, this one among them while it has it.
+        #: The owner's sessions by scope, this one among them for as long as it is the owner's.
         self.owner: dict[str, LockSession] = {}
 
     @property
     def locks(self) -> SessionLocks:
-        """What the session holds."""
+        """The records of the session's locks."""
         return session_locks_of(self.session.connection)
 
-    def records(self) -> list[LockRecord]:
-        """Return what is held here, or may be."""
-        return self.locks.records(self.session.connection)
+    def records_of(self, request: Request) -> list[LockRecord]:
+        """Return the records with a lock of this request that is held here, or may be."""
+        records = self.locks.records(self.session.connection)
+        return [record for record in records if not record.numbers.isdisjoint(request.numbers)]
+
+    def numbers(self, *, without: LockRecord | None = None) -> frozenset[int]:
+        """Return the numbers of the locks that are held here, or may be."""
+        return self.locks.numbers(self.session.connection, without=without)
 
     def allows(self, request: Request, owner: Any) -> bool:
         """Say whether no other coroutine has one of these locks here, in a mode that keeps this one out."""
-        return not any(
-            record.owner is not owner
-            and not (record.request.shared and request.shared)
-            and not record.numbers.isdisjoint(request.numbers)
-            for record in self.records()
+        return all(
+            record.owner is owner or (record.request.shared and request.shared) for record in self.records_of(request)
         )
+
+    async def send(self, record: LockRecord, statement: str) -> Row | None:
+        """Send a statement about a record and return the row of its answer, or obey ``END_SESSION``."""
+        if statement == END_SESSION:
+            self.session.end()
+            return None
+        try:
+            return await self.session.send(self.locks.comment(without=record) + statement)
+        finally:
+            if self.locks.pending:
+                self.locks.free_pending()
 
 
 class LockSessions:
@@ -73,18 +90,25 @@ class LockSessions:
         self._end = self._close_at_the_end()
         self._is_watching = False
 
+    def owner(self) -> dict[str, LockSession]:
+        """Return what stands for this coroutine: its sessions by scope. Not the task: its result may be a handle."""
+        task = asyncio.current_task()
+        if task is None:
+            raise LockError("There is no coroutine here that could hold a lock.")
+        return self._by_task.setdefault(task, {})
+
     def own_session(self, scope: str) -> LockSession | None:
-        """Return the place that this coroutine has already for locks of ``scope``."""
-        lock_session = self._sessions_of_this_task().get(scope)
+        """Return the session that this coroutine has already for locks of ``scope``."""
+        lock_session = self.owner().get(scope)
         if lock_session is not None:
             lock_session.lock_count += 1
         return lock_session
 
-    async def lock_session(self, scope: str, *, may_share: bool) -> LockSession | None:
-        """Return a place for this coroutine alone; None if there is none left, and it may share one."""
+    async def new_session(self, scope: str, *, may_share: bool) -> LockSession | None:
+        """Return a session for this coroutine alone; None if there is none left, and it may share one."""
         if may_share and not self._pool.has_room:
             return None
-        own = self._sessions_of_this_task()
+        owner = self.owner()
         try:
             session = await self._pool.get()
         except OperationalError:
@@ -93,12 +117,12 @@ class LockSessions:
             # The server takes no more sessions; there are some, which can be shared.
             return None
         self._open.add(session)
-        lock_session = own[scope] = LockSession(session)
-        lock_session.owner, lock_session.lock_count = own, 1
+        lock_session = owner[scope] = LockSession(session)
+        lock_session.owner, lock_session.lock_count = owner, 1
         return lock_session
 
     async def shared_session(self) -> LockSession:
-        """Return the place that coroutines share."""
+        """Return the session that coroutines share."""
         async with self._sharing:
             if self._shared is None or self._shared.session.has_ended:
                 session = await open_session(self._alias)
@@ -106,24 +130,17 @@ class LockSessions:
                 self._shared = LockSession(session, is_shared=True)
         return self._shared
 
-    def owner(self) -> dict[str, LockSession]:
-        """Return what stands for this coroutine. Not the coroutine: its result may be a handle."""
-        return self._sessions_of_this_task()
-
     def sessions_with(self, owner: dict[str, LockSession], request: Request) -> list[tuple[str, LockSession]]:
-        """Return the scopes and places in which a coroutine has one of these locks already."""
+        """Return the scopes and sessions in which a coroutine has one of these locks already."""
         lock_sessions = [*owner.items(), *([("session", self._shared)] if self._shared is not None else [])]
         return [
-            (scope, lock_session)
-            for scope, lock_session in lock_sessions
-            if any(
-                record.owner is owner and not record.numbers.isdisjoint(request.numbers)
-                for record in lock_session.records()
-            )
+            (scope, each)
+            for scope, each in lock_sessions
+            if any(record.owner is owner for record in each.records_of(request))
         ]
 
     def give_back(self, lock_session: LockSession) -> None:
-        """Say that one lock less is held or awaited there."""
+        """Note that one lock less is held or awaited in a session; its owner's last one gives it back to the pool."""
         self._open.add(lock_session.session)
         if not lock_session.is_shared:
             lock_session.lock_count -= 1
@@ -135,25 +152,19 @@ class LockSessions:
         self._change = asyncio.Event()
 
     async def wait_for_change(self, seconds: float) -> None:
-        """Wait until somebody leaves a place, but no longer than so many seconds."""
+        """Wait until a lock is given back in any session, but no longer than so many seconds."""
         try:
             await asyncio.wait_for(self._change.wait(), seconds)
         except (TimeoutError, asyncio.TimeoutError):
             return
 
     def detach(self, session: AsyncSession) -> None:
-        """Let a session outlive this loop: what is held there is held for a response that is sent by others."""
+        """Let a session outlive this loop: its lock is held for a response that somebody else sends."""
         self._open.discard(session)
 
     def close_idle(self) -> None:
         """End the sessions that nobody uses."""
         self._pool.close_idle()
-
-    def _sessions_of_this_task(self) -> dict[str, LockSession]:
-        task = asyncio.current_task()
-        if task is None:
-            raise LockError("There is no coroutine here that could hold a lock.")
-        return self._by_task.setdefault(task, {})
 
     async def watch_the_loop(self) -> None:
         """Have everything closed when the loop ends."""
@@ -168,7 +179,7 @@ class LockSessions:
         finally:
             while self._open:
                 self._open.pop().end()
-            # What waits is bound to its loop, which could not be collected while it is known here.
+            # An Event and a Lock know their loop, which could not be collected while they are known here.
             _by_loop.pop(asyncio.get_running_loop(), None)
 
 
@@ -176,7 +187,7 @@ _by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, LockSessions]] 
 
 
 def lock_sessions_for(alias: str) -> LockSessions:
-    """Return the places of the running event loop on a database alias."""
+    """Return the sessions for locks of the running event loop on a database alias."""
     by_alias = _by_loop.setdefault(asyncio.get_running_loop(), {})
     if alias not in by_alias:
         by_alias[alias] = LockSessions(alias)

@@ -1,11 +1,11 @@
-"""A lock of one thread, on its Django connection: how it is taken, noticed when lost, and given back.
+"""A lock of one thread, on its Django connection: how it is acquired, noticed when lost, and released.
 
 What the scopes mean:
 
-- *session*: held by the database session until it is freed. If the session is gone at the end, or PostgreSQL says that
-  the lock was not held, the lock was lost and ``LockLost`` says so.
-- *transaction*: held by the transaction and freed by PostgreSQL with COMMIT or ROLLBACK, never by us: whoever comes
-  next sees what was committed. A rollback to a savepoint before the lock frees it, too. The handle is true until then.
+- *session*: held by the database session until it is freed. If the session is gone at the release, or PostgreSQL says
+  that the session did not hold the lock, the lock was lost and ``LockLost`` is raised.
+- *transaction*: held by the transaction and freed by PostgreSQL with COMMIT or ROLLBACK, never by us: the next holder
+  sees what was committed. A rollback to a savepoint before the lock frees it, too. The handle is true until then.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from psycopg.pq import TransactionStatus
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
-from django_pglock.locks.base_handle import BaseHandle, first_line
+from django_pglock.locks.base_handle import NOT_HELD_BY_SESSION, BaseHandle, first_line
+from django_pglock.locks.connection_hooks import keep_out_of_pool, session_locks_of
 from django_pglock.locks.options import Options
 from django_pglock.locks.own_transaction import OwnTransaction
-from django_pglock.locks.session_locks import LockRecord, RecordState, SessionLocks, keep_out_of_pool, session_locks_of
+from django_pglock.locks.session_locks import LockRecord, RecordState, SessionLocks
 from django_pglock.locks.statements.session_scope import acquire_session_locks, free_after_error, free_session_locks
 from django_pglock.locks.statements.steps import END_SESSION, Busy, Row, StaleSnapshot, Steps, run_steps
 from django_pglock.locks.statements.timeouts import BACK_TO_SAVEPOINT
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 class Handle(BaseHandle):
     """A lock of this thread."""
 
-    # Also where the making of a handle was interrupted.
+    # Here as well, because __del__ runs also where __init__ was interrupted.
     _own_transaction: OwnTransaction | None = None
     _connection: DatabaseWrapper
 
@@ -60,14 +61,14 @@ class Handle(BaseHandle):
         super().__init__(keys, options)
         self._thread = threading.get_ident()
 
-    # Taking it
+    # Acquire
 
     @async_unsafe("Taking a lock stops the event loop here. Use 'async with', or await its aacquire().")
     def acquire(self, *, may_begin: bool) -> Handle:
-        """Take the lock. ``may_begin``: the caller will also call ``release``, so a transaction may be opened for it.
+        """Acquire the lock. ``may_begin``: the caller will also call ``release``, so the lock may open a transaction.
 
-        Raises ``LockNotAvailable`` when it is busy for longer than the timeout and ``LockScopeError`` where it would
-        not protect; every other error passes through, and nothing is held then.
+        Raises ``LockNotAvailable`` when the lock is busy for longer than the timeout and ``LockScopeError`` where it
+        would not protect; every other error passes through, and nothing is held then.
         """
         if self.is_disabled:
             self._acquire_disabled()
@@ -90,7 +91,7 @@ class Handle(BaseHandle):
         return self
 
     def _choose_scope(self, *, inside: bool, may_begin: bool) -> str:
-        """Return the scope, inside of a transaction or not. Raises ``LockScopeError`` where it would not protect."""
+        """Return the scope. Raises ``LockScopeError`` for one that would not protect here."""
         scope = self.options.scope or get_settings().SCOPE
         if scope == "auto":
             if not inside and self.options.using is None and len(connections.settings) > 1:
@@ -109,7 +110,7 @@ class Handle(BaseHandle):
         return scope
 
     def _refuse_foreign_transaction(self) -> None:
-        """Refuse to guess where the caller is inside ``atomic()`` of another database than the lock's."""
+        """Raise ``LockScopeError`` inside ``atomic()`` of another database than the lock's: either could be meant."""
         other: Any
         for other in connections.all(initialized_only=True):
             if other.alias != self.using and other.in_atomic_block and in_transaction(other):
@@ -121,7 +122,7 @@ class Handle(BaseHandle):
 
     def _acquire(self, connection: DatabaseWrapper, locks: SessionLocks) -> None:
         began = time.monotonic()
-        request = self._build_request(lambda: locks.numbers(connection))
+        request = self._build_request(partial(locks.numbers, connection))
         record = self._record = LockRecord(locks, request, self.scope, connection.connection)
         locks.add(record, connection)
         if self.scope == "session":
@@ -146,7 +147,7 @@ class Handle(BaseHandle):
         return acquire_session_locks(record.request, in_test=connection.in_atomic_block)
 
     def _undo(self, connection: DatabaseWrapper, locks: SessionLocks, error: BaseException) -> None:
-        """Leave nothing held after an error in the middle."""
+        """Leave nothing held after an error in the middle of an acquire or a release."""
         self.is_open = False
         record = self._record
         if record is not None and record.state is not RecordState.ENDED:
@@ -161,7 +162,7 @@ class Handle(BaseHandle):
         if self._record is not None and self._record.state is not RecordState.ENDED:
             super().__del__()
 
-    # Holding it
+    # Hold
 
     @property
     def is_held(self) -> bool:
@@ -180,13 +181,13 @@ class Handle(BaseHandle):
         is_there = record is not None and self._connection.connection is record.raw and not has_ended(record.raw)
         return "" if is_there and self.is_held else "its session is gone"
 
-    # Giving it back
+    # Release
 
     def release(self, error: BaseException | None = None) -> None:
-        """Give the lock back. A transaction lock stays until the end of its transaction.
+        """Release the lock. A transaction lock stays until the end of its transaction.
 
         ``error`` is what the body raised, if it did: a lost lock is then logged instead of raised, so that the first
-        cause stays visible. Raises ``LockLost``, and ``LockError`` in another thread or when it is not held.
+        cause stays visible. Raises ``LockLost``, and ``LockError`` in another thread or when the lock is not held.
         """
         if threading.get_ident() != self._thread:
             raise LockError(f"Lock {self.name!r} belongs to another thread.", name=self.name, key=self.key)
@@ -226,7 +227,7 @@ class Handle(BaseHandle):
             locks.remove(record)
             return f"its session has ended ({first_line(error)})"
         locks.remove(record)
-        return None if row and row[0] else "PostgreSQL says that this session did not hold it"
+        return None if row and row[0] else NOT_HELD_BY_SESSION
 
     def free_from_any_thread(self) -> None:
         self.is_open = False
@@ -238,15 +239,15 @@ class Handle(BaseHandle):
 def _free_after_error(
     connection: DatabaseWrapper, locks: SessionLocks, record: LockRecord, error: BaseException
 ) -> None:
-    """See to it that nothing of a hold remains, whatever the session has of it."""
+    """See to it that no lock of a record stays held, whatever the session has of it."""
     if record.raw is connection.connection and record.raw.lock.locked():
-        # The exception has come between psycopg's lock and its release: nobody could use the connection any more.
+        # The exception came while psycopg's lock was held: nobody could use the connection any more.
         if in_test_case(connection):
             record.raw.lock.release()
         else:
             _hang_up(connection)
     if record.request.max_hold is not None and record.scope == "session" and not isinstance(error, DatabaseFailure):
-        # An error of the server's has put the session's limits back. After any other it is not known what they were.
+        # An error of the server's has put the session's limits back. After any other error they are not known.
         _send(connection, record, END_SESSION)
     left = record.left_after_error
     if left is not None and record.raw is connection.connection:
@@ -261,7 +262,7 @@ def _free_after_error(
 
 
 def _is_usable_again(connection: DatabaseWrapper) -> bool:
-    """Go back to the savepoint before our wait, if the caller's transaction was broken behind it."""
+    """Go back to the savepoint before our wait, if the caller's transaction was aborted after it."""
     if transaction_status(connection) != TransactionStatus.INERROR:
         return True
     try:
@@ -272,7 +273,7 @@ def _is_usable_again(connection: DatabaseWrapper) -> bool:
 
 
 def _send(connection: DatabaseWrapper, record: LockRecord, statement: str) -> Row | None:
-    """Send a statement about a hold and return the row of its answer, or obey ``HANG_UP``."""
+    """Send a statement about a record and return the row of its answer, or obey ``END_SESSION``."""
     if statement != END_SESSION:
         try:
             return send_in_session(connection, record.locks.comment(without=record) + statement)
@@ -288,7 +289,7 @@ def _send(connection: DatabaseWrapper, record: LockRecord, statement: str) -> Ro
 
 
 def _hang_up(connection: DatabaseWrapper) -> None:
-    """End the session; a transaction around us comes to know of it as of every lost connection."""
+    """End the session; a transaction around the lock fails as it does at every lost connection."""
     raw: Any = connection.connection
     if raw is not None:
         raw.pgconn.finish()

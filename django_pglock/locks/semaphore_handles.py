@@ -10,7 +10,6 @@ from django_pglock.conf import key_function
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
 from django_pglock.locks.async_handle import AsyncHandle
-from django_pglock.locks.coroutine_sessions import LockSession
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.options import Request
 from django_pglock.locks.session_locks import LockRecord
@@ -24,19 +23,19 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """What makes one of several keys of a handle: the slot of a semaphore that was granted."""
+    """What both handles share: they request all slots, and hold the one that was granted."""
 
     request: Request
     key: int
 
     @property
     def name(self) -> str:
-        """The semaphore's name; each slot's has a number behind it."""
+        """The semaphore's name; the name of a slot has a number behind it."""
         return self.request.keys[0].name.rpartition("#")[0]
 
-    def _build_request(self, mine: Callable[[], AbstractSet[int]]) -> Request:
+    def _build_request(self, held: Callable[[], AbstractSet[int]]) -> Request:
         # PostgreSQL would grant its own session the same slot again, and the count would be wrong.
-        slots = self.request.without(mine())
+        slots = self.request.without(held())
         if not slots.keys:
             raise LockError(
                 f"All slots of {self.name!r} are held by this session itself.", name=self.name, key=self.key
@@ -49,7 +48,7 @@ class Slots:
 
     @property
     def _queue(self) -> Key:
-        """The lock for which all who wait queue up."""
+        """The lock for which all waiters queue up."""
         name = f"{self.name}#queue"
         return Key(name, key_function()(name))
 
@@ -67,8 +66,8 @@ class SlotHandle(Slots, Handle):
 class AsyncSlotHandle(Slots, AsyncHandle):
     """One of several slots of a semaphore. ``key`` is the slot's once it is held."""
 
-    def _may_ask(self, lock_session: LockSession, request: Request) -> bool:
-        return bool(self.request.without(lock_session.locks.numbers(lock_session.session.connection)).keys)
+    def _may_request(self, request: Request) -> bool:
+        return bool(self.request.without(self._session.numbers()).keys)
 
     def _steps(self, record: LockRecord) -> Steps:
         return acquire_slot(record.request, record.scope, self._queue, inside=record.scope == "transaction")

@@ -1,13 +1,10 @@
-"""What a session holds: every lock that was taken, or may have been, with the one thing to which it is tied.
+"""What a session holds: a record of every lock that was acquired, or may have been, and what the lock is tied to.
 
-A transaction lock is tied to its transaction, or to the savepoint behind which it was taken, and PostgreSQL frees it. A
-session lock is tied to its handle: who drops the handle without a word (a generator that nobody goes on with, a
-response that is never sent, an exception in the middle of ``acquire``) has the lock freed all the same. The session
-knows it from before the question until it is certain that nothing is held, so that an exception between any two
-instructions leaves no lock that nobody knows of.
-
-One execute wrapper, installed when the connection is opened and never removed, names in a comment what is held, and
-learns of savepoints. It stands below all others, who may add and remove theirs as they please.
+A transaction lock is tied to its transaction, or to the savepoint after which it was acquired, and PostgreSQL frees it.
+A session lock is tied to its handle: if the handle is dropped without ``release()`` (a generator that nobody continues,
+a response that is never sent, an exception in the middle of ``acquire``) the lock is freed all the same. The record is
+made before the lock is requested and stays until it is certain that nothing is held, so that an exception between any
+two instructions leaves no lock without a record.
 """
 
 from __future__ import annotations
@@ -15,10 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django.db.backends.signals import connection_created
 from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
@@ -30,31 +25,28 @@ from django_pglock.locks.statements.timeouts import SAVEPOINT
 from django_pglock.locks.timer import call_later
 from django_pglock.postgres.connections import has_ended, shut
 from django_pglock.postgres.libpq import exchange_unless_used
-from django_pglock.postgres.message import OWN_WRAPPERS
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-# One statement that makes, frees or goes back to a savepoint, or that ends the transaction.
+# One statement that sets, releases or goes back to a savepoint, or that ends the transaction.
 _NAMED = r"(?P<verb>SAVEPOINT|RELEASE(?:\s+SAVEPOINT)?|ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?)"
 _STATEMENT = re.compile(
     rf"\s*(?:/\*.*?\*/\s*|--[^\n]*\n\s*)*(?:{_NAMED}\s+(?P<name>[^\s;]+)|(?P<end>COMMIT|END|ROLLBACK|ABORT|PREPARE\s+TRANSACTION)\b)",
     re.IGNORECASE | re.DOTALL,
 )
-
-
-# The same, behind other statements of one text.
+# An end of the transaction after other statements of one text.
 _LATER = re.compile(r";\s*(?:COMMIT|END|ROLLBACK|ABORT)\b", re.IGNORECASE)
-#: Seconds until what could not be freed is tried again; doubled each time up to the second number.
+#: Seconds until a free that was not possible is tried again; doubled each time up to the second number.
 RETRY, LONGEST_RETRY = 0.02, 1.0
 
 
 class RecordState(Enum):
-    """What is known of a hold."""
+    """What is known of the locks of a record."""
 
-    REQUESTED = "asked"  # the answer is not known: it may be held
+    REQUESTED = "requested"  # the answer is not known: they may be held
     HELD = "held"
-    ENDED = "over"
+    ENDED = "ended"  # none is held
 
 
 class LockRecord:
@@ -67,22 +59,22 @@ class LockRecord:
         self.request = request
         self.scope = scope
         self.raw = raw
-        #: What stands for the coroutine that has it, where several share a session.
+        #: What stands for the coroutine that acquired them, where several share a session.
         self.owner = owner
-        #: A semaphore's queue, if its lock is one of the session.
+        #: A semaphore's queue, if the lock of the queue is a session lock.
         self.queue: Key | None = None
         self.state = RecordState.REQUESTED
-        #: Names its locks in the statements that its session sends meanwhile.
+        #: Names the locks in the statements that the session sends meanwhile.
         self.comment = comment(request.keys)
 
     @property
     def numbers(self) -> frozenset[int]:
-        """The numbers of its locks."""
+        """The numbers of the locks."""
         return self.request.numbers
 
     @property
     def left_after_error(self) -> Request | None:
-        """What of it would stay with the session after an error: no transaction takes it along."""
+        """The locks that would stay with the session after an error, because no transaction frees them."""
         keys = self.request.keys if self.scope == "session" else ()
         if self.queue is not None and self.state is RecordState.REQUESTED:
             keys += (self.queue,)
@@ -90,27 +82,30 @@ class LockRecord:
 
 
 class SessionLocks:
-    """The holds of one session, the oldest first, with the savepoints of its transaction in between."""
+    """The records of one session, the oldest first, with the savepoints of its transaction in between."""
 
-    # What several threads change at once is changed by single operations of lists, which are atomic.
+    # Several threads may change the lists at once: only by single operations, which are atomic.
 
     def __init__(self) -> None:
         self._all: list[LockRecord | str] = []
-        #: The psycopg connection that has them.
+        #: The psycopg connection of the session.
         self._raw: Any = None
-        #: Whether some of them may be the transaction's.
+        #: Whether there may be records of transaction locks.
         self._has_transaction = False
         #: The session's idle limits as they were before the first ``max_hold``.
         self._limits: Sequence[str] = ()
-        #: Holds that could not be freed in the moment in which they had to be. ``free_what_is_due`` frees them.
+        #: Records whose locks could not be freed when they had to be; ``free_pending`` frees them.
         self.pending: list[LockRecord] = []
 
     def __bool__(self) -> bool:
         return bool(self._all or self.pending)
 
     def records(self, connection: DatabaseWrapper) -> list[LockRecord]:
-        """Return what is held, or may be."""
+        """Return the records of what is held, or may be."""
         self.drop_ended(connection)
+        return self._records()
+
+    def _records(self) -> list[LockRecord]:
         return [each for each in self._all if isinstance(each, LockRecord)]
 
     def numbers(self, connection: DatabaseWrapper, *, without: LockRecord | None = None) -> frozenset[int]:
@@ -120,7 +115,7 @@ class SessionLocks:
         )
 
     def add(self, record: LockRecord, connection: DatabaseWrapper) -> None:
-        """Note a hold, before it is asked for."""
+        """Add a record, before its locks are requested."""
         if self._all:
             self.drop_ended(connection)
         self._raw = record.raw
@@ -128,7 +123,7 @@ class SessionLocks:
         self._all.append(record)
 
     def remove(self, record: LockRecord) -> None:
-        """Note that nothing of a hold is held any more."""
+        """Note that no lock of a record is held any more."""
         self._drop(record)
         # Last: an exception that comes before finds something to clean up.
         record.state = RecordState.ENDED
@@ -140,7 +135,7 @@ class SessionLocks:
             pass
 
     def comment(self, *, without: LockRecord | None = None) -> str:
-        """Return comments that name what is held; the latest, if that is much."""
+        """Return comments that name what is held: the latest ones, if there are many."""
         names: list[str] = []
         for each in reversed(self._all):
             if each is not without and isinstance(each, LockRecord):
@@ -149,7 +144,7 @@ class SessionLocks:
                     break
         return "".join(reversed(names))
 
-    # Ends that nobody announces
+    # Ends of sessions and transactions, which nobody reports to us
 
     def drop_ended(self, connection: DatabaseWrapper) -> None:
         """Forget the locks of a session that was closed, and of a transaction that has ended."""
@@ -159,12 +154,10 @@ class SessionLocks:
             self._end(lambda each: True)
         elif self._has_transaction and self._raw.pgconn.transaction_status == TransactionStatus.IDLE:
             self._end(_is_of_transaction)
-            self._has_transaction = any(
-                isinstance(each, LockRecord) and each.scope == "transaction" for each in self._all
-            )
+            self._has_transaction = any(each.scope == "transaction" for each in self._records())
 
     def _end(self, is_over: Callable[[LockRecord], bool], *, behind: int = 0) -> None:
-        """Forget savepoints, and the holds of which something is true."""
+        """Remove savepoints, and the records for which ``is_over`` is true."""
         for each in self._all[behind:]:
             if isinstance(each, str):
                 self._drop(each)
@@ -172,12 +165,12 @@ class SessionLocks:
                 self.remove(each)
 
     def track_statement(self, sql: str) -> None:
-        """Follow the savepoints of the caller's transaction, as far as they matter for what is held."""
+        """Follow the savepoints and the end of the caller's transaction, as far as they concern what is held."""
         if not self._has_transaction:
             return
         found = _STATEMENT.match(sql)
         if (found is not None and found["end"]) or _LATER.search(sql):
-            # Of a text with several statements it is not known how far they came.
+            # Of a text with several statements it is not known which of them were executed.
             self._end(_is_of_transaction)
         elif found is not None:
             self._track_savepoint(found["verb"].upper(), _folded(found["name"]))
@@ -188,7 +181,7 @@ class SessionLocks:
         if verb == "SAVEPOINT":
             self._all.append(name)
             return
-        # An unknown savepoint is older than everything that is held.
+        # A savepoint that is not known is older than everything that is held.
         place = max((place for place, each in enumerate(self._all) if each == name), default=-1)
         if verb.startswith("ROLLBACK"):
             self._end(_is_of_transaction, behind=place + 1)
@@ -198,30 +191,26 @@ class SessionLocks:
     # How long the session may be idle
 
     def remember_limits(self, record: LockRecord, before: Sequence[str]) -> None:
-        """Remember the session's limits as they were before the first hold with a limit of its own."""
+        """Remember the session's idle limits as they were before the first lock with a ``max_hold``."""
         if not any(each.request.max_hold is not None for each in self._others(record)):
             self._limits = before
 
     def limits_without(self, record: LockRecord) -> Sequence[str]:
-        """Return the limits to set when a hold is freed: those of the others, or those from before."""
+        """Return the idle limits to set when a record is freed: the shortest of the others, or those from before."""
         if record.request.max_hold is None:
             return ()
         others = [each.request.max_hold for each in self._others(record) if each.request.max_hold is not None]
         return [f"{min(others)}ms"] * 2 if others else self._limits
 
     def _others(self, record: LockRecord) -> list[LockRecord]:
-        return [
-            each
-            for each in self._all
-            if isinstance(each, LockRecord) and each is not record and each.scope == "session"
-        ]
+        return [each for each in self._records() if each is not record and each.scope == "session"]
 
-    # Freeing from elsewhere
+    # Free without the handle
 
     def free_from_any_thread(self, record: LockRecord) -> None:
-        """Free a session lock whose owner is gone: from any thread, in the middle of anything, waiting for nothing.
+        """Free a session lock whose handle is gone: in any thread, in the middle of anything, without a wait.
 
-        If the session is in use at this moment, its user frees the lock right after, or else an alarm does.
+        If the session is in use at this moment, its user frees the lock right after, or else a timer does.
         """
         if record.state is not RecordState.ENDED and record not in self.pending:
             self.pending.append(record)
@@ -235,7 +224,7 @@ class SessionLocks:
             call_later(pause, self._retry, min(2 * pause, LONGEST_RETRY))
 
     def free_pending(self) -> None:
-        """Free what could not be freed before, if the session is at rest now. Several threads may come here at once."""
+        """Free what could not be freed before, if the session is idle now. Several threads may run this at once."""
         for _ in range(len(self.pending)):
             try:
                 record = self.pending.pop(0)
@@ -249,21 +238,21 @@ class SessionLocks:
     def _free_now(self, record: LockRecord) -> bool:
         if has_ended(record.raw):
             return True
-        statement = self._to_free(record)
+        statement = self._free_statement(record)
         try:
             return statement is None or exchange_unless_used(record.raw, statement)
         except PsycopgError:
-            # What it holds cannot be known any more. Without the session nothing is held.
+            # It is not known any more what the session holds. Without the session nothing is held.
             shut(record.raw)
             return True
 
-    def _to_free(self, record: LockRecord) -> str | None:
+    def _free_statement(self, record: LockRecord) -> str | None:
         if record.state is RecordState.HELD and record.scope == "session":
             return free_session_locks(record.request, self.limits_without(record))
         left = record.left_after_error
         if left is not None:
-            # How often the session has what others hold here as well cannot be asked.
-            others = [each for each in self._all if isinstance(each, LockRecord) and each is not record]
+            # PostgreSQL does not tell how often the session holds a lock that other records have as well.
+            others = [each for each in self._records() if each is not record]
             left = left.without({number for each in others for number in each.numbers})
         return free_if_held(left) if left is not None and left.keys else None
 
@@ -273,73 +262,5 @@ def _is_of_transaction(record: LockRecord) -> bool:
 
 
 def _folded(name: str) -> str:
-    """Return a name as PostgreSQL reads it."""
+    """Return an identifier as PostgreSQL reads it: folded to lower case unless it is quoted."""
     return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
-
-
-_ATTRIBUTE = "_django_pglock_locks"
-
-
-def session_locks_of(connection: DatabaseWrapper) -> SessionLocks:
-    """Return what the session of a Django connection holds."""
-    locks: SessionLocks | None = connection.__dict__.get(_ATTRIBUTE)
-    if locks is None:
-        locks = connection.__dict__[_ATTRIBUTE] = SessionLocks()
-        install_wrapper(connection)
-    elif locks.pending:
-        locks.free_pending()
-    return locks
-
-
-def keep_out_of_pool(connection: DatabaseWrapper) -> None:
-    """See to it that a session of Django's pool does not go back there with a lock, to be the next user's."""
-    if connection.settings_dict["OPTIONS"].get("pool"):
-        connection.close = partial(_close_pooled, connection)  # type: ignore[method-assign]
-
-
-def _close_pooled(connection: DatabaseWrapper) -> None:
-    locks = session_locks_of(connection)
-    if connection.connection is not None and any(record.scope == "session" for record in locks.records(connection)):
-        # The pool will see that, and open another.
-        connection.connection.close()
-    connection.__dict__.pop("close", None)
-    connection.close()
-
-
-def install_wrapper(connection: Any, **kwargs: Any) -> None:
-    """Install the wrapper, below all others and once."""
-    if connection.vendor == "postgresql" and _wrapper not in connection.execute_wrappers:
-        connection.execute_wrappers.insert(0, _wrapper)
-
-
-def _wrapper(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
-    connection = context["connection"]
-    locks: SessionLocks | None = connection.__dict__.get(_ATTRIBUTE)
-    if not locks:
-        return execute(sql, params, many, context)
-    if locks.pending:
-        locks.free_pending()
-    locks.drop_ended(connection)
-    try:
-        result = execute(_with_names(sql, locks.comment(), connection), params, many, context)
-    finally:
-        if locks.pending:
-            locks.free_pending()
-    if locks:
-        locks.track_statement(sql if isinstance(sql, str) else sql.as_string(connection.connection))
-    return result
-
-
-def _with_names(sql: Any, names: str, connection: Any) -> Any:
-    """Add the names of what is held to a statement, for pg_stat_activity shows a session's last one.
-
-    A comment that is there already stays the first one: it may be a hint for the planner. Other wrappers may look at
-    how a statement begins, so where there are any, the names are its end.
-    """
-    if not names or not isinstance(sql, str) or sql.lstrip().startswith("/*"):
-        return sql
-    return names + sql if len(connection.execute_wrappers) == 1 else f"{sql} {names}"
-
-
-OWN_WRAPPERS.append(_wrapper)
-connection_created.connect(install_wrapper, dispatch_uid="django_pglock.locks.held_locks")

@@ -8,7 +8,7 @@ from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
 from django_pglock import LockNotAvailable, lock, try_lock
-from django_pglock.locks.session_locks import session_locks_of
+from django_pglock.locks.connection_hooks import session_locks_of
 from django_pglock.postgres.message import is_plain_django
 from django_pglock.postgres.sessions import dedicated_connection
 from tests.db.locks.test_api import advisory_rows
