@@ -1,7 +1,7 @@
-"""What can be held: by a with statement, an async with statement, a decorated function, or a handle.
+"""How locks and leases are used: with, async with, as a decorator, or by a handle.
 
-A lockable holds options and no state of a use: it may be made at import and used by many threads and coroutines at
-once. Each use takes a handle of its own.
+A ``ContextDecorator`` has options and no state of a use: it may be made at import and used by many threads and
+coroutines at once. Each use has a handle of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -17,16 +16,17 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
-from django_pglock.errors import ConfigurationError, LockError, LockKeyError, LockNotAvailable
+from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
 from django_pglock.keys import name_of
 from django_pglock.keys.template import KeyTemplate
+from django_pglock.locks.open_blocks import OpenBlocks, caller
 from django_pglock.locks.options import OnBusy, checked_on_busy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class HandleProtocol(Protocol):
-    """A handle of a thread, as far as a lockable knows it."""
+    """What is asked of the handle of a thread."""
 
     is_open: bool
 
@@ -38,7 +38,7 @@ class HandleProtocol(Protocol):
 
 
 class AsyncHandleProtocol(Protocol):
-    """A handle of a coroutine, as far as a lockable knows it."""
+    """What is asked of the handle of a coroutine."""
 
     is_open: bool
 
@@ -52,7 +52,7 @@ A = TypeVar("A", bound=AsyncHandleProtocol)
 
 
 class ContextDecorator(Generic[H, A]):
-    """Options of something to hold. Subclasses say what a handle is."""
+    """Options of a lock or a lease. Subclasses make the handles."""
 
     def __init__(self, parts: tuple[Any, ...], on_busy: OnBusy) -> None:
         self._parts = parts
@@ -61,7 +61,7 @@ class ContextDecorator(Generic[H, A]):
         self._name = self._check(parts)
 
     def _check(self, parts: tuple[Any, ...]) -> str | int:
-        """Return the name that the parts make. Raises ``LockKeyError`` for parts that cannot name anything."""
+        """Return the name that the parts make. Raises ``LockKeyError`` for parts that cannot name a lock."""
         return name_of(*parts) if parts else ""
 
     def _handle(self, parts: tuple[Any, ...]) -> H:
@@ -79,13 +79,13 @@ class ContextDecorator(Generic[H, A]):
     # Handles
 
     def acquire(self) -> H:
-        """Take it and return its handle; the caller must ``release()`` it. In request code use ``with``."""
+        """Acquire and return the handle; the caller must ``release()`` it. In request code use ``with``."""
         handle = self._handle(self._parts)
         self._acquire(handle, may_begin=False)
         return handle
 
     async def aacquire(self) -> A:
-        """Take it and return its handle; the caller must ``await handle.release()``."""
+        """Acquire and return the handle; the caller must ``await handle.release()``."""
         handle = self._async_handle(self._parts)
         await self._aacquire(handle)
         return handle
@@ -96,8 +96,8 @@ class ContextDecorator(Generic[H, A]):
         handle = self._handle(self._parts)
         try:
             self._acquire(handle, may_begin=True)
-            self._open.add(_caller(), threading.get_ident(), handle)
-            return handle  # noqa: TRY300 - an exception that comes from outside may come here, too
+            self._open.add(caller(), threading.get_ident(), handle)
+            return handle  # noqa: TRY300 - a signal handler may raise here, too
         except BaseException:
             self._open.discard(handle)
             raise
@@ -106,14 +106,14 @@ class ContextDecorator(Generic[H, A]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            handle, is_elsewhere = self._open.find(_caller(), threading.get_ident())
+            handle, is_elsewhere = self._open.find(caller(), threading.get_ident())
         except BaseException:
-            # Whoever is dropped frees its lock.
-            self._open.discard(self._open.find(_caller(), threading.get_ident())[0])
+            # The handle frees its lock when it is dropped.
+            self._open.discard(self._open.find(caller(), threading.get_ident())[0])
             raise
         try:
             if handle.is_open and is_elsewhere:
-                # A generator that another thread closes, or Python's garbage collector.
+                # Another thread, or Python's garbage collector, closes a generator.
                 handle.free_from_any_thread()
             elif handle.is_open:
                 handle.release(error)
@@ -124,7 +124,7 @@ class ContextDecorator(Generic[H, A]):
         handle = self._async_handle(self._parts)
         try:
             await self._aacquire(handle)
-            self._open.add(_caller(), asyncio.current_task(), handle)
+            self._open.add(caller(), asyncio.current_task(), handle)
         except BaseException:
             self._open.discard(handle)
             raise
@@ -133,8 +133,8 @@ class ContextDecorator(Generic[H, A]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # An asynchronous generator that nobody goes on with is closed by another task.
-        handle, _ = self._open.find(_caller(), asyncio.current_task())
+        # An asynchronous generator that nobody continues is closed by another task.
+        handle, _ = self._open.find(caller(), asyncio.current_task())
         try:
             if handle.is_open:
                 await handle.release(error)
@@ -144,7 +144,7 @@ class ContextDecorator(Generic[H, A]):
     # Decorator
 
     def __call__(self, function: F) -> F:
-        """Decorate a function or a coroutine function: each call holds it, through a handle of its own.
+        """Decorate a function or a coroutine function: each call holds the lock, by a handle of its own.
 
         Raises ``ConfigurationError`` for a generator, and for a task: its decorator belongs above this one.
         """
@@ -220,7 +220,7 @@ class ContextDecorator(Generic[H, A]):
         return None if self._on_busy == "skip" else self._on_busy(busy, *args, **kwargs)
 
     def _naming(self, function: Callable[..., Any]) -> Naming:
-        """Return what makes the parts of the name from a call's arguments."""
+        """Return the function that makes the parts of the name from the arguments of a call."""
         parts = self._parts
         if not parts:
             own = (f"{function.__module__}.{function.__qualname__}",)
@@ -236,67 +236,6 @@ class ContextDecorator(Generic[H, A]):
 
     #: Whether several parts are several names, each of which may be a template.
     _each_part_is_a_name = False
-
-
-def _caller() -> int:
-    """Return which frame the with statement is in that calls our method; ``NO_FRAME`` if others enter for it."""
-    frame = sys._getframe(2)  # noqa: SLF001 - inspect.currentframe() is the same, and ten times slower
-    return NO_FRAME if frame.f_globals.get("__name__") == "contextlib" else id(frame)
-
-
-#: The frame of ``ExitStack`` and the like, which is not there any more when the block ends.
-NO_FRAME = 0
-
-
-class OpenBlocks:
-    """The handles of a lockable's with statements that are open.
-
-    A block belongs to the frame whose statement it is: that is the same at its end, also where a generator is closed by
-    another thread or task. Where somebody else enters and leaves for it (``ExitStack``), it is the latest one of the
-    thread or task.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: list[tuple[int, Any, Any]] = []
-
-    def add(self, frame: int, who: Any, handle: Any) -> None:
-        """Note that a block begins."""
-        if self._blocks:
-            # Those that were interrupted after their end have stayed.
-            for each in [each for each in self._blocks if each[2].is_done]:
-                self._forget(each)
-        self._blocks.append((frame, who, handle))
-
-    def discard(self, handle: Any) -> None:
-        """Forget a block that has ended, or has not begun after all."""
-        for each in [each for each in self._blocks if each[2] is handle]:
-            self._forget(each)
-
-    def _forget(self, block: tuple[int, Any, Any]) -> None:
-        # One operation, and so are the others: several threads may come here at once.
-        try:  # noqa: SIM105 - as in holds.py
-            self._blocks.remove(block)
-        except ValueError:
-            pass
-
-    def find(self, frame: int, who: Any) -> tuple[Any, bool]:
-        """Return the handle of the block that ends, and whether it ends elsewhere than it began."""
-        blocks = self._blocks[::-1]
-        if blocks and frame != NO_FRAME and blocks[0][:2] == (frame, who):
-            return blocks[0][2], False
-        of_frame = [each for each in blocks if each[0] == frame] if frame != NO_FRAME else []
-        of_nobody = [each for each in blocks if each[0] == NO_FRAME]
-        found = (
-            next((each for each in of_frame if each[1] == who), None)
-            or next(iter(of_frame), None)
-            or next((each for each in of_nobody if each[1] == who), None)
-            or (of_nobody[0] if len(of_nobody) == 1 else None)
-            or next((each for each in blocks if each[1] == who), None)
-            or (blocks[0] if len(blocks) == 1 else None)
-        )
-        if found is None:
-            raise LockError("This with block ends in another thread or task than it began in, as others did.")
-        return found[2], found[1] != who
 
 
 def _has_field(part: Any) -> bool:
@@ -324,7 +263,7 @@ def _template_naming(function: Callable[..., Any], parts: tuple[Any, ...]) -> Na
 
 
 def refuse_generators(function: Callable[..., Any]) -> None:
-    """Raise ``ConfigurationError`` for functions whose work is not over when their call returns."""
+    """Raise ``ConfigurationError`` for functions whose work is not done when their call returns."""
     for ask, what in (
         (inspect.isasyncgenfunction, "an async generator"),
         (inspect.isgeneratorfunction, "a generator"),

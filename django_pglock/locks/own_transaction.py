@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OwnTransaction:
-    """A transaction that a lock opens for itself, and of which nothing is left if an exception comes in between."""
+    """A transaction that a lock opens for itself. Nothing of it is left if an exception interrupts it."""
 
     def __init__(self, connection: DatabaseWrapper) -> None:
         self._connection = connection
@@ -23,11 +23,11 @@ class OwnTransaction:
         self._is_outermost = not connection.in_atomic_block
 
     def begin(self) -> None:
-        """Open it."""
+        """Begin the transaction."""
         self._atomic.__enter__()
 
     def end(self, error: BaseException | None) -> None:
-        """Commit it, or roll it back if there was an error."""
+        """Commit the transaction, or roll it back if there was an error."""
         try:
             if self._connection.atomic_blocks[-1:] == [self._atomic]:
                 self._atomic.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
@@ -36,7 +36,7 @@ class OwnTransaction:
                 end_session(self._connection)
 
     def abandon(self, *, is_here: bool) -> None:
-        """End it with its session, because nobody else will end it. ``is_here``: in the thread that opened it."""
+        """End the transaction with its session, because nobody else will. ``is_here``: in the thread that began it."""
         if not self._is_outermost or self._is_over():
             return
         if is_here:

@@ -1,7 +1,7 @@
-"""Calls that come after a time, in one thread for all of them, which starts with the first.
+"""Calls after a delay, in one thread for all of them, which starts with the first call.
 
-A thread and no event loop: where gevent has replaced threads by greenlets, a running loop in one of them would look to
-Django as if all of them were coroutines.
+A thread and no event loop: where gevent has replaced threads by greenlets, a running loop in one greenlet would look to
+Django as if all greenlets were coroutines.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Any
 
 
 class Timer:
-    """A call to come. ``cancel`` may come from any thread."""
+    """A call to come. ``cancel`` may be called in any thread."""
 
     def __init__(self, function: Callable[..., None], args: tuple[Any, ...]) -> None:
         self._call: tuple[Callable[..., None], tuple[Any, ...]] | None = (function, args)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nothing will be called."""
+        """Whether the call was made or cancelled."""
         return self._call is None
 
     def run(self) -> None:
-        """Call the function, unless the alarm is cancelled."""
+        """Call the function, unless the timer is cancelled."""
         call, self._call = self._call, None
         if call is not None:
             function, args = call
             function(*args)
 
     def cancel(self) -> None:
-        """Call nothing, and keep nothing that the call would need."""
+        """Drop the call, and all that it would need."""
         self._call = None
 
 
 class TimerThread:
-    """The alarms of a process and their thread."""
+    """The timers of a process and their thread."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()
@@ -48,7 +48,7 @@ class TimerThread:
         self._thread: threading.Thread | None = None
 
     def add(self, seconds: float, function: Callable[..., None], *args: Any) -> Timer:
-        """Call a function after so many seconds, unless its alarm is cancelled."""
+        """Call a function after so many seconds, unless its timer is cancelled."""
         timer = Timer(function, args)
         with self._change:
             if len(self._all) > MANY and len(self._all) > 2 * sum(not each.is_cancelled for _, _, each in self._all):
@@ -56,7 +56,7 @@ class TimerThread:
                 heapq.heapify(self._all)
             heapq.heappush(self._all, (time.monotonic() + seconds, next(self._numbers), timer))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="django_pglock alarms", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="django_pglock timer", daemon=True)
                 self._thread.start()
             elif self._all[0][2] is timer:
                 self._change.notify()
@@ -71,18 +71,18 @@ class TimerThread:
             timer.run()
 
 
-#: From so many on, alarms that were cancelled are looked for and forgotten.
+#: From so many timers on, the cancelled ones are looked for and removed.
 MANY = 1000
 _timers = TimerThread()
 
 
 def call_later(seconds: float, function: Callable[..., None], *args: Any) -> Timer:
-    """Call a function in another thread after so many seconds, unless the alarm that is returned is cancelled."""
+    """Call a function in another thread after so many seconds, unless the returned timer is cancelled."""
     return _timers.add(seconds, function, *args)
 
 
 def _forget_after_fork() -> None:
-    # The thread stayed behind, and what it waits for is the parent's.
+    # The thread is not in this process, and what it waits for is the parent's.
     global _timers
     _timers = TimerThread()
 

@@ -1,4 +1,4 @@
-"""``lock_view``: the second of two requests gets a graceful 409 instead of a second charge."""
+"""``lock_view``: the second of two requests at once gets a 409 response instead of a second charge."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from django_pglock.locks.options import Options, Timeout, checked_max_hold, chec
 from django_pglock.locks.responses import ResponseLock
 
 View = TypeVar("View", bound=Callable[..., Any])
-#: What a busy lock may be answered with; others would tell the client something else.
+#: Statuses of the response to a busy lock; others would tell the client something else.
 STATUSES = (409, 423, 429, 503)
-#: What a request's method can be; another name would lock nothing.
+#: Methods of a request; another name would lock nothing.
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
@@ -40,18 +40,18 @@ def lock_view(
     using: str | None = None,
     max_hold: Timeout = None,
 ) -> Callable[[View], View]:
-    """Run a view, sync or async, function or class, under a lock; answer at once when somebody else is in there.
+    """Run a view, sync or async, function or class, under a lock; answer at once when another request holds it.
 
     - ``key``: a template over ``request`` and the view's parameters: ``"checkout:{request.user.pk}"``. A value that
       is None, such as the primary key of an anonymous user, raises ``LockKeyError``: put the login check outside.
-    - ``timeout``: seconds to wait before giving up; default 0, because each waiter occupies a web worker.
+    - ``timeout``: seconds or a timedelta to wait; default 0, because each waiter occupies a web worker.
     - ``status``: 409 (default), 423, 429 or 503; ``retry_after``: seconds in the header of that answer.
     - ``methods``: lock only these, for example ``["POST"]``; default all. HEAD is locked where GET is.
-    - ``on_busy``: a callable ``(exception, request, *args, **kwargs)`` that makes the answer instead.
+    - ``on_busy``: a callable ``(exception, request, *args, **kwargs)`` that makes the response instead.
     - ``shared``, ``scope``, ``using``, ``max_hold`` as for ``lock``.
 
     A streaming response, or one that is rendered after the view has returned (``TemplateResponse``), keeps a session
-    lock until it is closed, or until nobody has it any more.
+    lock until the response is closed or garbage-collected.
 
     Raises ``LockKeyError`` and ``ConfigurationError`` when the decorator is applied, if the template or the view cannot
     work.
@@ -90,14 +90,14 @@ def _methods_of(value: Iterable[str]) -> frozenset[str]:
 def busy_response(
     error: LockNotAvailable, request: HttpRequest, *args: Any, status: int, retry_after: int, **kwargs: Any
 ) -> HttpResponse:
-    """Return the answer to a request that came second. The lock's name stays inside: it may hold a user's id."""
+    """Return the response to a busy lock. The lock's name is not in it: a name may contain a user's id."""
     response = HttpResponse(busy_text(), status=status, content_type="text/plain; charset=utf-8")
     response["Retry-After"] = str(retry_after)
     return response
 
 
 def busy_text() -> str:
-    """Return what a person whose request came second is told."""
+    """Return the text for a person whose request met a busy lock."""
     return _("This is being done already. Please wait a moment before you try again.")
 
 
@@ -145,7 +145,7 @@ class ViewLock(Lock):
 
 
 class ViewKey:
-    """The key template of a view: over ``request`` and the view's parameters, however the URL passes them."""
+    """The key template of a view: over ``request`` and the view's parameters, positional or by keyword."""
 
     def __init__(self, key: str, view: Any, where: str) -> None:
         self._signature = inspect.signature(view)
@@ -162,7 +162,7 @@ class ViewKey:
         try:
             bound = self._signature.bind_partial(*args, **kwargs)
         except TypeError:
-            # Another decorator below this one takes other arguments than the view.
+            # A decorator below this one takes other arguments than the view.
             return kwargs
         bound.apply_defaults()
         values = dict(bound.arguments)
@@ -172,7 +172,7 @@ class ViewKey:
 
 
 def _from_request(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    # A method has its object before the request. By what it has and not by its class: other frameworks wrap Django's.
+    # A method has its object before the request. Not found by the class of a request: other frameworks wrap Django's.
     return args[next(place for place, argument in enumerate(args) if hasattr(argument, "META")) :]
 
 
@@ -205,7 +205,7 @@ def _keep(where: str, handle: Handle, response: Any) -> bool:
 
 
 def _keep_async(handle: AsyncHandle, response: Any) -> bool:
-    """Keep the lock of a coroutine: it has a session outside of Django's, so that a stream keeps it in any scope."""
+    """Keep the lock in any scope: the lock of a coroutine has a session outside of Django's."""
     if not _is_unfinished(response):
         return False
     handle.detach()

@@ -1,10 +1,10 @@
 """Leases: locks that live in a row, with an owner, an end and a fencing token.
 
 An advisory lock ends with its database session. A lease ends when its time is over, whatever happens to sessions,
-servers and networks: it survives a restart and a failover, and works behind every pooler. The price is that its holder
-may be stopped for longer than the lease lasts and go on, believing that it still has it. No lock service can prevent
-that. The token can: it grows with each holder, and whoever is written to accepts no smaller one than it has seen
-(Kleppmann, "How to do distributed locking", 2016).
+servers and networks: it survives a restart and a failover, and works behind every pooler. The price: a holder may be
+stopped for longer than the lease lasts, and continue in the belief that it still holds the lease. No lock service can
+prevent that. The token can: it grows with each holder, and the service that the holder writes to accepts no token that
+is smaller than the largest one it has seen (Kleppmann, "How to do distributed locking", 2016).
 
 All times are the database's; clocks of hosts may be wrong.
 """
@@ -25,21 +25,21 @@ class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
     """Hold a named lease: ``with Lease("nightly", ttl=60) as lease: ...``, or decorate a function with it.
 
     - ``parts``: the name, or its parts, or a decorator's template; as for ``lock``.
-    - ``ttl``: seconds or a timedelta after which the lease ends unless it is renewed, which happens by itself three
-      times in that time for as long as the process lives. None: it has no end (a mutex), and after a crash it has to
-      be freed by hand, in the admin.
-    - ``min_hold``: seconds or a timedelta for which others are kept out, even if it is given back earlier. For jobs
-      that several hosts start at the same time by clocks that differ.
+    - ``ttl``: seconds or a timedelta after which the lease ends unless it is renewed. It is renewed automatically three
+      times in each ttl for as long as the process lives. None: the lease has no end (a mutex), and after a crash it
+      has to be freed by hand, in the admin.
+    - ``min_hold``: seconds or a timedelta for which others are kept out, even if the lease is released earlier. For
+      jobs that several hosts start at the same time by clocks that differ.
     - ``timeout``: seconds or a timedelta to wait; default 0 does not wait, None waits without limit.
-    - ``owner``: who it is, for people who look; default the host and the process.
+    - ``owner``: the name of the holder, shown in the admin; default ``host:process``.
     - ``using``: database alias; default from the setting ``USING``.
     - ``on_busy``: what a decorated call does when the lease is taken; as for ``lock``.
 
-    The lease is taken, renewed and given back on a database session of its own, so it is independent of any
+    The lease is acquired, renewed and released on database sessions of its own, so it is independent of any
     ``atomic()`` block. The handle has ``token``, ``lost``, ``extend(ttl)`` and ``assert_held()``.
 
-    Raises ``LockNotAvailable`` when it is taken, ``LockLost`` at the end if it was lost, ``LockKeyError`` for a bad
-    name, ``ValueError`` for a bad time, ``owner`` or ``on_busy``.
+    Raises ``LockNotAvailable`` when somebody else holds it, ``LockLost`` at the end if it was lost, ``LockKeyError``
+    for a bad name, ``ValueError`` for a bad time, ``owner`` or ``on_busy``.
     """
 
     _steps_down = False
@@ -103,7 +103,7 @@ class leader(Lease):  # noqa: N801 - reads like lock
 
 
 def _key(parts: tuple[Any, ...]) -> Key:
-    # Not by KEY_FUNCTION, which is for sharing advisory locks with other packages; leases are ours alone.
+    # Not by KEY_FUNCTION, which is for sharing advisory locks with other packages; no other package knows our leases.
     name = make_key(*parts).name
     if "\x00" in name:
         raise LockKeyError(f"{name!r} contains a NUL character, which no row can hold; a lease's name stands in one.")

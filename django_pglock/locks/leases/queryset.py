@@ -1,4 +1,4 @@
-"""Who has which lease: what may be asked of, and done to, their rows from outside."""
+"""Who holds which lease, and how a lease is taken away from its holder."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class LeaseQuerySet(models.QuerySet[Any]):
     """Leases."""
 
     def held(self) -> LeaseQuerySet:
-        """Leases that somebody has."""
+        """Leases that are held."""
         return self.filter(Q(expires_at__isnull=True) | Q(expires_at__gt=Now()), released_at__isnull=True)
 
     def free(self) -> int:
-        """Take leases away from their holders, who notice it at their next renewal. Returns how many."""
+        """Take leases away from their holders, who notice at their next renewal. Returns the number of leases."""
         return self.held().update(released_at=Now(), expires_at=Now())
 
 

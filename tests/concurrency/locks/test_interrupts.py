@@ -58,7 +58,7 @@ class At:
 
     def trace_ours(self, frame, event, arg):
         is_spared = self.spares_ends and (
-            frame.f_code.co_code[frame.f_lasti] == RETURN_VALUE or frame.f_code.co_name in ("__exit__", "_caller")
+            frame.f_code.co_code[frame.f_lasti] == RETURN_VALUE or frame.f_code.co_name in ("__exit__", "caller")
         )
         # Python swallows what a destructor raises.
         if event == "opcode" and not is_spared and frame.f_code.co_name != "__del__":
