@@ -154,7 +154,9 @@ class SessionLocks:
             self._end(lambda each: True)
         elif self._has_transaction and self._raw.pgconn.transaction_status == TransactionStatus.IDLE:
             self._end(_is_of_transaction)
-            self._has_transaction = any(each.scope == "transaction" for each in self._records())
+            self._has_transaction = any(
+                isinstance(each, LockRecord) and each.scope == "transaction" for each in self._all
+            )
 
     def _end(self, is_over: Callable[[LockRecord], bool], *, behind: int = 0) -> None:
         """Remove savepoints, and the records for which ``is_over`` is true."""

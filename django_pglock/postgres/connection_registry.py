@@ -1,6 +1,6 @@
-"""Django's connections of all threads of this process, as far as somebody has noted them.
+"""The Django connections of all threads of this process, as far as they were registered here.
 
-Django keeps the connections of a thread where no other thread finds them. A worker has to look after those of its task
+Django keeps the connections of a thread where no other thread finds them. A worker has to watch those of its task
 threads.
 """
 
@@ -10,12 +10,12 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-# By identity. Neither a set nor a lock: an entry is added in the middle of anything.
+# By ``id()``. Neither a set nor a lock: an entry may be added in the middle of anything.
 _connections: dict[int, weakref.ref[Any]] = {}
 
 
 def note_connection(connection: Any, **kwargs: Any) -> None:
-    """Remember a Django connection. Also a receiver of ``connection_created``."""
+    """Register a Django connection. Also a receiver of ``connection_created``."""
     number = id(connection)
     _connections[number] = weakref.ref(connection, lambda _: _connections.pop(number, None))
 
@@ -32,12 +32,12 @@ def aliases() -> dict[int, str]:
 
 
 def leads_to_standby(alias: str) -> bool:
-    """Say whether a session of this alias, in any thread, is one of a server that only reads."""
+    """Say whether a session of this alias, in any thread, is on a hot standby."""
     return any(is_on_standby(connection) for connection in _known() if connection.alias == alias)
 
 
 def is_on_standby(connection: Any) -> bool:
-    """Say whether the server of this session is a hot standby now. It tells by itself, from PostgreSQL 14 on."""
+    """Say whether the server of this session is a hot standby now. It reports that by itself, from PostgreSQL 14 on."""
     raw = connection.connection
     return raw is not None and not raw.closed and raw.pgconn.parameter_status(b"in_hot_standby") == b"on"
 

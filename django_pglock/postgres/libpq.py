@@ -1,10 +1,10 @@
 """One exchange with the server, straight through libpq: what a lock needs, and nothing else.
 
 psycopg's cursor binds parameters, keeps results, loads types. A lock statement has no parameters and answers with a
-boolean; done here, that takes half the time. What is used is documented: ``psycopg.pq``, and libpq's "Asynchronous
-Command Processing", https://www.postgresql.org/docs/current/libpq-async.html.
+boolean; without the cursor it takes half the time. All that is used here is documented: ``psycopg.pq``, and libpq's
+"Asynchronous Command Processing", https://www.postgresql.org/docs/current/libpq-async.html.
 
-A thread and a coroutine exchange the same; they differ in how they wait for the socket.
+Threads and coroutines send and read the same; they differ in how they wait for the socket.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BOOL, BIGINT, DOUBLE = 16, 20, 701
 #: Seconds for the server to hear of a cancel, and then for the end of the answer.
 CANCEL_WITHIN = 5.0
-#: Milliseconds.
+#: Milliseconds between two moments in which Python may run signal handlers.
 LOOK_UP = 100
 #: Seconds until a coroutine asks again for a connection that another thread uses for a moment.
 RETRY = 0.001
@@ -49,7 +49,7 @@ def begin_for(raw: Connection[Any]) -> str | None:
 
 
 def can_send(raw: Connection[Any]) -> bool:
-    """Say whether a statement could be sent now: none is under way, and no transaction waits for its rollback."""
+    """Say whether a statement could be sent now: none is under way, and no transaction is aborted."""
     pgconn = raw.pgconn
     return (
         pgconn.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INTRANS)
@@ -68,10 +68,10 @@ def exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
 
 
 def exchange_unless_used(raw: Connection[Any], statements: str) -> bool:
-    """Send statements if nobody uses the connection at this moment; say whether they were sent.
+    """Send statements if nothing uses the connection at this moment; say whether they were sent.
 
-    For whoever comes from elsewhere: another thread, or a destructor that Python runs in the middle of psycopg's own
-    code. To wait for the connection there could mean to wait for oneself.
+    For another thread, or for a destructor that Python runs in the middle of psycopg's own code. There, to wait for the
+    connection could be a deadlock of the thread with itself.
     """
     if not raw.lock.acquire(blocking=False):
         return False
@@ -214,7 +214,7 @@ def _row_of(pgconn: PGconn, results: list[PGresult]) -> list[Any] | None:
 
 
 def pass_on_notifications(pgconn: PGconn) -> None:
-    """Hand what has arrived by NOTIFY to psycopg, as its own exchanges do."""
+    """Pass notifications that have arrived to psycopg's handlers, as psycopg's own exchanges do."""
     while notification := pgconn.notifies():
         if pgconn.notify_handler:
             pgconn.notify_handler(notification)

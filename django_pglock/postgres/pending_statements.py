@@ -1,7 +1,7 @@
-"""Who in this process waits for an answer of PostgreSQL, and on which session.
+"""Which thread or coroutine of this process waits for an answer of PostgreSQL, and on which session.
 
-A session that libpq calls active need not be waited for: a program may read the rows of a long answer at its leisure.
-So the threads' stacks are read. Whoever waits for an answer does so in ``Connection.wait()`` of psycopg or in our own
+A session that libpq calls active is not always waited for: a program may read the rows of a long answer slowly. So the
+threads' stacks are read. A thread that waits for an answer is in ``Connection.wait()`` of psycopg or in our own
 exchange, whatever sent the statement: a cursor, BEGIN, COMMIT, Django's health check, the start of a session, a pool.
 A coroutine does not wait in a thread. Its sessions are our own, and know when a statement is under way.
 """
@@ -21,15 +21,15 @@ from psycopg.pq import TransactionStatus
 from django_pglock.postgres import async_sessions, libpq
 from django_pglock.postgres.connection_registry import aliases
 
-#: The functions in which a thread waits, and the name that the connection has there.
+#: The functions in which a thread waits, and the name of the local variable with the connection.
 WAITING = {psycopg.Connection.wait.__code__: "self", libpq.exchange_in_turn.__code__: "raw"}
-#: psycopg's own functions between the wait and the place in which a thread stands still.
+#: Most frames of psycopg's own functions between the wait and the frame that blocks.
 DEEPEST = 8
 
 
 @dataclass(frozen=True)
 class PendingStatement:
-    """An answer that somebody waits for on a psycopg connection.
+    """A statement whose answer a thread or a coroutine waits for, on a psycopg connection.
 
     ``thread`` is the name and ``ident`` the number of the thread; None for a coroutine. ``alias`` is the name of the
     database in Django's settings; None for a connection that Django does not know.
@@ -42,7 +42,7 @@ class PendingStatement:
 
 
 def pending_statements() -> list[PendingStatement]:
-    """Return who waits for an answer at this moment, but for the thread that asks."""
+    """Return the statements whose answers are waited for at this moment, except in the calling thread."""
     return [*_waits_of_threads(), *_waits_of_coroutines()]
 
 
