@@ -192,7 +192,7 @@ def _keep(where: str, handle: Handle, response: Any) -> bool:
     lock is the transaction's."""
     if not _is_unfinished(response):
         return False
-    if handle.scope == "session":
+    if handle.scope != "transaction":
         ResponseLock(handle, response)
         return True
     if response.streaming:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from django_pglock.errors import ConfigurationError, LockKeyError
 from django_pglock.keys import crc32_key, join, make_key, part_of, pglock_key, sha256_key
-from django_pglock.keys.template import KeyTemplate
 
 
 class Colour(Enum):
@@ -156,39 +155,3 @@ def test_namespace_and_key_function_follow_the_settings():
 def test_a_key_function_that_is_not_there_is_named():
     with pytest.raises(ConfigurationError, match=r"\['KEY_FUNCTION'\] is 'nope', which cannot be imported"):
         make_key("a")
-
-
-def template(text, known=("order_id", "request")):
-    return KeyTemplate(text, known=known, where="here")
-
-
-def test_templates_escape_what_they_are_given():
-    request = SimpleNamespace(user=SimpleNamespace(pk="1:2"))
-    assert template("a:{request.user.pk}:{order_id}").render({"request": request, "order_id": 5}) == "a:1%3A2:5"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{nobody}",
-        "{request.__class__}",
-        "{request._x}",
-        "{order_id[0]}",
-        "{order_id!r}",
-        "{order_id:>5}",
-        "{",
-        "{}",
-        "{0}",
-    ],
-)
-def test_a_template_that_cannot_work_is_refused_when_it_is_written(text):
-    with pytest.raises(LockKeyError, match="here"):
-        template(text)
-
-
-@pytest.mark.parametrize("value", [None, True, ""])
-def test_a_value_that_would_make_strangers_share_a_lock_is_refused(value):
-    with pytest.raises(LockKeyError, match="order_id"):
-        template("a:{order_id}").render({"order_id": value})
-    with pytest.raises(LockKeyError, match="no value"):
-        template("a:{order_id}").render({})
