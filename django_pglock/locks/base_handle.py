@@ -133,12 +133,12 @@ class BaseHandle:
     def _note_acquired(self) -> None:
         self.is_open = True
         self._since = time.monotonic()
-        self._log("took", "waited", self.waited, get_settings().SLOW_WAIT)
+        self._log("acquired", "waited", self.waited, get_settings().SLOW_WAIT)
         signals.lock_acquired.send_robust(type(self), handle=self)
 
     def _note_released(self) -> None:
         held = time.monotonic() - self._since
-        self._log("gave back", "held", held, get_settings().SLOW_HOLD)
+        self._log("released", "held", held, get_settings().SLOW_HOLD)
         signals.lock_released.send_robust(type(self), handle=self, held=held)
 
     def _log(self, verb: str, what: str, seconds: float, limit: float) -> None:
@@ -152,9 +152,9 @@ class BaseHandle:
     def _busy_error(self, cause: BaseException | None) -> LockNotAvailable:
         """Report that the lock is busy, and return the error; ``cause`` is the server's own, if it has one."""
         timeout = self.options.timeout
-        waited = "" if not timeout else f" for {timeout:g} s"
+        waited = "" if not timeout else f" within {timeout:g} s"
         error = LockNotAvailable(
-            f"Lock {self.name!r} is held by somebody else and was not to be had{waited}.",
+            f"Lock {self.name!r} is held by somebody else and was not granted{waited}.",
             name=self.name,
             key=self.key,
             timeout=timeout,
@@ -182,7 +182,7 @@ class BaseHandle:
         if self.scope == "disabled" and self.is_open:
             return
         if not self.is_open and not self._reason and not self.is_held:
-            what = "was given back" if self._since else "was never taken"
+            what = "was released" if self._since else "was never acquired"
             raise LockLost(f"Lock {self.name!r} is not held: it {what}.", name=self.name, key=self.key)
         if reason := self._lost_reason():
             raise self._lost_error(self._reason or reason)
@@ -193,7 +193,7 @@ class BaseHandle:
 
     def _lost_error(self, reason: str) -> LockLost:
         return LockLost(
-            f"Lock {self.name!r} was lost before it was given back: {reason}. Others may have held it meanwhile.",
+            f"Lock {self.name!r} was lost before it was released: {reason}. Others may have held it meanwhile.",
             name=self.name,
             key=self.key,
         )

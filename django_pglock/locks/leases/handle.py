@@ -43,7 +43,7 @@ class LeaseHandle(BaseHandle):
 
     def __del__(self) -> None:
         if self.is_open and self._generation == forking.generation() and not sys.is_finalizing():
-            logger.warning("Lease %r was given back because its handle was dropped without release().", self.name)
+            logger.warning("Lease %r was released because its handle was dropped without release().", self.name)
             self.free_from_any_thread()
 
     @property
@@ -83,7 +83,7 @@ class LeaseHandle(BaseHandle):
         super().assert_held()
 
     def _lost_reason(self) -> str:
-        return "" if self.is_held else "it has come to its end"
+        return "" if self.is_held else "it has expired"
 
     def release(self, error: BaseException | None = None) -> None:
         """Release the lease. ``error`` is what the body raised, if it did; nothing is raised besides it then.
@@ -133,13 +133,13 @@ class LeaseHandle(BaseHandle):
                 raise failed from was_ours
             logger.error("%s", failed)
         elif not was_ours or self.lost.is_set():
-            self._report_lost(self._holder.reason or "the database says that it has come to its end", error)
+            self._report_lost(self._holder.reason or "the database says that it has expired", error)
         self._note_released()
 
     def _failed(self, error: Exception) -> LockError:
         ttl = self._holder.ttl
         rest = "has to be freed by hand" if ttl is None else f"ends by itself within {ttl:g} s"
-        text = f"Lease {self.name!r} could not be given back ({first_line(error)}); it {rest}."
+        text = f"Lease {self.name!r} could not be released ({first_line(error)}); it {rest}."
         return LockError(text, name=self.name, key=self.key)
 
 
