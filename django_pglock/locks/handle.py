@@ -63,7 +63,7 @@ class Handle(BaseHandle):
 
     # Acquire
 
-    @async_unsafe("Taking a lock stops the event loop here. Use 'async with', or await its aacquire().")
+    @async_unsafe("Acquiring a lock blocks the event loop here. Use 'async with', or await its aacquire().")
     def acquire(self, *, may_begin: bool) -> Handle:
         """Acquire the lock. ``may_begin``: the caller will also call ``release``, so the lock may open a transaction.
 
@@ -79,7 +79,7 @@ class Handle(BaseHandle):
         self.scope = self._choose_scope(inside=inside, may_begin=may_begin)
         locks = session_locks_of(connection)
         if not self.options.reentrant and not locks.numbers(connection).isdisjoint(self.keys):
-            raise LockError(f"Lock {self.name!r} is held by this thread already.", name=self.name, key=self.key)
+            raise self._error(LockError, "is held by this thread already")
         try:
             if self.scope == "transaction" and not inside:
                 self._own_transaction = OwnTransaction(connection)
@@ -190,9 +190,9 @@ class Handle(BaseHandle):
         cause stays visible. Raises ``LockLost``, and ``LockError`` in another thread or when the lock is not held.
         """
         if threading.get_ident() != self._thread:
-            raise LockError(f"Lock {self.name!r} belongs to another thread.", name=self.name, key=self.key)
+            raise self._error(LockError, "belongs to another thread")
         if not self.is_open:
-            raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
+            raise self._error(LockError, "is not held")
         if self._record is not None:
             try:
                 self._release(self._record, error)
