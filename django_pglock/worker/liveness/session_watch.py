@@ -29,10 +29,10 @@ from django.db import Error as DatabaseFailure
 from django.db.backends.signals import connection_created
 
 from django_pglock.postgres.activity import Activity, ServerView, view_of_server
+from django_pglock.postgres.connection_registry import note_connection
 from django_pglock.postgres.connections import shut, statement_under_way
-from django_pglock.postgres.known_connections import note_connection
+from django_pglock.postgres.pending_statements import PendingStatement, pending_statements
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.postgres.waits import Wait, waits
 from django_pglock.worker.service import Service, logger
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class SessionWatch(Service):
     def _look(self) -> None:
         """Count for how many looks each one who waits now has waited."""
         before, self._silences = self._silences, {}
-        for wait in waits():
+        for wait in pending_statements():
             silence = before.get(id(wait.raw))
             if silence is None or silence.wait != wait:
                 silence = Silence(wait)
@@ -139,7 +139,7 @@ class SessionWatch(Service):
             self._asking = None
 
     def _end(self, silence: Silence) -> None:
-        if silence.wait not in waits():
+        if silence.wait not in pending_statements():
             return  # the answer has come meanwhile
         self._log(silence, f"{silence.verdict}. The connection is closed.")
         shut(silence.wait.raw)
@@ -166,7 +166,7 @@ class SessionWatch(Service):
 class Silence:
     """Somebody who waits, for how many looks, and what is known of it."""
 
-    def __init__(self, wait: Wait) -> None:
+    def __init__(self, wait: PendingStatement) -> None:
         self.wait = wait
         self.looks = 0
         #: What the server said last.

@@ -22,8 +22,8 @@ from django.db import transaction
 
 from django_pglock.errors import ClaimLost, TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
 from django_pglock.locks import lock
+from django_pglock.postgres.connection_registry import leads_to_standby
 from django_pglock.postgres.connections import connection_for, is_read_only
-from django_pglock.postgres.known_connections import leads_to_standby
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.claim import Claim

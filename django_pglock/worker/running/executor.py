@@ -19,8 +19,8 @@ from django.core.cache import caches
 from django.db import Error as DatabaseFailure
 from django.db import connections
 
+from django_pglock.postgres.connection_registry import is_on_standby, note_connection
 from django_pglock.postgres.connections import has_hung_up
-from django_pglock.postgres.known_connections import is_on_standby, note_connection
 from django_pglock.postgres.sessions import limit_waiting
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
