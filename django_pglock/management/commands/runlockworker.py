@@ -21,13 +21,12 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import read_by
 from django_pglock.management.databases import add_database, database_of_tasks, no_backend
 from django_pglock.worker import Worker
-from django_pglock.worker.claiming.drain import LEFT_BEHIND
 from django_pglock.worker.claiming.queues import ORDERS, Queues
-from django_pglock.worker.logs import silence_what_nobody_hears
+from django_pglock.worker.logs import silence_unhandled_loggers
 from django_pglock.worker.options import LAST_PORT, NUMBERS, check_options, database_of, our_backends, up_to
 from django_pglock.worker.probes.server import DEFAULT_HOST
-from django_pglock.worker.running.forked_child import end_here
-from django_pglock.worker.supervising.channel import Line, to_supervisor
+from django_pglock.worker.running.forked_child import end_process
+from django_pglock.worker.supervising.channel import LEFT_BEHIND, SupervisorChannel, to_supervisor
 from django_pglock.worker.supervising.supervisor import Supervisor
 
 #: The exit code with which Django's reloader says that code changed.
@@ -181,8 +180,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:
         """Build the worker and run it."""
-        line = to_supervisor()
-        show_log(verbosity, line)
+        channel = to_supervisor()
+        show_log(verbosity, channel)
         build = {name: options[name] for name in PASSED_ON + RECYCLING}
         try:
             build["using"] = chosen_database(options["database"], options["backend"])
@@ -192,8 +191,8 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from None
         refuse_unknown(queues, build["using"], options["backend"])
         refuse_ports(options["probe_port"] or 0, options["processes"])
-        if line is not None:
-            run_until_signal({**build, "line": line})
+        if channel is not None:
+            run_until_signal({**build, "channel": channel})
             return
         is_supervised = options["processes"] > 1 or any(options[name] for name in RECYCLING)
         if reload and (is_supervised or options["drain"]):
@@ -243,7 +242,7 @@ def refuse_ports(first: int, processes: int) -> None:
 
 def run_until_signal(build: dict[str, Any]) -> None:
     """Run one worker in the main thread; SIGTERM and SIGINT stop it."""
-    silence_what_nobody_hears()
+    silence_unhandled_loggers()
     worker = Worker(**build)
     stop_at_signals(worker)
     look_less_for_garbage()
@@ -263,7 +262,7 @@ def leave_running_tasks() -> NoReturn:
     Python would wait for threads that they have started, ``asyncio.to_thread()`` for example, and both would run.
     """
     logging.shutdown()
-    end_here(sys.exc_info()[1])
+    end_process(sys.exc_info()[1])
 
 
 def look_less_for_garbage() -> None:
@@ -291,7 +290,7 @@ def stop_at_signals(worker: Worker) -> None:
             # A child that a task has forked is meant by itself: multiprocessing's terminate(), for example.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        worker.stop() if worker.line is None else worker.end()
+        worker.stop() if worker.channel is None else worker.end()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
@@ -366,14 +365,14 @@ def run_watched(build: dict[str, Any]) -> None:
             leave_running_tasks()
 
 
-def show_log(verbosity: int, line: Line | None = None) -> None:
+def show_log(verbosity: int, channel: SupervisorChannel | None = None) -> None:
     """Let the worker's log be seen on the terminal, unless the project has arranged for it.
 
     One of several processes gives its name to all records: ``%(processName)s``.
     """
     who = ""
-    if line is not None:
-        name_records(f"worker-{line.number}")
+    if channel is not None:
+        name_records(f"worker-{channel.number}")
         who = "%(processName)s[%(process)d] "
     logger = logging.getLogger("django_pglock")
     if not logger.hasHandlers():

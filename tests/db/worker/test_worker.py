@@ -22,12 +22,12 @@ from django_pglock.tasks.outcome import Failed, Failure, Released, Succeeded
 from django_pglock.tasks.queryset import TaskQuerySet
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.capacity import MOST_ASYNC
-from django_pglock.worker.claiming import exclusive_run as last_chance
+from django_pglock.worker.claiming import exclusive_run
 from django_pglock.worker.claiming.fetcher import HOARDING
-from django_pglock.worker.claiming.queue_cursor import QueueClaims
-from django_pglock.worker.in_flight import Ending, Hand
-from django_pglock.worker.running import attempt as execution
-from django_pglock.worker.running import executor
+from django_pglock.worker.claiming.queue_cursor import QueueCursor
+from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.running import attempt, executor, run
 from django_pglock.worker.running.attempt import Attempt
 from tests.sample import chaos_tasks, running_tasks, tasks
 from tests.sample import keyed_tasks as keyed
@@ -82,12 +82,12 @@ def test_slow_coroutines_keep_no_thread_idle_and_a_long_function_no_coroutine_wa
     """As many coroutines as there may be wait for ever, and more of them are ready before the others."""
     running = worker(threads=1)
     waiting = [tasks.sleep_async.enqueue(600) for _ in range(MOST_ASYNC + 20)]
-    eventually(lambda: running.hand.coroutines.running == MOST_ASYNC)
+    eventually(lambda: running.in_flight.coroutines.running == MOST_ASYNC)
     assert finished(tasks.echo.enqueue("beside")).return_value == "beside"
     Task.objects.filter(pk__in=[result.id for result in waiting]).cancel()
-    eventually(lambda: running.hand.coroutines.running == 0)
+    eventually(lambda: running.in_flight.coroutines.running == 0)
     running_tasks.wait_for_note.enqueue("the end")
-    eventually(lambda: running.hand.threads.running == 1)
+    eventually(lambda: running.in_flight.threads.running == 1)
     assert finished(tasks.sleep_async.enqueue(0)).return_value == 0
     running_tasks.note("the end")
 
@@ -97,11 +97,11 @@ def test_no_coroutine_ends_the_loop_of_the_others(worker, finished, eventually, 
     """asyncio ends the loop when SystemExit leaves a coroutine that another one has started."""
     running = worker(threads=1)
     beside = tasks.sleep_async.enqueue(1)
-    eventually(lambda: running.hand.coroutines.running == 1)
+    eventually(lambda: running.in_flight.coroutines.running == 1)
     assert finished(task.enqueue()).status == status
     assert finished(tasks.sleep_async.enqueue(0)).return_value == 0
     assert finished(beside).return_value == 1
-    eventually(lambda: running.hand.coroutines.running == 0)
+    eventually(lambda: running.in_flight.coroutines.running == 0)
     assert running.health.stuck() is None
     assert running.shutdown() is True
 
@@ -212,14 +212,14 @@ def test_a_transaction_that_is_left_open_is_not_the_next_tasks(worker, finished,
 def test_what_goes_wrong_around_a_function_fails_its_task_and_nothing_else(
     worker, finished, eventually, monkeypatch, task
 ):
-    """A thread, or a coroutine, that ended without an outcome would leave the task running, kept alive by the pulse."""
+    """A thread, or a coroutine, that ended without an outcome would leave the task RUNNING, kept by the heartbeat."""
     running = worker(threads=1)
     with monkeypatch.context() as patch:
-        patch.setattr(Attempt, "ending", lambda *args, **kwargs: sys.exit("a mistake of ours"))
+        patch.setattr(Attempt, "ended", lambda *args, **kwargs: sys.exit("a mistake of ours"))
         result = finished(task.enqueue(0))
     assert [error.exception_class_path for error in result.errors] == ["builtins.SystemExit"]
     assert finished(tasks.echo.enqueue("still here")).return_value == "still here"
-    eventually(lambda: (running.hand.coroutines.running, running.hand.claims) == (0, {}))
+    eventually(lambda: (running.in_flight.coroutines.running, running.in_flight.claims) == (0, {}))
 
 
 def test_a_function_that_is_called_wrongly_fails_by_itself(worker, finished):
@@ -283,7 +283,7 @@ def test_a_hook_that_fails_after_the_commit_is_logged_and_the_task_has_succeeded
     """What is committed is committed. It was taken for a task that somebody else has."""
     running = worker()
     assert finished(tasks.fail_after_commit.enqueue("kept")).status == TaskResultStatus.SUCCESSFUL
-    eventually(lambda: not running.hand.claims)
+    eventually(lambda: not running.in_flight.claims)
     assert Effect.objects.get().name == "kept"
     [record] = [record for record in caplog.records if "on_commit hook" in record.message]
     assert record.exc_info[0] is ZeroDivisionError
@@ -309,8 +309,8 @@ def test_a_thread_that_cannot_connect_does_not_claim_and_give_back_without_end(w
     result = task.enqueue("x")
     Task.objects.update(attempts=1)  # what was tried before is read before it begins
     with monkeypatch.context() as patch:
-        for name in ("connection_for", "_failures_before"):
-            patch.setattr(execution, name, refuse)
+        patch.setattr(run, "connection_for", refuse)
+        patch.setattr(attempt, "_failures_before", refuse)
         worker(threads=1)
         eventually(lambda: Task.objects.get(pk=result.id).attempts > 1)
         before = Task.objects.get(pk=result.id).attempts
@@ -398,7 +398,7 @@ def test_a_worker_leaves_no_trace_when_it_stops(worker):
     assert running.shutdown() is True
     assert running.shutdown() is True, "twice does no harm"
     assert Worker.objects.count() == 0
-    assert running.hand.claims == {}
+    assert running.in_flight.claims == {}
     assert AttemptRow.objects.count() == 0
 
 
@@ -427,7 +427,7 @@ def test_what_outlasts_the_grace_is_given_back(worker, eventually, gate):
     assert row.run_after > row.last_attempted_at, "not while the process may still be at it"
 
 
-def test_a_task_on_its_last_chance_runs_alone(worker, eventually):
+def test_a_task_that_killed_its_workers_runs_alone(worker, eventually):
     """It may be the one that takes workers down; those beside it must not go down with it again."""
     suspects = [int(chaos_tasks.work.enqueue(0.1).id) for _ in range(2)]
     Task.objects.update(rescues=get_settings().MAX_RESCUES)
@@ -441,9 +441,9 @@ def test_a_task_on_its_last_chance_runs_alone(worker, eventually):
         assert [run.pk for run in beside] == [suspect.pk]
 
 
-def test_a_last_chance_does_not_keep_idle_threads_waiting_for_long(worker, eventually, monkeypatch, caplog, gate):
+def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(worker, eventually, monkeypatch, caplog, gate):
     """A neighbour runs for hours: the suspects are put off, the others go on, and each suspect is alone at last."""
-    monkeypatch.setattr(last_chance, "PATIENCE", 0.5)
+    monkeypatch.setattr(exclusive_run, "PATIENCE", 0.5)
     running_tasks.wait_for_note.enqueue("go on")
     running = worker(threads=3)
     eventually(lambda: Effect.objects.filter(name="waits").exists())
@@ -457,7 +457,7 @@ def test_a_last_chance_does_not_keep_idle_threads_waiting_for_long(worker, event
     assert sum("was not alone" in message for message in caplog.messages) == 1, "each of them made the others wait"
     claims = sum(Task.objects.filter(pk__in=suspects).values_list("attempts", flat=True))
     assert claims <= 10, "claimed and given back again and again"
-    assert running.fetcher._last_chance._patience == 1.0
+    assert running.fetcher._exclusive_run._patience == 1.0
 
     gate()
     eventually(lambda: Task.objects.filter(pk__in=suspects, status="SUCCESSFUL").count() == 3, seconds=30)
@@ -466,12 +466,12 @@ def test_a_last_chance_does_not_keep_idle_threads_waiting_for_long(worker, event
     for suspect in Run.objects.filter(task__in=suspects):
         beside = [run for run in runs if run.started_at < suspect.ended_at and run.ended_at > suspect.started_at]
         assert [run.pk for run in beside] == [suspect.pk]
-    assert running.fetcher._last_chance._patience == 0.5, "the next one begins anew"
+    assert running.fetcher._exclusive_run._patience == 0.5, "the next one begins anew"
 
 
-def test_a_worker_that_drains_puts_no_last_chance_off(worker, eventually, monkeypatch, gate):
+def test_a_worker_that_drains_puts_no_exclusive_run_off(worker, eventually, monkeypatch, gate):
     """It would end without it."""
-    monkeypatch.setattr(last_chance, "PATIENCE", 0.05)
+    monkeypatch.setattr(exclusive_run, "PATIENCE", 0.05)
     running_tasks.wait_for_note.enqueue("go on")
     running = worker(threads=2, drain=True)
     eventually(lambda: Effect.objects.filter(name="waits").exists())
@@ -524,16 +524,16 @@ def test_claims_that_only_wait_are_given_to_somebody_who_is_idle(worker, eventua
     assert set(Effect.objects.filter(name="quick").values_list("number", flat=True)) == set(range(30))
 
 
-def test_a_task_that_was_given_back_and_claimed_again_stays_in_hand():
+def test_a_task_that_was_given_back_and_claimed_again_stays_in_flight():
     """Letting go of the old claim must not take the new one along: the pulse would no longer vouch for it."""
     # No worker runs here: its upkeep would rescue claims whose workers do not exist.
-    hand = Hand(threads=1)
+    in_flight = InFlight(threads=1)
     [old], [new] = list(_claims_of_one_task())
-    hand.claims[old.id, old.attempt] = old
-    hand.claims[new.id, new.attempt] = new
-    hand.let_go([Ending(old, Released())])
-    assert hand.task_ids() == [new.id]
-    hand.let_go([Ending(new, Released())])
+    in_flight.claims[old.id, old.attempt] = old
+    in_flight.claims[new.id, new.attempt] = new
+    in_flight.remove([EndedClaim(old, Released())])
+    assert in_flight.task_ids() == [new.id]
+    in_flight.remove([EndedClaim(new, Released())])
 
 
 def _claims_of_one_task():
@@ -560,8 +560,8 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
 
 
 @pytest.fixture
-def in_hand(worker, claim, eventually):
-    """Start a worker that has so many claims in hand, but runs nothing."""
+def in_flight(worker, claim, eventually):
+    """Start a worker that has so many claims in flight, but runs nothing."""
 
     def start(count):
         running = worker(queues=["another"])
@@ -572,7 +572,7 @@ def in_hand(worker, claim, eventually):
         # By this very worker: its upkeep would rescue the claims of one that does not exist.
         claims = claim(count, worker=running.identity.id)
         for each in claims:
-            running.hand.claims[each.id, each.attempt] = each
+            running.in_flight.claims[each.id, each.attempt] = each
         return running, claims
 
     return start
@@ -581,13 +581,13 @@ def in_hand(worker, claim, eventually):
 @pytest.mark.parametrize(
     ("text", "error"), [("{no json", "DataError"), ("[" * 10**5 + "]" * 10**5, "OperationalError")]
 )
-def test_an_outcome_that_the_database_refuses_fails_alone(in_hand, eventually, text, error):
+def test_an_outcome_that_the_database_refuses_fails_alone(in_flight, eventually, text, error):
     """One row that cannot be stored must not hold up its batch, nor lose its own outcome."""
-    running, claims = in_hand(9)
+    running, claims = in_flight(9)
     refused = claims[4]
     for each in claims:
-        running.hand.outbox.put(Ending(each, Succeeded(text if each is refused else "1")))
-    eventually(lambda: not running.hand.claims)
+        running.in_flight.outbox.put(EndedClaim(each, Succeeded(text if each is refused else "1")))
+    eventually(lambda: not running.in_flight.claims)
     assert set(Task.objects.exclude(pk=refused.id).values_list("status", flat=True)) == {"SUCCESSFUL"}
     row = Task.objects.get(pk=refused.id)
     assert row.status == "FAILED"
@@ -595,14 +595,14 @@ def test_an_outcome_that_the_database_refuses_fails_alone(in_hand, eventually, t
     assert running.settler.reconnects == 0
 
 
-def test_large_results_are_written_a_few_at_a_time(in_hand, eventually, monkeypatch):
+def test_large_results_are_written_a_few_at_a_time(in_flight, eventually, monkeypatch):
     monkeypatch.setattr("django_pglock.worker.settling.settler.LARGEST_TEXT", 200)
     settle, sizes = TaskQuerySet.settle, []
     monkeypatch.setattr(TaskQuerySet, "settle", lambda *args: (sizes.append(len(args[1])), settle(*args))[1])
-    running, claims = in_hand(9)
+    running, claims = in_flight(9)
     for each in claims:
-        running.hand.outbox.put(Ending(each, Succeeded(f'"{"x" * 90}"')))
-    eventually(lambda: not running.hand.claims)
+        running.in_flight.outbox.put(EndedClaim(each, Succeeded(f'"{"x" * 90}"')))
+    eventually(lambda: not running.in_flight.claims)
     assert (max(sizes), sum(sizes)) == (2, 9)
     assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
 
@@ -612,71 +612,71 @@ FAILED = Failed(Failure("builtins.ValueError", "Traceback …"))
 
 @pytest.mark.parametrize("tells", [False, True])
 @pytest.mark.parametrize("outcome", [Succeeded(), FAILED], ids=["success", "failure"])
-def test_a_row_that_somebody_has_locked_holds_up_no_other(in_hand, eventually, locked, outcome, tells):
+def test_a_row_that_somebody_has_locked_holds_up_no_other(in_flight, eventually, locked, outcome, tells):
     """As by a cancel in a long transaction. What the task tells last comes with its end."""
-    running, claims = in_hand(6)
+    running, claims = in_flight(6)
     held, *others = claims
     held.progress = '{"done": 9}' if tells else None
     with locked(held.id):
         for each in claims:
-            running.hand.outbox.put(Ending(each, FAILED if each is claims[5] else outcome))
-        eventually(lambda: list(running.hand.claims.values()) == [held], seconds=5)
+            running.in_flight.outbox.put(EndedClaim(each, FAILED if each is claims[5] else outcome))
+        eventually(lambda: list(running.in_flight.claims.values()) == [held], seconds=5)
         assert not Task.objects.filter(pk__in=[each.id for each in others], status="RUNNING").exists()
         # To give it up when the worker ends comes too late: it has ended.
-        running.hand.abandon([held], 60)
+        running.in_flight.abandon([held], 60)
         time.sleep(0.3)
-        assert running.hand.unsettled == 1, "what is held waits for nothing else"
+        assert running.in_flight.unsettled == 1, "what is held waits for nothing else"
         assert Task.objects.get(pk=held.id).status == "RUNNING"
-    eventually(lambda: not running.hand.claims, seconds=5)
+    eventually(lambda: not running.in_flight.claims, seconds=5)
     row = Task.objects.get(pk=held.id)
     assert (row.status, row.progress) == (outcome.status, {"done": 9} if tells else None)
     assert (running.settler.reconnects, running.settler.counts[None]) == (0, 0)
 
 
-def test_a_claim_that_is_lost_while_its_row_is_locked_is_lost(in_hand, eventually, in_threads):
-    running, [mine] = in_hand(1)
+def test_a_claim_that_is_lost_while_its_row_is_locked_is_lost(in_flight, eventually, in_threads):
+    running, [mine] = in_flight(1)
 
     def take_away(_):
         with transaction.atomic():
             Task.objects.filter(pk=mine.id).update(attempts=mine.attempt + 1)
-            running.hand.outbox.put(Ending(mine, Succeeded()))
-            eventually(lambda: running.settler._held, seconds=5)
+            running.in_flight.outbox.put(EndedClaim(mine, Succeeded()))
+            eventually(lambda: running.settler._locked, seconds=5)
 
     in_threads(take_away, 1)
-    eventually(lambda: not running.hand.claims, seconds=5)
+    eventually(lambda: not running.in_flight.claims, seconds=5)
     assert running.settler.counts[None] == 1
     assert Task.objects.get().status == "RUNNING"
 
 
-def test_an_outcome_that_is_refused_takes_no_success_along(in_hand, eventually):
+def test_an_outcome_that_is_refused_takes_no_success_along(in_flight, eventually):
     """What was settled before it, by the other statement of the same batch, is not lost."""
-    running, claims = in_hand(2)
+    running, claims = in_flight(2)
     for each, outcome in zip(claims, (Succeeded(), Failed(Failure("x", "no text\0"))), strict=True):
-        running.hand.outbox.put(Ending(each, outcome))
-    eventually(lambda: not running.hand.claims)
+        running.in_flight.outbox.put(EndedClaim(each, outcome))
+    eventually(lambda: not running.in_flight.claims)
     assert (running.settler.counts[Succeeded], running.settler.counts[None]) == (1, 1)
 
 
-def test_a_worker_that_ends_says_what_is_still_locked(in_hand, eventually, locked, caplog, monkeypatch):
+def test_a_worker_that_ends_says_what_is_still_locked(in_flight, eventually, locked, caplog, monkeypatch):
     monkeypatch.setattr("django_pglock.worker.worker.LAST_WRITES", 0.5)
-    running, [mine] = in_hand(1)
+    running, [mine] = in_flight(1)
     with locked(mine.id):
-        running.hand.outbox.put(Ending(mine, Succeeded()))
-        eventually(lambda: running.settler._held, seconds=5)
+        running.in_flight.outbox.put(EndedClaim(mine, Succeeded()))
+        eventually(lambda: running.settler._locked, seconds=5)
         running.shutdown()
     assert f"task {mine.id} ({mine.task_path}) attempt 1> has ended, but somebody has locked its row" in caplog.text
 
 
 def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatch):
     """They have not waited for a thread yet, so they are not given back for having waited."""
-    claim = QueueClaims.claim
+    claim = QueueCursor.claim
 
     def claim_slowly(self, limit):
         claims = claim(self, limit)
         time.sleep(HOARDING * 1.2)
         return claims
 
-    monkeypatch.setattr(QueueClaims, "claim", claim_slowly)
+    monkeypatch.setattr(QueueCursor, "claim", claim_slowly)
     worker()
     result = finished(tasks.nothing.enqueue())
     assert result.status == TaskResultStatus.SUCCESSFUL

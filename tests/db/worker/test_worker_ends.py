@@ -55,7 +55,7 @@ def test_with_nothing_to_do_it_ends_at_once():
     drain(listens=False)
 
 
-def test_it_waits_for_what_it_has_in_hand_and_for_what_follows():
+def test_it_waits_for_what_is_in_flight_and_for_what_follows():
     """The second attempts are ready when the first have ended; what runs keeps it, while the other thread is idle."""
     tasks.fail_twice.enqueue("again")
     tasks.note_and_sleep.enqueue("slow", 0.5)
@@ -66,7 +66,7 @@ def test_it_waits_for_what_it_has_in_hand_and_for_what_follows():
     assert statuses() == {"SUCCESSFUL": 5}
 
 
-def test_a_task_is_in_hand_until_its_followers_are_ready(monkeypatch):
+def test_a_task_is_in_flight_until_its_followers_are_ready(monkeypatch):
     let_through = Settler._let_through
     monkeypatch.setattr(Settler, "_let_through", lambda *arguments: (time.sleep(0.3), let_through(*arguments)))
     tasks.record.using(after=[tasks.nothing.enqueue()]).enqueue("follower")
@@ -103,8 +103,8 @@ def test_it_ends_after_so_many_tasks():
 def test_another_is_asked_for_as_soon_as_the_last_task_is_claimed(worker, eventually):
     """Long before the task has ended, so that no thread is missed meanwhile."""
     words = []
-    line = SimpleNamespace(number=1, tell=words.append, start=lambda: None)
-    worker(max_tasks=1, line=line)
+    channel = SimpleNamespace(number=1, tell=words.append, start=lambda: None)
+    worker(max_tasks=1, channel=channel)
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: words == [REPLACE], seconds=5)
     Effect.objects.create(name="go on")

@@ -82,11 +82,11 @@ def test_as_many_coroutines_as_may_run_keep_no_sync_task_from_being_claimed(work
     monkeypatch.setattr(capacity, "MOST_ASYNC", 4)
     running = worker(threads=1)
     enqueue_many(tasks.wait_until, [6.0] * 4)
-    eventually(lambda: running.hand.coroutines.running >= 4)
+    eventually(lambda: running.in_flight.coroutines.running >= 4)
     result = tasks.write_to.enqueue("default")
     waits = tasks.write_in_coroutine.enqueue()
     began = time.monotonic()
     eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
-    assert running.hand.coroutines.running >= 4, f"it waited for {time.monotonic() - began:.1f} s"
+    assert running.in_flight.coroutines.running >= 4, f"it waited for {time.monotonic() - began:.1f} s"
     assert Task.objects.get(pk=waits.id).status == "READY", "there is no room for one more coroutine"
     eventually(is_over, seconds=20)
