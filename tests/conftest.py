@@ -18,7 +18,8 @@ from django.db import connection, connections
 from django.test import TransactionTestCase
 
 from django_pglock.tasks import registry, wakeup
-from django_pglock.worker import Worker, guarding
+from django_pglock.worker import Worker
+from django_pglock.worker.liveness import heartbeat_process as guarding
 
 ROOT = Path(__file__).resolve().parent.parent
 

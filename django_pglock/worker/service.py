@@ -3,7 +3,7 @@
 Each turn of its loop survives a lost connection: it says so once, closes what it had, backs off with jitter and goes
 on. Sleeping is always waiting on an event, so that a stop is felt at once.
 
-A service notes by when it will have shown life again, so that health.py can say of each whether it is stuck.
+A service notes by when it will have shown life again, so that probes/health.py can say of each whether it is stuck.
 """
 
 from __future__ import annotations

@@ -10,29 +10,29 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from django_pglock.errors import model_of
-from django_pglock.worker.deadlines import Deadlines
-from django_pglock.worker.draining import Drain
-from django_pglock.worker.execution import Attempt
-from django_pglock.worker.executor import Executor
-from django_pglock.worker.fetcher import Fetcher
-from django_pglock.worker.hand import Hand
-from django_pglock.worker.health import Health
-from django_pglock.worker.heartbeat import Heartbeat
-from django_pglock.worker.heartbeat_file import HeartbeatFile
+from django_pglock.worker.claiming.drain import Drain
+from django_pglock.worker.claiming.fetcher import Fetcher
+from django_pglock.worker.claiming.listener import Listener
+from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.identity import Identity
-from django_pglock.worker.interruption import Interruptible
-from django_pglock.worker.limits import Limits
-from django_pglock.worker.line import ENDING, REPLACE, Line
-from django_pglock.worker.listener import Listener
-from django_pglock.worker.notify import Notifier
+from django_pglock.worker.in_flight import Hand
+from django_pglock.worker.liveness.deadlines import Deadlines
+from django_pglock.worker.liveness.heartbeat import Heartbeat
 from django_pglock.worker.options import check_options
-from django_pglock.worker.probes import Probes
-from django_pglock.worker.progress import Progress
-from django_pglock.worker.queues import Queues
+from django_pglock.worker.probes.health import Health
+from django_pglock.worker.probes.heartbeat_file import HeartbeatFile
+from django_pglock.worker.probes.server import Probes
+from django_pglock.worker.probes.systemd import Notifier
+from django_pglock.worker.running.attempt import Attempt
+from django_pglock.worker.running.executor import Executor
+from django_pglock.worker.running.stoppable import Interruptible
+from django_pglock.worker.running.watchdog import Watchdog
 from django_pglock.worker.service import Service
-from django_pglock.worker.settler import Settler
-from django_pglock.worker.upkeep import Upkeep
-from django_pglock.worker.watchdog import Watchdog
+from django_pglock.worker.settling.progress import Progress
+from django_pglock.worker.settling.settler import Settler
+from django_pglock.worker.supervising.channel import ENDING, REPLACE, Line
+from django_pglock.worker.supervising.limits import Limits
+from django_pglock.worker.upkeep.upkeep import Upkeep
 
 logger = logging.getLogger("django_pglock.worker")
 

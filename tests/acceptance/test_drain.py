@@ -12,8 +12,8 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock.models import Queue, Task, Worker
-from django_pglock.worker.draining import LEFT_BEHIND, Drain
-from django_pglock.worker.queues import Queues
+from django_pglock.worker.claiming.drain import LEFT_BEHIND, Drain
+from django_pglock.worker.claiming.queues import Queues
 from tests.conftest import WorkerProcess, guards_of
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect

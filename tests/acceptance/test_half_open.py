@@ -10,8 +10,10 @@ from django.db import connection, connections
 from django_pglock.models import Task
 from django_pglock.postgres import sessions as private_sessions
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.worker import deadlines, listener, service
-from django_pglock.worker.deadlines import _Seen
+from django_pglock.worker import service
+from django_pglock.worker.claiming import listener
+from django_pglock.worker.liveness import deadlines
+from django_pglock.worker.liveness.deadlines import _Seen
 from django_pglock.worker.service import ConnectedService
 from tests.proxy import Proxy
 from tests.sample import running_tasks, tasks

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.worker import execution
+from django_pglock.worker.running import attempt as execution
 from tests.sample import session_tasks, tasks
 from tests.sample.models import Effect
 

@@ -9,7 +9,9 @@ from django.db import connection, connections
 
 from django_pglock.models import Attempt, Task
 from django_pglock.postgres.connections import statement_under_way
-from django_pglock.worker import deadlines, listener, session_watch, watchdog
+from django_pglock.worker.claiming import listener
+from django_pglock.worker.liveness import deadlines, session_watch
+from django_pglock.worker.running import watchdog
 from django_pglock.worker.service import ConnectedService
 from tests.proxy import Proxy
 from tests.sample import session_tasks as tasks

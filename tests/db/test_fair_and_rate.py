@@ -16,7 +16,7 @@ from django_pglock import enqueue_many
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Queue, RateLimit, Task
 from django_pglock.tasks.options import Rate
-from django_pglock.worker.queue_claims import WorkerClaims
+from django_pglock.worker.claiming.queue_cursor import WorkerClaims
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 

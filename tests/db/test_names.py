@@ -19,8 +19,8 @@ from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.tasks.compat import InvalidTask
 from django_pglock.tasks.wakeup import READY_CHANNEL
-from django_pglock.worker.queues import Queues
-from django_pglock.worker.unknown import UnknownReport
+from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.upkeep.unknown_report import UnknownReport
 from tests.db.test_locks import Somebody
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks as sample

@@ -20,7 +20,7 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.statements import LOCK_KEYS
 from django_pglock.testing import assert_no_locks, hold
 from django_pglock.worker import Worker
-from django_pglock.worker.upkeep import TURN
+from django_pglock.worker.upkeep.upkeep import TURN
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 

@@ -19,7 +19,7 @@ from django_pglock.tasks.liveness import SETTLED
 from django_pglock.tasks.outcome import Failed, Failure, Succeeded
 from django_pglock.tasks.queryset import COMPARED_AT_ONCE
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.upkeep import TURN
+from django_pglock.worker.upkeep.upkeep import TURN
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)

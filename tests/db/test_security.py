@@ -112,7 +112,7 @@ def test_a_worker_runs_and_imports_nothing_that_a_row_names(worker, eventually, 
 
 def test_a_claim_on_what_is_no_task_fails_and_imports_nothing(nothing_runs):
     """Also if a worker came to have such a claim, by whatever way."""
-    from django_pglock.worker.execution import prepare
+    from django_pglock.worker.running.attempt import prepare
 
     for path in NOT_TASKS:
         text = json.dumps([nothing_runs])

@@ -17,12 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_pglock.tasks.outcome import SUCCEEDED, Outcome
-from django_pglock.worker import capacity, executor, fetcher, hand, kinds, settler
-from django_pglock.worker.executor import Executor
-from django_pglock.worker.fetcher import Fetcher
-from django_pglock.worker.hand import Ending, Hand
-from django_pglock.worker.kinds import ASYNC, PAUSE, SYNC
-from django_pglock.worker.settler import Settler
+from django_pglock.worker import capacity
+from django_pglock.worker import in_flight as hand
+from django_pglock.worker.claiming import fetcher
+from django_pglock.worker.claiming import function_kinds as kinds
+from django_pglock.worker.claiming.fetcher import Fetcher
+from django_pglock.worker.claiming.function_kinds import ASYNC, PAUSE, SYNC
+from django_pglock.worker.in_flight import Ending, Hand
+from django_pglock.worker.running import executor
+from django_pglock.worker.running.executor import Executor
+from django_pglock.worker.settling import settler
+from django_pglock.worker.settling.settler import Settler
 from tests.property.interleaving import Event, Lock, Queue, Schedule, by_clock_of
 
 MODULES = (capacity, executor, fetcher, hand, kinds, settler)

@@ -21,14 +21,14 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import read_by
 from django_pglock.management.databases import add_database, database_of_tasks, no_backend
 from django_pglock.worker import Worker
-from django_pglock.worker.draining import LEFT_BEHIND
-from django_pglock.worker.line import Line, to_supervisor
+from django_pglock.worker.claiming.drain import LEFT_BEHIND
+from django_pglock.worker.claiming.queues import ORDERS, Queues
 from django_pglock.worker.logs import silence_what_nobody_hears
-from django_pglock.worker.offspring import end_here
 from django_pglock.worker.options import LAST_PORT, NUMBERS, check_options, database_of, our_backends, up_to
-from django_pglock.worker.probes import DEFAULT_HOST
-from django_pglock.worker.queues import ORDERS, Queues
-from django_pglock.worker.supervisor import Supervisor
+from django_pglock.worker.probes.server import DEFAULT_HOST
+from django_pglock.worker.running.forked_child import end_here
+from django_pglock.worker.supervising.channel import Line, to_supervisor
+from django_pglock.worker.supervising.supervisor import Supervisor
 
 #: The exit code with which Django's reloader says that code changed.
 CHANGED = 3

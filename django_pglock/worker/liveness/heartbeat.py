@@ -1,0 +1,236 @@
+"""The two signs of life of a worker: its row's heartbeat, and the session that holds its lock.
+
+Behind a pooler no session is the worker's own, so there it holds no lock and its row says so.
+
+While a task keeps this thread from running, the guard beats in its place: see ``heartbeat_process_main.py``.
+
+Between two beats it passes on what concerns the running tasks: to them that somebody asks for their end, and from them
+how far they are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django.apps import apps
+from django.db import Error as DatabaseFailure
+from django.db import connections
+
+from django_pglock.conf import get_settings
+from django_pglock.own_locks import WORKER, draw_number
+from django_pglock.postgres.connections import backend_pid
+from django_pglock.postgres.sessions import dedicated_connection, parameters_of
+from django_pglock.tasks import registry
+from django_pglock.worker.identity import Identity
+from django_pglock.worker.in_flight import Hand
+from django_pglock.worker.liveness.heartbeat_process import Guard
+from django_pglock.worker.liveness.pending_migrations import pending_migrations
+from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
+from django_pglock.worker.settling.progress import Progress
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.liveness import WorkerQuerySet
+    from django_pglock.tasks.queryset import TaskQuerySet
+
+
+#: Takes the worker's lock. NULL behind a pooler, where the lock would stay in a session that is anybody's. CASE, so
+#: that the server does not try for the lock before it has compared.
+HOLD_LOCK = "SELECT CASE WHEN pg_backend_pid() = %s THEN pg_try_advisory_lock(%s, %s) END"
+#: Seconds between two looks at what running tasks have told of their progress.
+BETWEEN_PROGRESS = 1.0
+#: Seconds between two looks whether the tables are there.
+BETWEEN_LOOKS = 1.0
+
+
+class Heartbeat(ConnectedService):
+    """Beats, and now and then compares what the table says is ours with what we have in hand.
+
+    It starts before the first claim and stops after the last settle: a worker that drains must not look dead.
+    Before that it waits until no migration of the tables is pending. ``beaten`` is called after each beat, and
+    ``taken_to_be_awake`` if the worker's row does not say that it sleeps.
+    ``cancel`` is called with the ids and attempts of running tasks that somebody has asked to end, again at each beat
+    until they have ended. ``is_pooled``: the database is reached through a pooler in transaction mode. A pooler that
+    gives its clients other process numbers than the server's is recognised in any case.
+    """
+
+    name = "heartbeat"
+
+    def __init__(
+        self,
+        hand: Hand,
+        rows: TaskQuerySet,
+        identity: Identity,
+        queues: list[str],
+        *,
+        progress: Progress,
+        cancel: Callable[[list[tuple[int, int]]], None],
+        is_pooled: bool = False,
+    ) -> None:
+        super().__init__(rows.db)
+        self.is_pooled = is_pooled
+        self.hand = hand
+        self.rows = rows
+        self.identity = identity
+        self.queues = queues
+        self.progress = progress
+        self.cancel = cancel
+        self.guard = Guard(self._guards_orders)
+        self.beaten: Callable[[], None] = lambda: None
+        self.taken_to_be_awake: Callable[[], None] = lambda: None
+        self._news = threading.Event()
+        self.is_draining = False
+        self.first_beat = threading.Event()
+        #: When the last beat was written, by time.monotonic().
+        self.beat_at: float | None = None
+        #: Names of the migrations for which the worker waits.
+        self.pending: list[str] = []
+        self._compared_at = time.monotonic()
+        # How many functions our row says that we know. Functions are only ever added, so the number tells of news.
+        self._told = -1
+        #: The number of the advisory lock that the session holds, or would hold without a pooler.
+        self.lock_key = draw_number()
+        # Whether the present session holds it; None: that has not been tried yet.
+        self._has_lock: bool | None = None
+        # Whether the present session has not beaten yet.
+        self._is_interrupted = True
+
+    @property
+    def patience(self) -> float:  # type: ignore[override]
+        """A third of the limit: what is given up has to be tried again before the worker looks dead."""
+        return get_settings().HEARTBEAT_LIMIT / 3
+
+    @property
+    def longest_pause(self) -> float:  # type: ignore[override]
+        """Try again twice as often as there is a beat: when the server is back, the others wait for little more."""
+        return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
+
+    def connected(self) -> None:
+        self._has_lock = False if self.is_pooled else None
+        self._is_interrupted = True
+
+    def turn(self) -> None:
+        if not self.first_beat.is_set() and not self._has_tables():
+            self.stopping.wait(BETWEEN_LOOKS)
+            return
+        self._hold_lock()
+        self.beat()
+        self.guard.note_beat()
+        self.beat_at = time.monotonic()
+        self.first_beat.set()
+        self.beaten()
+        self._compare()
+        self._pass_on_requests()
+        self._rest()
+
+    def _hold_lock(self) -> None:
+        """Take the worker's lock, unless this session has it or is not ours alone.
+
+        Another worker may have drawn the same number, or a session of before, half open, may still hold the lock. Then
+        we draw another one, and the beat that follows writes it into our row.
+        """
+        with connections[self.using].cursor() as cursor:
+            while self._has_lock is None:
+                cursor.execute(HOLD_LOCK, (backend_pid(cursor.db), WORKER, self.lock_key))
+                [has_lock] = cursor.fetchone()
+                if has_lock is False:
+                    self.lock_key = draw_number()
+                else:
+                    self._has_lock = bool(has_lock)
+
+    def _has_tables(self) -> bool:
+        """Say whether no migration is pending, and tell the log once if one is."""
+        was_told = bool(self.pending)
+        self.pending = pending_migrations(self.using)
+        if self.pending and not was_told:
+            logger.warning(
+                "Waiting for migrations of django_pglock (%s). Run: manage.py migrate django_pglock --database %s",
+                ", ".join(self.pending),
+                self.using,
+            )
+        return not self.pending
+
+    def wake(self) -> None:
+        """Look now for tasks that somebody has asked to end."""
+        self._news.set()
+
+    def _rest(self) -> None:
+        interval = get_settings().HEARTBEAT_INTERVAL
+        self.note_life(interval)
+        beat_at = time.monotonic() + interval
+        while not self.stopping.is_set() and (left := beat_at - time.monotonic()) > 0:
+            if self._news.wait(min(left, BETWEEN_PROGRESS)):
+                self._news.clear()
+                self._pass_on_requests()
+            self.progress.note()
+
+    def _pass_on_requests(self) -> None:
+        if self.hand.claims and (requests := self.rows.cancel_requests(self.identity.id)):
+            self.cancel(requests)
+
+    def beat(self) -> None:
+        """Say that this worker lives, and which functions it knows if the others do not know that yet."""
+        me, known = self.identity, registry.known_paths()
+        self._told, is_sleeping = self._workers().beat(
+            me.id,
+            name=me.name,
+            hostname=me.hostname,
+            pid=me.pid,
+            queues=self.queues,
+            threads=len(self.hand.threads.slots),
+            is_stopping=self.is_draining,
+            lock_key=self.lock_key if self._has_lock else None,
+            is_interrupted=self._is_interrupted,
+            task_paths=None if len(known) == self._told else known,
+        )
+        self._is_interrupted = False
+        if not is_sleeping:
+            self.taken_to_be_awake()
+
+    def close(self) -> None:
+        if self.stopping.is_set() and self._connection is not None and self.first_beat.is_set():
+            self._depart()
+        super().close()
+
+    def finish(self) -> None:
+        self.guard.stop()
+
+    def _depart(self) -> None:
+        """Remove the worker's row: it ends in order and owns nothing any more."""
+        try:
+            self._workers().depart(self.identity.id)
+        except DatabaseFailure as error:
+            logger.warning("Could not sign off; the others will notice: %s", error)
+
+    def _compare(self) -> None:
+        # A claim whose answer got lost may be committed after we looked for it. By now it is.
+        limit = get_settings().HEARTBEAT_LIMIT
+        if time.monotonic() - self._compared_at < limit:
+            return
+        self._compared_at = time.monotonic()
+        lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), older_than=limit)
+        if lost:
+            logger.warning("Gave back %d tasks that this worker owned without knowing.", lost)
+
+    def _guards_orders(self) -> dict[str, Any]:
+        connection = dedicated_connection(self.using, application_name="lockworker guard")
+        return {
+            "connection": parameters_of(connection),
+            "session": {**self._session_settings(), "statement_timeout": "5s"},
+            "table": connection.ops.quote_name(self._workers().model._meta.db_table),
+            "worker": str(self.identity.id),
+            "interval": get_settings().HEARTBEAT_INTERVAL,
+            "limit": get_settings().HEARTBEAT_LIMIT,
+        }
+
+    def _session_settings(self) -> dict[str, str]:
+        """Return what the role, OPTIONS or receivers of ``connection_created`` have set for this service's session."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute("SELECT current_setting('search_path'), current_setting('role')")
+            search_path, role = cursor.fetchone()
+        return {"search_path": search_path, "role": role}
+
+    def _workers(self) -> WorkerQuerySet:
+        return apps.get_model("django_pglock", "Worker").objects.using(self.using)  # type: ignore[no-any-return]

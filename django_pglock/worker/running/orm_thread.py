@@ -1,0 +1,164 @@
+"""The thread in which Django's ORM runs for the coroutines of a worker.
+
+Django's connections belong to a thread, and asgiref runs what coroutines hand to ``sync_to_async`` in one thread of
+their loop. All coroutines share it and its connections, so it has to be known for whom it works: to cancel the SQL of a
+task whose time is over and no other's, to say in the log who keeps the others waiting, and to close a connection that a
+task has left in a transaction, which would be everybody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from django.db import connections
+
+from django_pglock.postgres.connections import cancel_statement, hang_up
+from django_pglock.worker.running.watchdog import is_at_rest, is_closed
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.claim import Claim
+    from django_pglock.worker.running.attempt import Attempt
+
+logger = logging.getLogger("django_pglock.worker")
+
+#: Seconds for which one function may keep others waiting before the log says so.
+OCCUPIED = 10.0
+#: Seconds after which it says so again.
+REPEAT = 60.0
+
+#: The attempt on whose behalf a coroutine runs.
+current_attempt: ContextVar[Attempt | None] = ContextVar("current_attempt", default=None)
+
+
+class OrmThread(ThreadPoolExecutor):
+    """An executor of one thread. ``prepare`` is called there first."""
+
+    def __init__(self, prepare: Callable[[], None]) -> None:
+        super().__init__(1, thread_name_prefix="lockworker-orm", initializer=self._begin)
+        self._prepare = prepare
+        #: The number of the thread, once it has started.
+        self.ident: int | None = None
+        #: The attempt for which it works now, and since when, by time.monotonic().
+        self.attempt: Attempt | None = None
+        self.since = 0.0
+        self._connections: Sequence[Any] = ()
+        self._cancelling = threading.Lock()
+        self._waiting = 0
+        self._is_watched = False
+        # By alias: who has begun a transaction there that is open.
+        self._open: dict[str, Attempt | None] = {}
+
+    def _begin(self) -> None:
+        self._prepare()
+        self._connections = connections.all(initialized_only=True)
+        self.ident = threading.get_ident()
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Have a function run in the thread, for the attempt of the coroutine that asks, in the loop's thread."""
+        self._waiting += 1
+        if self._waiting > 1 and not self._is_watched:
+            self._watch(OCCUPIED)
+        future = super().submit(self._run, current_attempt.get(), function, args, kwargs)
+        future.add_done_callback(self._note_end)
+        return future
+
+    def _note_end(self, future: Future[Any]) -> None:
+        self._waiting -= 1
+
+    def close(self) -> None:
+        """Let the thread end after what it does, and close its connections."""
+        super().submit(connections.close_all)
+        self.shutdown(wait=False)
+
+    def _run(self, attempt: Attempt | None, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self.attempt, self.since = attempt, time.monotonic()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            # Whoever cancels a statement of this function has done so by then.
+            with self._cancelling:
+                self.attempt = None
+            self._note_transactions(attempt)
+            if attempt is not None and attempt.is_over:
+                self._close_transactions_of(attempt)
+
+    # A transaction that is left open
+
+    def end(self, attempt: Attempt) -> None:
+        """Close the connections that an attempt, whose function has ended, has left in a transaction. Does not wait."""
+        attempt.is_over = True
+        if attempt in self._open.values():
+            super().submit(self._close_transactions_of, attempt)
+
+    def _note_transactions(self, attempt: Attempt | None) -> None:
+        all_: Sequence[Any] = connections.all(initialized_only=True)
+        open_ = [each.alias for each in all_ if not is_at_rest(each)]
+        if open_ or self._open:
+            self._open = {alias: self._open.get(alias, attempt) for alias in open_}
+
+    def _close_transactions_of(self, attempt: Attempt) -> None:
+        for alias in [alias for alias, each in self._open.items() if each is attempt]:
+            del self._open[alias]
+            connection: Any = connections[alias]
+            if connection.in_atomic_block or not is_closed(connection):
+                logger.warning(
+                    "%r has left a transaction open in database %r; what it, and coroutines since, have not committed "
+                    "is lost.",
+                    attempt.claim,
+                    alias,
+                    extra=attempt.claim.log_fields(),
+                )
+            connection.in_atomic_block = False  # else close() only notes that it was called
+            connection.close()
+
+    # A function that takes too long
+
+    def cancel(self, attempt: Attempt) -> None:
+        """Cancel the statement that runs for an attempt, if one does. Waits for the server, so not in the loop."""
+        with self._cancelling:
+            if self.attempt is not attempt:
+                return
+            for connection in self._connections:
+                if connection.vendor == "postgresql":
+                    _cancel(connection, attempt)
+
+    def claim_of(self, thread: int | None) -> Claim | None:
+        """Return the claim for which this thread works, if it is the one that is asked for."""
+        attempt = self.attempt
+        return attempt.claim if attempt is not None and thread == self.ident else None
+
+    def _watch(self, seconds: float) -> None:
+        self._is_watched = True
+        asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        """Say in the log who keeps others waiting; look again for as long as somebody waits."""
+        self._is_watched = False
+        attempt, took = self.attempt, time.monotonic() - self.since
+        if self._waiting < 2 or attempt is None:
+            return
+        if took >= OCCUPIED:
+            logger.warning(
+                "%r has kept the thread in which the ORM runs for coroutines for %.0f s; %d calls wait for it.",
+                attempt.claim,
+                took,
+                self._waiting - 1,
+                extra=attempt.claim.log_fields(),
+            )
+        self._watch(REPEAT if took >= OCCUPIED else OCCUPIED - took)
+
+
+def _cancel(connection: Any, attempt: Attempt) -> None:
+    try:
+        cancel_statement(connection)
+    except psycopg.Error as error:
+        logger.warning("A statement of %r could not be cancelled: %s", attempt.claim, error)
+        hang_up(connection)

@@ -1,0 +1,1 @@
+"""Settling: writing outcomes to the database, and reporting them to logs and signal receivers."""

@@ -1,0 +1,227 @@
+"""What somebody has to do now and then: promote what is due, enqueue what runs by the clock, rescue, prune, forget.
+
+Every worker is ready to do it and one does at a time: each round is a transaction that begins by trying for an advisory
+lock. Nothing depends on there being only one; it only saves work. A worker that is frozen in the middle of its round
+would keep the others from theirs, so the server ends the session of a round that stands still.
+
+Schedules are kept outside of the round, by every worker for the functions that it knows: a tick is a transaction of its
+own, which only one of them can win, and one that fails takes nothing along.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+from django.apps import apps
+from django.db import IntegrityError, connections, transaction
+
+from django_pglock.conf import get_settings
+from django_pglock.own_locks import UPKEEP
+from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
+from django_pglock.tasks.gates import KEYS_AT_ONCE
+from django_pglock.tasks.liveness import SETTLED
+from django_pglock.tasks.pruning import ages_of
+from django_pglock.tasks.queryset import COMPARED_AT_ONCE
+from django_pglock.tasks.statements import BY_INDEX
+from django_pglock.tasks.waiting import WAITERS_AT_ONCE
+from django_pglock.worker.service import ConnectedService, logger
+from django_pglock.worker.upkeep.ready_counts import ReadyCounts
+from django_pglock.worker.upkeep.unknown_report import UnknownReport
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.queryset import TaskQuerySet
+    from django_pglock.tasks.schedule_queryset import ScheduleQuerySet
+    from django_pglock.tasks.schedules import Timing
+
+T = TypeVar("T")
+
+#: The first statement of a round: is it ours? And for how long may we stand still before the server takes it away.
+#: Only for this transaction, so it is right behind a pooler as well.
+TURN = f"""
+SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_session_timeout', '3s', true), {BY_INDEX}
+"""
+#: Seconds between two rounds, as a share of the heartbeat interval. Together with two missing beats a killed worker's
+#: tasks run elsewhere within ten seconds at default settings.
+ROUND = 0.9
+#: How often one round looks for tasks of the dead, while there are as many as one look takes.
+RESCUES = 5
+#: Tasks that one round looks at to prune them, and seconds of rest when the last old one is gone.
+PRUNED_AT_ONCE, PRUNING_REST = 5000, 60.0
+#: Seconds before the next look at what is due and locked by somebody; doubled each time up to the second number.
+FIRST_LOOK, LONGEST_BETWEEN_LOOKS = 0.01, 1.0
+
+
+class Upkeep(ConnectedService):
+    """Rounds of upkeep. ``promoted`` is called when tasks have become ready."""
+
+    name = "upkeep"
+
+    def __init__(self, rows: TaskQuerySet, worker: UUID, promoted: Callable[[], None]) -> None:
+        super().__init__(rows.db)
+        self.rows = rows
+        self.promoted = promoted
+        self.schedules: ScheduleQuerySet = apps.get_model("django_pglock", "Schedule").objects.using(rows.db)
+        self._registered: dict[str, Timing] = {}
+        self._news = threading.Event()
+        self.unknown = UnknownReport(rows, worker)
+        self.ready_counts = ReadyCounts(rows)
+        self._rescued_at = self._rescue_from = 0.0
+        # When this turn began, or the first of those in a row that were somebody else's.
+        self._began_at = self._kept_out_since = 0.0
+        # Where the last look for what was left waiting ended.
+        self._key, self._waiter = "", 0
+        # Where the walk of pruning has come to, and when it goes on.
+        self._pruned_to, self._prune_at = 0, 0.0
+        # Names of the steps that failed when they were tried last.
+        self._failing: set[str] = set()
+        # For how long to leave alone what is due and locked by somebody.
+        self._left_alone = 0.0
+
+    def _look_for_delay(self) -> None:
+        """Excuse the others if we were held up ourselves, as by a lock on the table. Less condemns nobody.
+
+        A witness can be a worker without tasks, which such a lock does not hold up.
+        """
+        if time.monotonic() - self._began_at > get_settings().HEARTBEAT_LIMIT / 3:
+            self._rescue_from = time.monotonic() + get_settings().HEARTBEAT_INTERVAL * SETTLED
+
+    def wake(self) -> None:
+        """Look again now: a task may have been scheduled for sooner than the alarm is set."""
+        self._news.set()
+
+    def turn(self) -> None:
+        self._news.clear()
+        self._began_at = time.monotonic()
+        waits = (
+            get_settings().HEARTBEAT_INTERVAL * ROUND,
+            self._attempt(self._round),
+            self._attempt(self._keep_schedules),
+        )
+        self._look_for_delay()
+        self._attempt(self.ready_counts.look)
+        sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
+        self.note_life(sleep)
+        self._news.wait(sleep)
+
+    def _round(self) -> float | None:
+        """Do what is to be done; return the seconds until the next task is due, if that is known."""
+        with transaction.atomic(using=self.using, durable=True):
+            if not self._is_my_turn():
+                self._kept_out_since = self._kept_out_since or self._began_at
+                return None
+            # Whoever was at it for so long was held up, and so may have been all others.
+            self._began_at, self._kept_out_since = self._kept_out_since or self._began_at, 0.0
+            promoted = self._attempt(self.rows.promote) or 0
+            keys, awaited = self._attempt(self.rows.open_rates) or [], []
+            has_moved = bool(promoted or keys)
+            if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
+                self._rescued_at = time.monotonic()
+                # This transaction has been at the tasks by now: nobody can lock it out any more.
+                self._look_for_delay()
+                if time.monotonic() >= self._rescue_from:
+                    self._attempt(self._rescue)
+                keys += self._attempt(self._stray_keys) or []
+                awaited = self._attempt(self._stray_waiters) or []
+            due_in = self._attempt(self.rows.next_due_in)
+        # Outside of the round's transaction: whoever lets tasks through holds the locks of their keys to its end.
+        if keys or awaited:
+            promoted += self._attempt(self.rows.release, awaited) or 0
+            promoted += self._attempt(self.rows.admit, keys) or 0
+            due_in = self._attempt(self.rows.next_due_in)
+        if promoted:
+            self.promoted()
+        self._attempt(self.unknown.look)
+        if time.monotonic() >= self._prune_at:
+            self._attempt(self._prune)
+        return self._pause(due_in, has_moved=has_moved or promoted > 0)
+
+    def _attempt(self, step: Callable[..., T], *values: Any) -> T | None:
+        """Return what a step returns. One that fails takes no other along while the session lives; it returns None."""
+        name, connection = step.__qualname__, connection_for(self.using)
+        session = connection.connection
+        try:
+            with transaction.atomic(using=self.using) if connection.in_atomic_block else nullcontext():
+                answer = step(*values)
+        except Exception as error:
+            # Django lets go of one that broke within a transaction, and would open another, which is not as ours is.
+            # One that may only read is of a server that is no primary, or not any more: the next one may be.
+            if connection.connection is not session or has_hung_up(connection) or is_read_only(error):
+                raise
+            if name not in self._failing:
+                logger.warning("A step of the upkeep, %s, failed. It is tried again and again.", name, exc_info=True)
+            self._failing.add(name)
+            return None
+        if name in self._failing:
+            logger.warning("The step of the upkeep that failed, %s, works again.", name)
+            self._failing.remove(name)
+        return answer
+
+    def _pause(self, due_in: float | None, *, has_moved: bool) -> float | None:
+        """Return ``due_in``, or longer when something is due and nothing could be moved: somebody has locked it."""
+        if has_moved or due_in is None or due_in > 0:
+            self._left_alone = 0.0
+            return due_in
+        self._left_alone = min(LONGEST_BETWEEN_LOOKS, 2 * self._left_alone or FIRST_LOOK)
+        return self._left_alone
+
+    def _keep_schedules(self) -> float | None:
+        """Enqueue the ticks that have come; return the seconds until the next one, if there is one."""
+        timings = self.schedules.timings()
+        if timings != self._registered:
+            self.schedules.register()
+            self._registered = timings
+        if not timings:
+            return None
+        ticks = self.schedules.enqueue_due()
+        if ticks.tasks:
+            self.promoted()
+        return ticks.next_in
+
+    # What a crash has left waiting, some of it at a time.
+
+    def _stray_keys(self) -> list[str]:
+        keys = self.rows.blocked_keys(self._key)
+        self._key = keys[-1] if len(keys) == KEYS_AT_ONCE else ""
+        return keys
+
+    def _stray_waiters(self) -> list[int]:
+        waiters = self.rows.stray_waiters(self._waiter)
+        self._waiter = waiters[-1][0] if len(waiters) == WAITERS_AT_ONCE else 0
+        return [awaited for _, awaited in waiters if awaited is not None]
+
+    def _prune(self) -> None:
+        """Let some old tasks go. Also without the round's lock: a statement of its own, and two do no harm."""
+        rest = PRUNING_REST
+        try:
+            count, self._pruned_to = self.rows.prune_window(self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
+            if self.rows.forget_rates() or count or self._pruned_to:
+                rest = get_settings().HEARTBEAT_INTERVAL * ROUND
+        except IntegrityError as error:
+            # A table of the project's own that Django's deletion would have looked after.
+            logger.warning("Old tasks cannot be pruned: %s", str(error).strip())
+        self._prune_at = time.monotonic() + rest
+
+    def _is_my_turn(self) -> bool:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(TURN)
+            return bool(cursor.fetchone()[0])
+
+    def _rescue(self) -> None:
+        for _ in range(RESCUES):
+            rescued = self.rows.rescue()
+            for task in rescued:
+                logger.warning(
+                    "Task %d (%r) was taken back from worker %s, which is dead; it is %s now.",
+                    task.id,
+                    task.task_path,
+                    task.worker,
+                    task.status,
+                )
+            if len(rescued) < COMPARED_AT_ONCE:
+                break
+        apps.get_model("django_pglock", "Worker").objects.using(self.using).forget()

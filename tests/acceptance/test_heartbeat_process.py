@@ -1,0 +1,289 @@
+"""The guard beats for a worker whose threads cannot, and for no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from django_pglock.models import Task, Worker
+from django_pglock.worker.liveness import heartbeat_process as guarding
+from django_pglock.worker.liveness import heartbeat_process_main as guard
+from tests.conftest import guards_of
+from tests.sample import running_tasks, tasks
+from tests.sample.models import Effect
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+#: Seconds: HEARTBEAT_LIMIT of the tests, a round of rescue, and some.
+LONGER_THAN_THE_LIMIT = 6.0
+
+
+def is_there(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def guard_of(eventually):
+    def find(process):
+        return eventually(lambda: guards_of(process.process.pid), why="the worker has no guard")[0]
+
+    return find
+
+
+def test_a_task_that_keeps_the_gil_runs_once(worker_process, eventually):
+    """For longer than the limit after which a worker counts as dead in any case, with another one ready to rescue."""
+    busy = worker_process("--threads", "1")
+    running_tasks.keep_gil.enqueue(LONGER_THAN_THE_LIMIT)
+    eventually(lambda: Effect.objects.exists(), why="the task did not begin")
+    worker_process("--threads", "1")
+
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists(), seconds=30, why=busy.output)
+    task = Task.objects.get()
+    assert (task.attempts, task.rescues, task.result) == (1, 0, "once")
+    assert Effect.objects.get().pid == busy.process.pid
+    assert (task.finished_at - task.started_at).total_seconds() > LONGER_THAN_THE_LIMIT - 1
+
+
+def test_a_stopped_worker_is_rescued_although_its_guard_lives(worker_process, guard_of, eventually):
+    stopped = worker_process("--threads", "1")
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.exists())
+    guardian = guard_of(stopped)
+    stopped.send(signal.SIGSTOP)
+    worker_process("--threads", "1")
+
+    eventually(lambda: Effect.objects.count() == 2, seconds=30, why="it was not rescued")
+    Effect.objects.create(name="go on")
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
+    assert is_there(guardian)
+    assert Task.objects.get().rescues == 1
+
+
+def test_the_guard_says_at_once_that_its_worker_has_died(worker_process, guard_of, eventually):
+    """With beats so rare that nobody else can have noticed it; and it keeps no pipe of its worker open meanwhile."""
+    victim = worker_process("--threads", "1", DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.exists(), why="the task did not begin")
+    guardian = guard_of(victim)
+    victim.send(signal.SIGKILL)
+
+    eventually(lambda: not Worker.objects.exists(), seconds=10, why="the row of the dead worker is still there")
+    [rescued] = Task.objects.all().rescue()
+    assert rescued.status == "READY"
+    eventually(lambda: not is_there(guardian), why="the guard outlives its worker")
+
+
+def test_the_guard_ends_with_its_worker_whatever_ends_that(worker_process, guard_of, eventually):
+    killed, asked = worker_process(), worker_process()
+    guards = [guard_of(killed), guard_of(asked)]
+    for guardian in guards:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(guardian, number)  # what a terminal or a service manager sends to everybody
+    killed.send(signal.SIGKILL)
+    killed.wait()
+    eventually(lambda: not is_there(guards[0]))
+    assert is_there(guards[1]), "it ended while its worker lives"
+    asked.send(signal.SIGTERM)
+    assert asked.wait() == 0
+    eventually(lambda: not is_there(guards[1]), seconds=2)
+
+
+def test_a_guard_that_is_killed_is_replaced(worker_process, guard_of, eventually):
+    process = worker_process()
+    first = guard_of(process)
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: guards_of(process.process.pid) not in ([], [first]), why="there is no new guard")
+    process.wait_for("The worker is without its guard")
+    tasks.record.enqueue("works")
+    eventually(lambda: Effect.objects.exists())
+
+
+def test_it_has_no_connection_while_the_worker_speaks_for_itself(worker_process, guard_of, eventually):
+    process = worker_process()
+    guard_of(process)
+    first = Worker.objects.get().heartbeat_at
+    eventually(lambda: Worker.objects.get().heartbeat_at > first)
+    assert sessions_of_guards() == 0
+
+
+def sessions_of_guards():
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockworker guard'")
+        return cursor.fetchone()[0]
+
+
+FORKS = """
+import json, os, socket, sys, time
+from django_pglock.worker.liveness import heartbeat_process as guarding
+mine, its_end = socket.socketpair()
+guard = guarding.start(its_end)
+its_end.close()
+mine.send(json.dumps({"interval": 0.2, "limit": 1.0, "path": sys.path, "worker_pid": os.getpid()}).encode() + b"\\n\\n")
+child = os.fork()
+if child:
+    print(guard.pid, child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_it_ends_although_a_forked_child_of_the_worker_keeps_the_socket_open(eventually):
+    parent = subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True)
+    guardian, child = map(int, parent.stdout.readline().split())
+    try:
+        parent.kill()
+        parent.wait()
+        eventually(lambda: not is_there(guardian), why="the guard outlives its worker")
+        assert is_there(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+
+
+class Charge:
+    """A guard of this very process, and what the worker would say to it."""
+
+    def __init__(self, **orders):
+        self.socket, its_end = socket.socketpair()
+        with its_end:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(guarding.SCRIPT)], stdin=its_end, stderr=subprocess.PIPE, text=True
+            )
+        self.order(**orders)
+
+    def order(self, **orders):
+        self.say(json.dumps({"path": sys.path, "worker_pid": os.getpid(), **orders}))
+
+    def say(self, text=""):
+        self.socket.send(text.encode() + b"\n")
+
+    def end(self):
+        self.socket.close()
+        self.process.wait(5)
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def charge(worker):
+    """Start a guard for the row of a worker that is not there, so that nobody else beats for it."""
+    started = []
+
+    def start(interval=0.1):
+        running = worker()
+        heartbeat = running.heartbeat
+        orders = {**heartbeat._guards_orders(), "interval": interval}
+        row = Worker.objects.get()
+        running.shutdown()
+        row.save(force_insert=True)
+        started.append(Charge(**orders))
+        return started[-1], row
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def beat(row):
+    return Worker.objects.get(pk=row.pk).heartbeat_at
+
+
+def test_it_speaks_from_the_first_late_beat_to_the_next_one_in_time(charge, eventually):
+    guardian, row = charge(interval=0.5)
+    eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
+    eventually(lambda: sessions_of_guards() == 1)
+    eventually(lambda: guardian.say() or sessions_of_guards() == 0, why="it did not fall silent")
+
+    def is_silent():
+        """As far as we were in time ourselves; longer than an interval, shorter than a beat is late."""
+        guardian.say()
+        began, before = time.monotonic(), beat(row)
+        time.sleep(0.6)
+        if beat(row) == before:
+            return True
+        assert time.monotonic() - began > 0.7, "it spoke although the beat was in time"
+        return False
+
+    eventually(is_silent)
+    silent = beat(row)
+    eventually(lambda: beat(row) > silent, why="it did not speak again")
+
+
+def test_who_needs_a_guard_to_speak_is_no_witness(charge, eventually):
+    """After an outage the guard may be back before all others: its beat must not seem to follow the one before."""
+    _guardian, row = charge()
+    eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
+    assert Worker.objects.get(pk=row.pk).beating_since > row.heartbeat_at
+    assert not Worker.objects.all().witnesses().exists()
+
+
+def test_it_makes_no_row_of_a_worker_that_signed_off(charge, eventually):
+    _guardian, row = charge()
+    eventually(lambda: beat(row) > row.heartbeat_at)
+    row.delete()
+    eventually(lambda: sessions_of_guards() == 1)
+    time.sleep(0.5)
+    assert not Worker.objects.exists()
+
+
+def test_it_says_once_that_it_cannot_connect_and_goes_on(charge, eventually):
+    guardian, _row = charge()
+    guardian.order(interval=0.05, connection={"host": "/nowhere"})
+    assert "cannot reach the database" in guardian.process.stderr.readline()
+    time.sleep(0.5)
+    assert guardian.process.poll() is None
+    guardian.socket.close()
+    assert guardian.process.wait(5) == 0
+    assert guardian.process.stderr.read() == ""
+
+
+def test_it_does_not_speak_for_ever(monkeypatch):
+    """What keeps a process from running for an hour will not end."""
+    voice, written = guard.Voice(), []
+    monkeypatch.setattr(voice, "_write", written.append)
+    voice.speak()
+    voice._since -= guard.LONGEST + 1
+    voice.speak()
+    assert len(written) == 1
+    voice.fall_silent()
+    voice.speak()
+    assert len(written) == 2
+
+
+def test_which_processes_run(eventually):
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        assert guard.is_running(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        eventually(lambda: not guard.is_running(process.pid), why="it is stopped")
+        process.send_signal(signal.SIGCONT)
+        eventually(lambda: guard.is_running(process.pid))
+        process.kill()
+        eventually(lambda: not guard.is_running(process.pid), why="it is a zombie")
+    finally:
+        process.kill()
+        process.wait()
+    assert not guard.is_running(process.pid)
+
+
+def test_a_worker_that_cannot_start_a_guard_says_so_once_and_works(worker, monkeypatch, caplog, eventually):
+    monkeypatch.setattr(guarding.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(guarding, "FIRST_PAUSE", 0.01)
+    running = worker()
+    tries = []
+    monkeypatch.setattr(running.heartbeat.guard, "_start_when_due", lambda: tries.append(1) or 1 / 0)
+    tasks.record.enqueue("works")
+    eventually(lambda: Effect.objects.exists())
+    eventually(lambda: len(tries) >= 2, why="it was not tried again")
+    assert sum("without its guard" in message for message in caplog.messages) == 1

@@ -1,0 +1,176 @@
+"""TaskTimeout strikes while the function runs, and never again: thousands of functions that end at their deadline."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import pytest
+
+from django_pglock.errors import TaskTimeout
+from django_pglock.worker.running.stoppable import Interruptible
+from django_pglock.worker.running.watchdog import Seat, Watchdog
+
+
+class Call(Interruptible):
+    """An attempt that keeps its thread busy for so many seconds."""
+
+    def __init__(self, seconds, timeout=None):
+        self.claim = self
+        self.seconds = seconds
+        self.timeout = timeout
+
+    is_cancelled = False
+
+    def log_fields(self):
+        return {}
+
+    def call(self):
+        end = time.monotonic() + self.seconds
+        while time.monotonic() < end:
+            pass
+        return "returned"
+
+
+@pytest.fixture
+def watchdog():
+    watchdog = Watchdog()
+    yield watchdog
+    watchdog.stop()
+    assert watchdog.wait(10)
+
+
+@pytest.fixture
+def quick_switches():
+    """Let threads take turns at as many lines as possible."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_nothing_strikes_after_the_function_has_returned(watchdog, in_threads, quick_switches, is_traced):
+    """Nor does anything stay behind that would keep a thread that is traced at one line for ever, as in 3.11."""
+    timeout = 0.0005
+    # To be traced takes time, by us or by what measures coverage.
+    turns = 80 if is_traced or sys.gettrace() else 400
+
+    def work(number):
+        if is_traced:
+            sys.settrace(lambda *_: None)
+        seat = watchdog.seat()
+        ends = {"returned": 0, "struck": 0}
+        for turn in range(turns):
+            call = Call(timeout * (0.9 + turn % 20 / 100), timeout)
+            try:
+                ends[seat.call(call)] += 1
+            except TaskTimeout:
+                ends["struck"] += 1
+            assert call.is_over
+            # A stray exception would strike here at the latest, and fail the test.
+            for _ in range(200):
+                pass
+        return ends
+
+    ends = in_threads(work, 4)
+    assert [sum(each.values()) for each in ends] == [turns] * 4
+    assert sum(each["struck"] for each in ends) > turns // 8, "the deadlines were never met"
+    assert is_traced or sum(each["returned"] for each in ends) > turns // 8, "all were too late"
+
+
+def test_a_time_of_nothing_is_over_at_once(watchdog, in_threads, quick_switches):
+    """The exception may come at any line from the first on, and the seat is usable afterwards."""
+
+    def work(number):
+        seat = watchdog.seat()
+        struck = 0
+        for _ in range(200):
+            try:
+                seat.call(Call(0.005, timeout=0.0))
+            except TaskTimeout:
+                struck += 1
+            assert seat.call(Call(0)) == "returned"
+        return struck
+
+    assert min(in_threads(work, 4)) > 100
+
+
+def test_the_thread_waits_until_nobody_strikes_any_more(watchdog, monkeypatch, in_threads):
+    """A cancel that is under way would meet the statement of the next task."""
+    arrived, returned, order = threading.Event(), threading.Event(), []
+
+    def cancel_slowly(seat, attempt):
+        arrived.set()
+        assert returned.wait(10)
+        time.sleep(0.1)
+        order.append("strike")
+        return True
+
+    monkeypatch.setattr(Seat, "_cancel_statements", cancel_slowly)
+    call = Call(0, timeout=0.01)
+
+    def wait_and_return():
+        assert arrived.wait(10)
+        returned.set()
+
+    call.call = wait_and_return
+    watchdog.seat().call(call)
+    order.append("next task")
+    assert order == ["strike", "next task"]
+
+
+def test_one_that_strikes_at_the_very_end_leaves_the_seat_in_order(watchdog, monkeypatch):
+    seat, call = watchdog.seat(), Call(0)
+    looks = iter([TaskTimeout(), False, False])
+
+    class Striking:
+        def locked(self):
+            if isinstance(look := next(looks), TaskTimeout):
+                raise look
+            return look
+
+    monkeypatch.setattr(seat, "_striking", Striking())
+    assert seat.call(call) == "returned", "it was done by then"
+    assert call.is_over
+    assert seat.attempt is None
+    assert seat.call(Call(0)) == "returned"
+
+
+def test_no_thread_runs_while_nothing_has_a_timeout(watchdog):
+    assert watchdog.seat().call(Call(0)) == "returned"
+    assert watchdog._thread is None
+
+
+def test_a_deadline_that_comes_sooner_than_the_one_it_waits_for_is_met(watchdog, in_threads):
+    def work(number):
+        seat = watchdog.seat()
+        time.sleep(number * 0.1)
+        began = time.monotonic()
+        with pytest.raises(TaskTimeout):
+            seat.call(Call(20, timeout=0.2 if number else 5.0))
+        return time.monotonic() - began
+
+    long, short = in_threads(work, 2)
+    assert 0.2 <= short < 4.5, "it was met with the other one"
+    assert 5.0 <= long < 20
+
+
+def test_a_function_that_cannot_be_stopped_is_reported_once(watchdog, monkeypatch, caplog, eventually):
+    monkeypatch.setattr("django_pglock.worker.running.watchdog.OVERRUN", 0.1)
+    monkeypatch.setattr("django_pglock.worker.running.watchdog.BETWEEN_STRIKES", 0.05)
+    call = Call(0, timeout=0.05)
+    blocked = threading.Lock()
+    blocked.acquire()
+    call.call = lambda: blocked.acquire(timeout=60)
+
+    def let_go():
+        eventually(lambda: "cannot be stopped" in caplog.text)
+        time.sleep(0.3)  # for more strikes, which are not reported
+        blocked.release()
+
+    threading.Thread(target=let_go, daemon=True).start()
+    with pytest.raises(TaskTimeout):
+        watchdog.seat().call(call)
+    assert caplog.text.count("cannot be stopped") == 1

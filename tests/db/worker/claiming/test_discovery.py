@@ -1,0 +1,140 @@
+"""Task functions in modules that nobody has imported: found inside of installed apps, and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+from django.core import mail
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils.module_loading import import_string
+
+from django_pglock.models import Task
+from django_pglock.tasks import importing, registry
+from django_pglock.worker.claiming.discovery import Discovery
+from django_pglock.worker.claiming.queues import Queues
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PATH = "tests.sample.mail.deliver"
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_imported(monkeypatch):
+    """Forget the modules of these tests, before and after each."""
+    monkeypatch.setattr(registry, "_definitions", {k: v for k, v in registry._definitions.items() if k != PATH})
+    monkeypatch.setattr(importing, "_tried", set())
+    modules = ("tests.sample.mail", "tests.sample.broken", "tests.sample.__main__", "tests.evil")
+
+    def forget():
+        for name in modules:
+            sys.modules.pop(name, None)
+
+    forget()
+    yield
+    forget()
+
+
+def wait_for_somebody(path=PATH, **fields):
+    values = {"queue": "default", "backend": "default", "task_path": path, "args": ["a letter"], **fields}
+    return Task.objects.create(**values)
+
+
+def succeeded(*rows):
+    return lambda: Task.objects.filter(pk__in=[row.pk for row in rows], status="SUCCESSFUL").count() == len(rows)
+
+
+def test_what_was_enqueued_before_the_worker_started_is_found(worker, eventually, caplog):
+    caplog.set_level(logging.INFO, logger="django_pglock.tasks")
+    row = wait_for_somebody()
+    worker()
+    eventually(succeeded(row))
+    assert Effect.objects.get().name == "delivered a letter"
+    assert caplog.messages.count("Imported tests.sample.mail, which a task names.") == 1
+
+
+def test_a_worker_that_sleeps_finds_it_when_it_is_told(worker, eventually, settings):
+    """Not with its next poll, which here is a minute away."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 60.0}
+    asleep = worker()
+    eventually(lambda: asleep.fetcher._sleeping_since)
+    first = tasks.nothing.enqueue()
+    eventually(lambda: Task.objects.filter(pk=first.id, status="SUCCESSFUL").exists())
+    backend = import_string("tests.sample.mail.TaskBackend")()
+    backend.send_messages([mail.EmailMessage("a letter", "Dear reader", "a@example.com", ["b@example.com"])])
+    # In a web process, the module is imported; here the worker shares the process, so it is forgotten again.
+    eventually(succeeded(Task.objects.get(task_path=PATH)))
+    del sys.modules["tests.sample.mail"], registry._definitions[PATH]
+    second = wait_for_somebody()
+    Task.objects.all().wake(["default"])
+    eventually(succeeded(second))
+
+
+def test_a_draining_worker_runs_it_before_it_ends(worker):
+    rows = [wait_for_somebody(), wait_for_somebody(status="SCHEDULED", run_after="2020-01-01T00:00Z")]
+    running = worker(drain=True)
+    assert running._asked_to_stop.wait(20)
+    running.shutdown()
+    assert succeeded(*rows)()
+
+
+NEVER = [
+    "tests.evil.anything",
+    "tests.sample.mail.not_decorated",
+    "tests.sample.mail.imports",
+    "tests.sample.broken.anything",
+    "tests.sample.__main__.anything",
+    "tests.sample.no.such.module",
+    "tests.sample_and_more.tasks.send",
+    "tests.sample..mail.deliver",
+    "tests.sample.mail.deliver.func",
+    "os.system",
+    "django.core.management.call_command",
+]
+
+
+def test_nothing_else_is_imported_or_run(worker, eventually, caplog):
+    rows = [wait_for_somebody(path) for path in NEVER]
+    known = wait_for_somebody()
+    modules = set(sys.modules)
+    worker()
+    eventually(succeeded(known))
+    for _ in range(3):
+        more = tasks.nothing.enqueue()
+        eventually(lambda id_=more.id: Task.objects.filter(pk=id_, status="SUCCESSFUL").exists())
+    assert {*Task.objects.filter(pk__in=[row.pk for row in rows]).values_list("status", "attempts")} == {("READY", 0)}
+    assert {each for each in set(sys.modules) - modules if each.startswith("tests")} == {"tests.sample.mail"}
+    assert not Effect.objects.filter(name__startswith="ran").exists()
+    # Once, and only for the one that is there and fails.
+    assert [each.getMessage() for each in caplog.records if "cannot be imported" in each.getMessage()] == [
+        "tests.sample.broken, which a task names, cannot be imported."
+    ]
+
+
+def test_a_module_is_tried_once(monkeypatch):
+    tried = []
+    monkeypatch.setattr(importing, "import_module", tried.append)
+    for path in ("tests.sample.broken.a", "tests.sample.broken.b", "tests.sample.broken.a"):
+        assert importing.learn(path) is False
+    assert tried == ["tests.sample.broken"]
+
+
+def test_only_for_queues_that_are_served():
+    wait_for_somebody(queue="mail")
+    assert Discovery(Task.objects.all(), Queues(["other"])).look() is False
+    assert "tests.sample.mail" not in sys.modules
+    assert Discovery(Task.objects.all(), Queues(["ma*"])).look() is True
+    assert registry.find(PATH) is not None
+
+
+def test_a_look_is_one_statement_and_seldom():
+    discovery = Discovery(Task.objects.all(), Queues())
+    with CaptureQueriesContext(connection) as queries:
+        for _ in range(10):
+            discovery.look()
+    assert len(queries) == 1
+    assert not discovery.is_due

@@ -1,0 +1,75 @@
+"""A worker whose tables are changed while it works: it waits, and loses nothing."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, connections
+from django.test import override_settings
+
+from django_pglock.models import Task
+from django_pglock.worker.liveness.pending_migrations import pending_migrations
+from tests.sample import running_tasks, tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def execute(sql, *values):
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values or None)
+
+
+@pytest.fixture
+def away():
+    """Take the table of tasks away, as a migration does that makes it anew, and bring it back."""
+    execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
+    back = [lambda: execute("ALTER TABLE elsewhere RENAME TO django_pglock_task")]
+    yield lambda: back.pop()()
+    while back:
+        back.pop()()
+
+
+def test_an_outcome_waits_until_the_table_is_back(worker, eventually, request):
+    """It is not the row's fault that it cannot be written, so the task does not fail for it."""
+    running = worker()
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.exists())
+    bring_back = request.getfixturevalue("away")
+    running_tasks.note("go on")
+    for part in (running.settler, running.fetcher):
+        eventually(lambda: part._failures > 1, why=f"the {part.name} has not tried again")  # noqa: B023
+    # Each of its steps fails by itself, and is tried in the next round.
+    eventually(lambda: running.upkeep._failing, why="the upkeep has not tried")
+    bring_back()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
+    assert Task.objects.get().attempts == 1
+    result = tasks.echo.enqueue("still here")
+    eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
+    eventually(lambda: not running.upkeep._failing, seconds=30, why="the upkeep does not work again")
+
+
+def test_nothing_is_pending_here():
+    assert pending_migrations("default") == []
+
+
+def test_what_is_not_recorded_is_pending():
+    execute("DELETE FROM django_migrations WHERE app = 'django_pglock' AND name LIKE '0003%'")
+    try:
+        assert pending_migrations("default") == ["0003_lease"]
+    finally:
+        execute("INSERT INTO django_migrations (app, name, applied) VALUES ('django_pglock', '0003_lease', now())")
+
+
+def test_tables_that_were_made_without_migrations_are_taken_as_they_are():
+    """As tests without migrations have them. And where nothing is recorded and nothing is there, all is pending."""
+    with override_settings(MIGRATION_MODULES={"django_pglock": None}):
+        assert pending_migrations("default") == []
+    connections["default"].set_autocommit(False)
+    try:
+        execute("DELETE FROM django_migrations WHERE app = 'django_pglock'")
+        assert pending_migrations("default") == []
+        execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
+        assert pending_migrations("default")[:2] == ["0001_initial", "0002_advisory_lock"]
+    finally:
+        connections["default"].rollback()
+        connections["default"].set_autocommit(True)

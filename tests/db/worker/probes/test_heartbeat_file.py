@@ -1,0 +1,82 @@
+"""The file whose age is that of the last heartbeat."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_pglock.errors import ConfigurationError
+from django_pglock.models import Worker
+from django_pglock.worker.probes.heartbeat_file import HeartbeatFile
+from django_pglock.worker.supervising.channel import Line
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_the_file_is_touched_at_each_beat_and_removed_at_the_end(worker, eventually, tmp_path):
+    path = tmp_path / "alive"
+    running = worker(heartbeat_file=str(path))
+    first = eventually(lambda: path.exists() and path.stat()).st_mtime_ns
+    assert abs(first / 1e9 - time.time()) < 10
+    eventually(lambda: path.stat().st_mtime_ns > first)
+    running.shutdown()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_beat_that_was_not_written_does_not_touch_it(worker, eventually, tmp_path, monkeypatch):
+    path = tmp_path / "alive"
+    running = worker(heartbeat_file=str(path))
+    eventually(path.exists)
+    monkeypatch.setattr(running.heartbeat, "beat", lambda: 1 / 0)
+    eventually(lambda: running.heartbeat._failures > 0)
+    before = path.stat().st_mtime_ns
+    eventually(lambda: running.heartbeat._failures > 2)
+    assert path.stat().st_mtime_ns == before
+
+
+def test_what_cannot_be_written_is_said_at_the_start(tmp_path):
+    for path in (tmp_path / "nowhere" / "alive", tmp_path):
+        with pytest.raises(ConfigurationError, match=f"The heartbeat file {path} cannot be written: "):
+            HeartbeatFile(str(path)).check()
+        with pytest.raises(CommandError, match="cannot be written"):
+            call_command("runlockworker", "--heartbeat-file", str(path), "--no-reload")
+    assert list(tmp_path.iterdir()) == [], "the check makes nothing: no beat has been written"
+
+
+def test_a_later_failure_is_said_once_and_never_stops_the_beat(worker, eventually, tmp_path, caplog):
+    path = tmp_path / "folder" / "alive"
+    path.parent.mkdir()
+    running = worker(heartbeat_file=str(path))
+    eventually(path.exists)
+    path.parent.rename(tmp_path / "away")  # at once: a beat between two steps would make the file again
+    eventually(lambda: "cannot be written; the worker goes on" in caplog.text)
+    for _ in range(2):
+        before = Worker.objects.get().heartbeat_at
+        eventually(lambda: Worker.objects.get().heartbeat_at > before)  # noqa: B023
+    assert caplog.text.count("cannot be written") == 1
+    path.parent.mkdir()
+    eventually(path.exists, why="it is made again")
+    running.shutdown()
+    assert not path.exists()
+
+
+def test_each_process_of_a_supervisor_has_a_file_of_its_own(tmp_path):
+    names = [HeartbeatFile(str(tmp_path / "alive"), number=number).path.name for number in (1, 2, 3)]
+    assert names == ["alive", "alive.2", "alive.3"]
+
+
+def test_a_process_that_is_replaced_leaves_its_file_to_the_other(worker, eventually, tmp_path):
+    """They overlap: what the old one still beats would hide that the new one does not, and its end take the file."""
+    path = tmp_path / "alive.2"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        running = worker(heartbeat_file=str(tmp_path / "alive"), line=Line(2, theirs))
+        eventually(path.exists)
+        running.retire()
+        eventually(lambda: not path.exists())
+        path.touch()
+        running.shutdown()
+        assert path.exists()

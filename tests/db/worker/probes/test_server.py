@@ -1,0 +1,352 @@
+"""What the outside sees of a worker over HTTP: whether it lives, whether it works, and how much."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from http.client import HTTPConnection
+from types import SimpleNamespace
+
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection
+from django.db.models import F
+from django.test import override_settings
+
+from django_pglock.errors import ConfigurationError
+from django_pglock.models import Task
+from django_pglock.worker import service
+from django_pglock.worker.probes.metrics import exposition
+from django_pglock.worker.probes.server import Probes, health
+from django_pglock.worker.probes.server import server as probes
+from django_pglock.worker.supervising.channel import REPLACE, Line
+from tests.sample import running_tasks, tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PARTS = ("heartbeat", "settler", "upkeep", "listener", "fetcher")
+ENDS = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+SAMPLE = re.compile(r'(django_pglock_[a-z_]+)(?:\{([a-z]+)="((?:[^"\\\n]|\\.)*)"\})? (-?[0-9.]+)')
+
+
+def ask(worker, path, method="GET"):
+    client = HTTPConnection("127.0.0.1", worker.probes.port, timeout=10)
+    try:
+        client.request(method, path)
+        answer = client.getresponse()
+        return answer.status, answer.read().decode(), answer.headers
+    finally:
+        client.close()
+
+
+def metrics(worker):
+    """Ask for the metrics and return them by name, or by name and label. Each line has to be one of the format."""
+    status, text, headers = ask(worker, "/metrics")
+    assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    samples, kinds = {}, {}
+    for line in text.removesuffix("\n").split("\n"):
+        if line.startswith("# TYPE "):
+            name, kind = line.split()[2:]
+            assert name not in kinds
+            assert (kind == "counter") == name.endswith("_total")
+            kinds[name] = kind
+        elif not line.startswith("# HELP "):
+            name, label, value, number = SAMPLE.fullmatch(line).groups()
+            assert name in kinds
+            samples[name.removeprefix("django_pglock_") + (f" {label}={value}" if label else "")] = float(number)
+    return samples
+
+
+@pytest.fixture
+def probed(worker):
+    def start(**options):
+        return worker(probe_port=0, probe_host="127.0.0.1", **options)
+
+    return start
+
+
+@pytest.fixture
+def closing():
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_a_worker_answers_probes(probed, eventually):
+    worker = probed()
+    assert ask(worker, "/livez")[:2] == (200, "ok\n")
+    eventually(lambda: ask(worker, "/readyz?verbose")[:2] == (200, "ok\n"))
+    status, body, headers = ask(worker, "/livez", "HEAD")
+    assert (status, body, headers["Content-Length"]) == (200, "", "3")
+    assert ask(worker, "/")[:2] == (404, "There are /livez, /readyz and /metrics.\n")
+    assert ask(worker, "/livez", "POST")[0] == 501
+    assert "Python" not in headers["Server"]
+
+
+def test_nothing_listens_unless_a_port_is_asked_for(worker):
+    assert worker().probes is None
+
+
+def test_a_port_that_is_taken_is_said_at_the_start(worker):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"cannot be answered at 127.0.0.1 port {port}"):
+            worker(probe_port=port, probe_host="127.0.0.1")
+        with pytest.raises(CommandError, match="cannot be answered"):
+            call_command("runlockworker", "--probe-port", str(port), "--probe-host", "127.0.0.1", "--no-reload")
+
+
+@pytest.mark.parametrize(("number", "port"), [(1, 9187), (4, 9190)])
+def test_each_process_of_a_supervisor_has_a_port_of_its_own(number, port):
+    worker = SimpleNamespace(line=SimpleNamespace(number=number))
+    assert Probes(worker, host="127.0.0.1", port=9187).port == port
+    assert Probes(worker, host="127.0.0.1", port=0).port == 0
+
+
+@pytest.fixture
+def line(closing):
+    ours, theirs = map(closing.enter_context, socket.socketpair())
+    return Line(1, theirs), ours
+
+
+def test_a_process_that_is_replaced_leaves_its_port_to_the_other(probed, line):
+    """They overlap: the old one drains while the new one starts."""
+    worker = probed(line=line[0])
+    worker.retire()
+    heard = line[1].recv(100)
+    assert REPLACE in heard
+    with socket.create_server(("127.0.0.1", worker.probes.port)):
+        pass
+
+
+def test_a_worker_that_drains_lives_and_is_not_ready(probed, eventually):
+    worker = probed()
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.exists())
+    draining = threading.Thread(target=worker.shutdown)
+    draining.start()
+    eventually(lambda: worker.heartbeat.is_draining)
+    assert ask(worker, "/readyz")[:2] == (503, "The worker is stopping.\n")
+    assert ask(worker, "/livez")[0] == 200
+    running_tasks.note("go on")
+    draining.join(20)
+    assert Task.objects.get().status == "SUCCESSFUL"
+    with pytest.raises(ConnectionRefusedError):
+        ask(worker, "/livez")
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_that_is_stuck_is_named(probed, eventually, monkeypatch, name):
+    worker = probed()
+    part = getattr(worker, name)
+    end = threading.Event()
+    monkeypatch.setattr(part, "turn", lambda: end.wait(60))
+    monkeypatch.setattr(health, "PATIENCE", 0.05)
+    part.wake()
+    text = rf"The {name} has shown no life for \d+ s.\n"
+    try:
+        eventually(lambda: re.fullmatch(text, ask(worker, "/livez")[1]), why="it was not named")
+        assert ask(worker, "/livez")[0] == 503
+        assert ask(worker, "/readyz")[0] == 503
+    finally:
+        monkeypatch.undo()
+        end.set()
+    eventually(lambda: ask(worker, "/livez")[0] == 200)
+
+
+@ENDS
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_that_has_ended_is_named(probed, eventually, monkeypatch, name):
+    worker = probed()
+    monkeypatch.setattr(getattr(worker, name), "_one_turn", lambda: exec("raise SystemExit"))
+    getattr(worker, name).wake()
+    eventually(lambda: ask(worker, "/livez")[:2] == (503, f"The {name} has ended.\n"))
+
+
+def test_a_thread_for_tasks_that_has_ended_is_named(probed, eventually):
+    worker = probed()
+    worker.hand.threads.inbox.put(None)
+    eventually(lambda: ask(worker, "/livez")[:2] == (503, "A thread of the executor has ended.\n"))
+
+
+SLOW = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 100.0, "HEARTBEAT_LIMIT": 300.0, "POLL_INTERVAL": 100.0}
+
+
+@override_settings(DJANGO_PGLOCK=SLOW)
+def test_a_part_that_sleeps_is_not_stuck(probed, eventually):
+    """Whoever waits for others, or for its time, has said for how long it will not be heard of."""
+    worker = probed()
+    tasks.nothing.using(timeout=60).enqueue()
+    eventually(lambda: worker.settler.counts.total() == 1)
+    lookers = (worker.deadlines, worker.executor.session_watch)
+    sleepers = [part for part in worker.services if part not in lookers]
+    eventually(lambda: all(part.awake_by > time.monotonic() + 10 for part in sleepers))
+    assert all(part.is_running for part in worker.services)
+
+
+def test_a_part_that_is_too_busy_to_sleep_is_not_stuck(eventually, monkeypatch):
+    part = service.Service()
+    monkeypatch.setattr(part, "turn", lambda: None)
+    part.start()
+    try:
+        first = eventually(lambda: part.awake_by < math.inf and part.awake_by)
+        eventually(lambda: part.awake_by > first)
+    finally:
+        part.stop()
+    assert part.wait(10)
+
+
+def test_who_waits_for_a_server_that_does_not_answer_is_not_stuck(eventually, monkeypatch):
+    """Connecting takes as long as the client's settings say. To start the process again would not shorten that."""
+    end = threading.Event()
+
+    class Silent:
+        def ensure_connection(self):
+            end.wait(60)
+            raise OperationalError("no answer")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(service, "dedicated_connection", lambda *_, **__: Silent())
+    part = service.ConnectedService("default")
+    part.start()
+    eventually(lambda: part.awake_by == math.inf)
+    part.stop()
+    end.set()
+    assert part.wait(10)
+
+
+def test_without_a_database_a_worker_lives_and_is_not_ready(probed, eventually, monkeypatch):
+    def refuse(*_, **__):
+        raise OperationalError("secret.example refuses")
+
+    worker = probed()
+    eventually(lambda: ask(worker, "/readyz")[0] == 200)
+    before = metrics(worker)
+    monkeypatch.setattr(service, "dedicated_connection", refuse)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name LIKE 'lockworker %%' AND datname = current_database()"
+        )
+    eventually(lambda: ask(worker, "/readyz")[:2] == (503, "The database is away.\n"))
+    assert ask(worker, "/livez")[0] == 200
+    monkeypatch.undo()
+    eventually(lambda: ask(worker, "/readyz")[0] == 200)
+    name = "reconnects_total part=heartbeat"
+    assert (before[name], metrics(worker)[name]) == (0, 1)
+
+
+@override_settings(DJANGO_PGLOCK={**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.1, "HEARTBEAT_LIMIT": 0.5})
+def test_a_heartbeat_that_cannot_be_written_is_seen(probed, eventually, monkeypatch):
+    """The session is there, but its server does not answer any more."""
+    worker = probed()
+    eventually(lambda: ask(worker, "/readyz")[0] == 200)
+    end = threading.Event()
+    monkeypatch.setattr(worker.heartbeat, "turn", lambda: end.wait(60))
+    eventually(lambda: re.fullmatch(r"No heartbeat could be written for \d+ s.\n", ask(worker, "/readyz")[1]))
+    end.set()
+
+
+def test_what_became_of_claims_is_counted(probed, eventually, monkeypatch):
+    monkeypatch.setattr(
+        "django_pglock.worker.claiming.fetcher.HOARDING", 60
+    )  # else a claim that waits for long counts twice
+    worker = probed()
+    for call in (tasks.nothing, tasks.nothing, tasks.fail_twice, tasks.fail_for_good):
+        call.enqueue(*["a"] * (call is tasks.fail_twice))
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.filter(name="waits").exists())
+    Task.objects.filter(task_path__endswith="wait_for_note").update(attempts=F("attempts") + 1)
+    running_tasks.note("go on")
+
+    eventually(lambda: metrics(worker)["outcomes_total outcome=succeeded"] >= 3)
+    # Counted when it is written, and let go right after.
+    found = eventually(lambda: (found := metrics(worker))["claims_lost_total"] and not found["tasks_in_hand"] and found)
+    counts = {name.partition("=")[2]: found[name] for name in found if name.startswith("outcomes_total")}
+    others = dict.fromkeys(("snoozed", "cancelled", "interrupted", "released", "abandoned"), 0)
+    assert counts == {"succeeded": 3, "retried": 2, "failed": 1, **others}
+    assert (found["claims_total"], found["claims_lost_total"]) == (7, 1)
+    assert (found["threads"], found["worker_ready"]) == (2, 1)
+    assert (found["tasks_in_hand"], found["tasks_running"], found["outcomes_waiting"]) == (0, 0, 0)
+    assert 0 <= found["heartbeat_age_seconds"] < 10
+
+
+def test_what_is_in_hand_is_counted(probed, eventually):
+    worker = probed(threads=1)
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: Effect.objects.exists())
+    found = metrics(worker)
+    running_tasks.note("go on")
+    assert (found["tasks_in_hand"], found["tasks_running"]) == (1, 1)
+
+
+def test_ready_tasks_are_counted_while_somebody_asks_and_never_by_who_asks(probed, eventually, monkeypatch):
+    worker = probed(queues=["other"])
+    counted = []
+    count = worker.upkeep.rows.ready_counts
+    monkeypatch.setattr(worker.upkeep.rows, "ready_counts", lambda: counted.append(1) or count())
+    for _ in range(3):
+        tasks.nothing.using(queue_name='an "odd\\one"').enqueue()
+    worker.upkeep.ready_counts.look()
+    assert not counted, "counted before anybody asked"
+
+    name = 'tasks_ready queue=an \\"odd\\\\one\\"'
+    eventually(lambda: metrics(worker).get(name) == 3, why="it was not counted")
+    assert 0 < metrics(worker)[name.replace("tasks_ready", "oldest_ready_task_age_seconds")] < 60
+    for _ in range(20):
+        metrics(worker)
+        worker.upkeep.ready_counts.look()
+    assert len(counted) == 1
+    monkeypatch.setattr("django_pglock.worker.upkeep.ready_counts.BETWEEN_COUNTS", 0.1)
+    Task.objects.all().delete()
+    eventually(lambda: metrics(worker)[name] == 0, why="an empty queue is shown as such")
+    monkeypatch.setattr("django_pglock.worker.upkeep.ready_counts.TOO_OLD", 0.0)
+    assert name not in metrics(worker)
+
+
+def test_scrapes_send_no_statement(probed, django_assert_num_queries):
+    worker = probed()
+    with django_assert_num_queries(0):
+        exposition(worker)
+
+
+def test_slow_clients_are_cut_off_and_keep_nobody_out_for_long(probed, eventually, monkeypatch, closing):
+    """Those that say nothing, and those that say a letter now and then: no thread is left with either."""
+    monkeypatch.setattr(probes, "LONGEST_REQUEST", 1.0)
+    worker = probed()
+    server = worker.probes._server
+    address = ("127.0.0.1", worker.probes.port)
+    clients = [closing.enter_context(socket.create_connection(address)) for _ in range(probes.MOST_REQUESTS + 4)]
+    eventually(lambda: len(server._requests) == probes.MOST_REQUESTS)
+    trickle, begun = clients[0], time.monotonic()
+    with pytest.raises(OSError, match=r".+"):
+        while time.monotonic() - begun < 20:
+            trickle.send(b"G")
+            time.sleep(0.05)
+    assert time.monotonic() - begun < 15, "it was not cut off"
+    for client in clients[1 : probes.MOST_REQUESTS]:
+        client.settimeout(10)
+        assert client.recv(1) == b"", "it was not cut off"
+    eventually(lambda: not server._requests)
+    assert ask(worker, "/livez")[0] == 200
+
+
+def test_a_client_that_hangs_up_is_no_error(probed, eventually, caplog, capfd):
+    worker = probed()
+    for _ in range(3):
+        client = socket.create_connection(("127.0.0.1", worker.probes.port))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        client.send(b"GET /metrics HTTP/1.0\r\n")
+        client.close()
+    eventually(lambda: not worker.probes._server._requests)
+    assert ask(worker, "/livez")[0] == 200
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,136 @@
+"""What systemd hears, at a socket as it makes one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from queue import SimpleQueue
+from uuid import uuid4
+
+import pytest
+
+from django_pglock.worker.probes.systemd import watchdog_limit
+from django_pglock.worker.supervising.channel import Line
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="needs Unix sockets"),
+]
+
+
+@pytest.fixture(params=["file", "abstract"])
+def heard(request, tmp_path, monkeypatch):
+    """Be systemd; return the function that takes what has come since it was asked last."""
+    if request.param == "abstract" and sys.platform != "linux":
+        pytest.skip("abstract sockets are Linux's")
+    name = f"@{uuid4().hex}" if request.param == "abstract" else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(f"\0{name[1:]}" if name[0] == "@" else name)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+
+        came = SimpleQueue()
+
+        def listen():
+            while data := channel.recv(4096):
+                came.put(data.decode())
+
+        # All the time: the kernel keeps ten messages at most for who does not listen, and loses the rest.
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+
+        def take():
+            lines = []
+            send(b"the end")
+            while (text := came.get(timeout=10)) != "the end":
+                lines += text.split("\n")
+            return lines
+
+        def send(data):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.sendto(data, channel.getsockname())
+
+        yield take
+        send(b"")
+        listener.join(10)
+
+
+def test_systemd_hears_of_start_life_and_end(heard, worker, eventually, monkeypatch):
+    monkeypatch.setenv("WATCHDOG_USEC", "300000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    running = worker()
+    lines = []
+
+    def has_heard(*wanted):
+        lines.extend(heard())
+        return all(line in lines for line in wanted)
+
+    wanted = ("READY=1", "WATCHDOG=1", "STATUS=0 tasks running, 0 succeeded, 0 failed")
+    eventually(lambda: has_heard(*wanted), why="not all was told")
+    assert "STOPPING=1" not in lines
+    running.shutdown()
+    assert has_heard("STOPPING=1", "STATUS=The worker is stopping.")
+    assert lines.count("READY=1") == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("heard", ["abstract"], indirect=True)
+def test_a_worker_with_a_part_that_has_ended_keeps_silent(heard, worker, eventually, monkeypatch):
+    monkeypatch.setenv("WATCHDOG_USEC", "300000")
+    running = worker()
+    eventually(lambda: "WATCHDOG=1" in heard())
+    monkeypatch.setattr(running.upkeep, "_one_turn", lambda: exec("raise SystemExit"))
+    running.upkeep.wake()
+    eventually(lambda: "STATUS=The upkeep has ended." in heard())
+    lines = []
+    eventually(lambda: lines.extend(heard()) or len(lines) > 3)
+    assert "WATCHDOG=1" not in lines
+
+
+@pytest.mark.parametrize("heard", ["abstract"], indirect=True)
+def test_a_worker_without_database_still_lives_for_systemd(heard, worker, eventually, monkeypatch):
+    monkeypatch.setenv("WATCHDOG_USEC", "300000")
+    running = worker()
+    monkeypatch.setattr(running.heartbeat, "beat", lambda: 1 / 0)
+    eventually(lambda: "STATUS=The database is away." in heard())
+    lines = []
+    eventually(lambda: lines.extend(heard()) or len(lines) > 3)
+    assert "WATCHDOG=1" in lines
+
+
+@pytest.mark.parametrize("heard", ["abstract"], indirect=True)
+def test_one_process_of_several_does_not_say_that_the_service_stops(heard, worker):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker(line=Line(1, theirs)).shutdown()
+    lines = heard()
+    assert "READY=1" in lines
+    assert "STOPPING=1" not in lines
+
+
+def test_a_socket_that_is_gone_is_said_once_and_harms_nobody(worker, monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+    assert worker().shutdown() is True
+    assert caplog.text.count("NOTIFY_SOCKET does not take messages") == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "limit"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "nonsense"}, None),
+        ({"WATCHDOG_USEC": "2500000"}, 2.5),
+        ({"WATCHDOG_USEC": "2500000", "WATCHDOG_PID": str(os.getpid())}, 2.5),
+        ({"WATCHDOG_USEC": "2500000", "WATCHDOG_PID": "1"}, None),
+    ],
+)
+def test_the_watchdog_is_fed_by_whom_it_watches(monkeypatch, environment, limit):
+    for name in ("WATCHDOG_USEC", "WATCHDOG_PID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert watchdog_limit(is_one_of_several=False) == limit
+    # The main process is the supervisor then; one of its processes answers for it.
+    assert watchdog_limit(is_one_of_several=True) == (2.5 if "WATCHDOG_PID" in environment else limit)

@@ -1,0 +1,82 @@
+"""The number of an attempt that people see. A claim that is given back before it begins is no attempt."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.core.management import call_command
+from django.urls import reverse
+
+from django_pglock.models import Attempt, Task
+from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
+from django_pglock.worker.running.attempt import prepare
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FAILURE = Failure("builtins.ValueError", "")
+
+
+def settle(claim, outcome):
+    assert Task.objects.all().settle([(claim, outcome)], claim.worker)
+    Task.objects.filter(status="SCHEDULED").run_now()
+
+
+@pytest.mark.parametrize("outcome", [Released(), Snoozed(0.0), Snoozed(60.0), Abandoned(60.0)])
+def test_what_counts_as_no_attempt_is_not_shown_as_one(claim, outcome):
+    result = tasks.nothing.enqueue()
+    [unused] = claim()
+    settle(unused, outcome)
+    assert Task.objects.get().attempts_made == 0
+    [used] = claim()
+    assert (unused.attempt, used.attempt) == (1, 2), "the fence"
+    assert (unused.number, used.number) == (1, 1)
+    assert "attempt 1" in repr(used)
+    assert used.log_fields()["attempt"] == 1
+    assert prepare(used, "default").result.attempts == 1
+    settle(used, Succeeded())
+    assert Task.objects.get().attempts_made == 1
+    assert "attempt 1" in repr(Task.objects.get())
+    result.refresh()
+    assert result.attempts == 1
+
+
+def test_a_claim_whose_answer_was_lost_is_no_attempt(claim):
+    tasks.nothing.enqueue()
+    [lost] = claim()
+    Task.objects.all().release_unknown(lost.worker, [])
+    assert Task.objects.get().attempts_made == 0
+
+
+def test_failures_and_rescues_are_numbered_without_gaps(claim):
+    tasks.nothing.using(max_attempts=5).enqueue()
+    for outcome in (Released(), Retried(FAILURE, 0.0), Released(), Released()):
+        settle(*claim(), outcome)
+    claim()
+    Task.objects.all().rescue()
+    settle(*claim(), Released())
+    [last] = claim()
+    assert prepare(last, "default").result.attempts == last.number == 3
+    settle(last, Failed(FAILURE))
+    assert list(Attempt.objects.order_by("id").values_list("number", "outcome")) == [
+        (1, "FAILED"),
+        (2, "LOST"),
+        (3, "FAILED"),
+    ]
+
+
+def test_commands_and_the_admin_show_this_number(claim, admin_client, capsys):
+    tasks.nothing.enqueue()
+    for outcome in (Released(), Succeeded()):
+        settle(*claim(), outcome)
+    row = Task.objects.get()
+    for arguments in (("list",), ("show", str(row.pk))):
+        call_command("locktasks", *arguments, "--json")
+        shown = json.loads(capsys.readouterr().out)
+        [about] = shown if isinstance(shown, list) else [shown]
+        assert (about["attempts"], about["claims"]) == (1, 2)
+    page = admin_client.get(reverse("admin:django_pglock_task_changelist")).content.decode()
+    assert '<td class="field-attempts_made">1</td>' in page
+    page = admin_client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).content.decode()
+    assert '<div class="readonly">1</div>' in page

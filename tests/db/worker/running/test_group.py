@@ -1,0 +1,190 @@
+"""Groups: what waits under one key is passed to one call."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import psycopg
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from django_pglock import enqueue_many
+from django_pglock.models import Attempt, Task
+from django_pglock.tasks.compat import TaskResultStatus
+from django_pglock.tasks.outcome import Interrupted
+from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker.running import attempt as execution
+from django_pglock.worker.running.attempt import Attempt as AttemptUnderTest
+from django_pglock.worker.running.group import GroupAttempt, with_others
+from tests.sample import keyed_tasks as keyed
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def done(count):
+    return Task.objects.filter(status="SUCCESSFUL").count() == count
+
+
+def test_all_that_wait_are_run_by_one_call(worker, eventually):
+    results = [keyed.digest.enqueue(user=1, text=number) for number in range(50)]
+    results += [keyed.digest.enqueue(user=2, text="other")]
+    worker(threads=4)
+    eventually(lambda: done(51))
+    assert list(Effect.objects.order_by("-number").values_list("number", flat=True)) == [50, 1]
+    assert Effect.objects.get(number=50).name.startswith("0,1,2,3,4,5,"), "in the order in which they came"
+    results[7].refresh()
+    assert results[7].status == TaskResultStatus.SUCCESSFUL
+    assert results[7].return_value == 50
+
+
+def test_no_more_than_the_limit_and_only_after_the_time_to_gather(worker, eventually):
+    worker(threads=4)
+    # In one statement, so that all are due at once: those of which the promotion is under way are not waited for.
+    enqueue_many(keyed.gather, [{"user": 1, "text": number} for number in range(7)])
+    eventually(lambda: done(7))
+    assert sorted(Effect.objects.values_list("number", flat=True)) == [1, 3, 3]
+    task = Task.objects.earliest("id")
+    assert (task.started_at - task.enqueued_at).total_seconds() >= 0.19
+
+
+def test_two_workers_never_run_one_group_at_the_same_time(worker, eventually):
+    for number in range(10):
+        keyed.gather.enqueue(user=1, text=number)
+    worker()
+    worker()
+    eventually(lambda: done(10))
+    assert set(Effect.objects.values_list("name", flat=True)) == {"beside 0"}
+
+
+def test_a_failure_is_everybodys_and_each_is_tried_again(worker, eventually):
+    results = [keyed.fail_together.enqueue(user=1) for _ in range(3)]
+    keyed.fail_together.using(max_attempts=1).enqueue(user=1)
+    worker()
+    eventually(lambda: Task.objects.filter(status="FAILED").count() == 4)
+    assert not Effect.objects.filter(name="rolled back").exists()
+    results[0].refresh()
+    assert [error.exception_class_path for error in results[0].errors] == ["builtins.ValueError"] * 2
+    assert Attempt.objects.count() == 7
+
+
+def test_a_database_that_is_away_for_a_moment_leaves_nobody_behind(worker, eventually, monkeypatch):
+    """What the leader has tried before cannot be read, when it is read for its group."""
+    read, seen, lost = execution._failures_before, set(), []
+
+    def lose_second_answer(claim, using):
+        if claim.id in seen and not lost:
+            lost.append(claim.id)
+            raise OperationalError("the connection is lost")
+        seen.add(claim.id)
+        return read(claim, using)
+
+    monkeypatch.setattr(execution, "_failures_before", lose_second_answer)
+    process = worker(threads=1)
+    with transaction.atomic():
+        for _ in range(3):
+            keyed.fail_together.enqueue(user=1)
+    eventually(lambda: Task.objects.filter(status="FAILED").count() == 3)
+    eventually(lambda: not process.hand.claims)
+    assert lost
+
+
+def test_a_group_that_is_cut_off_runs_again_together_however_often(claim):
+    """An outage is no poison pill: nobody fails, also not after as many rescues as a task may have."""
+    for _ in range(2):
+        keyed.digest.enqueue(user=1, text="x")
+    Task.objects.update(status="READY")
+    leader, follower = claim(2)
+    leader.rescues = follower.rescues = 3
+    attempt = GroupAttempt(leader, "default")
+    attempt.take_along([execution.Attempt(follower, "default")])
+    ending = attempt.ending(attempt.interruption(OperationalError("cut off")))
+    assert isinstance(ending.outcome, Interrupted)
+    assert ending.companions[0].outcome == ending.outcome
+
+
+def test_a_group_that_is_cancelled_meanwhile_does_not_disturb_the_rest(worker, eventually):
+    results = [keyed.digest.enqueue(user=1, text=number) for number in range(5)]
+    Task.objects.filter(pk=results[2].id).cancel()
+    worker()
+    eventually(lambda: done(4))
+    assert Effect.objects.get().name == "0,1,3,4"
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_who_has_lost_the_claim_of_the_first_takes_nobody_along(is_lost):
+    for number in range(3):
+        keyed.digest.enqueue(user=1, text=number)
+    rows = Task.objects.all()
+    worker = uuid4()
+    statement = rows.claim_statement(worker=worker, paths=[keyed.digest.module_path])
+    [leader] = rows.claims_of(statement.execute(10, "default"), worker)
+    if is_lost:
+        Task.objects.filter(pk=leader.id).update(attempts=leader.attempt + 1)
+    assert len(rows.claim_group(leader, limit=10, gather=0.0)) == (0 if is_lost else 2)
+
+
+def test_between_two_messages_nothing_is_held(claim):
+    """Who is frozen there would keep it from everybody until the server ends the session."""
+    for number in range(3):
+        keyed.digest.enqueue(user=1, text=number)
+    held = []
+    with connection.cursor() as cursor:
+        process = cursor.connection.info.backend_pid
+
+    def look(execute, *statement):
+        answer = execute(*statement)
+        with psycopg.connect(**connection.get_connection_params(), autocommit=True) as other:
+            mine = "SELECT locktype, relation::regclass FROM pg_locks WHERE pid = %s AND locktype <> 'virtualxid'"
+            held.append(other.execute(mine, [process]).fetchall())
+        return answer
+
+    [leader] = claim()
+    with connection.execute_wrapper(look):
+        assert len(Task.objects.all().claim_group(leader, limit=10, gather=0.0)) == 2
+        Task.objects.all().admit([leader.lock_key])
+    assert held == [[], []]
+
+
+@pytest.fixture
+def group_under_way(claim):
+    """A worker that has claimed the first of a group and is about to claim the other two; and how it does that."""
+    under_test = WorkerUnderTest()
+    for number in range(3):
+        keyed.digest.enqueue(user=1, text=number)
+    [leader] = claim(worker=under_test.identity.id)
+    under_test.hand.hold([leader])
+    attempt = AttemptUnderTest(leader, "default")
+    return under_test, lambda: with_others(attempt, attempt.definition.group, under_test.hand)
+
+
+def running():
+    return Task.objects.filter(status="RUNNING").count()
+
+
+def test_a_fetcher_that_reconnects_leaves_a_group_that_a_thread_has_just_claimed(group_under_way, monkeypatch):
+    """Between the claim, which is in the table by then, and the note that the worker has it in hand."""
+    under_test, claim_others = group_under_way
+    hold = under_test.hand.hold
+    monkeypatch.setattr(under_test.hand, "hold", lambda claims: under_test.fetcher.connected() or hold(claims))
+    claim_others()
+    assert running() == 3
+    monkeypatch.undo()
+    under_test.hand.claims.clear()
+    under_test.fetcher.connected()
+    assert running() == 0, "the thread is through, so from now on they are given back as all others"
+
+
+def test_a_fetcher_that_reconnects_leaves_a_group_that_is_claimed_while_it_looks(group_under_way, monkeypatch):
+    """After it has asked what the worker has in hand."""
+    under_test, claim_others = group_under_way
+    task_ids = under_test.hand.task_ids
+
+    def look_and_go_on():
+        seen = task_ids()
+        claim_others()
+        return seen
+
+    monkeypatch.setattr(under_test.hand, "task_ids", look_and_go_on)
+    under_test.fetcher.connected()
+    assert running() == 3

@@ -1,0 +1,157 @@
+"""Timeouts: an attempt that takes too long fails with TaskTimeout, and its thread goes on with the next task."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+
+from django_pglock.errors import TaskOptionError
+from django_pglock.models import Attempt, Task
+from django_pglock.tasks.compat import TaskResultStatus
+from tests.sample import running_tasks as running
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TIMEOUT = "django_pglock.errors.TaskTimeout"
+
+
+def ends(result, eventually, seconds=15.0):
+    rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
+    return eventually(lambda: rows.first(), seconds=seconds, why=f"task {result.id} did not end")
+
+
+@pytest.mark.parametrize("kind", ["sql", "python"])
+def test_an_attempt_that_takes_too_long_fails_and_is_tried_again(worker, eventually, kind):
+    worker()
+    result = running.too_long_once.enqueue(kind)
+    row = ends(result, eventually)
+    assert (row.status, row.result, row.attempts) == ("SUCCESSFUL", "second", 2)
+    attempt = Attempt.objects.get()
+    assert (attempt.outcome, attempt.exception_path) == ("FAILED", TIMEOUT)
+    assert (attempt.finished_at - attempt.started_at).total_seconds() < 5, "it would sleep for thirty seconds"
+    result.refresh()
+    assert issubclass(result.errors[0].exception_class, TimeoutError)
+
+
+def test_a_coroutine_is_cancelled(worker, eventually):
+    worker()
+    result = running.wait_too_long_once.enqueue()
+    row = ends(result, eventually)
+    assert (row.status, row.result, row.attempts) == ("SUCCESSFUL", "second", 2)
+    attempt = Attempt.objects.get()
+    assert attempt.exception_path == TIMEOUT
+    assert "timeout of 0.2 s" in attempt.traceback
+
+
+def test_an_atomic_task_rolls_back(worker, eventually):
+    worker()
+    row = ends(running.write_too_long.enqueue(), eventually)
+    assert row.status == "FAILED"
+    assert not Effect.objects.exists()
+
+
+@pytest.mark.parametrize(("kind", "status"), [("sql", "FAILED"), ("python", "SUCCESSFUL")])
+def test_who_swallows_the_error_of_the_database_is_struck_a_moment_later(worker, eventually, kind, status, monkeypatch):
+    """The exception itself comes once: who catches it may go on."""
+    monkeypatch.setattr("django_pglock.worker.running.watchdog.BETWEEN_STRIKES", 0.2)
+    worker()
+    row = ends(running.swallow_once.enqueue(kind, 30 if kind == "sql" else 1), eventually)
+    assert row.status == status
+    assert [each.exception_path for each in Attempt.objects.all()] == ([TIMEOUT] if kind == "sql" else [])
+
+
+def test_what_blocks_in_c_fails_when_it_comes_back(worker, eventually):
+    worker()
+    row = ends(running.sleep_in_c.enqueue(0.6), eventually)
+    attempt = Attempt.objects.get()
+    assert (row.status, attempt.exception_path) == ("FAILED", TIMEOUT)
+    assert (attempt.finished_at - attempt.started_at).total_seconds() >= 0.6
+
+
+@pytest.fixture
+def gate():
+    running.gate.clear()
+    yield running.gate
+    running.gate.set()
+
+
+def test_what_does_not_end_keeps_its_claim_and_the_log_says_what_to_do(worker, eventually, caplog, gate):
+    """Nobody else may run it while this thread does: it is not twice at once."""
+    process = worker(grace=0.1)
+    result = running.block_in_c.enqueue()
+    eventually(lambda: "thread is lost" in caplog.text)
+    assert "--processes" in caplog.text
+    assert "in block_in_c\n    gate.wait(60)" in caplog.text
+    assert tasks.echo.enqueue("the other thread").wait(10)
+    assert Task.objects.get(pk=result.id).status == "RUNNING"
+    gate.set()
+    eventually(lambda: Task.objects.get(pk=result.id).status == "SCHEDULED")
+    assert caplog.text.count("thread is lost") == 1
+    assert process.executor.stuck() == []
+
+
+def test_a_worker_does_not_wait_for_what_does_not_end(worker, eventually, gate, monkeypatch):
+    """The attempt ends as one that took too long, not as one that was given back; others get the grace."""
+    monkeypatch.setattr("django_pglock.worker.worker.LEAST_PATIENCE", 0.3)
+    process = worker(grace=0.0)
+    result = running.block_in_c.enqueue()
+    eventually(lambda: process.executor.stuck())
+    process.grace = 60
+    neighbour = tasks.note_and_sleep.enqueue("neighbour", 0.5)
+    eventually(lambda: Effect.objects.filter(name="neighbour").exists())
+    began = time.monotonic()
+    assert process.shutdown() is False
+    assert time.monotonic() - began < 20
+    assert Task.objects.get(pk=neighbour.id).status == "SUCCESSFUL"
+    row = Task.objects.get(pk=result.id)
+    assert (row.status, row.retries) == ("SCHEDULED", 1)
+    assert Attempt.objects.get().exception_path == TIMEOUT
+
+
+def test_one_call_may_have_its_own(worker, eventually):
+    worker()
+    patient = running.sleep_in_c.using(timeout=30).enqueue(0.3)
+    hasty = running.keep_busy.using(timeout=0.1).enqueue(30)
+    assert ends(patient, eventually).result == "asleep"
+    assert ends(hasty, eventually).status == "FAILED"
+    assert Attempt.objects.get().exception_path == TIMEOUT
+    with pytest.raises(TaskOptionError):
+        running.keep_busy.using(timeout=-1)
+
+
+def test_many_that_end_right_at_their_deadline(worker, eventually):
+    """Each has one end, the threads survive, and what runs in them afterwards is not struck."""
+    process = worker(threads=4)
+    results = [running.end_at_deadline.enqueue(number) for number in range(200)]
+    others = [tasks.record.enqueue("unharmed", number) for number in range(200)]
+    eventually(lambda: not Task.objects.filter(finished_at__isnull=True).exists(), seconds=40)
+    assert all(thread.is_alive() for thread in process.executor._threads)
+    ended = Counter(Task.objects.filter(pk__in=[each.id for each in results]).values_list("status", flat=True))
+    assert sum(ended.values()) == 200
+    assert set(ended) <= {"SUCCESSFUL", "FAILED"}
+    assert Attempt.objects.count() == ended["FAILED"]
+    assert set(Attempt.objects.values_list("exception_path", flat=True)) <= {TIMEOUT}
+    assert Task.objects.filter(pk__in=[each.id for each in others], status="SUCCESSFUL").count() == 200
+    assert Counter(Effect.objects.values_list("number", flat=True)) == Counter(range(200))
+
+
+def test_the_sessions_of_a_thread_that_was_struck_are_new(worker, eventually):
+    """It may have been in the middle of a statement."""
+    worker(threads=1)
+    before = ends(tasks.connection_pid.enqueue(), eventually).result
+    assert ends(tasks.connection_pid.enqueue(), eventually).result == before
+    ends(running.keep_busy.using(timeout=0.1).enqueue(30), eventually)
+    assert ends(tasks.connection_pid.enqueue(), eventually).result != before
+
+
+def test_a_task_in_time_is_none_of_the_watchdogs_business(worker, eventually):
+    process = worker()
+    result = running.keep_busy.using(timeout=30).enqueue(0.01)
+    assert ends(result, eventually).status == "SUCCESSFUL"
+    eventually(lambda: all(seat.attempt is None for seat in process.executor.watchdog.seats))
+    result.refresh()
+    assert result.status == TaskResultStatus.SUCCESSFUL

@@ -1,0 +1,78 @@
+"""What nobody hears of is not made: result objects and signals of tasks that succeed."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from django_pglock.models import Task
+from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
+from django_pglock.worker import logs
+from django_pglock.worker.running import attempt as execution
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The results that are made, while the log of django.tasks is not heard."""
+    results = []
+    make = execution.make_result
+
+    def note(*args, **kwargs):
+        results.append(kwargs["id"])
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(execution, "make_result", note)
+    monkeypatch.setattr(logs._LOGGER, "level", logging.WARNING)
+    logs._LOGGER.manager._clear_cache()
+    yield results
+    monkeypatch.undo()
+    logs._LOGGER.manager._clear_cache()
+
+
+def run(worker, eventually, *results):
+    worker(threads=1)
+    ids = [result.id for result in results]
+    return eventually(
+        lambda: len(rows := list(Task.objects.filter(pk__in=ids, finished_at__isnull=False))) == len(ids) and rows
+    )
+
+
+def test_a_success_that_nobody_hears_of_makes_no_result(made, worker, eventually):
+    rows = run(worker, eventually, tasks.nothing.enqueue(), tasks.echo.enqueue(5))
+    assert {row.status for row in rows} == {"SUCCESSFUL"}
+    assert made == []
+
+
+def test_a_failure_is_always_told(made, worker, eventually, caplog):
+    run(worker, eventually, tasks.fail.enqueue())
+    assert len(made) == 1
+    eventually(lambda: "failed" in caplog.text)
+
+
+@pytest.mark.parametrize("signal", [task_started, task_finished])
+def test_a_receiver_is_told(made, worker, eventually, signal):
+    heard = []
+    signal.connect(receiver := lambda sender, task_result, **kwargs: heard.append(task_result))
+    try:
+        run(worker, eventually, tasks.echo.enqueue(5))
+        [result] = eventually(lambda: heard)
+    finally:
+        signal.disconnect(receiver)
+    assert len(made) == 1
+    if signal is task_finished:
+        assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, 5)
+
+
+def test_the_log_is_heard_if_it_is_enabled():
+    before = logs._LOGGER.level
+    try:
+        logs._LOGGER.setLevel(logging.INFO)
+        assert logs.Ear().hears()
+        logs._LOGGER.setLevel(logging.WARNING)
+        assert not logs.Ear().hears()
+    finally:
+        logs._LOGGER.setLevel(before)

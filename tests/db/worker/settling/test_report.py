@@ -1,0 +1,228 @@
+"""What the log says of each task, and what receivers of ``task_finished`` find.
+
+docs/logging.md has the rule: one line for each claim that ends.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import sys
+import traceback
+
+import pytest
+
+from django_pglock.errors import TaskCancelled
+from django_pglock.models import Task
+from django_pglock.tasks.compat import BaseTaskBackend, task_finished, task_started
+from django_pglock.tasks.outcome import Failure, Released
+from django_pglock.worker.in_flight import Ending
+from django_pglock.worker.settling.report import announce, announce_lost
+from tests.sample import result_tasks as sample
+from tests.sample import running_tasks, tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DJANGOS = BaseTaskBackend.__module__.partition(".backends")[0]
+
+
+@pytest.fixture
+def ended(worker, eventually):
+    """Run a task to its end, and return it when its worker has said all it has to say."""
+    running = worker(threads=1)
+
+    def wait(result, status):
+        eventually(lambda: Task.objects.filter(pk=result.id, status=status).exists())
+        eventually(lambda: not running.hand.claims)
+        return result
+
+    return wait
+
+
+@pytest.fixture
+def lines(caplog):
+    """The lines about a task, each with its level."""
+    caplog.set_level(logging.DEBUG, logger="django_pglock.worker")
+
+    def of(result):
+        records = [each for each in caplog.records if getattr(each, "task_id", None) == int(result.id)]
+        return [(each.levelname, re.sub(r"\d+\.\d{3} s", "T s", each.getMessage())) for each in records]
+
+    return of
+
+
+def record_of(caplog, result, level=logging.ERROR):
+    [found] = [each for each in caplog.records if each.levelno == level and hasattr(each, "task_id")]
+    assert found.task_id == int(result.id)
+    return found
+
+
+def test_a_success_is_one_line_at_debug(ended, lines):
+    result = ended(tasks.echo.enqueue(5), "SUCCESSFUL")
+    assert lines(result) == [("DEBUG", f"Task {result.id} (tests.sample.tasks.echo) attempt 1 succeeded after T s.")]
+
+
+def test_a_success_costs_nothing_where_debug_is_not_heard(ended, caplog):
+    result = ended(tasks.echo.enqueue(5), "SUCCESSFUL")
+    assert not [each for each in caplog.records if getattr(each, "task_id", None) == int(result.id)]
+
+
+def test_a_failure_is_one_line_at_error_with_message_and_traceback(ended, lines, caplog):
+    result = ended(sample.fail_deep.enqueue(7), "FAILED")
+    path = "tests.sample.result_tasks.fail_deep"
+    text = f"Task {result.id} ({path}) attempt 1 failed after T s: LookupError: there is no order 7."
+    assert lines(result) == [("ERROR", text)]
+    record = record_of(caplog, result)
+    kind, error, trace = record.exc_info
+    assert (kind, str(error)) == (LookupError, "there is no order 7")
+    assert [each.name for each in traceback.extract_tb(trace)] == ["fail_deep", "look_up"], "so it groups by function"
+    assert (record.task_path, record.queue, record.attempt) == (path, "default", 1)
+
+
+def test_each_attempt_that_fails_has_its_line(ended, lines):
+    result = ended(sample.fail_twice.enqueue(7), "FAILED")
+    (first, retried), (second, failed) = lines(result)
+    assert (first, second) == ("WARNING", "ERROR")
+    assert re.search(r"attempt 1 failed after T s and will be tried again in \d+\.\d s: LookupError: there is", retried)
+    assert re.search(r"attempt 2 failed after T s: LookupError: there is no order 7\.$", failed)
+
+
+def test_the_other_ends_have_one_line_each(ended, lines):
+    snoozed = ended(tasks.say.enqueue("snooze"), "SUCCESSFUL")
+    assert [level for level, _ in lines(snoozed)] == ["INFO", "DEBUG"]
+    assert "asked after T s to be run again in" in lines(snoozed)[0][1]
+    cancelled = ended(tasks.say.enqueue("cancel"), "CANCELLED")
+    [(level, text)] = lines(cancelled)
+    assert (level, "was cancelled after T s: Cancel: " in text) == ("INFO", True)
+
+
+def test_what_is_given_back_or_lost_has_one_line(claim, caplog):
+    caplog.set_level(logging.DEBUG, logger="django_pglock.worker")
+    tasks.nothing.enqueue()
+    [given] = claim()
+    announce(Ending(given, Released()))
+    announce_lost(Ending(given, None))
+    assert [each.getMessage().partition("attempt 1 ")[2] for each in caplog.records] == [
+        "was given back before it began.",
+        "was lost: somebody else has the task, its outcome was dropped.",
+    ]
+
+
+def test_a_row_that_cannot_begin_has_one_line(ended, lines):
+    row = Task.objects.create(queue="default", backend="default", task_path="tests.sample.tasks.echo", args={"a": 1})
+    [(level, text)] = lines(ended(row, "FAILED"))
+    assert (level, "failed: TypeError: Task" in text) == ("ERROR", True)
+
+
+@pytest.mark.parametrize("text", ["a\nb: forged", "a\rb", "a\x1b[2Kb", "x" * 1000, "\udcff"])
+def test_no_message_makes_a_line_of_its_own(text):
+    message = Failure.of(ValueError(text)).message
+    assert message.startswith("ValueError: ")
+    assert message.isprintable()
+    assert len(message) < 400
+
+
+def test_a_line_is_written_whatever_the_exception_is(ended, caplog, capsys):
+    """A handler that fails loses the line. The text is the one that was stored, with what no encoding has escaped."""
+    caplog.set_level(logging.CRITICAL, logger=DJANGOS)
+    written = io.BytesIO()
+    handler = logging.StreamHandler(io.TextIOWrapper(written, encoding="utf-8", write_through=True))
+    logger = logging.getLogger("django_pglock.worker")
+    logger.addHandler(handler)
+    try:
+        for function in (tasks.raise_nul, tasks.raise_unprintable):
+            ended(function.enqueue(), "FAILED")
+    finally:
+        logger.removeHandler(handler)
+    text = written.getvalue().decode()
+    assert text.count(" failed after ") == text.count("Traceback (most recent call last)") == 2
+    assert "django_pglock/worker" not in text, "frames of ours tell nobody anything"
+    assert "Logging error" not in capsys.readouterr().err
+
+
+# Receivers
+
+
+@pytest.fixture
+def heard():
+    """What a receiver of ``task_finished`` finds: the result's status and the exception that is being handled."""
+    found = []
+
+    def hear(sender, task_result, **kwargs):
+        found.append((str(task_result.status), sys.exc_info()[1]))
+
+    task_finished.connect(hear)
+    yield found
+    task_finished.disconnect(hear)
+
+
+@pytest.mark.parametrize("function", [sample.fail_deep, sample.fail_in_coroutine], ids=lambda each: each.name)
+def test_a_failure_is_told_where_its_exception_is_handled(ended, heard, eventually, caplog, function):
+    """Django's own log of tasks takes its traceback from there."""
+    ended(function.enqueue(7), "FAILED")
+    [(status, error)] = heard
+    assert (status, type(error), str(error)) == ("FAILED", LookupError, "there is no order 7")
+    [record] = [each for each in caplog.records if each.name == DJANGOS and each.levelno == logging.ERROR]
+    assert record.exc_info[1] is error
+    assert [each.name for each in traceback.extract_tb(record.exc_info[2])] == [function.name, "look_up"]
+
+
+def test_a_success_is_told_where_none_is(ended, heard):
+    ended(tasks.echo.enqueue(5), "SUCCESSFUL")
+    assert heard == [("SUCCESSFUL", None)]
+
+
+def test_a_task_that_is_cancelled_before_its_retry_is_told_with_that(ended, heard, eventually):
+    result = running_tasks.ask.enqueue()
+    eventually(lambda: Task.objects.filter(pk=result.id, status="RUNNING").exists())
+    assert Task.objects.filter(pk=result.id).cancel() == 1
+    ended(result, "CANCELLED")
+    assert [(status, type(error)) for status, error in heard] == [("FAILED", TaskCancelled)]
+
+
+def test_a_receiver_that_raises_is_logged(ended, caplog):
+    def have_a_bug(**kwargs):
+        raise RuntimeError("a receiver with a bug")
+
+    for signal in (task_started, task_finished):
+        signal.connect(have_a_bug)
+    try:
+        result = ended(tasks.echo.enqueue(5), "SUCCESSFUL")
+    finally:
+        for signal in (task_started, task_finished):
+            signal.disconnect(have_a_bug)
+    found = [each for each in caplog.records if each.name == "django_pglock.worker" and each.levelno == logging.ERROR]
+    assert [str(each.exc_info[1]) for each in found] == ["a receiver with a bug"] * 2
+    for record in found:
+        assert "have_a_bug" in record.getMessage()
+        assert record.task_id == int(result.id)
+
+
+# What the exception holds
+
+
+def test_the_variables_of_an_exception_are_let_go_at_once():
+    class Resource:
+        alive = True
+
+        def __del__(self):
+            Resource.alive = False
+
+    def hold():
+        resource = Resource()
+        raise ValueError(type(resource))
+
+    def fail():
+        try:
+            hold()
+        except ValueError as error:
+            raise LookupError from error
+
+    try:
+        fail()
+    except LookupError as error:
+        failure = Failure.of(error)
+    assert not Resource.alive
+    assert "in hold" in failure.traceback
+    assert failure.exception.__traceback__ is not None

@@ -1,0 +1,176 @@
+"""Tasks that no worker knows: left alone, reported once, and run when somebody comes who knows them."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db.models import F
+from django.db.models.functions import Now
+
+from django_pglock import task
+from django_pglock.models import Task, Worker
+from django_pglock.tasks import registry
+from django_pglock.tasks.liveness import WorkerQuerySet
+from django_pglock.tasks.queryset import TaskQuerySet
+from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker.upkeep.upkeep import unknown_report as unknown
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PATH = "tests.db.test_unknown_tasks.from_the_next_deploy"
+
+
+def from_the_next_deploy(name):
+    Effect.objects.create(name=name)
+
+
+@pytest.fixture
+def deploy(monkeypatch):
+    """Let this process know a function that it did not know, for the time of the test."""
+    monkeypatch.setattr(registry, "_definitions", dict(registry._definitions))
+    return lambda: task(from_the_next_deploy)
+
+
+@pytest.fixture
+def always_look(monkeypatch):
+    monkeypatch.setattr(unknown, "BETWEEN_LOOKS", 0.0)
+
+
+def wait_for_somebody(count=1, path=PATH, **fields):
+    values = {"queue": "default", "backend": "default", "task_path": path, "args": ["ran"], **fields}
+    return [Task.objects.create(**values) for _ in range(count)]
+
+
+def beat(*paths):
+    """A worker gives a sign of life; its id."""
+    worker = uuid4()
+    known = {"task_paths": list(paths)}
+    Worker.objects.all().beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, **known)
+    return worker
+
+
+def warnings(caplog):
+    return [each.getMessage() for each in caplog.records if "no running worker knows" in each.getMessage()]
+
+
+def test_it_is_left_alone_reported_once_and_run_when_its_worker_comes(
+    worker, deploy, always_look, eventually, caplog, monkeypatch
+):
+    looks = []
+    look = TaskQuerySet.unknown
+    monkeypatch.setattr(TaskQuerySet, "unknown", lambda rows: looks.append(rows) or look(rows))
+    rows = wait_for_somebody(2)
+    old = worker()
+    known = tasks.nothing.enqueue()
+    eventually(lambda: Task.objects.filter(pk=known.id, status="SUCCESSFUL").exists())
+    seen = len(looks)
+    eventually(lambda: len(looks) >= seen + 3)
+    assert set(Task.objects.filter(task_path=PATH).values_list("status", "attempts")) == {("READY", 0)}
+    [warning] = warnings(caplog)
+    assert warning.startswith(f"2 tasks of queue 'default' call {PATH!r}, which no running worker knows: ")
+    assert warning.endswith("is its module imported, or its deploy still to come?")
+    old.shutdown()
+    deploy()
+    worker()
+    eventually(lambda: Effect.objects.count() == 2)
+    eventually(lambda: Task.objects.filter(pk__in=[row.pk for row in rows], status="SUCCESSFUL").count() == 2)
+    assert Task.objects.all().unknown() == []
+    assert len(warnings(caplog)) == 1
+
+
+def test_who_waits_for_longest_comes_first_with_how_many_and_since_when():
+    later = wait_for_somebody(3, "shop.later")[0]
+    first = wait_for_somebody(2, "shop.first", queue="mail", fair_key="a", enqueued_at=Now() - timedelta(days=1))[0]
+    wait_for_somebody(1, "shop.known")
+    wait_for_somebody(1, "shop.later", status="SCHEDULED", run_after=Now() + timedelta(days=1))
+    beat("shop.known", "shop.other")
+    for row in (first, later):
+        row.refresh_from_db()
+    assert Task.objects.all().unknown() == [
+        ("shop.first", "mail", 2, first.enqueued_at),
+        ("shop.later", "default", 3, later.enqueued_at),
+    ]
+    assert [each.waiting for each in Task.objects.all().unknown(limit=1)] == [1, 1]
+
+
+def test_what_only_the_dead_knew_is_unknown():
+    wait_for_somebody(1, "shop.gone")
+    worker = beat("shop.gone")
+    assert Task.objects.all().unknown() == []
+    Worker.objects.filter(pk=worker).update(heartbeat_at=F("heartbeat_at") - timedelta(minutes=5))
+    assert [each.task_path for each in Task.objects.all().unknown()] == ["shop.gone"]
+
+
+def test_it_is_reported_again_when_it_was_gone_and_is_back(always_look, caplog):
+    report = unknown.UnknownReport(Task.objects.all(), beat("shop.known"))
+    rows = wait_for_somebody()
+    wait_for_somebody(2, "shop.other", queue="mail")
+    wait_for_somebody(1, "shop.other", queue="post")
+    for _ in range(2):
+        report.look()
+    assert len(warnings(caplog)) == 2, "one for each function"
+    assert warnings(caplog)[0].startswith(f"1 task of queue 'default' calls {PATH!r}, which")
+    Task.objects.filter(pk=rows[0].pk).cancel()
+    report.look()
+    wait_for_somebody()
+    report.look()
+    assert [PATH in each for each in warnings(caplog)] == [True, False, True]
+
+
+def test_of_all_workers_the_eldest_reports(always_look, caplog):
+    first, second = beat(), beat()
+    wait_for_somebody()
+    unknown.UnknownReport(Task.objects.all(), second).look()
+    assert warnings(caplog) == []
+    unknown.UnknownReport(Task.objects.all(), first).look()
+    assert len(warnings(caplog)) == 1
+
+
+def test_nobody_looks_before_all_that_start_together_have_come(caplog):
+    wait_for_somebody()
+    unknown.UnknownReport(Task.objects.all(), beat()).look()
+    assert warnings(caplog) == []
+
+
+def test_workers_say_what_they_know_when_it_is_news_and_only_then(worker, deploy, eventually, monkeypatch):
+    said, beats = [], threading.Semaphore(0)
+    send = WorkerQuerySet.beat
+
+    def hear(workers, worker, *, task_paths, **values):
+        said.append(task_paths)
+        answer = send(workers, worker, task_paths=task_paths, **values)
+        beats.release()
+        return answer
+
+    monkeypatch.setattr(WorkerQuerySet, "beat", hear)
+    monkeypatch.setattr(registry, "_definitions", dict(list(registry._definitions.items())[:3]))
+    row = Worker.objects.filter(pk=worker().identity.id)
+    known = registry.known_paths()
+    assert [each.task_paths for each in row] == [known]
+    for _ in range(3):
+        assert beats.acquire(timeout=10)
+    assert said[:3] == [known, None, None]
+
+    deploy()
+    eventually(lambda: row.get().task_paths == sorted([*known, PATH]))
+    row.delete()
+    eventually(lambda: row.filter(task_paths__contains=[PATH]).exists(), why="its new row says nothing")
+    assert len([each for each in said if each is not None]) == 3
+
+
+def test_a_worker_that_knows_no_function_claims_nothing_and_drains(monkeypatch):
+    """As in a project that has installed the app and has no task function yet."""
+    tasks.nothing.enqueue()
+    monkeypatch.setattr(registry, "_definitions", {})
+    rows = Task.objects.all()
+    assert rows.claim_statement(worker=uuid4(), paths=[]).execute(1, "default") == []
+    draining = WorkerUnderTest(threads=1, drain=True)
+    draining.start()
+    assert draining._asked_to_stop.wait(20), "it never ends"
+    draining.shutdown()
+    assert Task.objects.get().attempts == 0

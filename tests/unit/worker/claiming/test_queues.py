@@ -1,0 +1,149 @@
+"""Which queues a worker serves, and in which order it looks into them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from django_pglock.errors import ConfigurationError
+from django_pglock.worker.claiming.queues import Queues
+
+
+def firsts(queues, ready, looks):
+    return [queues.in_turn(ready)[0] for _ in range(looks)]
+
+
+@pytest.mark.parametrize(
+    ("queues", "served", "left"),
+    [
+        (Queues(), ["default", "mail"], []),
+        (Queues(["mail"]), ["mail"], ["default", "mail-bulk"]),
+        (Queues(["mail*", "low=2"]), ["mail", "mail-bulk", "low"], ["default", "mai", "lower"]),
+        (Queues(["mail*"], exclude=["mail-bulk"]), ["mail", "mail-bulk2"], ["mail-bulk", "default"]),
+        (Queues(exclude=["mail*", "low"]), ["default", "lower"], ["mail", "mail-bulk", "low"]),
+        (Queues(["*"]), ["default"], []),
+        (Queues(["a=b=3"]), ["a=b"], ["a", "a=b=3"]),
+    ],
+)
+@pytest.mark.parametrize("order", ["weighted", "strict"])
+def test_names_prefixes_and_exclusions_say_what_is_served(queues, served, left, order):
+    queues.order = order
+    assert [name for name in served + left if queues.serves(name)] == served
+    assert sorted(queues.in_turn(sorted(served + left))) == sorted(served)
+
+
+def test_turns_are_smooth_as_those_of_nginx():
+    queues = Queues(["a=5", "b", "c"])
+    assert firsts(queues, ["a", "b", "c"], 7) == ["a", "a", "b", "a", "c", "a", "a"]
+    assert queues.in_turn(["c", "b"]) == ["b", "c"], "who did not come first is next"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_over_a_cycle_each_queue_comes_first_as_often_as_it_weighs(seed):
+    weights = {f"q{n}": random.Random(seed * 99 + n).randint(1, 60) for n in range(2 + seed)}
+    queues = Queues([f"{name}={weight}" for name, weight in weights.items()])
+    total = sum(weights.values())
+    for _ in range(3):
+        assert Counter(firsts(queues, list(weights), total)) == weights
+
+
+def test_the_weight_of_a_prefix_is_each_ones_and_the_nearest_pattern_decides():
+    queues = Queues(["m*=2", "mail*=3", "mail-urgent=10", "*"])
+    ready = ["default", "mail-a", "mail-b", "mail-urgent", "misc"]
+    expected = {"default": 1, "mail-a": 3, "mail-b": 3, "mail-urgent": 10, "misc": 2}
+    assert Counter(firsts(queues, ready, 19)) == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_none_starves_whatever_comes_and_goes_beside_it(seed):
+    """The heavy ones come and go at random; the light one is there always, and waits for two rounds at most."""
+    queues = Queues(["light", "heavy*=7", "*=20"])
+    rng = random.Random(seed)
+    others = ["heavy-1", "heavy-2", "x", "y", "z"]
+    waited, longest = 0, 0
+    for _ in range(3000):
+        ready = ["light", *rng.sample(others, rng.randint(0, 5))]
+        waited = 0 if queues.in_turn(ready)[0] == "light" else waited + 1
+        longest = max(longest, waited)
+    assert longest <= 2 * (1 + 7 + 7 + 20 + 20 + 20)
+
+
+def test_what_was_gained_beside_others_is_not_spent_on_a_stranger():
+    """A queue that a heavy one kept waiting must not keep the next one waiting for as long."""
+    queues = Queues(["a", "heavy=1000", "b"])
+    firsts(queues, ["a", "heavy"], 500)
+    assert "b" in firsts(queues, ["a", "b"], 6)
+
+
+def test_a_queue_with_nothing_ready_costs_no_memory():
+    queues = Queues()
+    for number in range(100):
+        queues.in_turn([f"tenant-{number}"])
+    assert len(queues._credits[""]) == 1
+
+
+def test_strict_order_is_always_the_one_given_and_prefixes_by_name():
+    queues = Queues(["high", "mail*", "low", "mail-last"], order="strict")
+    ready = ["low", "mail-last", "mail-b", "other", "mail-a", "high"]
+    for _ in range(3):
+        assert queues.in_turn(ready) == ["high", "mail-a", "mail-b", "low", "mail-last"]
+    assert Queues(order="strict").in_turn(["b", "c", "a"]) == ["a", "b", "c"]
+
+
+def test_nothing_ready_is_nothing_to_look_into():
+    assert Queues().in_turn([]) == Queues(["a"], order="strict").in_turn(["b"]) == []
+
+
+@pytest.mark.parametrize(
+    ("queues", "only"),
+    [
+        (Queues(["mail"]), "mail"),
+        (Queues(["mail=5"], order="weighted"), "mail"),
+        (Queues(["mail", "low"], exclude=["l*"]), "mail"),
+        (Queues(["mail", "low"]), None),
+        (Queues(["mail*"]), None),
+        (Queues(), None),
+    ],
+)
+def test_one_name_alone_needs_no_look_at_what_is_ready(queues, only):
+    assert queues.only == only
+
+
+def test_what_was_asked_is_kept_for_people():
+    assert Queues().asked == []
+    asked = Queues(["high=3", "m*"], exclude=["mail-bulk"]).asked
+    assert asked == ["high=3", "m*", "--exclude mail-bulk"]
+    assert Queues(["a"], order="strict").asked == ["a", "--order strict"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"names": [""]}, "name of a queue is empty: ''"),
+        ({"names": [" =2"]}, "name of a queue is empty: ' =2'"),
+        ({"names": ["a"], "exclude": [""]}, "name of a queue is empty"),
+        ({"names": ["ma*il"]}, "stands at the end of a queue's name, or nowhere: 'ma[*]il'"),
+        *[
+            ({"names": [f"mail={weight}"]}, f"weight of queue 'mail' is '{weight}'; use a whole number from 1 to 1000")
+            for weight in ("0", "1001", "-1", "1.5", "many", "", "\u0663", "9" * 5000)
+        ],
+        ({"names": ["a", "b=1"], "order": "strict"}, "'b' is served in strict order, so it can have no weight"),
+        ({"names": ["a"], "exclude": ["b=2"]}, "'b' is excluded, so it can have no weight"),
+        ({"names": ["a", "b", "a=2"]}, "'a' is given twice"),
+        ({"exclude": ["a", "a"]}, "'a' is given twice"),
+        ({"names": ["a", "mail-x", "mail-*"], "exclude": ["mail*", "a"]}, "No queue is left"),
+        ({"exclude": ["*"]}, "No queue is left"),
+        ({"names": ["a"], "order": "random"}, "'random'; it is one of weighted, strict"),
+        ({"names": "mail"}, "a list of names; 'mail' is one text"),
+    ],
+)
+def test_what_nobody_can_mean_is_refused(arguments, text):
+    with pytest.raises(ConfigurationError, match=text):
+        Queues(**arguments)
+
+
+def test_the_largest_weight_is_a_weight_and_others_may_be_excluded():
+    assert Queues(["a=1000", "b=1"], exclude=["b"]).only == "a"
+    assert Queues(["a", "a*"]).serves("ab"), "a name and a prefix are two things"

@@ -1,0 +1,123 @@
+"""What is concluded from what the server says of a session on which no answer comes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import psycopg
+import pytest
+from django.db import OperationalError
+
+from django_pglock.postgres.activity import Activity, ServerView
+from django_pglock.postgres.waits import Wait
+from django_pglock.worker.liveness import session_watch
+from django_pglock.worker.liveness.session_watch import PATIENCE, Silence
+
+PID = 4711
+
+
+def silence(looks=20, is_on_standby=False):
+    pgconn = SimpleNamespace(backend_pid=PID, parameter_status=lambda name: b"on" if is_on_standby else b"off")
+    silence = Silence(Wait(SimpleNamespace(pgconn=pgconn), "default"))
+    silence.looks = looks
+    return silence
+
+
+def view(state=None, since=60.0, *, waits_for_client=False, is_standby=False):
+    sessions = {} if state is None else {PID: Activity(state, waits_for_client, since)}
+    return ServerView(is_standby, sessions)
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict"),
+    [
+        (view("active"), ""),
+        (view("active", 86400.0), ""),
+        (view("idle"), "the session is idle at the server"),
+        (view("idle in transaction"), "the session is idle in transaction at the server"),
+        (view("idle in transaction (aborted)"), "the session is idle in transaction (aborted) at the server"),
+        (view("idle", 1.0), ""),  # the answer may be on its way
+        (view("disabled"), ""),  # track_activities is off
+        (ServerView(False, {PID: Activity(None, False, 0.0)}), ""),  # somebody else's
+        (view(), "the server has no such session"),
+        (view(is_standby=True), ""),  # another standby at the same address may have it
+        (view("idle", is_standby=True), ""),  # and this number may be that of another session
+    ],
+)
+def test_what_the_server_says_decides(seen, verdict):
+    asked = silence()
+    asked.note(seen)
+    assert asked.verdict == verdict
+
+
+def test_the_primary_says_nothing_of_a_session_of_a_standby():
+    asked = silence(is_on_standby=True)
+    asked.note(view())
+    assert asked.verdict == ""
+
+
+@pytest.mark.parametrize(("receives_nothing", "verdict"), [(True, "the server waits for us"), (False, "")])
+def test_both_sides_may_wait_for_each_other(monkeypatch, receives_nothing, verdict):
+    """One question may meet a moment in which the server waits until a long answer has been taken."""
+    monkeypatch.setattr(Silence, "_receives_nothing", lambda self: receives_nothing)
+    asked = silence()
+    for _ in range(PATIENCE - 1):
+        asked.note(view("active", waits_for_client=True))
+    assert asked.verdict == ""
+    asked.note(view("active"))
+    for _ in range(PATIENCE):
+        assert asked.verdict == ""
+        asked.note(view("active", waits_for_client=True))
+    assert asked.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("looks", "oldest", "verdict"),
+    [(44, 0.0, False), (45, 0.0, True), (45, 45.0, False), (45, 39.0, True), (3600, float("inf"), False)],
+)
+def test_behind_a_pooler_the_oldest_statement_decides(looks, oldest, verdict):
+    asked = silence(looks)
+    asked.note(ServerView(False, None, oldest))
+    assert bool(asked.verdict) == verdict
+
+
+def test_silence_of_the_server_is_believed_the_third_time():
+    asked = silence()
+    for _ in range(PATIENCE - 1):
+        asked.note_failure(OperationalError("timeout"), has_answered=False)
+    asked.note_failure(OperationalError("too many clients"), has_answered=True)
+    assert asked.verdict == ""
+    for _ in range(PATIENCE):
+        assert asked.verdict == ""
+        asked.note_failure(OperationalError("timeout"), has_answered=False)
+    assert asked.verdict == "the server cannot be reached"
+
+
+def test_who_gets_answers_is_left_alone_although_nobody_else_can_connect(monkeypatch):
+    """A thread that sends one quick statement after the other waits at every look."""
+    monkeypatch.setattr(Silence, "_receives_nothing", lambda self: False)
+    asked = silence()
+    for _ in range(PATIENCE + 2):
+        asked.note_failure(OperationalError("timeout"), has_answered=False)
+    assert asked.verdict == ""
+
+
+@pytest.mark.parametrize(
+    ("is_open", "cause", "has_answered"),
+    [
+        (False, psycopg.errors.ConnectionTimeout(), False),
+        (False, psycopg.OperationalError("FATAL: too many clients"), True),
+        (False, psycopg.OperationalError("Connection refused"), True),
+        (True, psycopg.OperationalError("server closed the connection"), False),  # hung up, for no answer came
+        (True, psycopg.errors.AdminShutdown(), True),
+    ],
+)
+def test_who_refuses_has_answered(is_open, cause, has_answered):
+    error = OperationalError()
+    error.__cause__ = cause
+    session = SimpleNamespace(connection=object() if is_open else None)
+    assert session_watch._has_answered(session, error) == has_answered
+
+
+def test_questions_begin_after_ten_looks_and_come_every_five():
+    assert [looks for looks in range(31) if silence(looks).is_to_be_asked_for] == [10, 15, 20, 25, 30]

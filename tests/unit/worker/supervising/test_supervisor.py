@@ -1,0 +1,242 @@
+"""The supervisor's own rules, with processes that are no workers: they say a word on their stdin, and end."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from django_pglock.worker.in_flight import Hand
+from django_pglock.worker.supervising import supervisor
+from django_pglock.worker.supervising.limits import Limits, resident_memory
+from django_pglock.worker.supervising.supervisor import FIRST_PAUSE, LONGEST_PAUSE, Supervisor, pause_after, said
+
+#: What each process begins with: its number of the start, from 1, and the line to the supervisor.
+BEGIN = """
+import os, signal, socket, sys, time
+line = socket.socket(fileno=os.dup(0))
+with open(sys.argv[1], "a") as starts:
+    print(os.environ["DJANGO_PGLOCK_PROCESS"], os.getpid(), os.getsid(0) == os.getpid(), file=starts, flush=True)
+with open(sys.argv[1]) as starts:
+    start = len(starts.readlines())
+"""
+
+
+@pytest.fixture
+def supervise(tmp_path, monkeypatch):
+    """Run a supervisor of this script to its end; return its exit code and the lines that the processes left."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.02)
+
+    def run(script, *, processes=1, grace=0.0, silence=30.0, drain=True):
+        log = tmp_path / "starts"
+        command = [sys.executable, "-S", "-E", "-c", BEGIN + script, str(log)]
+        code = Supervisor(command, processes=processes, grace=grace, silence=silence, drain=drain).run()
+        return code, log.read_text().splitlines()
+
+    return run
+
+
+def test_the_pause_doubles_to_a_limit_and_has_jitter():
+    for failures in range(1, 5):
+        pauses = [pause_after(failures) for _ in range(200)]
+        bound = FIRST_PAUSE * 2 ** (failures - 1)
+        assert bound / 2 <= min(pauses) < bound * 0.6
+        assert bound * 0.9 < max(pauses) <= bound
+    assert LONGEST_PAUSE / 2 <= pause_after(10**9) <= LONGEST_PAUSE
+
+
+def test_each_process_has_its_number_and_a_session_of_its_own(supervise):
+    code, starts = supervise("", processes=3)
+    assert code == 0
+    assert sorted(line.split()[::2] for line in starts) == [["1", "True"], ["2", "True"], ["3", "True"]]
+
+
+def test_what_ends_unexpectedly_is_started_again_and_the_others_go_on(supervise, caplog):
+    script = "sys.exit(7 if os.environ['DJANGO_PGLOCK_PROCESS'] == '1' and start < 5 else 0)"
+    code, starts = supervise(script, processes=2)
+    assert code == 0
+    assert [line.split()[0] for line in starts].count("2") == 1
+    assert [line.split()[0] for line in starts].count("1") >= 3
+    assert "unexpectedly with exit code 7" in caplog.text
+
+
+def test_the_pauses_grow_until_a_process_has_lived_for_long_enough(supervise, monkeypatch):
+    failures = []
+    monkeypatch.setattr(supervisor, "STABLE", math.inf)
+
+    def pause_after(number):
+        failures.append(number)
+        # Only the third process can live for long enough, however long the others take to start.
+        monkeypatch.setattr(supervisor, "STABLE", 0.5 if len(failures) == 2 else math.inf)
+        return 0.0
+
+    monkeypatch.setattr(supervisor, "pause_after", pause_after)
+    supervise("time.sleep(0.7 if start == 3 else 0); sys.exit(start < 5)")
+    assert failures == [1, 2, 1, 2]
+
+
+def test_a_replacement_ends_a_row_of_failures(supervise, monkeypatch):
+    failures = []
+    monkeypatch.setattr(supervisor, "pause_after", lambda number: failures.append(number) or 0.0)
+    supervise("sys.exit(bool(start == 3 and line.send(b'r')) or start < 5)")
+    assert failures == [1, 2, 1]
+
+
+def test_without_drain_an_end_in_order_is_unexpected_too(supervise, monkeypatch):
+    monkeypatch.setattr(supervisor, "pause_after", lambda number: 0.0)
+    code, starts = supervise("start < 3 or os.kill(os.getppid(), signal.SIGTERM) or time.sleep(60)", drain=False)
+    assert (code, len(starts)) == (0, 3), "one that SIGTERM ends before it waits for it has ended in order"
+
+
+def test_who_asks_is_replaced_before_it_ends_and_without_a_pause(supervise, monkeypatch):
+    """The first ends only when it sees that the second has begun."""
+    monkeypatch.setattr(supervisor, "pause_after", lambda number: pytest.fail("that is no failure"))
+    script = """
+if start == 1:
+    line.send(b"rr")
+    while len(open(sys.argv[1]).readlines()) < 2:
+        time.sleep(0.01)
+    sys.exit(3)
+"""
+    assert supervise(script)[0] == 0
+
+
+def test_the_last_words_of_a_process_are_heard(supervise, monkeypatch):
+    monkeypatch.setattr(supervisor, "pause_after", lambda number: pytest.fail("that is no failure"))
+    assert len(supervise("start > 1 or line.send(b'r')")[1]) == 2
+
+
+def test_what_is_frozen_is_killed(supervise, caplog):
+    began = time.monotonic()
+    code, starts = supervise("start > 1 or line.send(b'.') and os.kill(os.getpid(), signal.SIGSTOP)", silence=0.3)
+    assert (code, len(starts)) == (0, 2)
+    assert "frozen" in caplog.text
+    assert "by SIGKILL" in caplog.text
+    assert 0.3 <= time.monotonic() - began < 20
+
+
+def test_who_takes_long_to_start_is_not_frozen(supervise):
+    assert len(supervise("time.sleep(0.5)", silence=0.1)[1]) == 1
+
+
+@pytest.mark.parametrize(("longest", "seconds", "count"), [(3600, 1, 1), (0.3, 60, 2)])
+def test_what_keeps_its_threads_from_running_is_not_frozen_for_as_long_as_its_guard_speaks(
+    supervise, monkeypatch, longest, seconds, count
+):
+    monkeypatch.setattr(supervisor, "BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(supervisor, "LONGEST", longest)
+    assert len(supervise(f"start > 1 or line.send(b'.') and time.sleep({seconds})", silence=0.1)[1]) == count
+
+
+IGNORES = """
+signal.signal(signal.SIGTERM, lambda *_: None)
+line.send(b".")
+os.kill(os.getppid(), signal.SIGTERM)
+"""
+
+
+def test_who_outlives_grace_and_margin_is_killed(supervise, monkeypatch, caplog):
+    monkeypatch.setattr(supervisor, "MARGIN", 0.2)
+    code, starts = supervise(f"{IGNORES}\nwhile True: time.sleep(60)", grace=0.3)
+    assert (code, len(starts)) == (1, 1)
+    assert "has not ended in time" in caplog.text
+
+
+def test_who_ends_by_itself_has_no_more_time(supervise, monkeypatch):
+    monkeypatch.setattr(supervisor, "MARGIN", 0.2)
+    code, starts = supervise("start > 1 or line.send(b're') and time.sleep(60)")
+    assert (code, len(starts)) == (0, 2)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_is_passed_on_as_a_word(supervise, first):
+    script = f"""
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+os.kill(os.getppid(), {int(first)})
+while not heard: time.sleep(0.005)
+os.kill(os.getppid(), signal.SIGTERM)
+sys.exit(0 if line.recv(1) == b"h" and len(heard) == 1 else 5)
+"""
+    assert supervise(script, grace=60)[0] == 0
+
+
+def test_who_fails_while_it_ends_makes_the_exit_code(supervise):
+    assert (
+        supervise(
+            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\n" + IGNORES.splitlines()[-1] + "\ntime.sleep(60)"
+        )[0]
+        == 1
+    )
+
+
+def test_what_cannot_be_started_is_tried_again(supervise, monkeypatch, caplog):
+    popen, tries = supervisor.subprocess.Popen, []
+
+    def fail_twice(*args, **kwargs):
+        tries.append(1)
+        if len(tries) < 3:
+            raise BlockingIOError(11, "no more processes")
+        return popen(*args, **kwargs)
+
+    monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=fail_twice))
+    assert len(supervise("")[1]) == 1
+    assert caplog.text.count("cannot be started") == 2
+
+
+def test_handlers_and_files_are_as_they_were(supervise):
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)]
+    files = len(os.listdir("/dev/fd"))
+    supervise("sys.exit(start < 3)")
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)] == handlers
+    assert len(os.listdir("/dev/fd")) == files
+
+
+def test_exit_codes_in_words():
+    assert [said(0), said(3), said(-9), said(-250)] == [
+        "with exit code 0",
+        "with exit code 3",
+        "by SIGKILL",
+        "by signal 250",
+    ]
+
+
+def limits(hand=None, **limits):
+    return Limits(hand or Hand(1), **{"max_memory": None, "max_time": None, **limits})
+
+
+def test_the_time_of_processes_is_over_at_different_moments():
+    ends = [limits(max_time=1000)._ends_at - time.monotonic() for _ in range(100)]
+    assert 890 < min(ends) < max(ends) <= 1000
+    assert max(ends) - min(ends) > 20
+    assert "time" in limits(max_time=1e-9).reached()
+    assert not limits(max_time=1000).reached()
+
+
+def test_memory_is_looked_at_after_the_first_task():
+    hand = Hand(1)
+    assert resident_memory() > 5 * 2**20
+    assert not limits(hand, max_memory=1).reached()
+    hand.threads.slots[0].ended = 1
+    assert "MiB" in limits(hand, max_memory=1).reached()
+    assert not limits(hand, max_memory=10**6).reached()
+
+
+def test_the_last_of_so_many_tasks_may_end():
+    claim = SimpleNamespace(id=1, attempt=1, task_path="call")
+    hand = Hand(4, most=1)
+    assert limits(hand).are_set
+    assert hand.left == 1
+    hand.take([claim])
+    assert hand.left == 0
+    assert not limits(hand).reached()
+    hand.give_back()
+    assert hand.left == 1
+    hand.left, hand.claims = 0, {}
+    assert limits(hand).reached()
+    assert not limits().are_set
