@@ -5,7 +5,6 @@ No model is imported here at module level: ``@task`` makes the backend while a `
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
@@ -187,8 +186,7 @@ def _meta_of(task: PostgresTask) -> str:
     if task.carried:
         meta["options"] = task.carried
     if task.rate:
-        # Let through in portions where the rate is high: to look more often than each 50 ms helps nobody.
-        meta["rate"] = [task.rate.interval, max(task.rate.burst, math.ceil(0.05 / task.rate.interval))]
+        meta["rate"] = [task.rate.interval, task.rate.portion]
     if task.redact:
         meta["redact"] = task.redact
     if task.after:

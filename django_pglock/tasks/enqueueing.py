@@ -8,14 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections, transaction
-from psycopg import ClientCursor
 
 from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.postgres.message import literals, send
 from django_pglock.tasks import statements, wakeup
 from django_pglock.tasks.call_keys import NO_KEYS, CallKeys
-from django_pglock.tasks.gates import ADMITTED
+from django_pglock.tasks.gates import ADMITTED, array_of_numbers
 from django_pglock.tasks.retry import seconds_of
 from django_pglock.tasks.states import TaskStatus, UniqueScope
 from django_pglock.tasks.waiting import WaitQuerySet
@@ -77,19 +76,22 @@ class EnqueueQuerySet(WaitQuerySet):
         ``DuplicateTask``.
         """
         if task.is_plain and _due(task) == (None, None):
-            enqueued = self._insert_plain(task, call, meta)
+            enqueued, is_done = self._insert_plain(task, call, meta), False
+        elif task.after and task.unique is None and (waiting := self._insert_after(task, call, meta)):
+            enqueued, is_done = waiting, False
         elif call.keys.lock is None or not self._can_admit_at_once(task):
             return self.enqueue_many(task, [call], meta=meta)[0]
         else:
-            enqueued, other = self._insert_at_key(task, call, meta)
-            if enqueued.status == TaskStatus.BLOCKED and _is_alone(task) and other in ADMITTED:
-                return enqueued
-        self._follow(task, [call], [enqueued])
+            insert = self._insert_at_key if task.rate is None else self._insert_at_rate
+            enqueued, is_done = insert(task, call, meta)
+        if not is_done:
+            self._follow(task, [call], [enqueued])
         return enqueued
 
     def _can_admit_at_once(self, task: PostgresTask) -> bool:
         """Say whether a call can be written and admitted to its key in one transaction, which is not the caller's."""
-        is_simple = not task.after and task.unique is None and task.rate is None
+        has_both = task.rate is not None and (task.lock is not None or _due(task) != (None, None))
+        is_simple = not has_both and not task.after and task.unique is None
         return is_simple and not in_transaction(connection_for(self.db))
 
     def enqueue_many(self, task: PostgresTask, calls: Sequence[Call], *, meta: str = "{}") -> list[Enqueued]:
@@ -124,14 +126,40 @@ class EnqueueQuerySet(WaitQuerySet):
         bound = self._sql(statements.ENQUEUE) % literals(connection, _row(task, call, meta))
         return Enqueued(*(send(connection, bound) or ()))
 
-    def _insert_at_key(self, task: PostgresTask, call: Call, meta: str) -> tuple[Enqueued, str | None]:
+    def _insert_after(self, task: PostgresTask, call: Call, meta: str) -> Enqueued | None:
         connection = connection_for(self.db)
         connection.ensure_connection()
+        keys, awaited = call.keys, set(task.after)
+        values = (
+            *(array_of_numbers(awaited), *_row(task, call, meta), keys.lock, keys.group, keys.fair),
+            *(task.concurrency, _seconds_kept(task), *_due(task), len(awaited)),
+        )
+        row = send(connection, self._bound(statements.ENQUEUE_AFTER, values))
+        return None if row is None else Enqueued(*row)
+
+    def _insert_at_key(self, task: PostgresTask, call: Call, meta: str) -> tuple[Enqueued, bool]:
+        """Return also whether the call waits for one that admits to the key when it finishes."""
         key = call.keys.lock
-        values = (key, key, *_one(task, call, meta))
-        message = self._message((statements.LOCK_KEYS, [[key]]), (statements.ENQUEUE_AT_KEY, values))
-        *row, other = send(connection, message) or ()
-        return Enqueued(*row), other
+        enqueued, other = self._insert_at(key, statements.ENQUEUE_AT_KEY, (key, key, *_one(task, call, meta)))
+        return enqueued, enqueued.status == TaskStatus.BLOCKED and _is_alone(task) and other in ADMITTED
+
+    def _insert_at_rate(self, task: PostgresTask, call: Call, meta: str) -> tuple[Enqueued, bool]:
+        """Return also whether the call waits for a token for which there is an alarm."""
+        assert task.rate is not None  # noqa: S101 - for the type checker
+        key, interval, most = call.keys.lock, task.rate.interval, task.rate.portion
+        values = (
+            *(key, interval, key, key, most, most, interval, (most - 1) * interval),
+            *(*_row(task, call, meta), key, call.keys.fair, _seconds_kept(task), key),
+        )
+        enqueued, has_alarm = self._insert_at(key, statements.ENQUEUE_AT_RATE, values)
+        return enqueued, enqueued.status == TaskStatus.BLOCKED and has_alarm is True
+
+    def _insert_at(self, key: str | None, statement: str, values: Sequence[Any]) -> tuple[Enqueued, Any]:
+        """Write one call while nobody else admits to its key. Returns also what the statement says of the key."""
+        connection = connection_for(self.db)
+        connection.ensure_connection()
+        *row, said = send(connection, self._message((statements.LOCK_KEY, [key]), (statement, values))) or ()
+        return Enqueued(*row), said
 
     def _insert_calls(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
         if len(calls) == 1 and not task.after and calls[0].id is None:
@@ -141,8 +169,7 @@ class EnqueueQuerySet(WaitQuerySet):
     def _insert_one(self, task: PostgresTask, call: Call, meta: str) -> list[Enqueued]:
         connection = connection_for(self.db)
         connection.ensure_connection()
-        bind = ClientCursor(connection.connection).mogrify
-        row = send(connection, bind(self._sql(statements.ENQUEUE_ONE), _one(task, call, meta)))
+        row = send(connection, self._bound(statements.ENQUEUE_ONE, _one(task, call, meta)))
         return [Enqueued(*row)] if row else []
 
     def _insert_many(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
@@ -158,7 +185,7 @@ class EnqueueQuerySet(WaitQuerySet):
             *_options(task),
             *_due(task),
             after,
-            *(() if calls[0].id is None else ([call.id for call in calls],)),
+            *(() if calls[0].id is None else (array_of_numbers(call.id or 0 for call in calls),)),
             f"[{','.join([call.args for call in calls])}]",
             f"[{','.join([call.kwargs for call in calls])}]",
             *keys,
@@ -203,8 +230,8 @@ class EnqueueQuerySet(WaitQuerySet):
         if len(calls) == 1:
             return calls
         ids = sorted(id_ for (id_,) in self._run(statements.DRAW_IDS, len(calls)))
-        calls = [call._replace(id=id_) for call, id_ in zip(calls, ids, strict=True)]
-        return sorted(calls, key=lambda call: str(call.keys.unique))
+        drawn = [Call(call.args, call.kwargs, call.keys, id_) for call, id_ in zip(calls, ids, strict=True)]
+        return sorted(drawn, key=lambda call: str(call.keys.unique))
 
     def _replace(self, task: PostgresTask, calls: Sequence[Call], meta: str) -> list[Enqueued]:
         replaced: list[Enqueued] = []
@@ -223,9 +250,10 @@ class EnqueueQuerySet(WaitQuerySet):
     def _follow(self, task: PostgresTask, calls: Sequence[Call], rows: Sequence[Enqueued]) -> None:
         """Do after the commit what has to be done then: admit, wake, and see whether ``after`` is done already."""
         statuses = {row.status for row in rows}
-        if TaskStatus.BLOCKED in statuses:
+        if task.after:
+            self.release_ended_on_commit(task.after)
+        elif TaskStatus.BLOCKED in statuses:
             self._admit_enqueued(task, calls, rows)
-        self.release_on_commit(task.after)
         if TaskStatus.READY in statuses:
             self.wake([task.queue_name], wakeup.READY_CHANNEL)
         if TaskStatus.SCHEDULED in statuses:

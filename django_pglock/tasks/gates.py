@@ -56,7 +56,8 @@ class GateQuerySet(ClaimQuerySet[Any]):
         is_own = not connections[self.db].in_atomic_block
         unsynced = [("SET LOCAL synchronous_commit = off", ())] if is_own else []
         # Two statements, so that the second one's snapshot is younger than the lock.
-        return self._run_together(*unsynced, (statements.LOCK_KEYS, [keys]), (statement, values or [keys]))
+        lock = (statements.LOCK_KEYS, [keys]) if len(keys) > 1 else (statements.LOCK_KEY, keys)
+        return self._run_together(*unsynced, lock, (statement, values or [keys]))
 
     def admit_own(self, id_: int, key: str, *, is_alone: bool) -> None:
         """Admit to the key of one task that was enqueued, after its commit. ``is_alone``: nobody runs beside it.
@@ -124,10 +125,12 @@ class GateQuerySet(ClaimQuerySet[Any]):
 
     def _message(self, *parts: tuple[str, Sequence[Any]]) -> str:
         """Return statements with their values as one message. The connection has to be open."""
-        connection = connections[self.db]
-        bind = ClientCursor(connection.connection).mogrify
-        begin = [] if connection.in_atomic_block else ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED"]
-        return ";".join(begin + [bind(self._sql(statement), values or None) for statement, values in parts])
+        begin = [] if connections[self.db].in_atomic_block else ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED"]
+        return ";".join(begin + [self._bound(statement, values) for statement, values in parts])
+
+    def _bound(self, statement: str, values: Sequence[Any]) -> str:
+        """Return a statement with its values. The connection has to be open."""
+        return ClientCursor(connections[self.db].connection).mogrify(self._sql(statement), values or None)
 
     def _sql(self, statement: str) -> str:
         model: Any = self.model

@@ -54,6 +54,33 @@ WITH other AS MATERIALIZED (
     (SELECT status FROM other)
 """
 
+# The same for a call that is due at once and has a rate, but no lock. It takes a token from the bucket of its key if
+# the bucket has one, no other task waits for one, and fewer tasks than may be let through at once are READY; ``ADMIT``
+# says why. BLOCKED tasks come first in this range of the index, so one look is enough. Returns also whether an alarm is
+# set for the next token: then a task that begins BLOCKED needs nothing else. The task has no unique key, so it needs no
+# ON CONFLICT, with which the server looks for conflicts before it writes.
+ENQUEUE_AT_RATE = """
+WITH token AS (
+    INSERT INTO {rate_limit} AS bucket (key, arrives_at)
+    SELECT %s, clock_timestamp() + make_interval(secs => %s)
+    FROM (SELECT task.status FROM {task} AS task
+          WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'READY')
+            AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
+          ORDER BY task.lock_key, task.status, task.id LIMIT %s) AS ahead
+    HAVING count(*) < %s AND min(ahead.status) IS DISTINCT FROM 'BLOCKED'
+    ON CONFLICT (key) DO UPDATE
+    SET arrives_at = GREATEST(bucket.arrives_at, clock_timestamp()) + make_interval(secs => %s), opens_at = NULL
+    WHERE bucket.arrives_at <= clock_timestamp() + make_interval(secs => %s)
+    RETURNING key
+)
+INSERT INTO {task} (status, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
+    lock_key, fair_key, keep_result)
+SELECT CASE WHEN EXISTS (SELECT FROM token) THEN 'READY' ELSE 'BLOCKED' END,
+       %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb, %s, %s, %s::int
+RETURNING id, status, date_part('epoch', enqueued_at), NULL,
+          (SELECT opens_at > clock_timestamp() FROM {rate_limit} WHERE key = %s)
+"""
+
 # The same for one task that has been enqueued in a transaction, once that is committed.
 ADMIT_OWN = """
 WITH other AS MATERIALIZED (
@@ -160,25 +187,29 @@ BY_INDEX = ", ".join(f"set_config('{name}', 'off', true)" for name in OFF)
 # its own, so that the second statement sees what the one before committed. In the order of the numbers, not of the
 # keys: two keys may have the same number, and those who take them in another order could wait for each other in a
 # circle.
+_NUMBER = "('x' || encode(substr(sha256(convert_to(%s, 'UTF8')), 1, 4), 'hex'))::bit(32)::int"
 LOCK_KEYS = f"""
 SELECT pg_advisory_xact_lock({ADMISSION}, number), {{by_index}}
-FROM (SELECT DISTINCT ('x' || encode(substr(sha256(convert_to(key, 'UTF8')), 1, 4), 'hex'))::bit(32)::int AS number
-      FROM unnest(%s::text[]) AS key ORDER BY number) AS keys
+FROM (SELECT DISTINCT {_NUMBER % "key"} AS number FROM unnest(%s::text[]) AS key ORDER BY number) AS keys
 """
+
+# The same for one key, in half the time.
+LOCK_KEY = f"SELECT pg_advisory_xact_lock({ADMISSION}, {_NUMBER}), {{by_index}}"
 
 # Lets the first that waits at each of these keys through, where nobody has been admitted. At keys that let one through
 # at a time, which is what most of them do, admission is no more than that. To plan it takes a fifth of the time that
 # ``ADMIT`` takes. Where there may be more to think of, nothing is done, and the key is returned, for ``ADMIT``: where
-# the first lets others run beside it, or waits for others itself, and where a task of the key is SCHEDULED, perhaps to
-# be tried again.
+# the first lets others run beside it, has a rate, or waits for others itself, and where a task of the key is SCHEDULED,
+# perhaps to be tried again.
 #
 # The notes at ``ADMIT`` say why a row that somebody has locked is left alone, and why ranges.
 ADMIT_NEXT = """
 WITH first AS MATERIALIZED (
-    SELECT keys.key, waiting.id, busy.status, waiting.waits_for = 0 AND COALESCE(waiting.concurrency, 1) = 1 AS is_alone
+    SELECT keys.key, waiting.id, busy.status,
+           waiting.waits_for = 0 AND COALESCE(waiting.concurrency, 1) = 1 AND NOT waiting.meta ? 'rate' AS is_alone
     FROM unnest(%s::text[]) AS keys (key)
     CROSS JOIN LATERAL (
-        SELECT task.id, task.waits_for, task.concurrency FROM {task} AS task
+        SELECT task.id, task.waits_for, task.concurrency, task.meta FROM {task} AS task
         WHERE (task.lock_key, task.status) BETWEEN (keys.key, 'BLOCKED') AND (keys.key, 'BLOCKED')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
         ORDER BY task.lock_key, task.status, task.id LIMIT 1) AS waiting
@@ -246,7 +277,7 @@ WITH head AS MATERIALIZED (
                      AND task.status = 'SCHEDULED' AND task.started_at IS NOT NULL
                    ORDER BY task.lock_key LIMIT 1) IS NOT NULL THEN 1 ELSE 0 END AS room,
            EXTRACT(EPOCH FROM clock_timestamp() - bucket.arrives_at) AS idle,
-           GREATEST(bucket.arrives_at, clock_timestamp()) AS arrives_at
+           bucket.arrives_at AS arrived, GREATEST(bucket.arrives_at, clock_timestamp()) AS arrives_at
     FROM head LEFT JOIN {rate_limit} AS bucket ON bucket.key = head.key
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE task.status = 'READY')::int AS ready, count(*)::int AS admitted,
@@ -290,7 +321,9 @@ WITH head AS MATERIALIZED (
     FROM allowed
     CROSS JOIN LATERAL (SELECT count(*) AS taken FROM admitted WHERE admitted.key = allowed.key) AS through
     CROSS JOIN LATERAL (
-        SELECT allowed.arrives_at + make_interval(secs => through.taken * interval) AS arrives_at) AS moment
+        SELECT CASE WHEN through.taken = 0 THEN COALESCE(allowed.arrived, allowed.arrives_at)
+                    ELSE allowed.arrives_at + make_interval(secs => through.taken * interval) END AS arrives_at
+    ) AS moment
     CROSS JOIN LATERAL (
         SELECT EXISTS (SELECT FROM {task} AS task
             WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
@@ -379,6 +412,22 @@ RETURNING {claim_columns}
 # pruning skips what is locked. As by a foreign key, beside which all else may happen to a task, its claim and its end:
 # no statement here but the pruning locks the key of a row.
 LOCK_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) ORDER BY id FOR KEY SHARE"
+
+# One call that runs after others and is not unique. Returns nothing if one of the others is not there. Begins BLOCKED,
+# whatever else it asks for: ``RELEASE`` lets it on.
+ENQUEUE_AFTER = f"""
+WITH awaited AS MATERIALIZED ({LOCK_AWAITED}), new AS (
+    INSERT INTO {{task}} (status, waits_for, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
+        lock_key, group_key, fair_key, concurrency, keep_result, run_after)
+    SELECT 'BLOCKED', awaited.number, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb,
+           %s, %s, %s, %s::int, %s::int, COALESCE(%s::timestamptz, statement_timestamp() + %s::interval)
+    FROM (SELECT count(*) AS number FROM awaited) AS awaited WHERE awaited.number = %s
+    RETURNING id, status, date_part('epoch', enqueued_at)
+), waiters AS (
+    INSERT INTO {{waiter}} (task_id, awaited) SELECT new.id, awaited.id FROM new, awaited
+)
+SELECT * FROM new
+"""
 
 # Which of these tasks were enqueued to run after others.
 HAVE_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) AND meta ? 'after'"

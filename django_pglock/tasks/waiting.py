@@ -99,6 +99,16 @@ class WaitQuerySet(GateQuerySet):
         if awaited:
             transaction.on_commit(partial(self.release, awaited), using=self.db, robust=True)
 
+    def release_ended_on_commit(self, awaited: Collection[int]) -> None:
+        """Release those of these tasks that have ended, once the current transaction is committed.
+
+        Hardly ever has one: to see that costs less than to tell those who wait.
+        """
+        transaction.on_commit(partial(self._release_ended, awaited), using=self.db, robust=True)
+
+    def _release_ended(self, awaited: Collection[int]) -> None:
+        self.release([id_ for id_, _ in self.ended(list(awaited))])
+
     def stray_waiters(self, after: int, *, limit: int = WAITERS_AT_ONCE) -> list[tuple[int, int | None]]:
         """Return the next waiters behind the id ``after``: their ids, and what each has waited for in vain."""
         return self._run(statements.STRAY_WAITERS, after, limit)

@@ -16,6 +16,7 @@ from django_pglock import enqueue_many
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Queue, RateLimit, Task
 from django_pglock.tasks.options import Rate
+from django_pglock.tasks.outcome import Succeeded
 from django_pglock.worker.claiming.queue_cursor import QueueCursors
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -229,6 +230,18 @@ def test_a_burst_and_then_nothing_until_the_next_token():
     assert RateLimit.objects.get(key="%rate tenant:2").opens_at is None
 
 
+def test_a_token_goes_to_the_first_that_waits_and_not_to_a_call_that_comes_with_it(claim):
+    """The token has come, and the worker has not looked yet."""
+    for _ in range(3):
+        keyed.trickle.enqueue(1)
+    claim(2)
+    RateLimit.objects.update(arrives_at=Now() + timedelta(seconds=720), opens_at=Now())
+    keyed.trickle.enqueue(1)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [
+        *("RUNNING", "RUNNING", "READY", "BLOCKED")
+    ]
+
+
 def test_what_nobody_has_begun_counts_against_the_burst():
     """Tokens cannot be saved up while the workers are busy or away, to be spent all at once."""
     for _ in range(5):
@@ -243,6 +256,28 @@ def test_what_nobody_has_begun_counts_against_the_burst():
     Task.objects.filter(status="READY").claim_update(2, status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
     Task.objects.all().admit(["%rate tenant:1"])
     assert Task.objects.filter(status="READY").count() == 2
+
+
+def test_a_rate_holds_where_the_task_has_a_lock_as_well(claim):
+    """One at a time is not all that it asks for."""
+    task = keyed.step.using(rate=Rate(1, per=3600))
+    for _ in range(2):
+        task.enqueue(1)
+    Task.objects.all().settle([(mine := claim()[0], Succeeded())], mine.worker)
+    Task.objects.all().admit([mine.lock_key])
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["SUCCESSFUL", "BLOCKED"]
+    assert RateLimit.objects.get().opens_at is not None
+
+
+def test_the_longer_nobody_begins_them_the_rarer_are_the_looks():
+    """Each look for itself: one does not make the next come sooner."""
+    for _ in range(3):
+        keyed.trickle.enqueue(1)
+    RateLimit.objects.update(arrives_at=Now() - timedelta(days=1))
+    for _ in range(3):
+        RateLimit.objects.update(opens_at=Now())
+        Task.objects.all().admit(Task.objects.all().open_rates())
+        assert RateLimit.objects.filter(opens_at__gt=Now() + timedelta(seconds=0.5)).exists()
 
 
 def test_buckets_that_nobody_has_used_for_a_day_are_forgotten(in_threads):

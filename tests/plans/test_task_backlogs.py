@@ -27,11 +27,13 @@ pytestmark = pytest.mark.django_db
 PATH = "tests.sample.tasks.nothing"
 #: Statements of transactions or sessions in which indexes are walked in their order.
 ORDERED = (
-    *("ADMIT", "ADMIT_NEXT", "ADMIT_OWN", "BLOCKED_KEYS", "CLAIM_FAIR", "ENQUEUE_AT_KEY", "NEXT_DUE", "READY_QUEUES"),
-    *("RESCUE", "TAKE_ALONG", "promotion"),
+    *("ADMIT", "ADMIT_NEXT", "ADMIT_OWN", "BLOCKED_KEYS", "CLAIM_FAIR", "ENQUEUE_AT_KEY", "ENQUEUE_AT_RATE"),
+    *("NEXT_DUE", "READY_QUEUES", "RESCUE", "TAKE_ALONG", "promotion"),
 )
 #: Rows of each kind that a statement has to deal with.
 BATCH = 10
+#: What every enqueued row has.
+ROW = ("default", 0, PATH, "[]", "{}", "default", 0, "{}")
 
 INSERT = """
 INSERT INTO django_pglock_task (queue, task_path, backend, status, lock_key, fair_key, unique_key, unique_scope,
@@ -82,6 +84,11 @@ def pages_read(plan):
     return plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
 
 
+def rated(most, row):
+    """Return the values of ``ENQUEUE_AT_RATE``, where ``most`` tasks may be let through at once."""
+    return ("backlog", 1, "backlog", "backlog", most, most, 1, most - 1, *row, "backlog", None, None, "backlog")
+
+
 def plans(worker, ids):
     """Execute each hot statement once; return their plans by name."""
     rows = Task.objects.all()
@@ -97,7 +104,6 @@ def plans(worker, ids):
     Task.objects.filter(pk=first).update(status="FAILED")
     retried = rows.filter(pk=first)._without_duplicates().filter(status__in=["CANCELLED", "FAILED"]).order_by("pk")
     others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts)
-    row = ("default", 0, PATH, "[]", "{}", "default", 0, "{}")
     calls = {
         "a claim of one": (plain.sql(1, "default"), None),
         "a claim of many": (plain.sql(1000, "default"), None),
@@ -138,7 +144,9 @@ def plans(worker, ids):
         "ADMIT": (["backlog"],),
         "ADMIT_NEXT": (["backlog", "other"],),
         "ADMIT_OWN": ("backlog", "backlog", ids[0], ids[0]),
-        "ENQUEUE_AT_KEY": ("backlog", "backlog", *row, *[None] * 9, "backlog"),
+        "ENQUEUE_AT_KEY": ("backlog", "backlog", *ROW, *[None] * 9, "backlog"),
+        "ENQUEUE_AT_RATE": rated(BATCH, ROW),
+        "ENQUEUE_AFTER": (f"{{{','.join(map(str, ids))}}}", *ROW, *[None] * 7, len(ids)),
         "BLOCKED_KEYS": ("", 1000),
         "HOLDERS": ("backlog", "backlog", BATCH),
         "TAKE_ALONG": (ids[0], 1, *group, BATCH, *group, 0.0, BATCH, BATCH, worker),
@@ -160,7 +168,7 @@ def plans(worker, ids):
 #: and the few rows of the two small tables.
 ELSEWHERE = {
     "BY_INDEX", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "EXPIRES_AT", "FORGET_RATES",
-    "LIMIT_TICK", "LOCK_IS_HELD", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES", "PRUNE", "REGISTER_SCHEDULES",
+    "LIMIT_TICK", "LOCK_IS_HELD", "LOCK_KEY", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES", "PRUNE", "REGISTER_SCHEDULES",
     "SCHEDULES", "WAKE",
 }  # fmt: skip
 
@@ -206,7 +214,8 @@ def test_admission_does_not_read_what_of_its_key_is_for_later(backlog):
 SMALL = {
     "ADMIT_NEXT": ((["backlog"],), 4),
     "ADMIT_OWN": (("backlog", "backlog", 1, 1), 2),
-    "ENQUEUE_AT_KEY": (("backlog", "backlog", "default", 0, PATH, "[]", "{}", "default", 0, "{}", *[None] * 9, "b"), 1),
+    "ENQUEUE_AT_KEY": (("backlog", "backlog", *ROW, *[None] * 9, "b"), 1),
+    "ENQUEUE_AT_RATE": (rated(1, ROW), 1),
 }
 
 
