@@ -17,7 +17,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.models import Queue, RateLimit, Task
 from django_pglock.tasks.options import Rate
 from django_pglock.tasks.outcome import Succeeded
-from django_pglock.worker.claiming.queue_cursor import WorkerClaims
+from django_pglock.worker.claiming.queue_cursor import QueueCursors
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -27,7 +27,7 @@ PATHS = ["tests.sample.keyed_tasks.serve", "tests.sample.tasks.nothing"]
 
 
 def claims_of(queue="default", *, is_fair=True, clock=time.monotonic):
-    return WorkerClaims(Task.objects.all(), worker=uuid4(), paths=PATHS, is_fair=is_fair, clock=clock).of(queue)
+    return QueueCursors(Task.objects.all(), worker=uuid4(), paths=PATHS, is_fair=is_fair, clock=clock).of(queue)
 
 
 def tenants(claims):

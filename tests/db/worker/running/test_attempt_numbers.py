@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
-from django_pglock.worker.running.attempt import prepare
+from django_pglock.worker.running.run import prepare
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
