@@ -11,9 +11,8 @@ from typing import Any
 
 from psycopg import Error as PsycopgError
 
-from django_pglock import own_locks
 from django_pglock.conf import get_settings
-from django_pglock.keys import make_key
+from django_pglock.keys import make_key, reserved
 from django_pglock.locks.holding import Holding
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.sessions import dedicated_connection
@@ -70,7 +69,7 @@ def assert_no_locks(*, using: str | None = None) -> None:
     with connection_for(using or get_settings().USING).cursor() as cursor:
         # Within one transaction, as that of a TestCase, PostgreSQL tells of the sessions that were there at first.
         cursor.execute("SELECT pg_stat_clear_snapshot()")
-        cursor.execute(LEFT, (list(own_locks.ALL),))
+        cursor.execute(LEFT, (list(reserved.ALL),))
         left = cursor.fetchone()[0]
     if left:
         raise AssertionError(f"{left} advisory locks are held or awaited.")

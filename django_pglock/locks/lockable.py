@@ -18,8 +18,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from asgiref.sync import iscoroutinefunction
 
 from django_pglock.errors import ConfigurationError, LockError, LockKeyError, LockNotAvailable
-from django_pglock.key_template import KeyTemplate
 from django_pglock.keys import name_of
+from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.options import OnBusy, on_busy_of
 
 F = TypeVar("F", bound=Callable[..., Any])

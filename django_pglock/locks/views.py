@@ -12,8 +12,8 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError, LockNotAvailable
-from django_pglock.key_template import KeyTemplate
 from django_pglock.keys import Key, make_key
+from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.lockable import refuse_generators

@@ -4,7 +4,7 @@ from django.db import migrations, models
 from django_pglock.migrations._operations import CreateView
 
 # Keys are locks of one bigint (objsubid 1), put together as PostgreSQL took them apart, and right for negative ones. The
-# package's own locks are of two ints (objsubid 2), and the first of them says what they are for (own_locks.py). They have
+# package's own locks are of two ints (objsubid 2), and the first of them says what they are for (keys/reserved.py). They have
 # no key: put together in the same way they would be shown as the lock of one bigint that has the same 64 bits.
 # Names come from the comments that lock statements, and the statements of who holds locks, begin with; each says which
 # key it is about. A waiter's comment names its holder's lock as well.

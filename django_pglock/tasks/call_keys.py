@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_pglock.errors import TaskArgumentsError
-from django_pglock.key_template import KeyTemplate
+from django_pglock.keys.template import KeyTemplate
 from django_pglock.tasks.arguments import to_json
 
 if TYPE_CHECKING:

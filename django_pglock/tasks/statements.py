@@ -10,7 +10,7 @@ index of which they would read all that has the status, and look at the ids only
 
 from __future__ import annotations
 
-from django_pglock.own_locks import ADMISSION, WORKER
+from django_pglock.keys.reserved import ADMISSION, WORKER
 
 # When the row of a task that finishes now may go: keep_result after its end, and not before its unique key is free.
 # NULL without keep_result. Stands in the statements as ``{expires_at}``.

@@ -12,8 +12,8 @@ from django.db.models import Max
 from django.db.models.functions import Extract, Now
 from django.utils import timezone
 
+from django_pglock.keys.reserved import WORKER
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.own_locks import WORKER
 from example_project.postgres import PrivatePostgres
 from tests.chaos.stage import Blow
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server

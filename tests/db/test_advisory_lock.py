@@ -7,8 +7,8 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock import LockNotAvailable, lock, own_locks
-from django_pglock.keys import make_key
+from django_pglock import LockNotAvailable, lock
+from django_pglock.keys import make_key, reserved
 from django_pglock.models import AdvisoryLock, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.testing import hold
@@ -88,7 +88,7 @@ def test_a_workers_lock_is_named_after_the_worker(worker):
     assert (row.application_name, row.key, row.pk) == (
         "lockworker heartbeat",
         None,
-        f"{row.pid}-{own_locks.WORKER}.{running.heartbeat.lock_key}-exclusive",
+        f"{row.pid}-{reserved.WORKER}.{running.heartbeat.lock_key}-exclusive",
     )
 
 

@@ -13,9 +13,9 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_pglock import lock
+from django_pglock.keys.reserved import WORKER
 from django_pglock.models import AdvisoryLock, Task
 from django_pglock.models import Worker as WorkerRow
-from django_pglock.own_locks import WORKER
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.tasks.statements import LOCK_KEYS
 from django_pglock.testing import assert_no_locks, hold

@@ -11,7 +11,8 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test import override_settings
 
-from django_pglock import enqueue_many, own_locks
+from django_pglock import enqueue_many
+from django_pglock.keys import reserved
 from django_pglock.models import Attempt, RateLimit, Task, Worker
 from django_pglock.postgres.connections import has_hung_up
 from django_pglock.postgres.sessions import dedicated_connection
@@ -52,7 +53,7 @@ def session():
 
 def hold_lock(session):
     with session.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s, %s)", (own_locks.WORKER, NUMBER))
+        cursor.execute("SELECT pg_advisory_lock(%s, %s)", (reserved.WORKER, NUMBER))
 
 
 @pytest.mark.parametrize(

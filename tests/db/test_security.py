@@ -20,8 +20,8 @@ from django.urls import reverse
 
 from django_pglock import Lease, Unique, enqueue_many, lock, task
 from django_pglock.errors import LockKeyError
-from django_pglock.key_template import KeyTemplate
 from django_pglock.keys import make_key
+from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.views import lock_view
 from django_pglock.models import AdvisoryLock, Attempt, Schedule, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_pglock.errors import ConfigurationError, LockKeyError
-from django_pglock.key_template import KeyTemplate
 from django_pglock.keys import crc32_key, join, make_key, part_of, pglock_key, sha256_key
+from django_pglock.keys.template import KeyTemplate
 
 
 class Colour(Enum):

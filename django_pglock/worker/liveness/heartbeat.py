@@ -20,7 +20,7 @@ from django.db import Error as DatabaseFailure
 from django.db import connections
 
 from django_pglock.conf import get_settings
-from django_pglock.own_locks import WORKER, draw_number
+from django_pglock.keys.reserved import WORKER, draw_number
 from django_pglock.postgres.connections import backend_pid
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
 from django_pglock.tasks import registry

@@ -21,7 +21,7 @@ from django.apps import apps
 from django.db import IntegrityError, connections, transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.own_locks import UPKEEP
+from django_pglock.keys.reserved import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
 from django_pglock.tasks.gates import KEYS_AT_ONCE
 from django_pglock.tasks.liveness import SETTLED
