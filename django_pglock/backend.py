@@ -21,6 +21,7 @@ from django_pglock.conf import get_settings, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for
 from django_pglock.tasks.arguments import to_json
+from django_pglock.tasks.await_result import await_end, await_end_async
 from django_pglock.tasks.bulk import arguments_of
 from django_pglock.tasks.call_keys import keys_of, positional_names
 from django_pglock.tasks.claim import date_of
@@ -143,6 +144,17 @@ class PostgresBackend(BaseTaskBackend):
                 f"Task {result_id} calls {row.task_path}, which this process does not know; import its module first."
             )
         return result
+
+    def await_end(self, task_id: int, timeout: float | None) -> bool | None:
+        """Wait until a task has ended, for ``timeout`` seconds at most (None: as long as it takes).
+
+        Returns True when it has, False when there is no such task, None when the time is over.
+        """
+        return await_end(task_id, self.database, timeout)
+
+    async def await_end_async(self, task_id: int, timeout: float | None) -> bool | None:
+        """Do as ``await_end`` in a coroutine, which holds no thread while it waits."""
+        return await await_end_async(task_id, self.database, timeout)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """Return E007 if the app is not installed: then nobody registers the other checks of ours."""

@@ -7,13 +7,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
-
-from django.db import DEFAULT_DB_ALIAS
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django_pglock import errors
 from django_pglock.tasks import registry
-from django_pglock.tasks.await_result import await_end, await_end_async
 from django_pglock.tasks.compat import (
     InvalidTask,
     Task,
@@ -60,6 +57,16 @@ class PostgresTaskError(TaskError):
         return found
 
 
+class AwaitingBackend(Protocol):
+    """What a result asks of its backend: to wait until the task has ended.
+
+    Both return True when it has, False when there is no such task, None when the time is over.
+    """
+
+    def await_end(self, task_id: int, timeout: float | None) -> bool | None: ...
+    async def await_end_async(self, task_id: int, timeout: float | None) -> bool | None: ...
+
+
 class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
     """A ``TaskResult`` that can be waited for."""
 
@@ -75,7 +82,7 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         """
         deadline = _Deadline(timeout)
         while True:
-            is_there = await_end(int(self.id), self._database, deadline.left())
+            is_there = self._backend.await_end(int(self.id), deadline.left())
             if is_there is not None:
                 self.refresh()
             if self._has_ended(is_there, timeout):
@@ -85,15 +92,16 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         """Do as ``wait()`` in a coroutine, which holds no thread while it waits."""
         deadline = _Deadline(timeout)
         while True:
-            is_there = await await_end_async(int(self.id), self._database, deadline.left())
+            is_there = await self._backend.await_end_async(int(self.id), deadline.left())
             if is_there is not None:
                 await self.arefresh()
             if self._has_ended(is_there, timeout):
                 return self
 
     @property
-    def _database(self) -> str:
-        return getattr(task_backends[self.backend], "database", DEFAULT_DB_ALIAS)
+    def _backend(self) -> AwaitingBackend:
+        backend: Any = task_backends[self.backend]
+        return backend  # type: ignore[no-any-return]
 
     def _has_ended(self, is_there: bool | None, timeout: float | None) -> bool:
         """Say whether the wait is over; it is not when somebody has retried the task meanwhile."""
