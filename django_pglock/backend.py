@@ -20,8 +20,10 @@ from django.utils.functional import cached_property
 from django_pglock.conf import get_settings, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for
+from django_pglock.store.await_end import await_end, await_end_async
+from django_pglock.store.enqueue import Call, batches
+from django_pglock.store.pause import check_queue_name
 from django_pglock.tasks.arguments import to_json
-from django_pglock.tasks.await_result import await_end, await_end_async
 from django_pglock.tasks.bulk import arguments_of
 from django_pglock.tasks.call_keys import keys_of, positional_names
 from django_pglock.tasks.claim import date_of
@@ -34,8 +36,6 @@ from django_pglock.tasks.compat import (
     task_enqueued,
 )
 from django_pglock.tasks.definition import PostgresTask
-from django_pglock.tasks.enqueueing import Call, batches
-from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.registry import why_not_found
 from django_pglock.tasks.results import make_result, result_of_row
 from django_pglock.tasks.retry import MAX_DELAY

@@ -13,9 +13,9 @@ from operator import attrgetter
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from django_pglock.store.outcome import Abandoned, Outcome, Released
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import Abandoned, Outcome, Released
 from django_pglock.worker.capacity import LoopCapacity, ThreadCapacity
 
 if TYPE_CHECKING:

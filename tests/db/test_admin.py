@@ -18,7 +18,7 @@ from django_pglock.admin import actions, pages
 from django_pglock.keys import make_key
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.models import Lease as LeaseRow
-from django_pglock.tasks import queryset
+from django_pglock.store import managers as queryset
 from tests.db.test_locks import Somebody
 from tests.plans.test_task_plans import nodes
 from tests.sample import keyed_tasks as keyed

@@ -14,9 +14,9 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import enqueue_many
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task, Waiter
-from django_pglock.tasks import queryset
+from django_pglock.store import managers as queryset
+from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
 from django_pglock.tasks.compat import TaskResultStatus
-from django_pglock.tasks.outcome import Cancelled, Failed, Failure, Retried, Succeeded
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 from tests.sample.models import Effect

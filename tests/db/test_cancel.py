@@ -11,8 +11,8 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.tasks import queryset
-from django_pglock.tasks.outcome import (
+from django_pglock.store import managers as queryset
+from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
     Failed,
@@ -122,7 +122,7 @@ def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_thr
         left_out.set()
         assert free.wait(10)
 
-    monkeypatch.setattr("django_pglock.tasks.queryset.time", SimpleNamespace(sleep=rest))
+    monkeypatch.setattr("django_pglock.store.managers.time", SimpleNamespace(sleep=rest))
 
     def work(number):
         if number == 0:
@@ -330,7 +330,7 @@ def test_a_worker_with_nothing_in_hand_asks_nothing(worker, monkeypatch):
     """One look for requests a beat, and only of a worker that runs something."""
     asked = []
     monkeypatch.setattr(
-        "django_pglock.tasks.queryset.TaskQuerySet.cancel_requests", lambda self, worker: asked.append(worker) or []
+        "django_pglock.store.managers.TaskQuerySet.cancel_requests", lambda self, worker: asked.append(worker) or []
     )
     process = worker(queues=["another"])
     process.heartbeat.wake()

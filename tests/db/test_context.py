@@ -9,10 +9,10 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import enqueue_many
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
+from django_pglock.store.managers import COMPARED_AT_ONCE
+from django_pglock.store.outcome import Succeeded
 from django_pglock.tasks.compat import TaskContext as DjangoTaskContext
 from django_pglock.tasks.context import OWN_META, TaskContext
-from django_pglock.tasks.outcome import Succeeded
-from django_pglock.tasks.queryset import COMPARED_AT_ONCE
 from tests.sample import running_tasks as running
 from tests.sample import tasks
 
@@ -31,7 +31,7 @@ def progress_of(result):
 @pytest.fixture
 def notes(monkeypatch):
     """The progress that is written, in statements."""
-    from django_pglock.tasks.queryset import TaskQuerySet
+    from django_pglock.store.managers import TaskQuerySet
 
     written = []
     note = TaskQuerySet.note_progress

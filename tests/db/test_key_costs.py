@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from django_pglock.backend import _call_of
 from django_pglock.models import Task
-from django_pglock.tasks import statements, wakeup
-from django_pglock.tasks.gates import ADMITTED
+from django_pglock.store import statements
+from django_pglock.store import wake as wakeup
+from django_pglock.store.admit import ADMITTED
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 

@@ -17,8 +17,8 @@ from django_pglock.errors import ConfigurationError, LockKeyError, TaskArguments
 from django_pglock.locks.statements import LONGEST_NAME
 from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.models import Lease as LeaseRow
+from django_pglock.store.wake import READY_CHANNEL
 from django_pglock.tasks.compat import InvalidTask
-from django_pglock.tasks.wakeup import READY_CHANNEL
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
 from tests.db.test_locks import Somebody

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Attempt, Task, Waiter
-from django_pglock.tasks.outcome import Cancelled, Failed, Failure, Retried, Succeeded
+from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from django_pglock.worker.upkeep.upkeep import upkeep
 from tests.sample import keyed_tasks as keyed

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import task
 from django_pglock.models import Attempt, Schedule, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.tasks import wakeup
+from django_pglock.store import wake as wakeup
 from django_pglock.worker.claiming.queue_cursor import LONGEST_LINE, WorkerClaims
 from tests.sample import keyed_tasks as keyed
 from tests.sample import running_tasks, scheduled, tasks

@@ -16,9 +16,9 @@ from django_pglock.keys import reserved
 from django_pglock.models import Attempt, RateLimit, Task, Worker
 from django_pglock.postgres.connections import has_hung_up
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.tasks.liveness import SETTLED
-from django_pglock.tasks.outcome import Failed, Failure, Succeeded
-from django_pglock.tasks.queryset import COMPARED_AT_ONCE
+from django_pglock.store.liveness import SETTLED
+from django_pglock.store.managers import COMPARED_AT_ONCE
+from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.upkeep.upkeep import TURN
 from tests.sample import tasks

@@ -14,10 +14,10 @@ from django.utils import timezone
 
 from django_pglock import task
 from django_pglock.models import Schedule, Task
+from django_pglock.store.managers import TaskQuerySet
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_enqueued
 from django_pglock.tasks.options import Unique
-from django_pglock.tasks.queryset import TaskQuerySet
 from tests.sample import scheduled, tasks
 from tests.sample.models import Effect
 
@@ -320,7 +320,7 @@ def test_a_schedule_that_fails_keeps_nobody_from_the_other_work_of_upkeep(worker
         raise RuntimeError("no schedules today")
 
     decorate(scheduled.nightly, every=0.1)
-    monkeypatch.setattr("django_pglock.tasks.schedule_queryset.ScheduleQuerySet.enqueue_due", refuse)
+    monkeypatch.setattr("django_pglock.store.schedule.ScheduleQuerySet.enqueue_due", refuse)
     worker()
     later = tasks.record.using(run_after=timedelta(seconds=0.3)).enqueue("promoted")
     eventually(lambda: Effect.objects.filter(name="promoted").exists())

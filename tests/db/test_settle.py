@@ -12,8 +12,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.errors import ClaimLost
 from django_pglock.models import Attempt, Task
+from django_pglock.store.outcome import Abandoned, Failed, Failure, Interrupted, Released, Retried, Succeeded
 from django_pglock.tasks.claim import date_of
-from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Interrupted, Released, Retried, Succeeded
 from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.sample import tasks
 from tests.sample.models import Effect

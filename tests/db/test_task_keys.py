@@ -15,8 +15,8 @@ from django_pglock import Group, Rate, Unique
 from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
-from django_pglock.tasks.statements import LOCK_KEYS
+from django_pglock.store.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
+from django_pglock.store.statements import LOCK_KEYS
 from tests.sample import advisory_tasks
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect

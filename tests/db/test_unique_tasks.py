@@ -13,9 +13,11 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.models import RateLimit, Task, Waiter
-from django_pglock.tasks import definition, enqueueing, queryset
+from django_pglock.store import enqueue as enqueueing
+from django_pglock.store import managers as queryset
+from django_pglock.store.outcome import Failed, Failure, Retried, Succeeded
+from django_pglock.tasks import definition
 from django_pglock.tasks.options import Unique
-from django_pglock.tasks.outcome import Failed, Failure, Retried, Succeeded
 from tests.sample import keyed_tasks as keyed
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -20,9 +20,9 @@ from django_pglock import enqueue_many
 from django_pglock.checks import check_task_database
 from django_pglock.errors import TaskArgumentsError, TaskError
 from django_pglock.models import Task, Waiter
-from django_pglock.tasks import result_listener
+from django_pglock.store import result_listener
+from django_pglock.store.release import WaitQuerySet
 from django_pglock.tasks.compat import task_backends
-from django_pglock.tasks.waiting import WaitQuerySet
 from tests.proxy import Proxy
 from tests.sample import forking_tasks, tasks
 

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.models import Task
-from django_pglock.tasks import counting
+from django_pglock.store import count as counting
 from tests.plans.test_task_backlogs import analyze, executed, insert, rows_read
 from tests.plans.test_task_plans import nodes, reads
 

@@ -13,11 +13,11 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task, Waiter
-from django_pglock.tasks import statements
-from django_pglock.tasks.claiming import ClaimStatement
-from django_pglock.tasks.plans import _prepared, keep_plans
-from django_pglock.tasks.queryset import COMPARED_AT_ONCE
-from django_pglock.tasks.waiting import TOLD_AT_ONCE
+from django_pglock.store import statements
+from django_pglock.store.claim_manager import ClaimStatement
+from django_pglock.store.managers import COMPARED_AT_ONCE
+from django_pglock.store.plans import _prepared, keep_plans
+from django_pglock.store.release import TOLD_AT_ONCE
 from django_pglock.worker import Worker
 from tests.conftest import ROOT
 from tests.plans.test_task_plans import nodes, reads

@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock.models import Task
-from django_pglock.tasks import statements
+from django_pglock.store import statements
 
 pytestmark = pytest.mark.django_db
 

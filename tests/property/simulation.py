@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from django_pglock.models import Attempt, Queue, RateLimit, Task, Waiter, Worker
-from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import (
+from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
     Failed,
@@ -22,6 +21,7 @@ from django_pglock.tasks.outcome import (
     Snoozed,
     Succeeded,
 )
+from django_pglock.tasks.claim import Claim
 
 FAILURE = Failure("builtins.ValueError", "Traceback …")
 OUTCOMES = st.sampled_from(

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_pglock.tasks.outcome import SUCCEEDED, Outcome
+from django_pglock.store.outcome import SUCCEEDED, Outcome
 from django_pglock.worker import capacity
 from django_pglock.worker import in_flight as hand
 from django_pglock.worker.claiming import fetcher

@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask
 from django_pglock.models import Queue, RateLimit, Task, Worker
+from django_pglock.store.outcome import FINAL, Succeeded
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import FINAL, Succeeded
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from tests.property.laws import Laws, has_unique_key
 from tests.property.simulation import LONG, OUTCOMES, beat, claim, clear, walk

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from django_pglock.models import Queue, Task, Worker
+from django_pglock.store.outcome import Retried, Snoozed
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import Retried, Snoozed
 from django_pglock.tasks.states import FINISHED, WAITING
 from tests.property.simulation import LONG, OUTCOMES, beat, claim, clear, walk
 from tests.sample import tasks

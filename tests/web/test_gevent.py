@@ -55,7 +55,7 @@ call_command("migrate", verbosity=0)
 from django.db import connection, connections
 from django.db.models.functions import Now
 from django_pglock.models import Task, Waiter
-from django_pglock.tasks import result_listener
+from django_pglock.store import result_listener
 from tests.sample import tasks
 results = [tasks.nothing.enqueue() for _ in range(20)]
 ticks = []

@@ -31,8 +31,8 @@ from django_pglock.management.choosing import (
 from django_pglock.management.databases import add_database, database_of_tasks
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.models import Queue, Task, Worker
-from django_pglock.tasks.counting import COUNTED, MOST_COUNTED, QueueCounts
-from django_pglock.tasks.pruning import WINDOW
+from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts
+from django_pglock.store.prune import WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys, shown
 
 #: What a list shows of a task; all else may be megabytes.

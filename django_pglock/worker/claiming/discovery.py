@@ -10,7 +10,7 @@ from django_pglock.tasks.importing import learn
 from django_pglock.worker.claiming.queues import Queues
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
+    from django_pglock.store.managers import TaskQuerySet
 
 #: Seconds between two looks while something is ready that cannot be claimed, and while all that is claimed is known.
 BETWEEN_LOOKS, BETWEEN_LOOKS_AT_WORK = 1.0, 30.0

@@ -13,7 +13,7 @@ from django_pglock.tasks import registry
 from django_pglock.worker.claiming.queues import Queues
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
+    from django_pglock.store.managers import TaskQuerySet
 
 logger = logging.getLogger("django_pglock.worker")
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from django.apps import apps
 
 from django_pglock.conf import get_settings
+from django_pglock.store.wake import NEGATIVE_TTL
 from django_pglock.tasks import registry
-from django_pglock.tasks.wakeup import NEGATIVE_TTL
 from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.exclusive_run import LastChance
@@ -24,8 +24,8 @@ from django_pglock.worker.in_flight import Hand
 from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:
+    from django_pglock.store.managers import TaskQuerySet
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 #: Seconds without any progress after which claims that no thread has begun are given back.
 HOARDING = 0.2

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 if TYPE_CHECKING:
+    from django_pglock.store.managers import TaskQuerySet
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 #: Seconds after which a claim looks from the start again at the latest; for then it sees what is more urgent, and what
 #: was committed late.

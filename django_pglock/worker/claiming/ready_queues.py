@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from django_pglock.worker.claiming.queue_cursor import LINE, LONGEST_LINE
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
+    from django_pglock.store.managers import TaskQuerySet
 
 
 class ReadyQueues:

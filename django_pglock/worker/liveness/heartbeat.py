@@ -32,8 +32,8 @@ from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
 from django_pglock.worker.settling.progress import Progress
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.liveness import WorkerQuerySet
-    from django_pglock.tasks.queryset import TaskQuerySet
+    from django_pglock.store.liveness import WorkerQuerySet
+    from django_pglock.store.managers import TaskQuerySet
 
 
 #: Takes the worker's lock. NULL behind a pooler, where the lock would stay in a session that is anybody's. CASE, so

@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from django_pglock.conf import get_settings
-from django_pglock.tasks.outcome import Failed, Succeeded
+from django_pglock.store.outcome import Failed, Succeeded
 from django_pglock.worker.service import Service
 
 if TYPE_CHECKING:

@@ -24,14 +24,7 @@ from django_pglock.errors import ClaimLost, TaskCancelled, TaskOptionError, Task
 from django_pglock.locks import lock
 from django_pglock.postgres.connections import connection_for, is_read_only
 from django_pglock.postgres.known_connections import leads_to_standby
-from django_pglock.tasks import registry
-from django_pglock.tasks.arguments import from_json, to_json
-from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.compat import TaskResult
-from django_pglock.tasks.context import TaskContext
-from django_pglock.tasks.definition import PostgresTask
-from django_pglock.tasks.flow import Cancel, Retry, Snooze
-from django_pglock.tasks.outcome import (
+from django_pglock.store.outcome import (
     SUCCEEDED,
     Cancelled,
     Failed,
@@ -43,6 +36,13 @@ from django_pglock.tasks.outcome import (
     Snoozed,
     Succeeded,
 )
+from django_pglock.tasks import registry
+from django_pglock.tasks.arguments import from_json, to_json
+from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.compat import TaskResult
+from django_pglock.tasks.context import TaskContext
+from django_pglock.tasks.definition import PostgresTask
+from django_pglock.tasks.flow import Cancel, Retry, Snooze
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, delay_after
 from django_pglock.worker.in_flight import Ending

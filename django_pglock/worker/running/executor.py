@@ -22,11 +22,11 @@ from django.db import connections
 from django_pglock.postgres.connections import has_hung_up
 from django_pglock.postgres.known_connections import is_on_standby, note_connection
 from django_pglock.postgres.sessions import limit_waiting
+from django_pglock.store.outcome import Released, Succeeded
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
-from django_pglock.tasks.outcome import Released, Succeeded
 from django_pglock.worker.capacity import Slot
 from django_pglock.worker.in_flight import Ending, Hand
 from django_pglock.worker.liveness.session_watch import SessionWatch

@@ -5,9 +5,9 @@ from __future__ import annotations
 from django.apps import apps
 
 from django_pglock.postgres.connections import connection_for
+from django_pglock.store.outcome import Cancelled, Failed, Outcome, Released, Retried, Snoozed
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.options import Group
-from django_pglock.tasks.outcome import Cancelled, Failed, Outcome, Released, Retried, Snoozed
 from django_pglock.worker.in_flight import Ending, Hand
 from django_pglock.worker.running.attempt import Attempt, prepare
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from django_pglock.worker.in_flight import Hand
 
 if TYPE_CHECKING:
+    from django_pglock.store.managers import TaskQuerySet
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 
 class Progress:

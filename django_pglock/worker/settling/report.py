@@ -8,11 +8,7 @@ from typing import Any
 from django.dispatch import Signal
 
 from django_pglock.errors import TaskCancelled
-from django_pglock.tasks import registry
-from django_pglock.tasks.arguments import from_json
-from django_pglock.tasks.claim import Claim, date_of
-from django_pglock.tasks.compat import TaskResult, TaskResultStatus, task_backends, task_finished
-from django_pglock.tasks.outcome import (
+from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
     Failed,
@@ -23,6 +19,10 @@ from django_pglock.tasks.outcome import (
     Snoozed,
     Succeeded,
 )
+from django_pglock.tasks import registry
+from django_pglock.tasks.arguments import from_json
+from django_pglock.tasks.claim import Claim, date_of
+from django_pglock.tasks.compat import TaskResult, TaskResultStatus, task_backends, task_finished
 from django_pglock.tasks.results import error_of
 from django_pglock.worker.in_flight import Ending
 

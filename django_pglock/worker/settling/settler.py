@@ -22,15 +22,15 @@ from uuid import UUID
 from django.db import DatabaseError, OperationalError
 from psycopg.errors import LockNotAvailable
 
-from django_pglock.tasks.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
+from django_pglock.store.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
 from django_pglock.worker.in_flight import Ending, Hand
 from django_pglock.worker.service import ConnectedService
 from django_pglock.worker.settling.progress import Progress
 from django_pglock.worker.settling.report import announce, announce_lost
 
 if TYPE_CHECKING:
+    from django_pglock.store.managers import TaskQuerySet
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 logger = logging.getLogger("django_pglock.worker")
 

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
+    from django_pglock.store.managers import TaskQuerySet
 
 #: Seconds between two counts, and the age at which a count is not told any more: the database is away.
 BETWEEN_COUNTS, TOO_OLD = 10.0, 60.0

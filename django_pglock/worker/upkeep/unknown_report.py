@@ -10,7 +10,7 @@ from uuid import UUID
 from django.apps import apps
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet, UnknownTasks
+    from django_pglock.store.managers import TaskQuerySet, UnknownTasks
 
 logger = logging.getLogger("django_pglock.worker")
 

@@ -23,19 +23,19 @@ from django.db import IntegrityError, connections, transaction
 from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
-from django_pglock.tasks.gates import KEYS_AT_ONCE
-from django_pglock.tasks.liveness import SETTLED
-from django_pglock.tasks.pruning import ages_of
-from django_pglock.tasks.queryset import COMPARED_AT_ONCE
-from django_pglock.tasks.statements import BY_INDEX
-from django_pglock.tasks.waiting import WAITERS_AT_ONCE
+from django_pglock.store.admit import KEYS_AT_ONCE
+from django_pglock.store.liveness import SETTLED
+from django_pglock.store.managers import COMPARED_AT_ONCE
+from django_pglock.store.prune import ages_of
+from django_pglock.store.release import WAITERS_AT_ONCE
+from django_pglock.store.statements import BY_INDEX
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.upkeep.ready_counts import ReadyCounts
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
-    from django_pglock.tasks.schedule_queryset import ScheduleQuerySet
+    from django_pglock.store.managers import TaskQuerySet
+    from django_pglock.store.schedule import ScheduleQuerySet
     from django_pglock.tasks.schedules import Timing
 
 T = TypeVar("T")

@@ -17,9 +17,9 @@ from django.db.models.functions import Now
 from django_pglock.conf import get_settings
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task, Worker
+from django_pglock.store.managers import TaskQuerySet
+from django_pglock.store.outcome import Failed, Failure, Released, Succeeded
 from django_pglock.tasks.compat import BaseTaskBackend, TaskResultStatus, task_finished, task_started
-from django_pglock.tasks.outcome import Failed, Failure, Released, Succeeded
-from django_pglock.tasks.queryset import TaskQuerySet
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.capacity import MOST_ASYNC
 from django_pglock.worker.claiming import exclusive_run as last_chance

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_pglock.management.commands.runlockworker import GARBAGE, look_less_for_garbage
+from django_pglock.store.outcome import SUCCEEDED
 from django_pglock.tasks.claim import date_of
-from django_pglock.tasks.outcome import SUCCEEDED
 from django_pglock.worker import capacity
 from django_pglock.worker import in_flight as module
 from django_pglock.worker.capacity import AHEAD, MOST_AHEAD, MOST_ASYNC, MOST_AT_ONCE

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task, Worker
-from django_pglock.tasks.queryset import TaskQuerySet
+from django_pglock.store.managers import TaskQuerySet
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.claiming.queue_cursor import FEW_QUEUES
 from tests.sample import tasks

@@ -9,7 +9,7 @@ from django.core.management import call_command
 from django.urls import reverse
 
 from django_pglock.models import Attempt, Task
-from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
+from django_pglock.store.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
 from django_pglock.worker.running.attempt import prepare
 from tests.sample import tasks
 

@@ -10,8 +10,8 @@ from django.db import OperationalError, connection, transaction
 
 from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Task
+from django_pglock.store.outcome import Interrupted
 from django_pglock.tasks.compat import TaskResultStatus
-from django_pglock.tasks.outcome import Interrupted
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.running import attempt as execution
 from django_pglock.worker.running.attempt import Attempt as AttemptUnderTest

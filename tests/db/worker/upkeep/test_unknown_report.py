@@ -12,9 +12,9 @@ from django.db.models.functions import Now
 
 from django_pglock import task
 from django_pglock.models import Task, Worker
+from django_pglock.store.liveness import WorkerQuerySet
+from django_pglock.store.managers import TaskQuerySet
 from django_pglock.tasks import registry
-from django_pglock.tasks.liveness import WorkerQuerySet
-from django_pglock.tasks.queryset import TaskQuerySet
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.upkeep.upkeep import unknown_report as unknown
 from tests.sample import tasks

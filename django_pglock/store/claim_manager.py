@@ -18,7 +18,7 @@ from psycopg import ClientCursor
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals
-from django_pglock.tasks.plans import kept
+from django_pglock.store.plans import kept
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from django.db import connections
 from django.db.models.functions import Now
 
-from django_pglock.tasks import statements
-from django_pglock.tasks.plans import kept
-from django_pglock.tasks.pruning import PruneQuerySet
+from django_pglock.store import statements
+from django_pglock.store.plans import kept
+from django_pglock.store.prune import PruneQuerySet
 from django_pglock.tasks.states import TaskStatus
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import models
 from django.db.models.functions import Now
 
-from django_pglock.tasks import wakeup
+from django_pglock.store import wake as wakeup
 from django_pglock.tasks.compat import task_backends
 
 #: The columns' widths.

@@ -18,8 +18,9 @@ from django.db import OperationalError, connections, models, transaction
 from psycopg import ClientCursor
 from psycopg.errors import LockNotAvailable
 
-from django_pglock.tasks import statements, wakeup
-from django_pglock.tasks.claiming import ClaimQuerySet
+from django_pglock.store import statements
+from django_pglock.store import wake as wakeup
+from django_pglock.store.claim_manager import ClaimQuerySet
 from django_pglock.tasks.states import TaskStatus
 
 #: Keys that are admitted to in one transaction.

@@ -13,12 +13,13 @@ from psycopg import ClientCursor
 from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.postgres.message import literals, send
-from django_pglock.tasks import statements, wakeup
+from django_pglock.store import statements
+from django_pglock.store import wake as wakeup
+from django_pglock.store.admit import ADMITTED
+from django_pglock.store.release import WaitQuerySet
 from django_pglock.tasks.call_keys import NO_KEYS, CallKeys
-from django_pglock.tasks.gates import ADMITTED
 from django_pglock.tasks.retry import seconds_of
 from django_pglock.tasks.states import TaskStatus, UniqueScope
-from django_pglock.tasks.waiting import WaitQuerySet
 
 if TYPE_CHECKING:
     from django_pglock.tasks.definition import PostgresTask

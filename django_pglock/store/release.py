@@ -12,8 +12,9 @@ from functools import partial
 from django.db import OperationalError, transaction
 from psycopg.errors import LockNotAvailable
 
-from django_pglock.tasks import statements, wakeup
-from django_pglock.tasks.gates import GateQuerySet, array_of_numbers
+from django_pglock.store import statements
+from django_pglock.store import wake as wakeup
+from django_pglock.store.admit import GateQuerySet, array_of_numbers
 from django_pglock.tasks.states import TaskStatus
 
 #: Processes that wait for a result listen here; the payload is the task's id.

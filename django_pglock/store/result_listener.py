@@ -36,7 +36,7 @@ from django_pglock.postgres.connections import hang_up, has_hung_up
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.postgres.libpq import pass_on_notifications
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
-from django_pglock.tasks.waiting import DONE_CHANNEL
+from django_pglock.store.release import DONE_CHANNEL
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper

@@ -10,7 +10,7 @@ from typing import Any
 
 from django_pglock.errors import TaskError
 from django_pglock.postgres.connections import connection_for, in_transaction
-from django_pglock.tasks.result_listener import Waiter, listening
+from django_pglock.store.result_listener import Waiter, listening
 
 
 def await_end(task_id: int, using: str, timeout: float | None) -> bool | None:

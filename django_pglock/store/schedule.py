@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db import InterfaceError, OperationalError, connections, models, transaction
 
 from django_pglock.errors import DuplicateTask
-from django_pglock.tasks import registry, statements
-from django_pglock.tasks.claiming import ClaimQuerySet
+from django_pglock.store import statements
+from django_pglock.store.claim_manager import ClaimQuerySet
+from django_pglock.tasks import registry
 from django_pglock.tasks.schedules import Timing, timing_of
 
 if TYPE_CHECKING:

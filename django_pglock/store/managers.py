@@ -26,14 +26,15 @@ from django_pglock.conf import get_settings
 from django_pglock.errors import ClaimLost
 from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.postgres.message import literals, send
-from django_pglock.tasks import plans, statements, wakeup
+from django_pglock.store import plans, statements
+from django_pglock.store import wake as wakeup
+from django_pglock.store.admit import array_of_numbers, claim_columns
+from django_pglock.store.claim_manager import ClaimStatement
+from django_pglock.store.count import CountQuerySet
+from django_pglock.store.liveness import LATE, MISSING, SETTLED
+from django_pglock.store.outcome import Abandoned, Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
+from django_pglock.store.prune import WINDOW
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.claiming import ClaimStatement
-from django_pglock.tasks.counting import CountQuerySet
-from django_pglock.tasks.gates import array_of_numbers, claim_columns
-from django_pglock.tasks.liveness import LATE, MISSING, SETTLED
-from django_pglock.tasks.outcome import Abandoned, Cancelled, Failed, Interrupted, Outcome, Retried, Snoozed, Succeeded
-from django_pglock.tasks.pruning import WINDOW
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope, sources_of
 
 if TYPE_CHECKING:

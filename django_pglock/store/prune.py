@@ -20,8 +20,8 @@ from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
 from django_pglock.conf import MOST_DAYS, get_settings
-from django_pglock.tasks import statements
-from django_pglock.tasks.enqueueing import EnqueueQuerySet
+from django_pglock.store import statements
+from django_pglock.store.enqueue import EnqueueQuerySet
 from django_pglock.tasks.states import FINISHED
 
 if TYPE_CHECKING:
