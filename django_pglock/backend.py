@@ -21,8 +21,9 @@ from django_pglock.conf import get_settings, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.await_end import await_end, await_end_async
-from django_pglock.store.enqueue import Call, batches
-from django_pglock.store.pause import check_queue_name
+from django_pglock.store.enqueue import Call, batches, enqueue, enqueue_many
+from django_pglock.store.result import result_of_row
+from django_pglock.store.sql import rows_of
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
 from django_pglock.tasks.call_keys import keys_of, positional_names
@@ -36,8 +37,9 @@ from django_pglock.tasks.compat import (
     task_enqueued,
 )
 from django_pglock.tasks.definition import PostgresTask
+from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.registry import why_not_found
-from django_pglock.tasks.results import make_result, result_of_row
+from django_pglock.tasks.results import make_result
 from django_pglock.tasks.retry import MAX_DELAY
 
 #: The column's width; a longer path is refused before the database would.
@@ -87,7 +89,7 @@ class PostgresBackend(BaseTaskBackend):
         Raises ``TaskArgumentsError`` before anything is written when the arguments are not JSON, and ``InvalidTask``.
         """
         self._check_task(task)
-        row = self._rows.enqueue(task, _call_of(task, args, kwargs), meta=_meta_of(task))
+        row = enqueue(self._using, task, _call_of(task, args, kwargs), meta=_meta_of(task))
         if not row.is_new:
             return self.get_result(str(row.id))
         result = make_result(
@@ -110,15 +112,14 @@ class PostgresBackend(BaseTaskBackend):
     def enqueue_many(self, task: Any, calls: Iterable[Any]) -> list[str]:
         """Write many calls of ``task``, all or none, and return their ids; see ``django_pglock.enqueue_many``."""
         self._check_task(task)
-        rows = self._rows
-        meta = _meta_of(task)
+        using, meta = self._using, _meta_of(task)
         ids: list[str] = []
         # Checked before they are written, as those of a single call are.
         prepared = (_call_of(task, *arguments_of(call)) for call in calls)
-        with transaction.atomic(using=self.database):
+        with transaction.atomic(using=using):
             # Unique ones all together: everybody takes their keys in one order.
             for batch in batches(prepared) if task.unique is None else filter(None, [list(prepared)]):
-                ids += [str(row.id) for row in rows.enqueue_many(task, batch, meta=meta)]
+                ids += [str(row.id) for row in enqueue_many(using, task, batch, meta=meta)]
         return ids
 
     def _check_task(self, task: Any) -> None:
@@ -135,7 +136,8 @@ class PostgresBackend(BaseTaskBackend):
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Return the result object of a task by its id. Raises ``TaskResultDoesNotExist``."""
-        row = self._rows.filter(pk=result_id, backend=self.alias).first() if _is_id(result_id) else None
+        rows = rows_of("Task", self._using)
+        row = rows.filter(pk=result_id, backend=self.alias).first() if _is_id(result_id) else None
         if row is None:
             raise TaskResultDoesNotExist(f"No task of backend {self.alias!r} has the id {result_id!r}.")
         result = result_of_row(row)
@@ -169,9 +171,11 @@ class PostgresBackend(BaseTaskBackend):
         ]
 
     @cached_property
-    def _rows(self) -> Any:
+    def _using(self) -> str:
+        """The alias of the database. Raises ``ConfigurationError`` where the tasks cannot be there."""
         connection_for(self.database)
-        return model_of("Task").objects.using(self.database)
+        model_of("Task")
+        return self.database
 
 
 def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:

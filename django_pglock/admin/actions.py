@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_pglock.admin import pages
-from django_pglock.store.prune import WINDOW
+from django_pglock.store.move import WINDOW
 
 #: Tasks that an audit entry names one by one.
 MOST_NAMED = 100

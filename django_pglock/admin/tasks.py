@@ -21,6 +21,8 @@ from django_pglock.admin.actions import VERBS, admin_action, perform
 from django_pglock.admin.pages import AtLeast, CappedChangeList, ReadOnlyAdmin, elapsed
 from django_pglock.admin.task_filters import QueueFilter, StatusFilter, StuckFilter, TaskPathFilter, status_of
 from django_pglock.models import Attempt, Task, Waiter, Worker
+from django_pglock.store.count import in_status, search_end
+from django_pglock.store.lock_keys import holders
 from django_pglock.tasks import registry
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import FINISHED, TaskStatus
@@ -44,7 +46,7 @@ class TaskChangeList(CappedChangeList):
         asked = request.GET
         is_search = asked.get("queue") or asked.get("task_path") or (self.query and not self.query.strip().isdigit())
         if is_search and not asked.get("attention"):
-            self.search_end = self._searched(request).search_end()
+            self.search_end = search_end(self._searched(request))
         if self.search_end is not None:
             self.queryset = self.queryset.filter(pk__gt=self.search_end)
         super().get_results(request)
@@ -54,7 +56,7 @@ class TaskChangeList(CappedChangeList):
     def _searched(self, request: HttpRequest) -> Any:
         status, below = status_of(request), request.GET.get("id__lt")
         rows = Task.objects.using(self.root_queryset.db)
-        rows = rows.in_status(status).order_by("-status", "-pk") if status else rows.order_by("-pk")
+        rows = in_status(rows, status).order_by("-status", "-pk") if status else rows.order_by("-pk")
         return rows.filter(pk__lt=below) if below else rows
 
     @property
@@ -128,7 +130,7 @@ class TaskAdmin(ReadOnlyAdmin):
         # The paths are few and known, so the planner gets equality instead of a pattern.
         paths = [path for path in registry.known_paths() if path.startswith(term) or path.endswith(f".{term}")]
         found = queryset.filter(task_path__in=[term.replace("\x00", ""), *paths])
-        if _is_choice(request) and (end := self.model.objects.using(queryset.db).order_by("-pk").search_end()):
+        if _is_choice(request) and (end := search_end(self.model.objects.using(queryset.db).order_by("-pk"))):
             # As in the list, which sets its limit itself: no index knows functions.
             found = found.filter(pk__gt=end)
         return found, False
@@ -330,10 +332,10 @@ def _why_it_waits(task: Task) -> str:
     if task.waits_for:
         awaited = task.awaiting.values_list("awaited", flat=True)[:FEW]
         return gettext("It waits for the end of %(tasks)s.") % {"tasks": _numbers(awaited)}
-    holders = Task.objects.all().holders(str(task.lock_key), limit=FEW)
+    ids = holders(Task.objects.db, str(task.lock_key), limit=FEW)
     return gettext("It waits for its key, %(key)s, which is with %(tasks)s.") % {
         "key": shown(task, "lock_key"),
-        "tasks": _numbers(holders) or gettext("nobody at this moment"),
+        "tasks": _numbers(ids) or gettext("nobody at this moment"),
     }
 
 

@@ -1,8 +1,6 @@
 """Claims on any table: take rows that nobody else has, in one statement, and skip those that somebody has.
 
-The claimable set is said once, as a queryset; Django compiles it, and the result is wrapped into a single
-``WITH … AS MATERIALIZED (SELECT … FOR UPDATE SKIP LOCKED) UPDATE … RETURNING``. Nothing here knows tasks: mix
-``ClaimManager`` into a model of your own and claim its rows the same way.
+Nothing here knows tasks. Put ``ClaimManager`` on a model of your own and claim its rows as a worker claims tasks.
 """
 
 from __future__ import annotations
@@ -13,37 +11,21 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models, transaction
-from django.db.models.sql import UpdateQuery
-from psycopg import ClientCursor
 
-from django_pglock.postgres.connections import connection_for
-from django_pglock.postgres.message import literals
-from django_pglock.store.plans import kept
+from django_pglock.store.marking import first_free, marking_sql
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 Row = TypeVar("Row", bound=models.Model)
 
-#: Stands where the limit goes in a statement that is compiled once and executed with many limits.
-_ANY_LIMIT = 918_273_645
-
-#: Whether a row is one of those claimed. By an array: a table that was empty when it was last vacuumed is expected to
-#: have one row, and then a join may read all of it. The name belongs to the CTE alone: a column's own name could be
-#: taken for the outer table's, and then the condition would be true for every row.
-IS_CLAIMED = models.Func(
-    models.F("pk"),
-    template="%(expressions)s = ANY (ARRAY(SELECT claimed_key FROM claimed))",
-    output_field=models.BooleanField(),
-)
-
 
 class ClaimedRows(Sequence[Row]):
-    """Rows that are ours until the end of the transaction. Everybody else's claims skip them.
+    """Rows that are ours until the end of the transaction. The claims of all others skip them.
 
-    As a context manager it opens the transaction (or a savepoint in yours): leave the block to commit what you did and
-    let the rows go, raise to undo both. Inside your own ``atomic()`` it can also just be iterated. The rows are
-    locked when they are first looked at.
+    As a context manager it opens the transaction (or a savepoint in yours): leave the block to commit your changes and
+    release the rows; raise to undo both. Inside your own ``atomic()`` it can also just be iterated. The rows are locked
+    when they are first read.
     """
 
     def __init__(self, queryset: models.QuerySet[Row]) -> None:
@@ -68,7 +50,7 @@ class ClaimedRows(Sequence[Row]):
         self._atomic.__exit__(kind, error, trace)
 
     def _rows(self) -> list[Row]:
-        # Evaluated once and kept by the queryset. Django refuses FOR UPDATE outside a transaction, as it should.
+        # The queryset is evaluated once and keeps its rows. Django refuses FOR UPDATE outside of a transaction.
         return list(self._queryset)
 
     def __len__(self) -> int:
@@ -90,6 +72,9 @@ class ClaimedRows(Sequence[Row]):
 class ClaimQuerySet(models.QuerySet[Row]):
     """A queryset whose rows can be claimed by many processes at once, each row by one of them."""
 
+    #: Whether ``claim_update`` also takes rows of which another transaction has only the key locked.
+    claims_no_key = False
+
     def claim(self, limit: int) -> ClaimedRows[Row]:
         """Hold up to ``limit`` rows of this queryset to the end of the transaction, in its order.
 
@@ -99,138 +84,39 @@ class ClaimQuerySet(models.QuerySet[Row]):
                 for row in rows:
                     ...
 
-        A process that dies lets its rows go unchanged: PostgreSQL rolls back. Raises ``ValueError`` for a limit below
-        one, and Django's ``TransactionManagementError`` when the rows are looked at outside a transaction.
+        If the process dies, PostgreSQL rolls back and releases the rows unchanged. Raises ``ValueError`` for a limit
+        below one, and Django's ``TransactionManagementError`` when the rows are read outside of a transaction.
         """
         return ClaimedRows(self.select_for_update(skip_locked=True)[: _checked(limit)])
 
     def claim_update(self, limit: int, **changes: Any) -> list[Row]:
         """Mark up to ``limit`` rows of this queryset with ``changes`` and return them as they are now, in its order.
 
-        One statement, also outside a transaction: the mark is what keeps others away, so it must take the row out of
-        the queryset::
+        This is one statement, and needs no transaction. The mark has to take the row out of the queryset, because only
+        the mark keeps others from claiming it::
 
             Row.objects.filter(status="new").order_by("id").claim_update(10, status="taken")
 
         Values may be expressions, such as ``F("tries") + 1``. Raises ``ValueError`` for a limit below one.
         """
         fields = self.model._meta.concrete_fields
-        columns = [str(field.column) for field in fields]
+        columns = ", ".join(connections[self.db].ops.quote_name(str(field.column)) for field in fields)
+        selection = first_free(self, _checked(limit), no_key=self.claims_no_key)
         try:
-            sql, params = self._marking_sql(_checked(limit), changes, self._columns(columns), keep_order=True)
+            sql, values = marking_sql(selection, changes, columns, keep_order=True)
         except EmptyResultSet:
             return []
         compiler = self.query.get_compiler(self.db)
         converters = compiler.get_converters([field.get_col(self.model._meta.db_table) for field in fields])
         with connections[self.db].cursor() as cursor:
-            cursor.execute(sql, params)
+            cursor.execute(sql, values)
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         names = [field.attname for field in fields]
         return [self.model.from_db(self.db, names, row) for row in compiler.apply_converters(rows, converters)]
 
-    def _mark(self, limit: int, changes: dict[str, Any], *returning: str) -> list[tuple[Any, ...]]:
-        """Mark rows as ``claim_update`` does, but return plain tuples of the columns ``returning``, in no order."""
-        try:
-            sql, params = self._marking_sql(limit, changes, self._columns(returning), keep_order=False)
-        except EmptyResultSet:
-            # Django knows without asking that nothing can match, as in none() or pk__in=[].
-            return []
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(sql, params)
-            rows: list[tuple[Any, ...]] = cursor.fetchall()
-        return rows
-
-    def _columns(self, names: Sequence[str]) -> str:
-        return ", ".join(map(connections[self.db].ops.quote_name, names))
-
-    def _marking_sql(
-        self, limit: int, changes: dict[str, Any], returning: str, *, keep_order: bool
-    ) -> tuple[str, tuple[Any, ...]]:
-        quote = connections[self.db].ops.quote_name
-        key = quote(str(self.model._meta.pk.column))
-        selection, selected = self._selection_sql(self._selection(limit))
-        update, updated = self._update_of_claimed(changes).get_compiler(self.db).as_sql()
-        # MATERIALIZED: the planner could otherwise run the selection again for each row it joins, and so lock and
-        # update more rows than the limit.
-        sql = f"WITH claimed (claimed_key) AS MATERIALIZED ({selection})"
-        if keep_order:
-            # RETURNING promises no order; the numbers remember the one in which the rows were claimed.
-            sql += (
-                ", numbered AS (SELECT claimed_key, row_number() OVER () AS claim_order FROM claimed)"
-                f", updated AS ({update} RETURNING {returning})"
-                f" SELECT updated.* FROM updated JOIN numbered ON claimed_key = {key} ORDER BY claim_order"
-            )
-        else:
-            sql += f" {update} RETURNING {returning}"
-        return sql, (*selected, *updated)
-
-    def _selection_sql(self, selection: models.QuerySet[Row, Any]) -> tuple[str, tuple[Any, ...]]:
-        """Return the statement that locks the rows of a selection and gives their keys."""
-        # Django compiles FOR UPDATE only inside a transaction. Nothing is sent here, so this opens none on the server.
-        with transaction.atomic(using=self.db):
-            sql: tuple[str, tuple[Any, ...]] = selection.query.get_compiler(self.db).as_sql()
-        return sql
-
-    def _selection(self, limit: int) -> models.QuerySet[Row, Any]:
-        return self.select_for_update(skip_locked=True).values("pk")[:limit]
-
-    def _update_of_claimed(self, changes: dict[str, Any]) -> UpdateQuery:
-        query: Any = self.model._base_manager.using(self.db).filter(IS_CLAIMED).query
-        update: UpdateQuery = query.chain(UpdateQuery)
-        update.add_update_values(changes)
-        return update
-
 
 class ClaimManager(models.Manager.from_queryset(ClaimQuerySet)):  # type: ignore[misc]
-    """The manager to put on a model whose rows are to be claimed: ``objects = ClaimManager()``."""
-
-
-class ClaimStatement:
-    """A marking UPDATE compiled and bound once, executed with many limits.
-
-    Nearly all its values are known when it is made, so psycopg writes them into the text once and the server always
-    sees literals: a partial index is used whatever the plan mode, and a claim costs no binding in Python. What is not
-    known yet are ``HOLES`` in the queryset, filled in at each execution.
-    """
-
-    #: What stands for values that come later: a name, which no name can be, and numbers. The last is the limit's.
-    HOLES = ("\0name", 30_313, 918_273_646, _ANY_LIMIT)
-
-    def __init__(self, queryset: ClaimQuerySet[Any], changes: dict[str, Any], returning: str) -> None:
-        """Compile it. ``returning`` is SQL."""
-        sql, params = queryset._marking_sql(_ANY_LIMIT, changes, returning, keep_order=False)
-        self._using = queryset.db
-        # Texts, and holes: a value that reads like one of the numbers is a text by then.
-        first, *others = sql.split("%s")
-        self._pieces: list[str | int] = _cut_limit(first)
-        with connections[queryset.db].cursor() as cursor:
-            bind = ClientCursor(cursor.connection).mogrify
-            for value, text in zip(params, others, strict=True):
-                self._pieces.append(value if value in self.HOLES else bind("%s", [value]))
-                self._pieces += _cut_limit(text)
-        self._holes = [hole for hole in self.HOLES if hole in self._pieces]
-        self._to_be_kept = self._filled([f"${place}" for place in range(1, len(self._holes) + 1)])
-
-    def _filled(self, values: Sequence[str]) -> str:
-        known: dict[str | int, str] = dict(zip(self._holes, values, strict=True))
-        return "".join(known.get(piece, str(piece)) for piece in self._pieces)
-
-    def sql(self, limit: int, *values: str | int) -> str:
-        """Return the statement with its holes filled in. The connection has to be open."""
-        return self._filled(literals(connection_for(self._using), (*values, limit)))
-
-    def execute(self, limit: int, *values: str | int) -> list[tuple[Any, ...]]:
-        """Claim up to ``limit`` rows on this thread's connection; return the columns asked for, in no order."""
-        with connections[self._using].cursor() as cursor:
-            cursor.execute(kept(cursor, self._to_be_kept, *values, limit) or self.sql(limit, *values))
-            rows: list[tuple[Any, ...]] = cursor.fetchall()
-        return rows
-
-
-def _cut_limit(sql: str) -> list[str | int]:
-    # Django writes the limit into the text.
-    before, limit, after = sql.partition(str(_ANY_LIMIT))
-    return [before, _ANY_LIMIT, after] if limit else [before]
+    """The manager of a model whose rows are to be claimed: ``objects = ClaimManager()``."""
 
 
 def _checked(limit: int) -> int:

@@ -1,8 +1,8 @@
-"""Plans that are kept: to plan a claim takes as long as to make it.
+"""Kept plans: planning a claim takes as long as running it.
 
-Only in a session that is ours alone. Behind a pooler the next one in it would meet our names and settings; and a plan
-is kept for as long as the session lasts, so it has to be right however much the table grows. In such a session nothing
-is ever read but by its index, which is what all our statements are written for.
+Plans are kept only in a session that belongs to one worker. Behind a pooler the next user of the session would meet
+our names and settings. A plan is kept for as long as the session lasts, so it has to stay right however much the table
+grows. Therefore such a session reads tables by their indexes only, which is what all our statements are written for.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals
-from django_pglock.store.statements import OFF
+from django_pglock.store.sql import OFF
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -22,8 +23,13 @@ SELECT {", ".join(f"set_config('{name}', 'off', false)" for name in (*OFF, "enab
        set_config('plan_cache_mode', 'force_generic_plan', false)
 """
 
-# The names of what has been prepared, by its text, of each session that keeps plans.
+# By session that keeps plans: the names of its prepared statements, by their text.
 _prepared: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
+
+
+def keep_plans_in(using: str) -> None:
+    """Keep plans in this thread's session of the database ``using`` from now on."""
+    keep_plans(connection_for(using))
 
 
 def keep_plans(connection: DatabaseWrapper) -> None:
@@ -34,10 +40,10 @@ def keep_plans(connection: DatabaseWrapper) -> None:
 
 
 def kept(cursor: Any, statement: str, *values: str | int) -> str | None:
-    """Return what executes a statement with a kept plan, or None in a session that keeps none.
+    """Return the text that executes a statement with a kept plan, or None in a session that keeps none.
 
-    In the statement ``$1`` and so on stand for the values. What may have any number of them, such as the names of
-    queues, has to be one: each statement stays in the memory of the server.
+    In the statement ``$1`` and so on stand for the values. Whatever differs from call to call, such as the name of a
+    queue, has to be one of the values: each different statement stays in the memory of the server.
     """
     names = _prepared.get(cursor.connection)
     if names is None:

@@ -1,18 +1,18 @@
-"""Pruning: finished tasks go, a window of the table at a time.
+"""Pruning: finished tasks are deleted, a window of the table at a time.
 
-Ids are drawn in the order in which tasks are enqueued. So a walk along the key meets the old ones first and ends where
-all are young, whatever lies behind: ten million rows cost no more than what there is to delete. Tasks with a
-``keep_result`` have a date of their own and an index for it.
+Ids are drawn in the order in which tasks are enqueued. So a walk along the primary key finds the old tasks first, and
+ends where all tasks are young: ten million rows cost no more than the rows that are deleted. Tasks with ``keep_result``
+have a date of their own, and an index on it.
 
-Nothing waits and nobody is kept waiting: each window is one short statement that skips what somebody has locked. What
-is still needed stays: a task that others wait for, and one whose unique key is taken for a period.
+Pruning neither waits nor keeps anybody waiting: each window is one short statement that skips locked rows. Tasks that
+are still needed stay: a task that others wait for, and a task whose unique key is taken for a period.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
@@ -20,101 +20,105 @@ from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
 from django_pglock.conf import MOST_DAYS, get_settings
-from django_pglock.store import statements
-from django_pglock.store.enqueue import EnqueueQuerySet
+from django_pglock.store.marking import first_free, locking_sql
+from django_pglock.store.move import WINDOW, Progress
+from django_pglock.store.sql import filled, rows_of, run
 from django_pglock.tasks.states import FINISHED
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-#: Rows that one statement looks at.
-WINDOW = 5000
 DAY = 86_400.0
 
+# Where the next window of the walk ends, and whether all tasks in it were enqueued less than so many seconds ago. Then
+# no task behind it can have ended longer ago, because ids are drawn in the order in which tasks are enqueued.
+NEXT_WINDOW = """
+SELECT max(id), bool_and(enqueued_at > clock_timestamp() - make_interval(secs => %s))
+FROM (SELECT id, enqueued_at FROM {task} WHERE id > %s ORDER BY id LIMIT %s) AS page
+"""
 
-class PruneQuerySet(EnqueueQuerySet):
-    """Tasks, and how they go."""
+# Deletes the tasks that the selection before it has locked, with their attempts, and what they waited for when they
+# were cancelled. By an array, so that no estimate can make the planner read a whole table.
+PRUNE = """, attempts AS (
+    DELETE FROM {attempt} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
+), waits AS (
+    DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
+), gone AS (
+    DELETE FROM {task} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id
+)
+SELECT count(*) FROM gone
+"""
 
-    def prune(
-        self,
-        *,
-        older_than: float | None = None,
-        statuses: Collection[str] = (),
-        batch: int = WINDOW,
-        dry_run: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> int:
-        """Delete finished tasks of this queryset that are old enough, with their attempts. Returns how many.
 
-        - ``older_than``: days since they finished; None: what ``PRUNE_AFTER`` says for each status.
-        - ``statuses``: only these; none: those that ``PRUNE_AFTER`` does not keep for ever.
-        - ``batch``: rows that one statement looks at.
-        - ``dry_run``: delete nothing, only count.
-        - ``progress``: is called after each batch with the number so far and the id up to which the walk has come.
+def prune(
+    tasks: Any,
+    *,
+    older_than: float | None = None,
+    statuses: Collection[str] = (),
+    batch: int = WINDOW,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> int:
+    """Delete those of these tasks that are finished and old enough; ``TaskManager.prune`` describes the arguments."""
+    ages = ages_of(older_than, statuses)
+    if batch < 1:
+        raise ValueError(f"A batch is a number of rows, one or more; {batch!r} was given.")
+    old = expired(tasks.filter(status__in=statuses or FINISHED))
+    count = old.count() if dry_run else 0
+    while not dry_run and (deleted := _delete(old, batch)):
+        count += deleted
+    after = 0
+    while last := window_end(tasks.db, after, ages, batch=batch):
+        window = outdated(tasks, ages).filter(pk__gt=after, pk__lte=last)
+        count += window.count() if dry_run else _delete(window, batch)
+        after = last
+        if progress:
+            progress(count, after)
+    return count
 
-        A task with ``keep_result`` goes when that is over, whatever its age. Call it outside of a transaction, or all
-        batches are one. Raises ``ValueError``.
-        """
-        ages = ages_of(older_than, statuses)
-        if batch < 1:
-            raise ValueError(f"A batch is a number of rows, one or more; {batch!r} was given.")
-        expired = self.filter(status__in=statuses or FINISHED).expired()
-        count = expired.count() if dry_run else 0
-        while not dry_run and (deleted := _delete(expired, batch)):
-            count += deleted
-        after = 0
-        while last := self.window_end(after, ages, batch=batch):
-            window = self.outdated(ages).filter(pk__gt=after, pk__lte=last)
-            count += window.count() if dry_run else _delete(window, batch)
-            after = last
-            if progress:
-                progress(count, after)
-        return count
 
-    def prune_window(self, after: int, ages: Mapping[str, float], *, batch: int = WINDOW) -> tuple[int, int]:
-        """Delete what is expired, and what is outdated in the one window behind the id ``after``.
+def prune_window(using: str, after: int, ages: Mapping[str, float], *, batch: int = WINDOW) -> tuple[int, int]:
+    """Delete expired tasks, and the outdated ones in the one window behind the id ``after``.
 
-        For who prunes a little now and then. Returns how many tasks went, and where to go on: at 0 when the walk has
-        come to its end.
-        """
-        count = _delete(self.expired(), batch)
-        last = self.window_end(after, ages, batch=batch)
-        if last:
-            count += _delete(self.outdated(ages).filter(pk__gt=after, pk__lte=last), batch)
-        return count, last
+    For a caller that prunes a little from time to time. Returns how many tasks were deleted, and the id behind which to
+    go on: 0 when the walk has come to its end.
+    """
+    tasks = rows_of("Task", using)
+    count = _delete(expired(tasks), batch)
+    last = window_end(using, after, ages, batch=batch)
+    if last:
+        count += _delete(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
+    return count, last
 
-    def window_end(self, after: int, ages: Mapping[str, float], *, batch: int = WINDOW) -> int:
-        """Return the last id of the window behind ``after``; 0 when nothing from there on can be old enough."""
-        if not ages:
-            return 0
-        [(last, is_young)] = self._run(statements.NEXT_WINDOW, min(ages.values()) * DAY, after, batch)
-        return 0 if is_young else last or 0
 
-    def outdated(self, ages: Mapping[str, float]) -> Self:
-        """Finished tasks without ``keep_result`` that nobody needs and that are older than ``ages``: days by status."""
-        is_old = Q(pk__in=[])
-        for status, days in ages.items():
-            is_old |= Q(status=status, finished_at__lte=Now() - timedelta(days=days))
-        return self._unneeded().filter(is_old, expires_at__isnull=True).order_by("pk")
+def window_end(using: str, after: int, ages: Mapping[str, float], *, batch: int = WINDOW) -> int:
+    """Return the last id of the window behind ``after``; 0 when no task from there on can be old enough."""
+    if not ages:
+        return 0
+    [(last, is_young)] = run(using, NEXT_WINDOW, min(ages.values()) * DAY, after, batch)
+    return 0 if is_young else last or 0
 
-    def expired(self) -> Self:
-        """Finished tasks that nobody needs and whose ``keep_result`` is over, the longest first."""
-        return self._unneeded().filter(expires_at__lte=Now(), finished_at__isnull=False).order_by("expires_at")
 
-    def _unneeded(self) -> Self:
-        waiters = self.model._meta.apps.get_model("django_pglock", "Waiter").objects.using(self.db)
-        is_free = Q(unique_until__isnull=True) | Q(unique_key__isnull=True) | Q(unique_until__lte=Now())
-        return self.filter(is_free, ~Exists(waiters.filter(awaited=OuterRef("pk"))))
+def outdated(tasks: Any, ages: Mapping[str, float]) -> Any:
+    """Finished tasks without ``keep_result`` that nobody needs and that are older than ``ages``: days by status."""
+    is_old = Q(pk__in=[])
+    for status, days in ages.items():
+        is_old |= Q(status=status, finished_at__lte=Now() - timedelta(days=days))
+    return _unneeded(tasks).filter(is_old, expires_at__isnull=True).order_by("pk")
 
-    def pruning_sql(self, limit: int) -> tuple[str, tuple[Any, ...]]:
-        """Return the statement that deletes the first tasks of this queryset which nobody has locked."""
-        # The key as well, which the other verbs leave to those who enqueue something to run after a task.
-        selection, values = self._selection_sql(super()._selection(limit))
-        return f"WITH old (id) AS MATERIALIZED ({selection}){self._sql(statements.PRUNE)}", values
+
+def expired(tasks: Any) -> Any:
+    """Finished tasks that nobody needs and whose ``keep_result`` is over, the longest first."""
+    return _unneeded(tasks).filter(expires_at__lte=Now(), finished_at__isnull=False).order_by("expires_at")
+
+
+def pruning_sql(tasks: Any, limit: int) -> tuple[str, tuple[Any, ...]]:
+    """Return the statement that deletes the first of these tasks that nobody has locked."""
+    # The key is locked as well, unlike by the other verbs: a transaction that enqueues a task to run after one of
+    # these has locked its key, and then the task is still needed.
+    selection, values = locking_sql(first_free(tasks, limit))
+    return f"WITH old (id) AS MATERIALIZED ({selection}){filled(PRUNE)}", values
 
 
 def ages_of(older_than: float | None = None, statuses: Collection[str] = ()) -> dict[str, float]:
-    """Return after how many days tasks of which status go, as ``prune`` is asked. Raises ``ValueError``."""
+    """Return by status after how many days tasks are pruned, for arguments of ``prune``. Raises ``ValueError``."""
     kept = get_settings().PRUNE_AFTER
     policy = {status: days for status, days in kept.items() if days is not None}
     wrong = sorted(set(statuses) - FINISHED)
@@ -132,12 +136,18 @@ def ages_of(older_than: float | None = None, statuses: Collection[str] = ()) -> 
     return {status: policy[status] for status in statuses or policy}
 
 
-def _delete(rows: PruneQuerySet, limit: int) -> int:
+def _unneeded(tasks: Any) -> Any:
+    waiters = rows_of("Waiter", tasks.db)
+    is_free = Q(unique_until__isnull=True) | Q(unique_key__isnull=True) | Q(unique_until__lte=Now())
+    return tasks.filter(is_free, ~Exists(waiters.filter(awaited=OuterRef("pk"))))
+
+
+def _delete(tasks: Any, limit: int) -> int:
     try:
-        sql, values = rows.pruning_sql(limit)
+        sql, values = pruning_sql(tasks, limit)
     except EmptyResultSet:
         # Django knows without asking that nothing can match.
         return 0
-    with connections[rows.db].cursor() as cursor:
+    with connections[tasks.db].cursor() as cursor:
         cursor.execute(sql, values)
         return int(cursor.fetchone()[0])

@@ -28,7 +28,6 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from django.apps import apps
 from django.db import DatabaseError, InterfaceError, connections
 
 from django_pglock.conf import get_settings
@@ -37,6 +36,7 @@ from django_pglock.postgres.forking import keep_from_children
 from django_pglock.postgres.libpq import pass_on_notifications
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 from django_pglock.store.release import DONE_CHANNEL
+from django_pglock.store.wait import ended, note_waits
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -89,7 +89,6 @@ class ResultListener:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self._rows = apps.get_model("django_pglock", "Task").objects.using(using)
         self._changes: deque[tuple[Waiter, bool]] = deque()
         #: What is sent here ends the thread's sleep.
         self._wake_sender, self._wake_receiver = socket.socketpair()
@@ -201,7 +200,7 @@ class ResultListener:
         new = [id_ for id_ in self._waiting if id_ not in self._noted]
         left = [id_ for id_ in self._noted if id_ not in self._waiting]
         if new or left or self._stale:
-            rows = self._rows.note_waits(new, instead_of=[*self._stale, *map(self._noted.__getitem__, left)])
+            rows = note_waits(self.using, new, instead_of=[*self._stale, *map(self._noted.__getitem__, left)])
             self._stale.clear()
             for id_ in left:
                 del self._noted[id_]
@@ -215,7 +214,7 @@ class ResultListener:
             self._forget_abandoned()
             new = list(self._waiting)
         if new:
-            for id_, is_there in self._rows.ended(new):
+            for id_, is_there in ended(self.using, new):
                 self._tell([id_], is_there)
 
     def _forget_abandoned(self) -> None:

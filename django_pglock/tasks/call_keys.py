@@ -14,7 +14,7 @@ from django_pglock.keys.template import KeyTemplate
 from django_pglock.tasks.arguments import to_json
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.definition import PostgresTask
+    from django_pglock.tasks.fields import TaskFields
 
 #: Characters of a key; a longer one ends in its digest instead.
 LONGEST_KEY = 512
@@ -34,7 +34,7 @@ class CallKeys(NamedTuple):
 NO_KEYS = CallKeys()
 
 
-def keys_of(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKeys:
+def keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKeys:
     """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function would not take."""
     if not task.has_keys:
         return NO_KEYS
@@ -59,7 +59,7 @@ def keys_of(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     return CallKeys(*map(_shortened, keys))
 
 
-def _lock_key(task: PostgresTask, render: Callable[[str | None], str | None]) -> str | None:
+def _lock_key(task: TaskFields, render: Callable[[str | None], str | None]) -> str | None:
     if task.lock is not None:
         return render(task.lock)
     if task.rate is None:
@@ -67,9 +67,7 @@ def _lock_key(task: PostgresTask, render: Callable[[str | None], str | None]) ->
     return f"%rate {render(task.rate.key) if task.rate.key is not None else task.module_path}"
 
 
-def _unique_key(
-    task: PostgresTask, values: Mapping[str, Any], render: Callable[[str | None], str | None]
-) -> str | None:
+def _unique_key(task: TaskFields, values: Mapping[str, Any], render: Callable[[str | None], str | None]) -> str | None:
     if task.unique is None:
         return None
     if task.unique.key is not None:
@@ -78,25 +76,25 @@ def _unique_key(
     return f"{task.module_path} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def check_templates(task: PostgresTask, where: str) -> None:
+def check_templates(task: TaskFields, where: str) -> None:
     """Raise ``LockKeyError`` for a template that names what is no parameter of the function, or makes no clear key."""
     for text in templates_of(task):
         KeyTemplate(text, known=_known(task.func, is_grouped(task)), where=where, is_own=text != task.lock)
 
 
-def templates_of(task: PostgresTask) -> list[str]:
+def templates_of(task: TaskFields) -> list[str]:
     """Return the templates of all keys of a task."""
     keyed = [each for each in (task.group, task.rate, task.unique) if each is not None]
     return [text for text in (task.lock, task.fair, *(each.key for each in keyed)) if text is not None]
 
 
-def names_in_keys(task: PostgresTask) -> set[str]:
+def names_in_keys(task: TaskFields) -> set[str]:
     """Return the parameters, and the attributes behind them, whose values stand in keys of a task."""
     templates = (_template(text, task.func, is_grouped(task)) for text in templates_of(task))
     return set().union(*(template.names for template in templates))
 
 
-def positional_names(task: PostgresTask, count: int) -> list[str]:
+def positional_names(task: TaskFields, count: int) -> list[str]:
     """Return the names of the parameters that so many positional arguments go to, or their numbers where none does."""
     parameters = [*_signature(task.func).parameters.values()][task.takes_context :]
     names = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
@@ -108,7 +106,7 @@ def has_digest(key: str) -> bool:
     return _DIGEST.search(key) is not None
 
 
-def is_grouped(task: PostgresTask) -> bool:
+def is_grouped(task: TaskFields) -> bool:
     """Say whether the function takes a list of calls, so that its own parameters are not those of a call."""
     return task.group is not None
 
@@ -140,7 +138,7 @@ def _known(function: Callable[..., Any], is_grouped: bool) -> Collection[str] | 
     return [each.name for each in parameters]
 
 
-def _bound(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bound(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     if is_grouped(task):
         if args:
             raise TaskArgumentsError(f"{task.module_path} is grouped; enqueue it with keyword arguments only.")

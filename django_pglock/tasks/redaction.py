@@ -16,7 +16,7 @@ from django_pglock.tasks.call_keys import has_digest, names_in_keys, positional_
 from django_pglock.tasks.context import OWN_META
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.definition import PostgresTask
+    from django_pglock.tasks.fields import TaskFields
 
 logger = logging.getLogger("django_pglock.tasks")
 
@@ -131,7 +131,7 @@ def _names_of(row: Any, count: int) -> list[str]:
     return [str(number) for number in range(count)] if definition is None else positional_names(definition, count)
 
 
-def redact_of(value: RedactOption, task: PostgresTask, where: str) -> tuple[str, ...] | bool:
+def redact_of(value: RedactOption, task: TaskFields, where: str) -> tuple[str, ...] | bool:
     """Return what ``redact=`` stands for: names, or True for all. Raises ``TaskOptionError``.
 
     A key is stored, compared and logged as it is, so none may be made of what is hidden.

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from django_pglock.tasks.schedules import is_scheduled
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.definition import PostgresTask
+    from django_pglock.tasks.fields import TaskFields
 
-_definitions: dict[str, PostgresTask] = {}
+_definitions: dict[str, TaskFields] = {}
 # Asked for each claim.
 _is_coroutine_function = lru_cache(maxsize=None)(iscoroutinefunction)
 
 
-def register(task: PostgresTask) -> PostgresTask:
+def register(task: TaskFields) -> TaskFields:
     """Note a decorated function and return its definition: the task as decorated, before any ``using()``.
 
     A copy made by ``using()`` finds the definition it came from. A module that is loaded again replaces its own.
@@ -29,7 +29,7 @@ def register(task: PostgresTask) -> PostgresTask:
     return known
 
 
-def find(path: str) -> PostgresTask | None:
+def find(path: str) -> TaskFields | None:
     """Return the task function registered under ``path``, or None. Imports nothing that a row could name."""
     return _definitions.get(path)
 
@@ -45,7 +45,7 @@ def is_async(path: str) -> bool:
     return task is not None and _is_coroutine_function(task.func)
 
 
-def scheduled() -> list[PostgresTask]:
+def scheduled() -> list[TaskFields]:
     """Return the registered task functions that run by the clock, in the order of their paths."""
     return [task for _, task in sorted(_definitions.items()) if is_scheduled(task)]
 

@@ -1,4 +1,4 @@
-"""``TaskResult`` objects of django.tasks, made from rows and claims."""
+"""``TaskResult`` objects of django.tasks, made from values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from django_pglock import errors
-from django_pglock.tasks import registry
 from django_pglock.tasks.compat import (
     InvalidTask,
     Task,
@@ -24,7 +23,7 @@ from django_pglock.tasks.states import TaskStatus
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from django_pglock.tasks.definition import PostgresTask
+    from django_pglock.tasks.fields import TaskFields
 
 #: django.tasks knows four states; ours that it does not know read as the nearest one.
 PUBLIC_STATUS = {
@@ -163,45 +162,7 @@ def make_result(
     return result
 
 
-def result_of_row(row: Any) -> TaskResult[..., Any] | None:
-    """Return the ``TaskResult`` of a task's row, or None when its function is not known to this process.
-
-    Costs one more query, for the attempts that failed, unless there cannot be any.
-    """
-    definition = registry.find(row.task_path)
-    if definition is None:
-        return None
-    may_have_failed = row.attempts or row.status == TaskStatus.CANCELLED
-    # Where the row came from: a router may lead reads to a replica, which does not have them yet.
-    rows = row.failures.using(row._state.db).order_by("number")  # noqa: SLF001 - Django has no public name for it
-    failures = list(rows) if may_have_failed else []
-    workers = [str(failure.worker) for failure in failures if failure.worker is not None]
-    if row.worker is not None and (not failures or failures[-1].number != row.attempts_made):
-        workers.append(str(row.worker))
-    return make_result(
-        as_called(
-            definition,
-            priority=row.priority,
-            queue_name=row.queue,
-            run_after=row.run_after,
-            max_attempts=row.max_retries + 1,
-        ),
-        id=row.pk,
-        status=row.status,
-        args=row.args,
-        kwargs=row.kwargs,
-        backend=row.backend,
-        enqueued_at=row.enqueued_at,
-        started_at=row.started_at,
-        last_attempted_at=row.last_attempted_at,
-        finished_at=row.finished_at,
-        errors=map(error_of, failures),
-        worker_ids=workers,
-        return_value=row.result,
-    )
-
-
-def as_called(definition: PostgresTask, **options: Any) -> PostgresTask:
+def as_called(definition: TaskFields, **options: Any) -> TaskFields:
     """Return the definition with the options of one call; without them when the settings no longer allow those."""
     if all(getattr(definition, name) == value for name, value in options.items()):
         return definition

@@ -22,7 +22,7 @@ from django_pglock.errors import LockKeyError, TaskOptionError
 from django_pglock.tasks.call_keys import is_grouped, keys_of
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.definition import PostgresTask
+    from django_pglock.tasks.fields import TaskFields
 
 #: Seconds between two ticks, at least: whoever needs more of them needs no schedule but a loop.
 LEAST_EVERY = 0.1
@@ -47,7 +47,7 @@ class Timing(NamedTuple):
         return next(cron_ticks(self.expression, self.zone, now))
 
 
-def timing_of(task: PostgresTask) -> Timing:
+def timing_of(task: TaskFields) -> Timing:
     """Return the timing of a scheduled function; without a zone of its own, in ``settings.TIME_ZONE`` as it is now."""
     if task.every is not None:
         return Timing(f"{EVERY}{task.every:.15g} s")
@@ -66,12 +66,12 @@ def cron_ticks(expression: str, zone: str, after: datetime) -> Iterator[datetime
             after = tick
 
 
-def is_scheduled(task: PostgresTask) -> bool:
+def is_scheduled(task: TaskFields) -> bool:
     """Say whether the function runs by the clock."""
     return task.cron is not None or task.every is not None
 
 
-def check_schedule(task: PostgresTask, where: str) -> None:
+def check_schedule(task: TaskFields, where: str) -> None:
     """Raise ``TaskOptionError`` for a schedule that cannot be kept."""
     if task.timezone is not None and task.cron is None:
         raise TaskOptionError(f"{where}: timezone={task.timezone!r} is for cron; without it there is nothing to place.")
@@ -115,7 +115,7 @@ def _check_zone(zone: Any, where: str) -> None:
         raise TaskOptionError(f"{where}: timezone is {zone!r}, which is no zone; write 'Europe/Berlin'.") from error
 
 
-def _check_signature(task: PostgresTask, where: str) -> None:
+def _check_signature(task: TaskFields, where: str) -> None:
     given = [None] * (task.takes_context + is_grouped(task))
     try:
         inspect.signature(task.func).bind(*given)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from django_pglock.errors import model_of
 from django_pglock.worker.claiming.drain import Drain
@@ -136,18 +135,18 @@ class Worker:
         self._hurry = Flag()
         self._ended = threading.Lock()
         self._has_ended = False
-        rows: Any = model_of("Task").objects.using(using)
+        model_of("Task")  # raises where the app is not installed
         watchdog = Watchdog(patience=max(grace, LEAST_PATIENCE), stuck=self._give_up_thread)
         self.executor = Executor(self.hand, using, watchdog)
-        progress = Progress(self.hand, rows)
+        progress = Progress(self.hand, using)
         self.heartbeat_file = HeartbeatFile(heartbeat_file, number=1 if line is None else line.number)
-        self.heartbeat = self._make_heartbeat(rows, progress, is_pooled=not listens)
-        self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.tell_news)
-        self.settler = Settler(self.hand, rows, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
-        self.drain = Drain(rows, self.queues, self.identity.id, end=self.end, backend=backend) if drain else None
+        self.heartbeat = self._make_heartbeat(using, progress, is_pooled=not listens)
+        self.upkeep = Upkeep(using, self.identity.id, promoted=self.hand.tell_news)
+        self.settler = Settler(self.hand, using, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
+        self.drain = Drain(using, self.queues, self.identity.id, end=self.end, backend=backend) if drain else None
         self.fetcher = Fetcher(
             self.hand,
-            rows,
+            using,
             self.identity,
             self.queues,
             listens=listens,
@@ -337,10 +336,10 @@ class Worker:
         self._hurry.set()
         self.end()
 
-    def _make_heartbeat(self, rows: Any, progress: Progress, *, is_pooled: bool) -> Heartbeat:
+    def _make_heartbeat(self, using: str, progress: Progress, *, is_pooled: bool) -> Heartbeat:
         heartbeat = Heartbeat(
             self.hand,
-            rows,
+            using,
             self.identity,
             self.queues.asked,
             progress=progress,

@@ -13,6 +13,8 @@ import time
 import pytest
 
 from django_pglock.models import Task, Worker
+from django_pglock.store.liveness import witnesses
+from django_pglock.store.rescue import rescue
 from django_pglock.worker.liveness import heartbeat_process as guarding
 from django_pglock.worker.liveness import heartbeat_process_main as guard
 from tests.conftest import guards_of
@@ -79,7 +81,7 @@ def test_the_guard_says_at_once_that_its_worker_has_died(worker_process, guard_o
     victim.send(signal.SIGKILL)
 
     eventually(lambda: not Worker.objects.exists(), seconds=10, why="the row of the dead worker is still there")
-    [rescued] = Task.objects.all().rescue()
+    [rescued] = rescue("default")
     assert rescued.status == "READY"
     eventually(lambda: not is_there(guardian), why="the guard outlives its worker")
 
@@ -225,7 +227,7 @@ def test_who_needs_a_guard_to_speak_is_no_witness(charge, eventually):
     _guardian, row = charge()
     eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
     assert Worker.objects.get(pk=row.pk).beating_since > row.heartbeat_at
-    assert not Worker.objects.all().witnesses().exists()
+    assert not witnesses(Worker.objects.all()).exists()
 
 
 def test_it_makes_no_row_of_a_worker_that_signed_off(charge, eventually):

@@ -16,9 +16,11 @@ from django.urls import reverse
 from django_pglock import Lease, LockLost, lock
 from django_pglock.admin import actions, pages
 from django_pglock.keys import make_key
-from django_pglock.models import Attempt, Task, Worker
+from django_pglock.models import Attempt, Task
 from django_pglock.models import Lease as LeaseRow
-from django_pglock.store import managers as queryset
+from django_pglock.store import cancel as cancel_module
+from django_pglock.store import move
+from django_pglock.store.liveness import beat
 from tests.db.test_locks import Somebody
 from tests.plans.test_task_plans import nodes
 from tests.sample import keyed_tasks as keyed
@@ -215,7 +217,7 @@ def test_the_audit_entry_names_up_to_a_hundred_tasks(client):
 @pytest.mark.django_db(transaction=True)
 def test_a_crowd_is_no_single_transaction_and_audited_from_its_beginning(client, monkeypatch):
     """The process may die on the way: what has been done then stays done, and somebody has asked for it."""
-    for module in (actions, queryset):
+    for module in (actions, move):
         monkeypatch.setattr(module, "WINDOW", 2)
     person(client, "view_task", "cancel_task")
     rows = [make("READY") for _ in range(5)]
@@ -223,8 +225,8 @@ def test_a_crowd_is_no_single_transaction_and_audited_from_its_beginning(client,
     texts = list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True))
     assert texts == ["cancel: begun with more than 2", f"cancel: 3 of #{rows[0].pk}, #{rows[1].pk}, #{rows[2].pk}"]
 
-    cancel = queryset.TaskQuerySet._cancel
-    monkeypatch.setattr(queryset.TaskQuerySet, "_cancel", lambda chosen: cancel(chosen) and 1 // 0)
+    cancel = cancel_module._cancel
+    monkeypatch.setattr(cancel_module, "_cancel", lambda chosen: cancel(chosen) and 1 // 0)
     rows += [make("READY")]
     with pytest.raises(ZeroDivisionError):
         act(client, "cancel", *rows[3:])
@@ -250,7 +252,7 @@ def test_only_what_is_stuck_is_reset(client, slow_beats):
     """The worker of one of two running tasks lives."""
     person(client, "view_task", "reset_task")
     living = uuid4()
-    Worker.objects.all().beat(living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    beat("default", living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     safe, stuck = make("RUNNING", worker=living), make("RUNNING")
     assert f"#{safe.pk}<" not in client.get(LIST + "?attention=stuck").content.decode()
     act(client, "reset_stuck", safe, stuck)
@@ -316,8 +318,8 @@ def test_neither_buttons_nor_actions_are_shown_to_who_may_only_look(client):
 )
 def test_a_waiting_task_that_no_worker_knows_says_so(client, paths, status, text):
     for known in paths or ():
-        Worker.objects.all().beat(
-            uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=known
+        beat(
+            "default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=known
         )
     person(client, "view_task")
     with CaptureQueriesContext(connection) as queries:
@@ -454,9 +456,7 @@ def test_no_list_reads_the_whole_table(client, many, query):
 def test_workers_are_listed_with_what_they_run_in_one_query(client):
     person(client, "view_worker")
     worker = uuid4()
-    Worker.objects.all().beat(
-        worker, name="web1:42", hostname="h", pid=42, queues=["mail"], threads=3, is_stopping=False
-    )
+    beat("default", worker, name="web1:42", hostname="h", pid=42, queues=["mail"], threads=3, is_stopping=False)
     make("RUNNING", worker=worker)
     url = reverse("admin:django_pglock_worker_changelist")
     with CaptureQueriesContext(connection) as queries:

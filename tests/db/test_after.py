@@ -14,8 +14,12 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import enqueue_many
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task, Waiter
-from django_pglock.store import managers as queryset
+from django_pglock.store import move
+from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
+from django_pglock.store.promote import promote
+from django_pglock.store.release import release, stray_waiters
+from django_pglock.store.settle import settle
 from django_pglock.tasks.compat import TaskResultStatus
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -30,9 +34,9 @@ def statuses():
     return list(Task.objects.order_by("id").values_list("status", flat=True))
 
 
-def settle(claim, outcome):
-    Task.objects.all().settle([(claim, outcome)], claim.worker)
-    Task.objects.all().release([claim.id])
+def settle_one(claim, outcome):
+    settle("default", [(claim, outcome)], claim.worker)
+    release("default", [claim.id])
 
 
 def test_it_waits_for_all_and_runs_when_the_last_has_succeeded(claim):
@@ -40,16 +44,16 @@ def test_it_waits_for_all_and_runs_when_the_last_has_succeeded(claim):
     tasks.nothing.using(after=[first, second.id, int(second.id)]).enqueue()
     assert statuses() == ["READY", "READY", "BLOCKED"]
     one, two = claim(2)
-    settle(one, Succeeded())
+    settle_one(one, Succeeded())
     assert statuses() == ["SUCCESSFUL", "RUNNING", "BLOCKED"]
-    settle(two, Succeeded())
+    settle_one(two, Succeeded())
     assert statuses() == ["SUCCESSFUL", "SUCCESSFUL", "READY"]
     assert not Waiter.objects.exists()
 
 
 def test_a_retry_is_no_end(claim):
     tasks.nothing.using(after=[tasks.echo.enqueue(1)]).enqueue()
-    settle(claim()[0], Retried(FAILURE, 60))
+    settle_one(claim()[0], Retried(FAILURE, 60))
     assert statuses() == ["SCHEDULED", "BLOCKED"]
 
 
@@ -60,7 +64,7 @@ def test_what_comes_after_a_failure_is_cancelled_to_the_last(claim, outcome):
     third = tasks.nothing.using(after=[second]).enqueue()
     other = tasks.echo.enqueue(2)
     tasks.nothing.using(after=[third, other]).enqueue()
-    settle(claim()[0], outcome)
+    settle_one(claim()[0], outcome)
     assert statuses()[1:] == ["CANCELLED", "CANCELLED", "READY", "CANCELLED"]
     third.refresh()
     assert third.status == TaskResultStatus.FAILED
@@ -73,14 +77,13 @@ def test_what_a_person_takes_away_takes_what_comes_after_it(verb):
     first = tasks.echo.enqueue(1)
     tasks.nothing.using(after=[first]).enqueue()
     getattr(Task.objects.filter(pk=first.id), verb)()
-    rows = Task.objects.all()
-    rows.release([each for _, each in rows.stray_waiters(0) if each is not None])
+    release("default", [each for _, each in stray_waiters("default", 0) if each is not None])
     assert statuses()[-1] == "CANCELLED"
 
 
 def test_one_that_is_finished_already_is_not_waited_for(claim):
     first = tasks.echo.enqueue(1)
-    settle(claim()[0], Succeeded())
+    settle_one(claim()[0], Succeeded())
     tasks.nothing.using(after=[first]).enqueue()
     assert statuses() == ["SUCCESSFUL", "READY"]
 
@@ -92,7 +95,7 @@ def test_one_that_is_finished_is_kept_until_what_comes_after_it_is_committed(cla
 
     def end():
         [mine] = claim()
-        settle(mine, Succeeded())
+        settle_one(mine, Succeeded())
 
     if is_finished:
         end()
@@ -129,10 +132,10 @@ def test_a_key_and_a_date_are_waited_for_as_well(claim):
     keyed.step.using(after=[first], run_after=timedelta(hours=1)).enqueue(1)
     keyed.step.using(after=[first]).enqueue(1)
     keyed.step.using(after=[first]).enqueue(1)
-    settle(claim()[0], Succeeded())
+    settle_one(claim()[0], Succeeded())
     assert statuses()[1:] == ["SCHEDULED", "READY", "BLOCKED"]
     Task.objects.filter(status="SCHEDULED").update(run_after=Now())
-    Task.objects.all().promote()
+    promote("default")
     assert statuses()[1:] == ["BLOCKED", "READY", "BLOCKED"]
 
 
@@ -151,10 +154,10 @@ def test_nobody_of_its_key_comes_between_the_end_and_the_word_of_it(claim):
     first = keyed.step.enqueue("a", 1)
     keyed.step.using(after=[first]).enqueue("a", 2)
     keyed.step.enqueue("a", 3)
-    Task.objects.all().settle([(claim()[0], Succeeded())], uuid4())
-    Task.objects.all().admit(["order:a"])
+    settle("default", [(claim()[0], Succeeded())], uuid4())
+    admit("default", ["order:a"])
     assert statuses() == ["SUCCESSFUL", "BLOCKED", "BLOCKED"]
-    Task.objects.all().release([int(first.id)])
+    release("default", [int(first.id)])
     assert statuses() == ["SUCCESSFUL", "READY", "BLOCKED"]
 
 
@@ -162,10 +165,10 @@ def test_one_that_is_cancelled_holds_up_nobody_of_its_key(claim):
     first, other = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
     keyed.step.using(after=[first, other]).enqueue("a", 1)
     one, two = claim(2)
-    Task.objects.all().settle([(one, Failed(FAILURE)), (two, Succeeded())], one.worker)
+    settle("default", [(one, Failed(FAILURE)), (two, Succeeded())], one.worker)
     keyed.step.enqueue("a", 2)
     assert statuses()[2:] == ["BLOCKED", "BLOCKED"]
-    Task.objects.all().release([int(first.id)])
+    release("default", [int(first.id)])
     assert statuses()[2:] == ["CANCELLED", "READY"]
 
 
@@ -174,11 +177,11 @@ def test_only_those_are_told_whose_wait_is_over_however_many_wait_for_what_lies_
     for each in awaited:
         tasks.nothing.using(after=each).enqueue()
     claims = claim(10)
-    Task.objects.all().settle([(mine, Succeeded()) for mine in claims], claims[0].worker)
+    settle("default", [(mine, Succeeded()) for mine in claims], claims[0].worker)
     ends = [int(awaited[0].id), int(awaited[-1].id)]
-    assert Task.objects.all().release(ends) == 2
+    assert release("default", ends) == 2
     assert statuses()[10:] == ["READY", *["BLOCKED"] * 8, "READY"]
-    assert Task.objects.all().release([ends[0] + 1]) == 1
+    assert release("default", [ends[0] + 1]) == 1
 
 
 def test_one_that_still_waits_holds_up_nobody_of_its_key():
@@ -222,11 +225,11 @@ def test_one_that_somebody_has_locked_holds_up_no_other(claim, locked):
     tasks.nothing.using(after=[first]).enqueue()
     with locked(held.id):
         began = time.monotonic()
-        settle(claim()[0], Succeeded())
+        settle_one(claim()[0], Succeeded())
         assert time.monotonic() - began < 5
         assert statuses() == ["SUCCESSFUL", "BLOCKED", "READY"]
     assert list(Waiter.objects.values_list("awaited", "task")) == [(int(first.id), int(held.id))]
-    Task.objects.all().release([awaited for _, awaited in Task.objects.all().stray_waiters(0)])
+    release("default", [awaited for _, awaited in stray_waiters("default", 0)])
     assert statuses() == ["SUCCESSFUL", "READY", "READY"]
     assert not Waiter.objects.exists()
 
@@ -235,7 +238,7 @@ def test_what_nobody_waits_for_costs_one_small_statement():
     """To plan the one that tells those who wait takes longer than to settle a task."""
     tasks.nothing.using(after=[tasks.echo.enqueue(1)]).enqueue()
     with CaptureQueriesContext(connection) as queries:
-        assert Task.objects.all().release(range(10**6, 10**6 + 500)) == 0
+        assert release("default", range(10**6, 10**6 + 500)) == 0
     assert [query["sql"].split()[0] for query in queries] == ["SELECT"]
 
 
@@ -245,7 +248,7 @@ def test_whatever_finishes_at_once_the_last_one_lets_it_through(in_threads, clai
         results = [tasks.echo.enqueue(number) for number in range(8)]
         child = tasks.nothing.using(after=results).enqueue()
         claims = claim(8)
-        in_threads(lambda number, claims=claims: settle(claims[number], Succeeded()), 8)
+        in_threads(lambda number, claims=claims: settle_one(claims[number], Succeeded()), 8)
         assert Task.objects.get(pk=child.id).status == "READY"
         Task.objects.all().delete()
 
@@ -257,7 +260,7 @@ def test_an_enqueue_and_an_end_at_once_cannot_miss_each_other(in_threads, claim)
 
         def work(number, first=first, mine=mine):
             if number:
-                settle(mine, Succeeded())
+                settle_one(mine, Succeeded())
             else:
                 tasks.nothing.using(after=[first]).enqueue()
 
@@ -275,19 +278,19 @@ def failed_chain(claim):
     first = tasks.echo.enqueue(1)
     second = tasks.echo.using(after=[first]).enqueue(2)
     third = tasks.echo.using(after=[second]).enqueue(3)
-    settle(claim()[0], Failed(FAILURE))
+    settle_one(claim()[0], Failed(FAILURE))
     assert statuses() == ["FAILED", "CANCELLED", "CANCELLED"]
     return first, second, third
 
 
 @pytest.mark.parametrize("window", [1, 5000])
 def test_a_chain_that_is_retried_waits_again(claim, monkeypatch, window):
-    monkeypatch.setattr(queryset, "WINDOW", window)
+    monkeypatch.setattr(move, "WINDOW", window)
     failed_chain(claim)
     assert Task.objects.retry() == 3
     for done in range(3):
         assert statuses() == ["SUCCESSFUL"] * done + ["READY"] + ["BLOCKED"] * (2 - done)
-        settle(claim()[0], Succeeded())
+        settle_one(claim()[0], Succeeded())
     assert statuses() == ["SUCCESSFUL"] * 3
     assert not Waiter.objects.exists()
 
@@ -302,7 +305,7 @@ def test_a_chain_that_is_retried_in_a_transaction_waits_again(claim):
 def test_a_retried_chain_that_fails_again_is_cancelled_again(claim):
     failed_chain(claim)
     Task.objects.retry()
-    settle(claim()[0], Failed(FAILURE))
+    settle_one(claim()[0], Failed(FAILURE))
     assert statuses() == ["FAILED", "CANCELLED", "CANCELLED"]
 
 
@@ -328,14 +331,14 @@ def test_what_has_succeeded_or_is_gone_is_not_waited_for_again(claim):
     child = tasks.nothing.using(after=[first, second, third]).enqueue()
     one, two, three = claim(3)
     for each in (one, two):
-        settle(each, Succeeded())
-    settle(three, Failed(FAILURE))
+        settle_one(each, Succeeded())
+    settle_one(three, Failed(FAILURE))
     Task.objects.filter(pk=first.id).delete()
     Task.objects.retry()
     assert (statuses(), waits_for(child)) == (["SUCCESSFUL", "READY", "BLOCKED"], 1)
-    settle(claim()[0], Succeeded())
+    settle_one(claim()[0], Succeeded())
     assert statuses() == ["SUCCESSFUL", "SUCCESSFUL", "READY"]
-    settle(claim()[0], Failed(FAILURE))
+    settle_one(claim()[0], Failed(FAILURE))
     Task.objects.exclude(pk=child.id).delete()
     assert Task.objects.retry() == 1
     assert statuses() == ["READY"]
@@ -349,9 +352,9 @@ def test_one_that_was_cancelled_while_it_waited_waits_for_each_once(claim):
     assert Task.objects.filter(pk=child.id).retry() == 1
     assert (waits_for(child), Waiter.objects.count()) == (2, 2)
     one, two = claim(2)
-    settle(one, Succeeded())
+    settle_one(one, Succeeded())
     assert statuses() == ["SUCCESSFUL", "RUNNING", "BLOCKED"]
-    settle(two, Succeeded())
+    settle_one(two, Succeeded())
     assert statuses() == ["SUCCESSFUL", "SUCCESSFUL", "READY"]
 
 
@@ -364,7 +367,7 @@ def test_a_retry_and_an_end_at_once_cannot_miss_each_other(in_threads, claim):
 
         def work(number, child=child, mine=mine):
             if number:
-                settle(mine, Succeeded())
+                settle_one(mine, Succeeded())
             else:
                 assert Task.objects.filter(pk=child.id).retry() == 1
 
@@ -387,7 +390,7 @@ def test_two_retries_at_once_of_a_task_and_of_what_comes_after_it(in_threads, cl
 def test_to_retry_what_was_to_run_after_nothing_costs_one_small_statement(claim):
     for number in range(3):
         tasks.echo.enqueue(number)
-        settle(claim()[0], Failed(FAILURE))
+        settle_one(claim()[0], Failed(FAILURE))
     with CaptureQueriesContext(connection) as queries:
         assert Task.objects.retry() == 3
     about_after = [query["sql"] for query in queries if "after" in query["sql"].replace("run_after", "")]
@@ -400,7 +403,7 @@ def test_thousands_that_are_retried_together_wait_again(claim):
     first = tasks.echo.enqueue(0)
     ids = enqueue_many(tasks.echo.using(after=[first]), range(5000))
     last = tasks.echo.using(after=ids).enqueue(1)
-    settle(claim()[0], Failed(FAILURE))
+    settle_one(claim()[0], Failed(FAILURE))
     assert Task.objects.retry() == 5002
     assert Task.objects.filter(status="BLOCKED").count() == 5001
     assert (waits_for(last), Waiter.objects.count()) == (5000, 10_000)

@@ -11,7 +11,8 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.store import managers as queryset
+from django_pglock.store import move
+from django_pglock.store.give_back import give_back
 from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
@@ -23,6 +24,8 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
+from django_pglock.store.rescue import rescue
+from django_pglock.store.settle import settle
 from tests.sample import running_tasks as running
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -59,7 +62,7 @@ def test_what_waits_is_cancelled_and_what_runs_is_asked(claim):
 
 def test_many_are_moved_some_at_a_time_and_what_has_been_done_stays_done(monkeypatch):
     """A crowd in one transaction would keep workers waiting for its rows until the last one is written."""
-    monkeypatch.setattr(queryset, "WINDOW", 2)
+    monkeypatch.setattr(move, "WINDOW", 2)
     ids = [tasks.nothing.enqueue().id for _ in range(5)]
     told = []
 
@@ -80,7 +83,7 @@ def test_many_are_moved_some_at_a_time_and_what_has_been_done_stays_done(monkeyp
 
 
 def test_in_a_transaction_of_the_caller_all_are_moved_at_once_or_none(monkeypatch):
-    monkeypatch.setattr(queryset, "WINDOW", 2)
+    monkeypatch.setattr(move, "WINDOW", 2)
     for _ in range(5):
         tasks.nothing.enqueue()
     told = []
@@ -93,7 +96,7 @@ def test_in_a_transaction_of_the_caller_all_are_moved_at_once_or_none(monkeypatc
 
 def test_some_at_a_time_count_what_waits_for_one_of_them_too(monkeypatch):
     """The end of the one cancels the other: it was asked for, so it is among those that were moved."""
-    monkeypatch.setattr(queryset, "WINDOW", 1)
+    monkeypatch.setattr(move, "WINDOW", 1)
     tasks.nothing.using(after=[tasks.nothing.enqueue()]).enqueue()
     assert Task.objects.cancel() == 2
 
@@ -122,7 +125,7 @@ def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_thr
         left_out.set()
         assert free.wait(10)
 
-    monkeypatch.setattr("django_pglock.store.managers.time", SimpleNamespace(sleep=rest))
+    monkeypatch.setattr("django_pglock.store.cancel.time", SimpleNamespace(sleep=rest))
 
     def work(number):
         if number == 0:
@@ -156,20 +159,24 @@ def test_what_was_asked_to_end_does_not_run_again(claim, outcome, status):
     tasks.nothing.enqueue()
     [mine] = claim()
     Task.objects.cancel()
-    assert Task.objects.all().settle([(mine, outcome)], mine.worker)[mine.id] is not None
+    assert settle("default", [(mine, outcome)], mine.worker)[mine.id] is not None
     row = Task.objects.get()
     assert (row.status, row.worker) == (status, mine.worker)
     assert Attempt.objects.count() == (not isinstance(outcome, (Succeeded, Snoozed, Released, Abandoned)))
 
 
-@pytest.mark.parametrize("verb", ["rescue", "reset_stuck", "release_unknown"])
+@pytest.mark.parametrize("verb", ["rescue", "reset_stuck", "give_back"])
 def test_nor_does_it_when_its_worker_is_gone(claim, verb):
     tasks.nothing.using(keep_result=60).enqueue()
     [mine] = claim()
     tasks.nothing.using(after=[mine.id]).enqueue()
     Task.objects.cancel()
-    arguments = ((mine.worker, []), {"older_than": 0}) if verb == "release_unknown" else ((), {})
-    assert getattr(Task.objects.all(), verb)(*arguments[0], **arguments[1])
+    ends = {
+        "rescue": lambda: rescue("default"),
+        "reset_stuck": Task.objects.reset_stuck,
+        "give_back": lambda: give_back("default", mine.worker, [], older_than=0),
+    }
+    assert ends[verb]()
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["CANCELLED", "CANCELLED"]
     assert Task.objects.get(pk=mine.id).expires_at is not None, "keep_result is counted from this end, too"
 
@@ -178,7 +185,7 @@ def test_a_retry_by_hand_forgets_the_request(claim):
     tasks.nothing.enqueue()
     [mine] = claim()
     Task.objects.cancel()
-    Task.objects.all().settle([(mine, Released())], mine.worker)
+    settle("default", [(mine, Released())], mine.worker)
     assert Task.objects.retry() == 1
     row = Task.objects.get()
     assert (row.status, row.cancel_requested_at) == ("READY", None)
@@ -330,7 +337,7 @@ def test_a_worker_with_nothing_in_hand_asks_nothing(worker, monkeypatch):
     """One look for requests a beat, and only of a worker that runs something."""
     asked = []
     monkeypatch.setattr(
-        "django_pglock.store.managers.TaskQuerySet.cancel_requests", lambda self, worker: asked.append(worker) or []
+        "django_pglock.worker.liveness.heartbeat.cancel_requests", lambda using, worker: asked.append(worker) or []
     )
     process = worker(queues=["another"])
     process.heartbeat.wake()

@@ -39,7 +39,7 @@ def test_a_set_that_cannot_match_is_an_empty_answer(letters):
 
     assert Letter.objects.none().claim_update(3, status="taken") == []
     assert Letter.objects.filter(pk__in=[]).claim_update(3, status="taken") == []
-    for verb in ("retry", "cancel", "run_now", "reset_stuck", "promote"):
+    for verb in ("retry", "cancel", "run_now", "reset_stuck"):
         assert getattr(Task.objects.none(), verb)() == 0
 
 

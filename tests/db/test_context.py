@@ -9,10 +9,13 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import enqueue_many
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
-from django_pglock.store.managers import COMPARED_AT_ONCE
 from django_pglock.store.outcome import Succeeded
+from django_pglock.store.progress import COMPARED_AT_ONCE, note_progress
+from django_pglock.store.settle import settle
 from django_pglock.tasks.compat import TaskContext as DjangoTaskContext
 from django_pglock.tasks.context import OWN_META, TaskContext
+from django_pglock.worker.running import attempt
+from django_pglock.worker.settling import progress as settling_progress
 from tests.sample import running_tasks as running
 from tests.sample import tasks
 
@@ -31,17 +34,15 @@ def progress_of(result):
 @pytest.fixture
 def notes(monkeypatch):
     """The progress that is written, in statements."""
-    from django_pglock.store.managers import TaskQuerySet
-
     written = []
-    note = TaskQuerySet.note_progress
 
-    def count(self, claims, **options):
+    def count(using, claims, **options):
         if claims:
             written.append([claim.progress for claim in claims])
-        note(self, claims, **options)
+        note_progress(using, claims, **options)
 
-    monkeypatch.setattr(TaskQuerySet, "note_progress", count)
+    for module in (attempt, settling_progress):
+        monkeypatch.setattr(module, "note_progress", count)
     return written
 
 
@@ -91,7 +92,7 @@ def test_progress_of_a_lost_claim_changes_nothing(claim):
     mine.progress = '{"done": 1}'
     Task.objects.update(attempts=2)
     for is_last in (False, True):
-        Task.objects.all().note_progress([mine], is_last=is_last)
+        note_progress("default", [mine], is_last=is_last)
     assert Task.objects.get().progress is None
     assert mine.noted_progress is None
 
@@ -103,16 +104,16 @@ def test_the_progress_of_many_is_written_some_at_a_time(claim, django_assert_num
     for each in claims:
         each.progress = '{"done": 1}'
     with django_assert_num_queries(2):
-        Task.objects.all().note_progress(claims)
+        note_progress("default", claims)
     assert Task.objects.filter(progress={"done": 1}).count() == len(claims)
 
 
 def test_progress_of_a_finished_task_changes_nothing(claim):
     tasks.nothing.enqueue()
     [mine] = claim()
-    Task.objects.all().settle([(mine, Succeeded())], mine.worker)
+    settle("default", [(mine, Succeeded())], mine.worker)
     mine.progress = '{"done": 1}'
-    Task.objects.all().note_progress([mine])
+    note_progress("default", [mine])
     assert Task.objects.get().progress is None
 
 
@@ -124,9 +125,9 @@ def test_a_locked_row_does_not_hold_up_the_heartbeat(claim, in_threads):
     mine.progress = '{"done": 1}'
     with transaction.atomic():
         Task.objects.select_for_update().get(pk=mine.id)
-        in_threads(lambda _: Task.objects.all().note_progress([mine]), 1)
+        in_threads(lambda _: note_progress("default", [mine]), 1)
     assert mine.noted_progress is None, "so it is tried again"
-    Task.objects.all().note_progress([mine])
+    note_progress("default", [mine])
     assert Task.objects.get().progress == {"done": 1}
     assert mine.noted_progress is mine.progress
 
@@ -144,11 +145,11 @@ def test_progress_is_written_beside_the_old_version_of_the_row(claim):
     [mine] = claim()
     for number in range(3):
         mine.progress = f'{{"done": {number}}}'
-        Task.objects.all().note_progress([mine], is_last=number == 2)
+        note_progress("default", [mine], is_last=number == 2)
     before = hot_updates()
     mine.progress = '{"done": 9}'
     with CaptureQueriesContext(connection) as queries:
-        Task.objects.all().note_progress([mine])
+        note_progress("default", [mine])
     assert len(queries) == 1
     assert hot_updates() == before + 1
 

@@ -15,6 +15,8 @@ from django.db.models.functions import Now
 from django_pglock import enqueue_many
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Queue, RateLimit, Task
+from django_pglock.store.admit import admit
+from django_pglock.store.rate import forget_rates, open_rates
 from django_pglock.tasks.options import Rate
 from django_pglock.worker.claiming.queue_cursor import WorkerClaims
 from tests.sample import keyed_tasks as keyed
@@ -26,7 +28,7 @@ PATHS = ["tests.sample.keyed_tasks.serve", "tests.sample.tasks.nothing"]
 
 
 def claims_of(queue="default", *, is_fair=True, clock=time.monotonic):
-    return WorkerClaims(Task.objects.all(), worker=uuid4(), paths=PATHS, is_fair=is_fair, clock=clock).of(queue)
+    return WorkerClaims("default", worker=uuid4(), paths=PATHS, is_fair=is_fair, clock=clock).of(queue)
 
 
 def tenants(claims):
@@ -235,13 +237,13 @@ def test_what_nobody_has_begun_counts_against_the_burst():
         keyed.trickle.enqueue(1)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_pglock_ratelimit SET arrives_at = now() - interval '1 day', opens_at = now()")
-    Task.objects.all().admit(Task.objects.all().open_rates())
+    admit("default", open_rates("default"))
     assert Task.objects.filter(status="READY").count() == 2
     with connection.cursor() as cursor:
         cursor.execute("SELECT opens_at > now() + interval '0.5 s' FROM django_pglock_ratelimit")
         assert cursor.fetchone()[0], "for one that nobody begins there is a look a second, not twenty"
     Task.objects.filter(status="READY").claim_update(2, status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
-    Task.objects.all().admit(["%rate tenant:1"])
+    admit("default", ["%rate tenant:1"])
     assert Task.objects.filter(status="READY").count() == 2
 
 
@@ -253,9 +255,9 @@ def test_buckets_that_nobody_has_used_for_a_day_are_forgotten(in_threads):
     RateLimit.objects.exclude(key="%rate tenant:0").update(arrives_at=Now() - timedelta(days=2))
     with transaction.atomic():
         RateLimit.objects.select_for_update().get(key="%rate tenant:1")
-        assert in_threads(lambda number: Task.objects.all().forget_rates(), 1) == [2]
+        assert in_threads(lambda number: forget_rates("default"), 1) == [2]
     assert sorted(RateLimit.objects.values_list("key", flat=True)) == [f"%rate tenant:{n}" for n in (0, 1, 4)]
-    assert Task.objects.all().forget_rates() == 1
+    assert forget_rates("default") == 1
     keyed.trickle.enqueue(1)
     assert RateLimit.objects.filter(key="%rate tenant:1").exists()
 

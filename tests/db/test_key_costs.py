@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from django_pglock.backend import _call_of
 from django_pglock.models import Task
-from django_pglock.store import statements
 from django_pglock.store import wake as wakeup
-from django_pglock.store.admit import ADMITTED
+from django_pglock.store.admit import ADMITTED, _admit_by, admit, admit_own
+from django_pglock.store.enqueue import _insert_at_key, _insert_one
+from django_pglock.store.statements import ADMIT
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -87,7 +88,7 @@ def test_admission_to_many_keys_is_one_message(messages, claim):
         keyed.step.enqueue(number % 10)
     Task.objects.filter(status="READY").update(status="BLOCKED")
     keys = {f"order:{number}" for number in range(10)}
-    assert len(messages(lambda: Task.objects.all().admit(keys))) == 1
+    assert len(messages(lambda: admit("default", keys))) == 1
     assert statuses() == ["READY"] * 10 + ["BLOCKED"] * 10
 
 
@@ -146,7 +147,7 @@ def after(world, *acts):
 
 
 def admit_by_the_general_statement():
-    Task.objects.all()._admit_by(statements.ADMIT, [KEY])
+    _admit_by("default", ADMIT, [KEY])
 
 
 many_worlds = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -156,7 +157,7 @@ many_worlds = settings(max_examples=150, deadline=None, suppress_health_check=li
 @given(ROWS)
 def test_the_small_statement_does_what_the_general_one_does(world):
     general = after(world, admit_by_the_general_statement)
-    assert after(world, lambda: Task.objects.all().admit([KEY])) == general
+    assert after(world, lambda: admit("default", [KEY])) == general
 
 
 @many_worlds
@@ -167,16 +168,16 @@ def test_a_call_that_is_admitted_as_it_is_written_is_where_the_general_statement
     row = ("BLOCKED", concurrency, 0, False, False)
     general = after(world, admit_by_the_general_statement, lambda: make([row]), admit_by_the_general_statement)
 
-    rows, is_alone = Task.objects.all(), concurrency in (None, 1)
+    is_alone = concurrency in (None, 1)
 
     def enqueue():
-        enqueued, other = rows._insert_at_key(task, call, "{}")
+        enqueued, other = _insert_at_key("default", task, call, "{}")
         if enqueued.status == "BLOCKED" and not (is_alone and other in ADMITTED):
-            rows.admit([KEY])
+            admit("default", [KEY])
 
     def enqueue_in_a_transaction():
-        [enqueued] = rows._insert_one(task, call, "{}")
-        rows.admit_own(enqueued.id, KEY, is_alone=is_alone)
+        [enqueued] = _insert_one("default", task, call, "{}")
+        admit_own("default", enqueued.id, KEY, is_alone=is_alone)
 
     call = _call_of(task, [1], {})
     assert after(world, admit_by_the_general_statement, enqueue) == general

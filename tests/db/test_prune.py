@@ -15,6 +15,10 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
+from django_pglock.store.prune import prune_window
+from django_pglock.store.release import release
+from django_pglock.store.rescue import rescue
+from django_pglock.store.settle import settle
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from django_pglock.worker.upkeep.upkeep import upkeep
 from tests.sample import keyed_tasks as keyed
@@ -149,17 +153,17 @@ def test_every_end_sets_the_date_of_a_task_with_keep_result(claim, ending):
     rows = Task.objects.all()
     _other, *mine = claim(2) if ending != "cancel" else [None]
     if ending == "predecessor":
-        rows.settle([(_other, Failed(FAILURE))], _other.worker)
-        rows.release([_other.id])
+        settle("default", [(_other, Failed(FAILURE))], _other.worker)
+        release("default", [_other.id])
     elif ending == "cancel":
         rows.cancel()
     elif ending == "rescue":
         with override_settings(DJANGO_PGLOCK={"MAX_RESCUES": 0}):
-            rows.rescue()
+            rescue("default")
     else:
         outcome = {"success": Succeeded('"x"'), "failure": Failed(FAILURE), "cancelled": Cancelled(FAILURE)}[ending]
-        rows.settle([(claimed, outcome) for claimed in (_other, *mine)], mine[0].worker)
-        rows.settle([(_other, outcome)], _other.worker)
+        settle("default", [(claimed, outcome) for claimed in (_other, *mine)], mine[0].worker)
+        settle("default", [(_other, outcome)], _other.worker)
     without, kept = Task.objects.order_by("pk")
     assert kept.status in FINISHED
     assert abs(kept.expires_at - kept.finished_at - timedelta(seconds=60)) < timedelta(seconds=1)
@@ -178,10 +182,10 @@ def test_what_runs_again_has_no_date(claim):
     tasks.nothing.using(keep_result=60).enqueue()
     [first] = claim()
     rows = Task.objects.all()
-    rows.settle([(first, Retried(FAILURE, 0))], first.worker)
+    settle("default", [(first, Retried(FAILURE, 0))], first.worker)
     assert Task.objects.get().expires_at is None
     [second] = claim()
-    rows.settle([(second, Failed(FAILURE))], second.worker)
+    settle("default", [(second, Failed(FAILURE))], second.worker)
     assert Task.objects.get().expires_at is not None
     rows.retry()
     assert Task.objects.get().expires_at is None
@@ -207,7 +211,7 @@ def test_a_status_that_was_not_asked_for_stays_when_it_is_expired():
 def test_a_unique_key_stays_taken_for_its_period(claim):
     first = keyed.remind.using(keep_result=1).enqueue(1)
     [mine] = claim()
-    Task.objects.all().settle([(mine, Succeeded())], mine.worker)
+    settle("default", [(mine, Succeeded())], mine.worker)
     row = Task.objects.get()
     assert row.expires_at == row.unique_until, "else the index of dates would fill with what must not go"
     Task.objects.update(enqueued_at=ago(EVER), finished_at=ago(EVER), expires_at=ago(1))
@@ -224,7 +228,7 @@ def test_what_others_wait_for_stays_until_they_know():
     awaited, waiting = make(), make("BLOCKED", waits_for=1)
     Waiter.objects.create(awaited=awaited.pk, task=waiting)
     assert Task.objects.prune() == 0
-    Task.objects.all().release([awaited.pk])
+    release("default", [awaited.pk])
     assert Task.objects.prune() == 1
     assert left() == {waiting.pk}
     assert Task.objects.get().status == "READY", "not cancelled"
@@ -276,17 +280,16 @@ def test_the_walk_ends_where_all_are_young():
 def test_a_little_now_and_then_walks_the_table_too():
     made = [make() for _ in range(5)]
     ages = {"SUCCESSFUL": 7.0}
-    rows = Task.objects.all()
-    assert rows.prune_window(0, ages, batch=2) == (2, made[1].pk)
-    assert rows.prune_window(made[1].pk, ages, batch=2) == (2, made[3].pk)
-    assert rows.prune_window(made[3].pk, ages, batch=2) == (1, made[4].pk)
-    assert rows.prune_window(made[4].pk, ages, batch=2) == (0, 0)
+    assert prune_window("default", 0, ages, batch=2) == (2, made[1].pk)
+    assert prune_window("default", made[1].pk, ages, batch=2) == (2, made[3].pk)
+    assert prune_window("default", made[3].pk, ages, batch=2) == (1, made[4].pk)
+    assert prune_window("default", made[4].pk, ages, batch=2) == (0, 0)
 
 
 def test_expired_ones_are_pruned_batch_after_batch():
     for _ in range(5):
         make(days=0, keep_result=0, expires_at=ago(0.1))
-    assert Task.objects.all().prune_window(0, {}, batch=2) == (2, 0)
+    assert prune_window("default", 0, {}, batch=2) == (2, 0)
     assert Task.objects.prune(batch=2) == 3
 
 

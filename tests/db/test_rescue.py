@@ -16,9 +16,13 @@ from django_pglock.keys import reserved
 from django_pglock.models import Attempt, RateLimit, Task, Worker
 from django_pglock.postgres.connections import has_hung_up
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.liveness import SETTLED
-from django_pglock.store.managers import COMPARED_AT_ONCE
+from django_pglock.store.give_back import give_back
+from django_pglock.store.liveness import SETTLED, beat, forget_dead
 from django_pglock.store.outcome import Failed, Failure, Succeeded
+from django_pglock.store.promote import next_due_in, promote
+from django_pglock.store.ready import ready_queues
+from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
+from django_pglock.store.settle import settle
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.upkeep.upkeep import TURN
 from tests.sample import tasks
@@ -31,9 +35,8 @@ NUMBER = 4711
 
 
 def register(worker, *, silent_for=0.0, lock_key=NUMBER):
-    rows = Worker.objects.all()
-    rows.beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=lock_key)
-    rows.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
+    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=lock_key)
+    Worker.objects.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
 
 
 def register_witness(*, beating_for=3600.0, silent_for=0.0):
@@ -78,7 +81,7 @@ def test_both_signs_of_life_count(claim, session, settings, silent_for, has_sess
         hold_lock(session)
     tasks.nothing.enqueue()
     claim(worker=worker)
-    rescued = Task.objects.all().rescue()
+    rescued = rescue("default")
     assert bool(rescued) == is_rescued
     assert Task.objects.get().status == ("READY" if is_rescued else "RUNNING")
 
@@ -92,7 +95,7 @@ def test_of_a_worker_that_holds_no_lock_the_heartbeat_decides(claim, settings, s
     register_witness()
     tasks.nothing.enqueue()
     claim(worker=worker)
-    assert bool(Task.objects.all().rescue()) == is_rescued
+    assert bool(rescue("default")) == is_rescued
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,7 @@ def test_silence_tells_of_death_while_somebody_else_is_heard(claim, settings, be
     register_witness(beating_for=beating_for, silent_for=silent_for)
     tasks.nothing.enqueue()
     claim(worker=silent)
-    assert bool(Task.objects.all().rescue()) == is_rescued
+    assert bool(rescue("default")) == is_rescued
 
 
 def test_beats_are_continuous_until_one_is_late_or_comes_in_a_new_session(settings):
@@ -120,7 +123,7 @@ def test_beats_are_continuous_until_one_is_late_or_comes_in_a_new_session(settin
     worker, rows = uuid4(), Worker.objects.all()
 
     def since(**options):
-        rows.beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, **options)
+        beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, **options)
         return Worker.objects.get().beating_since
 
     first = since()
@@ -147,7 +150,7 @@ def test_a_worker_without_a_row_is_dead(claim):
     """Whatever removed the row, the task must not wait for ever (a peer's recovery joined with that row)."""
     tasks.nothing.enqueue()
     [mine] = claim()
-    [rescued] = Task.objects.all().rescue()
+    [rescued] = rescue("default")
     assert (rescued.id, rescued.attempt, rescued.worker, rescued.status) == (mine.id, 1, mine.worker, "READY")
     attempt = Attempt.objects.get()
     assert (attempt.outcome, attempt.number, attempt.worker) == ("LOST", 1, mine.worker)
@@ -156,7 +159,7 @@ def test_a_worker_without_a_row_is_dead(claim):
 def test_a_rescue_spends_no_retry_and_keeps_the_token(claim):
     tasks.nothing.enqueue()
     claim()
-    Task.objects.all().rescue()
+    rescue("default")
     row = Task.objects.get()
     assert (row.retries, row.rescues, row.attempts, row.worker) == (0, 1, 1, None)
 
@@ -164,11 +167,10 @@ def test_a_rescue_spends_no_retry_and_keeps_the_token(claim):
 def test_the_zombie_is_fenced_off_and_the_successor_is_not(claim):
     tasks.nothing.enqueue()
     [zombie] = claim()
-    Task.objects.all().rescue()
+    rescue("default")
     [successor] = claim()
-    rows = Task.objects.all()
-    assert rows.settle([(zombie, Succeeded('"zombie"'))], zombie.worker) == {}
-    assert successor.id in rows.settle([(successor, Succeeded('"successor"'))], successor.worker)
+    assert settle("default", [(zombie, Succeeded('"zombie"'))], zombie.worker) == {}
+    assert successor.id in settle("default", [(successor, Succeeded('"successor"'))], successor.worker)
     assert Task.objects.get().result == "successor"
 
 
@@ -178,7 +180,7 @@ def test_a_poison_pill_ends_failed(claim):
     result = tasks.nothing.enqueue()
     for _ in range(3):
         claim()
-        Task.objects.all().rescue()
+        rescue("default")
     row = Task.objects.get()
     assert (row.status, row.rescues, Attempt.objects.count()) == ("FAILED", 3, 3)
     result.refresh()
@@ -191,11 +193,11 @@ def test_rescue_takes_page_after_page(claim):
     for _ in range(5):
         tasks.nothing.enqueue()
     claim(5)
-    assert [len(Task.objects.all().rescue(limit=2)) for _ in range(4)] == [2, 2, 1, 0]
+    assert [len(rescue("default", limit=2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_a_round_of_upkeep_rescues_all_of_a_worker_that_had_many(claim):
-    count = 2 * COMPARED_AT_ONCE + 1
+    count = 2 * RESCUED_AT_ONCE + 1
     enqueue_many(tasks.nothing, [{}] * count)
     claim(count)
     upkeep = WorkerUnderTest().upkeep
@@ -211,9 +213,8 @@ def test_what_a_worker_owns_without_knowing_is_given_back(claim):
     for _ in range(3):
         tasks.nothing.enqueue()
     known, *unknown = claim(3, worker=worker)
-    rows = Task.objects.all()
-    assert rows.release_unknown(worker, [known.id], older_than=60) == 0, "it may be in our hands in a moment"
-    assert rows.release_unknown(worker, [known.id], older_than=0) == 2
+    assert give_back("default", worker, [known.id], older_than=60) == 0, "it may be in our hands in a moment"
+    assert give_back("default", worker, [known.id], older_than=0) == 2
     assert set(Task.objects.filter(status="READY").values_list("pk", flat=True)) == {each.id for each in unknown}
 
 
@@ -224,10 +225,10 @@ def test_only_silent_workers_that_own_nothing_are_forgotten(claim):
     register(idle, silent_for=60)
     tasks.nothing.enqueue()
     claim(worker=owner)
-    Worker.objects.all().forget()
+    forget_dead("default")
     assert Worker.objects.count() == 3, "the server may have been out of reach for all of them"
     Worker.objects.filter(pk=living).update(beating_since=Now() - timedelta(seconds=60))
-    Worker.objects.all().forget()
+    forget_dead("default")
     assert set(Worker.objects.values_list("pk", flat=True)) == {living, owner}
 
 
@@ -246,7 +247,7 @@ def test_stuck_and_reset_mean_the_same_tasks(claim, slow_beats):
 def test_people_retry_what_failed_with_all_its_retries(claim):
     tasks.nothing.enqueue()
     [mine] = claim()
-    Task.objects.all().settle([(mine, Failed(Failure("builtins.ValueError", "")))], mine.worker)
+    settle("default", [(mine, Failed(Failure("builtins.ValueError", "")))], mine.worker)
     assert Task.objects.all().retry() == 1
     assert Task.objects.all().retry() == 0
     row = Task.objects.get()
@@ -255,11 +256,11 @@ def test_people_retry_what_failed_with_all_its_retries(claim):
 
 def test_what_is_due_is_promoted_and_the_next_date_is_told():
     tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
-    assert Task.objects.all().promote() == 0
-    assert 3590 < Task.objects.all().next_due_in() <= 3600
+    assert promote("default") == 0
+    assert 3590 < next_due_in("default") <= 3600
     Task.objects.update(run_after=Now())
-    assert Task.objects.all().promote() == 1
-    assert Task.objects.all().next_due_in() is None
+    assert promote("default") == 1
+    assert next_due_in("default") is None
 
 
 @pytest.mark.parametrize("model", [Task, RateLimit])
@@ -284,7 +285,7 @@ def test_what_is_due_and_locked_is_left_alone_for_longer_each_time(session, mode
 def test_ready_queues_are_found_without_reading_every_row():
     for queue in ("b", "a", "b", "c"):
         tasks.nothing.using(queue_name=queue).enqueue()
-    assert Task.objects.all().ready_queues() == ["a", "b", "c"]
+    assert ready_queues("default") == ["a", "b", "c"]
 
 
 def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_others_from_theirs(

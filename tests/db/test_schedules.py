@@ -14,10 +14,11 @@ from django.utils import timezone
 
 from django_pglock import task
 from django_pglock.models import Schedule, Task
-from django_pglock.store.managers import TaskQuerySet
+from django_pglock.store.schedule import enqueue_due, known, register
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_enqueued
 from django_pglock.tasks.options import Unique
+from django_pglock.worker.upkeep import upkeep
 from tests.sample import scheduled, tasks
 from tests.sample.models import Effect
 
@@ -36,7 +37,7 @@ def decorate(function, **options):
 def schedule(function=scheduled.nightly, *, due=None, **options):
     """Decorate and register a function; with ``due``, its tick came so long ago. Returns its row."""
     decorated = decorate(function, **{"every": HOUR, **options})
-    Schedule.objects.register()
+    register("default")
     row = Schedule.objects.get(pk=decorated.module_path)
     if due is not None:
         Schedule.objects.filter(pk=row.pk).update(next_at=Now() - due)
@@ -63,10 +64,10 @@ def test_a_new_schedule_counts_from_its_registration():
 def test_to_register_again_changes_nothing_until_the_code_or_the_settings_do(settings):
     before = schedule(due=HOUR, every=None, cron="*/7 * * * *")
     Schedule.objects.update(is_enabled=False)
-    assert Schedule.objects.register() == []
+    assert register("default") == []
     assert Schedule.objects.get().next_at == before.next_at
     settings.TIME_ZONE = "Asia/Kolkata"
-    assert Schedule.objects.register() == [NIGHTLY]
+    assert register("default") == [NIGHTLY]
     row = Schedule.objects.get()
     assert (row.timezone, row.is_enabled) == ("Asia/Kolkata", False)
     assert row.next_at > timezone.now()
@@ -79,8 +80,8 @@ def test_schedules_of_other_backends_and_databases_are_nobodys_business_here(set
     settings.TASKS = {"default": dummy, "ours": ours, "far": {**ours, "OPTIONS": {"database": "elsewhere"}}}
     decorate(scheduled.nightly, every=HOUR)
     decorate(scheduled.hourly, every=HOUR, backend="far")
-    assert Schedule.objects.all().known() == {}
-    assert Schedule.objects.register() == []
+    assert known("default") == {}
+    assert register("default") == []
     assert schedule(backend="ours").pk == NIGHTLY
 
 
@@ -89,14 +90,14 @@ def test_schedules_of_other_backends_and_databases_are_nobodys_business_here(set
 
 def test_a_tick_is_enqueued_and_the_next_one_counts_from_it():
     row = schedule(due=timedelta(seconds=1))
-    enqueued = Schedule.objects.enqueue_due()
+    enqueued = enqueue_due("default")
     [made] = Task.objects.all()
     assert enqueued.tasks == [made.pk]
     assert 3590 < enqueued.next_in <= 3600
     assert (made.task_path, made.status, made.meta) == (NIGHTLY, "READY", {"schedule": row.next_at.isoformat()})
     after = Schedule.objects.get()
     assert (after.next_at, after.last_at, after.last_task) == (row.next_at + HOUR, row.next_at, made.pk)
-    assert Schedule.objects.enqueue_due().tasks == []
+    assert enqueue_due("default").tasks == []
 
 
 @pytest.mark.parametrize("options", [{"every": HOUR}, {"every": None, "cron": "0 * * * *"}], ids=["every", "cron"])
@@ -105,7 +106,7 @@ def test_what_was_missed_is_made_up_for_by_one_run(options):
     Schedule.objects.update(next_at=F("next_at") - 24 * HOUR)
     missed = Schedule.objects.get().next_at
     for _ in range(3):
-        Schedule.objects.enqueue_due()
+        enqueue_due("default")
     assert ticks() == [(NIGHTLY, missed.isoformat())]
     row = Schedule.objects.get()
     assert timedelta(0) < row.next_at - timezone.now() <= HOUR
@@ -116,16 +117,16 @@ def test_what_is_disabled_is_skipped_and_goes_on_with_the_next_tick():
     row = schedule(due=5.5 * HOUR)
     assert Schedule.objects.disable() == 1
     assert Schedule.objects.disable() == 0
-    assert Schedule.objects.enqueue_due() == ([], None)
+    assert enqueue_due("default") == ([], None)
     assert Schedule.objects.all().enable() == 1
     assert Schedule.objects.all().enable() == 0
     assert Schedule.objects.get().next_at == row.next_at + 6 * HOUR
-    assert Schedule.objects.enqueue_due().tasks == []
+    assert enqueue_due("default").tasks == []
 
 
 def test_options_of_the_function_hold(claim):
     schedule(due=HOUR, queue_name="night", priority=7, lock="night", max_attempts=4, meta={"who": "me"})
-    Schedule.objects.enqueue_due()
+    enqueue_due("default")
     row = Task.objects.get()
     assert (row.queue, row.priority, row.lock_key, row.max_retries, row.meta["who"]) == ("night", 7, "night", 3, "me")
     assert row.status == "READY", "it was admitted"
@@ -135,7 +136,7 @@ def test_a_duplicate_is_skipped_and_told(caplog):
     caplog.set_level(logging.INFO, logger="django_pglock.tasks")
     row = schedule(due=HOUR, unique=Unique(on_conflict="raise"))
     first = registry.find(NIGHTLY).enqueue()
-    assert Schedule.objects.enqueue_due().tasks == []
+    assert enqueue_due("default").tasks == []
     assert f"{NIGHTLY} is not enqueued by its schedule: Task {first.id}" in caplog.text
     after = Schedule.objects.get()
     assert after.next_at > row.next_at
@@ -145,21 +146,21 @@ def test_a_duplicate_is_skipped_and_told(caplog):
 def test_with_skip_the_one_that_is_there_stands_for_the_tick():
     schedule(due=HOUR, unique=True)
     first = registry.find(NIGHTLY).enqueue()
-    assert Schedule.objects.enqueue_due().tasks == [int(first.id)]
+    assert enqueue_due("default").tasks == [int(first.id)]
     assert Task.objects.count() == 1
 
 
 def test_a_tick_is_skipped_while_the_run_before_is_unfinished(claim):
     """A run that takes longer than its interval: no second one begins beside it, and none waits behind it."""
     schedule(due=3 * HOUR, unique=Unique(while_="unfinished"))
-    [first] = Schedule.objects.enqueue_due().tasks
+    [first] = enqueue_due("default").tasks
     claim()
     Schedule.objects.update(next_at=Now())
-    assert Schedule.objects.enqueue_due().tasks == [first]
+    assert enqueue_due("default").tasks == [first]
     assert list(Task.objects.values_list("pk", "status")) == [(first, "RUNNING")]
     Task.objects.update(status="SUCCESSFUL", finished_at=Now())
     Schedule.objects.update(next_at=Now())
-    assert Schedule.objects.enqueue_due().tasks != [first]
+    assert enqueue_due("default").tasks != [first]
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def test_a_tick_that_cannot_be_enqueued_is_skipped_and_stops_no_other(receiver, 
     row = schedule(due=2 * HOUR)
     schedule(scheduled.hourly, due=HOUR)
     receiver(NIGHTLY, RuntimeError("a receiver with a bug"))
-    assert len(Schedule.objects.enqueue_due().tasks) == 1
+    assert len(enqueue_due("default").tasks) == 1
     assert [path for path, _ in ticks()] == [HOURLY]
     assert "cannot be enqueued" in caplog.text
     assert "a receiver with a bug" in caplog.text
@@ -198,20 +199,20 @@ def test_a_tick_that_the_database_refuses_is_tried_again_and_not_in_a_hurry(rece
     row = schedule(due=2 * HOUR)
     schedule(scheduled.hourly, due=HOUR)
     fail = receiver(NIGHTLY, OperationalError("the disk is full"))
-    looked = Schedule.objects.enqueue_due()
+    looked = enqueue_due("default")
     assert [path for path, _ in ticks()] == [HOURLY]
     assert "will be tried again: the disk is full" in caplog.text
     assert looked.next_in > 0
     assert Schedule.objects.get(pk=NIGHTLY).next_at == row.next_at
     task_enqueued.disconnect(fail)
-    assert len(Schedule.objects.enqueue_due().tasks) == 1
+    assert len(enqueue_due("default").tasks) == 1
 
 
 def test_a_schedule_that_cannot_be_read_stops_no_other(caplog):
     schedule(due=HOUR)
     schedule(scheduled.hourly, due=HOUR)
     Schedule.objects.filter(pk=NIGHTLY).update(expression="when it rains")
-    assert len(Schedule.objects.enqueue_due().tasks) == 1
+    assert len(enqueue_due("default").tasks) == 1
     assert "'when it rains' in '', is left alone" in caplog.text
 
 
@@ -220,12 +221,12 @@ def test_a_tick_and_its_task_are_one_and_somebody_elses_tick_is_not_waited_for(i
     schedule(due=HOUR)
     with transaction.atomic():
         Schedule.objects.update(next_at=Now() + HOUR)
-        [looked] = in_threads(lambda number: Schedule.objects.enqueue_due(), 1)
+        [looked] = in_threads(lambda number: enqueue_due("default"), 1)
         assert looked.tasks == []
         assert looked.next_in > 0
         assert caplog.text == "", "it did not run into its lock_timeout"
         transaction.set_rollback(True)
-    assert len(Schedule.objects.enqueue_due().tasks) == 1
+    assert len(enqueue_due("default").tasks) == 1
 
 
 def test_a_unique_task_in_an_open_transaction_holds_nobody_up_for_long(in_threads, caplog):
@@ -233,12 +234,12 @@ def test_a_unique_task_in_an_open_transaction_holds_nobody_up_for_long(in_thread
     with transaction.atomic():
         registry.find(NIGHTLY).enqueue()
         began = time.monotonic()
-        [looked] = in_threads(lambda number: Schedule.objects.enqueue_due(), 1)
+        [looked] = in_threads(lambda number: enqueue_due("default"), 1)
         assert time.monotonic() - began < 10
         transaction.set_rollback(True)
     assert looked.tasks == []
     assert "lock timeout" in caplog.text
-    assert len(Schedule.objects.enqueue_due().tasks) == 1
+    assert len(enqueue_due("default").tasks) == 1
     with connection.cursor() as cursor:
         cursor.execute("SHOW lock_timeout")
         assert cursor.fetchone() == ("0",)
@@ -255,7 +256,7 @@ def test_a_worker_that_freezes_with_a_tick_loses_it():
     schedule(due=HOUR)
     task_enqueued.connect(look)
     try:
-        Schedule.objects.enqueue_due()
+        enqueue_due("default")
     finally:
         task_enqueued.disconnect(look)
     assert seen == ["10s"]
@@ -266,7 +267,7 @@ def test_dates_are_right_without_time_zones(settings):
     connection.close()
     try:
         row = schedule(due=HOUR)
-        assert len(Schedule.objects.enqueue_due().tasks) == 1
+        assert len(enqueue_due("default").tasks) == 1
         after = Schedule.objects.get()
         assert (after.last_at, after.next_at) == (row.next_at, row.next_at + 2 * HOUR)
     finally:
@@ -316,11 +317,11 @@ def test_a_worker_hears_of_functions_that_are_decorated_later(worker, eventually
 
 
 def test_a_schedule_that_fails_keeps_nobody_from_the_other_work_of_upkeep(worker, eventually, monkeypatch):
-    def refuse(self):
+    def refuse(using):
         raise RuntimeError("no schedules today")
 
     decorate(scheduled.nightly, every=0.1)
-    monkeypatch.setattr("django_pglock.store.schedule.ScheduleQuerySet.enqueue_due", refuse)
+    monkeypatch.setattr("django_pglock.store.schedule.enqueue_due", refuse)
     worker()
     later = tasks.record.using(run_after=timedelta(seconds=0.3)).enqueue("promoted")
     eventually(lambda: Effect.objects.filter(name="promoted").exists())
@@ -333,18 +334,18 @@ def test_a_schedule_that_fails_keeps_nobody_from_the_other_work_of_upkeep(worker
 def test_a_step_of_upkeep_that_fails_keeps_nobody_from_the_others(claim, worker, eventually, monkeypatch, caplog, step):
     """As one that runs into its time limit in each round: the transaction of the round would end with it."""
 
-    def fail(rows, *args, **kwargs):
-        with connections[rows.db].cursor() as cursor:
+    def fail(using, *args, **kwargs):
+        with connections[using].cursor() as cursor:
             cursor.execute("SELECT 1 / 0")
 
-    fail.__qualname__ = getattr(TaskQuerySet, step).__qualname__
+    fail.__qualname__ = step
     decorate(scheduled.nightly, every=0.1)
     tasks.record.enqueue("rescued")
     claim()
     tasks.record.using(run_after=timedelta(seconds=0.3)).enqueue("promoted")
     expected = {"nightly", "promoted", "rescued"} - {{"promote": "promoted", "rescue": "rescued"}.get(step)}
     with monkeypatch.context() as patch:
-        patch.setattr(TaskQuerySet, step, fail)
+        patch.setattr(upkeep, step, fail)
         running = worker()
         eventually(lambda: expected <= set(Effect.objects.values_list("name", flat=True)))
         eventually(lambda: "failed. It is tried again" in caplog.text)
@@ -360,13 +361,13 @@ def test_a_session_that_ends_in_a_step_of_upkeep_is_replaced_by_one_with_our_lim
 ):
     """Django would open the next one by itself, at whatever comes next."""
 
-    def end_session(rows, *args, **kwargs):
+    def end_session(using, *args, **kwargs):
         patch.undo()
-        with connections[rows.db].cursor() as cursor:
+        with connections[using].cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
     with monkeypatch.context() as patch:
-        patch.setattr(TaskQuerySet, step, end_session)
+        patch.setattr(upkeep, step, end_session)
         running = worker()
         eventually(lambda: running.upkeep.reconnects == 1)
         eventually(lambda: "The upkeep works again" in caplog.text)

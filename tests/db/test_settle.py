@@ -12,7 +12,9 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.errors import ClaimLost
 from django_pglock.models import Attempt, Task
+from django_pglock.store.claim import claim_statement
 from django_pglock.store.outcome import Abandoned, Failed, Failure, Interrupted, Released, Retried, Succeeded
+from django_pglock.store.settle import settle, settle_and_commit
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.sample import tasks
@@ -23,8 +25,8 @@ pytestmark = pytest.mark.django_db
 FAILURE = Failure("builtins.ValueError", "Traceback …")
 
 
-def settle(claim, outcome):
-    return Task.objects.all().settle([(claim, outcome)], claim.worker)
+def settle_one(claim, outcome):
+    return settle("default", [(claim, outcome)], claim.worker)
 
 
 def test_order_is_priority_then_first_come_first_served(claim):
@@ -36,8 +38,7 @@ def test_only_known_functions_are_claimed():
     """A rolling deploy must not burn an attempt on a task from the future."""
     tasks.nothing.enqueue()
     Task.objects.create(queue="default", backend="default", task_path="shop.tasks.not_deployed_yet")
-    rows = Task.objects.all()
-    statement = rows.claim_statement(worker=uuid4(), paths=["tests.sample.tasks.nothing"])
+    statement = claim_statement("default", worker=uuid4(), paths=["tests.sample.tasks.nothing"])
     assert len(statement.execute(10, "default")) == 1
     assert Task.objects.get(task_path="shop.tasks.not_deployed_yet").attempts == 0
 
@@ -57,7 +58,7 @@ def test_only_known_functions_are_claimed():
 def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, status, record):
     tasks.nothing.enqueue()
     [mine] = claim()
-    assert mine.id in settle(mine, outcome)
+    assert mine.id in settle_one(mine, outcome)
     row = Task.objects.get()
     assert row.status == status
     assert (row.finished_at is not None) == (status in ("SUCCESSFUL", "FAILED"))
@@ -74,7 +75,7 @@ def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, 
 
 def test_a_claim_given_back_unused_has_never_started(claim):
     tasks.nothing.enqueue()
-    settle(claim()[0], Released())
+    settle_one(claim()[0], Released())
     row = Task.objects.get()
     assert (row.started_at, row.attempts) == (None, 1), "the token only grows"
 
@@ -86,14 +87,14 @@ def test_a_zombie_changes_nothing(claim, outcome):
     """The fence: whoever comes back after a rescue finds another attempt in the row."""
     tasks.nothing.enqueue()
     [zombie] = claim()
-    settle(zombie, Interrupted(FAILURE, 0))
+    settle_one(zombie, Interrupted(FAILURE, 0))
     [new] = claim()
     before = Task.objects.values().get()
     attempts = Attempt.objects.count()
-    assert settle(zombie, outcome) == {}
+    assert settle_one(zombie, outcome) == {}
     assert Task.objects.values().get() == before
     assert Attempt.objects.count() == attempts
-    assert new.id in settle(new, Succeeded())
+    assert new.id in settle_one(new, Succeeded())
 
 
 @pytest.mark.parametrize("outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Released()])
@@ -101,9 +102,9 @@ def test_a_cancelled_task_stays_cancelled(claim, outcome):
     """Given back first and then cancelled: whoever had it is told by the fence. What still runs: test_cancel.py."""
     tasks.nothing.enqueue()
     [mine] = claim()
-    settle(mine, Released())
+    settle_one(mine, Released())
     assert Task.objects.all().cancel() == 1
-    assert settle(mine, outcome) == {}
+    assert settle_one(mine, outcome) == {}
     assert Task.objects.get().status == "CANCELLED"
 
 
@@ -112,7 +113,7 @@ def test_a_deleted_task_does_not_disturb_its_batch(claim):
         tasks.nothing.enqueue()
     first, second, third = claim(3)
     Task.objects.filter(pk=second.id).delete()
-    accepted = Task.objects.all().settle([(each, Succeeded()) for each in (first, second, third)], first.worker)
+    accepted = settle("default", [(each, Succeeded()) for each in (first, second, third)], first.worker)
     assert set(accepted) == {first.id, third.id}
 
 
@@ -122,7 +123,7 @@ def test_a_batch_is_one_statement_per_kind(claim):
     claims = claim(6)
     outcomes = [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Succeeded(), Released(), Interrupted(FAILURE, 0)]
     with CaptureQueriesContext(connection) as queries:
-        accepted = Task.objects.all().settle(list(zip(claims, outcomes, strict=True)), claims[0].worker)
+        accepted = settle("default", list(zip(claims, outcomes, strict=True)), claims[0].worker)
     assert len(queries) == 2
     assert len(accepted) == 6
 
@@ -168,7 +169,7 @@ class TestInTheTasksOwnTransaction:
         tasks.nothing.enqueue()
         [mine] = claim()
         with transaction.atomic(durable=True), CaptureQueriesContext(connection) as queries:
-            Task.objects.all().settle_and_commit([(mine, Succeeded('{"a": 1}'))])
+            settle_and_commit("default", [(mine, Succeeded('{"a": 1}'))])
             told = [query["sql"] for query in queries if query["sql"] not in ("BEGIN", "COMMIT")]
         assert len(told) == 1
         assert told[0].endswith(";COMMIT")
@@ -177,10 +178,10 @@ class TestInTheTasksOwnTransaction:
     def test_a_lost_claim_takes_the_effects_with_it(self, claim):
         tasks.nothing.enqueue()
         [zombie] = claim()
-        settle(zombie, Interrupted(FAILURE, 0))
+        settle_one(zombie, Interrupted(FAILURE, 0))
         with pytest.raises(ClaimLost), transaction.atomic(durable=True):
             Effect.objects.create(name="zombie")
-            Task.objects.all().settle_and_commit([(zombie, Succeeded())])
+            settle_and_commit("default", [(zombie, Succeeded())])
         assert not Effect.objects.exists()
         assert Task.objects.get().status == "READY"
 
@@ -188,9 +189,9 @@ class TestInTheTasksOwnTransaction:
         for _ in range(2):
             tasks.nothing.enqueue()
         first, second = claim(2)
-        settle(second, Released())
+        settle_one(second, Released())
         with pytest.raises(ClaimLost), transaction.atomic(durable=True):
-            Task.objects.all().settle_and_commit([(first, Succeeded()), (second, Succeeded())])
+            settle_and_commit("default", [(first, Succeeded()), (second, Succeeded())])
         assert set(Task.objects.values_list("status", flat=True)) == {"RUNNING", "READY"}
 
     def test_what_is_to_happen_on_commit_happens(self, claim):
@@ -199,7 +200,7 @@ class TestInTheTasksOwnTransaction:
         heard = []
         with transaction.atomic(durable=True):
             transaction.on_commit(lambda: heard.append(1))
-            Task.objects.all().settle_and_commit([(mine, Succeeded())])
+            settle_and_commit("default", [(mine, Succeeded())])
         assert heard == [1]
         assert connection.get_autocommit()
 
@@ -209,7 +210,7 @@ class TestInTheTasksOwnTransaction:
         with pytest.raises(transaction.TransactionManagementError), transaction.atomic(durable=True):
             Effect.objects.create(name="x")
             transaction.set_rollback(True)
-            Task.objects.all().settle_and_commit([(mine, Succeeded())])
+            settle_and_commit("default", [(mine, Succeeded())])
         assert not Effect.objects.exists()
 
 
@@ -222,5 +223,5 @@ def test_dates_of_a_claim_are_those_of_the_row_to_the_microsecond(claim, attempt
     row = Task.objects.get()
     names = ("run_after", "enqueued_at", "started_at", "last_attempted_at")
     assert {name: mine.date(name) for name in names} == {name: getattr(row, name) for name in names}
-    accepted = settle(mine, Succeeded())
+    accepted = settle_one(mine, Succeeded())
     assert date_of(accepted[mine.id]) == Task.objects.get().finished_at

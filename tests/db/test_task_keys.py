@@ -15,7 +15,13 @@ from django_pglock import Group, Rate, Unique
 from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.admit import admit
+from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
+from django_pglock.store.promote import promote
+from django_pglock.store.rescue import rescue
+from django_pglock.store.settle import settle
+from django_pglock.store.sql import filled
 from django_pglock.store.statements import LOCK_KEYS
 from tests.sample import advisory_tasks
 from tests.sample import keyed_tasks as keyed
@@ -34,9 +40,9 @@ def rows():
     return Task.objects.all()
 
 
-def settle(claim, outcome):
-    accepted = rows().settle([(claim, outcome)], claim.worker)
-    rows().admit([claim.lock_key])
+def settle_one(claim, outcome):
+    accepted = settle("default", [(claim, outcome)], claim.worker)
+    admit("default", [claim.lock_key])
     return accepted
 
 
@@ -46,7 +52,7 @@ def hold_key(key):
     holder = dedicated_connection("default")
     try:
         with holder.cursor() as cursor:
-            cursor.execute(rows()._sql(LOCK_KEYS).replace("_xact", ""), [[key]])
+            cursor.execute(filled(LOCK_KEYS).replace("_xact", ""), [[key]])
         yield holder.connection
     finally:
         holder.close()
@@ -57,7 +63,7 @@ def test_one_of_a_key_is_let_through_and_the_next_when_it_has_finished(claim):
         keyed.step.enqueue(1, number)
     assert statuses() == ["READY", "BLOCKED", "BLOCKED"]
     [first] = claim(3)
-    assert settle(first, Succeeded())
+    assert settle_one(first, Succeeded())
     assert statuses() == ["SUCCESSFUL", "READY", "BLOCKED"]
 
 
@@ -90,7 +96,7 @@ def test_who_has_begun_keeps_the_key_until_it_has_finished(claim, outcome, after
     keyed.step.enqueue(1)
     keyed.step.enqueue(1)
     [mine] = claim()
-    settle(mine, outcome)
+    settle_one(mine, outcome)
     assert statuses() == after
 
 
@@ -98,7 +104,7 @@ def test_of_several_at_once_who_waits_for_a_retry_leaves_the_place_to_others(cla
     for _ in range(4):
         keyed.call.enqueue("bank")
     assert statuses() == ["READY"] * 3 + ["BLOCKED"]
-    settle(claim()[0], Retried(FAILURE, 60))
+    settle_one(claim()[0], Retried(FAILURE, 60))
     assert statuses() == ["SCHEDULED", "READY", "READY", "READY"]
 
 
@@ -109,13 +115,13 @@ def test_nobody_is_let_in_beside_one_that_has_less_room_for_company(claim):
         each.enqueue(1)
     assert statuses() == ["READY", "BLOCKED", "BLOCKED", "BLOCKED", "BLOCKED"]
     [first] = claim()
-    rows().admit([first.lock_key])
+    admit("default", [first.lock_key])
     assert statuses()[1:] == ["BLOCKED", "BLOCKED", "BLOCKED", "BLOCKED"]
-    settle(first, Succeeded())
+    settle_one(first, Succeeded())
     assert statuses()[1:] == ["READY", "READY", "BLOCKED", "BLOCKED"], "not the third that reads: it came later"
     for each in claim(2):
         assert statuses()[3] == "BLOCKED"
-        settle(each, Succeeded())
+        settle_one(each, Succeeded())
     assert statuses()[3:] == ["READY", "BLOCKED"]
 
 
@@ -125,9 +131,9 @@ def test_a_key_that_also_has_a_rate_is_still_one_at_a_time(claim):
         task.enqueue(1)
     assert statuses() == ["READY", "BLOCKED", "BLOCKED"]
     [first] = claim()
-    rows().admit([first.lock_key])
+    admit("default", [first.lock_key])
     assert statuses()[1:] == ["BLOCKED", "BLOCKED"]
-    settle(first, Retried(FAILURE, 60))
+    settle_one(first, Retried(FAILURE, 60))
     assert statuses() == ["SCHEDULED", "BLOCKED", "BLOCKED"], "it keeps its turn"
 
 
@@ -138,7 +144,7 @@ def test_a_row_that_somebody_has_locked_holds_up_its_key_and_nobody_else(in_thre
             keyed.step.enqueue(order)
 
         def admit_all(number):
-            return rows().admit(["order:1", "order:2"])
+            return admit("default", ["order:1", "order:2"])
 
         transaction.get_connection().run_on_commit.clear()  # as if we had died right after the commit
     with transaction.atomic():
@@ -158,17 +164,17 @@ def test_whatever_isolation_is_the_default_it_sees_what_was_let_through_while_it
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     with hold_key("order:1") as holder:
 
-        def admit(number):
+        def admit_one(number):
             if number == 0:
                 with connection.cursor() as cursor:
                     cursor.execute("SET default_transaction_isolation = 'repeatable read'")
-                return rows().admit(["order:1", "order:2"])
+                return admit("default", ["order:1", "order:2"])
             eventually(lambda: holder.execute(waiting).fetchone()[0], why="nobody waits")
-            count = rows().admit(["order:2"])
+            count = admit("default", ["order:2"])
             holder.execute("SELECT pg_advisory_unlock_all()")
             return count
 
-        assert in_threads(admit, 2) == [1, 1]
+        assert in_threads(admit_one, 2) == [1, 1]
     assert statuses() == ["READY", "READY", "BLOCKED"]
 
 
@@ -179,7 +185,7 @@ def test_a_scheduled_task_gets_its_place_when_it_is_due(claim):
     keyed.step.enqueue(1)
     assert statuses() == ["SCHEDULED", "READY"]
     Task.objects.filter(status="SCHEDULED").update(run_after=Now())
-    rows().promote()
+    promote("default")
     assert statuses() == ["BLOCKED", "READY"]
 
 
@@ -207,7 +213,7 @@ def test_a_rescue_keeps_the_order(claim):
     keyed.step.enqueue(1)
     dead = uuid4()
     claim(1, worker=dead)
-    assert [each.status for each in rows().rescue()] == ["BLOCKED"]
+    assert [each.status for each in rescue("default")] == ["BLOCKED"]
     assert statuses() == ["READY", "BLOCKED"]
 
 
@@ -216,10 +222,10 @@ def test_what_a_crash_between_commit_and_admission_left_is_let_through():
     for order in range(5):
         keyed.step.enqueue(order)
     Task.objects.update(status="BLOCKED")
-    first = rows().blocked_keys("", limit=3)
-    rest = rows().blocked_keys(first[-1], limit=3)
+    first = blocked_keys("default", "", limit=3)
+    rest = blocked_keys("default", first[-1], limit=3)
     assert (len(first), len(rest)) == (3, 2)
-    rows().admit([*first, *rest])
+    admit("default", [*first, *rest])
     assert set(statuses()) == {"READY"}
 
 

@@ -14,8 +14,10 @@ from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.models import RateLimit, Task, Waiter
 from django_pglock.store import enqueue as enqueueing
-from django_pglock.store import managers as queryset
+from django_pglock.store import move
 from django_pglock.store.outcome import Failed, Failure, Retried, Succeeded
+from django_pglock.store.release import release
+from django_pglock.store.settle import settle
 from django_pglock.tasks import definition
 from django_pglock.tasks.options import Unique
 from tests.sample import keyed_tasks as keyed
@@ -25,8 +27,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 FAILURE = Failure("builtins.ValueError", "Traceback …")
 
 
-def settle(claim, outcome):
-    return Task.objects.all().settle([(claim, outcome)], claim.worker)
+def settle_one(claim, outcome):
+    return settle("default", [(claim, outcome)], claim.worker)
 
 
 def test_while_one_waits_the_same_call_gets_that_one():
@@ -42,7 +44,7 @@ def test_once_it_is_claimed_another_may_wait(claim):
     [running] = claim()
     second = keyed.refresh.enqueue(1)
     assert second.id != first.id
-    settle(running, Retried(FAILURE, 0))
+    settle_one(running, Retried(FAILURE, 0))
     assert Task.objects.filter(status="READY").count() == 2, "its retry meets no conflict"
 
 
@@ -50,13 +52,13 @@ def test_while_one_is_unfinished(claim):
     first = keyed.rebuild.enqueue(1)
     [running] = claim()
     assert keyed.rebuild.enqueue(1).id == first.id
-    settle(running, Succeeded())
+    settle_one(running, Succeeded())
     assert keyed.rebuild.enqueue(1).id != first.id
 
 
 def test_for_a_period_whatever_became_of_it(claim):
     first = keyed.remind.enqueue(1)
-    settle(claim()[0], Succeeded())
+    settle_one(claim()[0], Succeeded())
     with pytest.raises(DuplicateTask, match=first.id) as refused:
         keyed.remind.enqueue(1)
     assert refused.value.result_id == first.id
@@ -69,7 +71,7 @@ def test_a_period_that_is_over_is_over_for_calls_without_one(claim, unique):
     """It was taken out of the code since."""
     period = Unique("{number}", period=60)
     first = keyed.remind.using(unique=period).enqueue(1)
-    settle(claim()[0], Failed(FAILURE))
+    settle_one(claim()[0], Failed(FAILURE))
     call = keyed.remind.using(unique=unique)
     assert call.enqueue(1).id == first.id
     Task.objects.update(unique_until=Now())
@@ -141,8 +143,8 @@ def test_what_is_replaced_waits_no_more_for_what_the_first_call_named(claim):
     keyed.save.enqueue(1, text="new")
     row = Task.objects.get(kwargs__text="new")
     assert (row.status, row.waits_for, Waiter.objects.count()) == ("READY", 0, 0)
-    settle(claim(1)[0], Failed(FAILURE))
-    Task.objects.all().release([int(awaited.id)])
+    settle_one(claim(1)[0], Failed(FAILURE))
+    release("default", [int(awaited.id)])
     assert Task.objects.get(pk=row.pk).status == "READY"
 
 
@@ -233,10 +235,10 @@ def test_twins_of_one_batch_are_as_if_they_came_one_by_one(on_conflict, text):
 @pytest.mark.parametrize("window", [1, 5000])
 def test_of_failed_ones_only_the_last_is_tried_again_and_none_beside_a_living_one(claim, monkeypatch, window):
     """A retry that meets the index must neither fail the batch nor make a second one."""
-    monkeypatch.setattr(queryset, "WINDOW", window)
+    monkeypatch.setattr(move, "WINDOW", window)
     for _ in range(2):
         keyed.rebuild.enqueue(1)
-        settle(claim()[0], Failed(FAILURE))
+        settle_one(claim()[0], Failed(FAILURE))
     assert Task.objects.all().retry() == 1
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["FAILED", "READY"]
     assert Task.objects.all().retry() == 0

@@ -21,7 +21,8 @@ from django_pglock.checks import check_task_database
 from django_pglock.errors import TaskArgumentsError, TaskError
 from django_pglock.models import Task, Waiter
 from django_pglock.store import result_listener
-from django_pglock.store.release import WaitQuerySet
+from django_pglock.store.release import release
+from django_pglock.store.wait import ended, note_waits
 from django_pglock.tasks.compat import task_backends
 from tests.proxy import Proxy
 from tests.sample import forking_tasks, tasks
@@ -124,7 +125,7 @@ def settle(*results):
     """Let these tasks succeed as a worker would."""
     ids = [int(result.id) for result in results]
     Task.objects.filter(pk__in=ids).update(status="SUCCESSFUL", finished_at=Now())
-    Task.objects.all().release(ids)
+    release("default", ids)
 
 
 def run(coroutine):
@@ -199,10 +200,10 @@ def test_threads_share_the_session_as_well(in_threads, nothing_is_left, eventual
 def test_what_a_thousand_wait_for_is_looked_up_by_one_statement():
     ids = [int(result.id) for result in results_of(1000)]
     with CaptureQueriesContext(connection) as queries:
-        assert Task.objects.all().ended([*ids, 10**15]) == [(10**15, False)]
-        noted = Task.objects.all().note_waits(ids, instead_of=[])
+        assert ended("default", [*ids, 10**15]) == [(10**15, False)]
+        noted = note_waits("default", ids, instead_of=[])
         assert sorted(noted) == sorted(ids)
-        assert Task.objects.all().note_waits([], instead_of=list(noted.values())) == {}
+        assert note_waits("default", [], instead_of=list(noted.values())) == {}
     assert len(queries) == 3
     assert not Waiter.objects.exists()
 
@@ -429,8 +430,7 @@ def test_where_no_notification_arrives_one_look_serves_all(in_threads, eventuall
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.3}
     monkeypatch.setattr(result_listener, "DONE_CHANNEL", "somewhere_else")
     results, looks = results_of(count), []
-    ended = WaitQuerySet.ended
-    monkeypatch.setattr(WaitQuerySet, "ended", lambda self, ids: looks.append(len(ids)) or ended(self, ids))
+    monkeypatch.setattr(result_listener, "ended", lambda using, ids: looks.append(len(ids)) or ended(using, ids))
 
     def work(number):
         if number < count:

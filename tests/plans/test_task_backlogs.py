@@ -13,13 +13,20 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task, Waiter
-from django_pglock.store import statements
-from django_pglock.store.claim_manager import ClaimStatement
-from django_pglock.store.managers import COMPARED_AT_ONCE
+from django_pglock.store.claim import ClaimStatement, claim_statement, claims_of
+from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.plans import _prepared, keep_plans
-from django_pglock.store.release import TOLD_AT_ONCE
+from django_pglock.store.promote import due
+from django_pglock.store.prune import expired, outdated, pruning_sql
+from django_pglock.store.ready import ready_queues
+from django_pglock.store.release import TOLD_AT_ONCE, release
+from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
+from django_pglock.store.retry import _retriable
+from django_pglock.store.sql import BY_INDEX, filled
+from django_pglock.store.statements import ADMIT, RELEASE
 from django_pglock.worker import Worker
 from tests.conftest import ROOT
+from tests.plans.conftest import STATEMENTS
 from tests.plans.test_task_plans import nodes, reads
 
 pytestmark = pytest.mark.django_db
@@ -61,7 +68,7 @@ def executed(sql, params=None, *, by_index=False):
     with connection.cursor() as cursor:
         cursor.execute("SAVEPOINT before")
         if by_index:
-            cursor.execute(f"SELECT {statements.BY_INDEX}")
+            cursor.execute(f"SELECT {BY_INDEX}")
         cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {sql}", params)
         answer = cursor.fetchone()[0]
         cursor.execute("ROLLBACK TO before")
@@ -85,9 +92,8 @@ def pages_read(plan):
 def plans(worker, ids):
     """Execute each hot statement once; return their plans by name."""
     rows = Task.objects.all()
-    plain = rows.claim_statement(worker=worker, paths=[PATH])
-    behind = rows.claim_statement(worker=worker, paths=[PATH], behind=True)
-    due, due_values = rows.due()._marking_sql(1000, {"status": "READY"}, '"queue"', keep_order=False)
+    plain = claim_statement("default", worker=worker, paths=[PATH])
+    behind = claim_statement("default", worker=worker, paths=[PATH], behind=True)
     texts = ["null"] * len(ids)
     group = ("backlog", "backlog", PATH)
     here = ("default", [PATH], None)
@@ -95,7 +101,7 @@ def plans(worker, ids):
     failed = ["FAILED"] * len(ids)
     first = Task.objects.earliest("pk").pk
     Task.objects.filter(pk=first).update(status="FAILED")
-    retried = rows.filter(pk=first)._without_duplicates().filter(status__in=["CANCELLED", "FAILED"]).order_by("pk")
+    retried = _retriable(rows.filter(pk=first)).order_by("pk")
     others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts)
     row = ("default", 0, PATH, "[]", "{}", "default", 0, "{}")
     calls = {
@@ -108,7 +114,7 @@ def plans(worker, ids):
         "SETTLE_OTHERS": (*others, worker),
         "HELD": (ids, ones),
         "RESCUE": (4.5, 5.25, 6.6, 30.0, 1000, 3, "x", "y"),
-        "RELEASE_UNKNOWN": (worker, ids[:1], 0.0, None, []),
+        "GIVE_BACK": (worker, ids[:1], 0.0, None, []),
         "CANCEL_REQUESTS": (worker,),
         "NOTE_PROGRESS": (ids, ones, texts),
         "NOTE_LAST_PROGRESS": (ids, ones, texts),
@@ -119,10 +125,10 @@ def plans(worker, ids):
         "COUNT_OTHERS": (BATCH,),
         "STRAY_WAITERS": (0, BATCH),
         "NEXT_WINDOW": (0.0, ids[0], BATCH),
-        "pruning of old ones": rows.outdated({"SUCCESSFUL": 7})
-        .filter(pk__gt=first, pk__lte=first + BATCH)
-        .pruning_sql(BATCH),
-        "pruning of expired ones": rows.expired().pruning_sql(BATCH),
+        "pruning of old ones": pruning_sql(
+            outdated(rows, {"SUCCESSFUL": 7}).filter(pk__gt=first, pk__lte=first + BATCH), BATCH
+        ),
+        "pruning of expired ones": pruning_sql(expired(rows), BATCH),
         "REPLACE_UNIQUE": ("key 7", "[]", "{}", "default", 0, "default", 0, "{}", *[None] * 7),
         "AWAITED_BETWEEN": (ids[0], ids[-1], 2 * len(ids)),
         "AWAITED": (f"{{{ids[0]}}}",),
@@ -144,12 +150,14 @@ def plans(worker, ids):
         "TAKE_ALONG": (ids[0], 1, *group, BATCH, *group, 0.0, BATCH, BATCH, worker),
         "FIND_UNIQUE": (["key 7"],),
         "FREE_EXPIRED_UNIQUE": (["key 7"],),
-        "promotion": (due, due_values),
-        "a retry": retried._marking_sql(1000, {"status": "READY", "finished_at": None}, '"queue"', keep_order=False),
+        "promotion": marking_sql(first_free(due(rows), 1000, no_key=True), {"status": "READY"}, '"queue"'),
+        "a retry": marking_sql(
+            first_free(retried, 1000, no_key=True), {"status": "READY", "finished_at": None}, '"queue"'
+        ),
     }
     return {
         name: executed(
-            *((rows._sql(getattr(statements, name)), params) if name.isupper() else params),
+            *((filled(STATEMENTS[name]), params) if name.isupper() else params),
             by_index=name in ORDERED or name.startswith("a claim"),
         )
         for name, params in calls.items()
@@ -159,9 +167,9 @@ def plans(worker, ids):
 #: Constants that are not read here, because they look at no backlog: what they insert, lock, send, set or are part of,
 #: and the few rows of the two small tables.
 ELSEWHERE = {
-    "BY_INDEX", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "EXPIRES_AT", "FORGET_RATES",
-    "LIMIT_TICK", "LOCK_IS_HELD", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES", "PRUNE", "REGISTER_SCHEDULES",
-    "SCHEDULES", "WAKE",
+    "BEAT", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "FIND_QUEUES", "FIRST_READY",
+    "FORGET_RATES", "LIMIT_TICK", "LOCK_IS_HELD", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES", "PRUNE",
+    "REGISTER_SCHEDULES", "SCHEDULES", "WAKE",
 }  # fmt: skip
 
 
@@ -190,14 +198,13 @@ def backlog(request, new_table):
 def test_no_hot_statement_reads_the_backlog_or_the_history(backlog):
     ids = list(Task.objects.filter(status="RUNNING").values_list("pk", flat=True))
     read = {name: (rows_read(plan), pages_read(plan)) for name, plan in plans(backlog, ids).items()}
-    there = {name for name, value in vars(statements).items() if name[0] != "_" and isinstance(value, str)}
-    assert {name for name in there if name.isupper()} == ELSEWHERE | {name for name in read if name.isupper()}
+    assert {name for name in STATEMENTS if name[0] != "_"} == ELSEWHERE | {name for name in read if name.isupper()}
     assert {name: counts for name, counts in read.items() if counts[0] > 20 * BATCH or counts[1] > 800} == {}
 
 
 def test_admission_does_not_read_what_of_its_key_is_for_later(backlog):
     insert("SCHEDULED", 20_000, lock="backlog", seconds=60)
-    plan = executed(Task.objects.all()._sql(statements.ADMIT), (["backlog"],), by_index=True)
+    plan = executed(filled(ADMIT), (["backlog"],), by_index=True)
     assert rows_read(plan) < 20 * BATCH
     assert pages_read(plan) < 800
 
@@ -213,7 +220,7 @@ SMALL = {
 @pytest.mark.parametrize("name", SMALL)
 def test_small_statements_are_small_and_look_at_a_key_by_its_index(backlog, name):
     params, count = SMALL[name]
-    plan = executed(Task.objects.all()._sql(getattr(statements, name)), params, by_index=True)
+    plan = executed(filled(STATEMENTS[name]), params, by_index=True)
     table = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_task"]
     scans = [node for node in table if "Scan" in node["Node Type"]]
     assert len(scans) == count
@@ -239,10 +246,10 @@ def keeps_plans(new_table):
 
 
 def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(keeps_plans):
-    rows, worker = Task.objects.all(), uuid4()
-    plain = rows.claim_statement(worker=worker, paths=[PATH])
-    behind = rows.claim_statement(worker=worker, paths=[PATH], behind=True)
-    assert (plain.execute(1, "default"), behind.execute(1, "default", 0, 0), rows.ready_queues()) == ([], [], [])
+    worker = uuid4()
+    plain = claim_statement("default", worker=worker, paths=[PATH])
+    behind = claim_statement("default", worker=worker, paths=[PATH], behind=True)
+    assert (plain.execute(1, "default"), behind.execute(1, "default", 0, 0), ready_queues("default")) == ([], [], [])
     insert("SUCCESSFUL", 50_000)
     insert("BLOCKED", 100_000, lock="backlog")
     insert("READY", 100_000)
@@ -257,18 +264,17 @@ def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(keeps
         assert "Seq Scan" not in {kind for kind, _ in reads(plan)}, call
         assert rows_read(plan) <= 4 * count, call
         assert pages_read(plan) < 800, call
-    assert rows.ready_queues() == ["default"]
-    claims = rows.claims_of(behind.execute(BATCH, "default", 0, 0), worker)
+    assert ready_queues("default") == ["default"]
+    claims = claims_of(behind.execute(BATCH, "default", 0, 0), worker)
     assert len(claims) == BATCH
 
 
 def test_names_that_read_like_the_places_of_numbers_are_names(keeps_plans):
     worker, names = uuid4(), [*map(str, ClaimStatement.HOLES[1:]), "name", "$1", "a $2 'b' %s \\"]
-    rows = Task.objects.all()
     for name in names:
         Task.objects.create(queue=name, backend="default", task_path=PATH)
     for name in names:
-        statement = rows.claim_statement(worker=worker, paths=[PATH, name], behind=True)
+        statement = claim_statement("default", worker=worker, paths=[PATH, name], behind=True)
         assert len(statement.execute(5, name, 0, 0)) == 1, name
         Task.objects.update(status="READY")
         with connection.cursor() as cursor:
@@ -277,7 +283,7 @@ def test_names_that_read_like_the_places_of_numbers_are_names(keeps_plans):
 
 
 def test_a_claim_neither_scans_nor_sorts(backlog):
-    statement = Task.objects.all().claim_statement(worker=backlog, paths=[PATH])
+    statement = claim_statement("default", worker=backlog, paths=[PATH])
     for limit in (1, BATCH, 1000):
         plan = executed(statement.sql(limit, "default"), by_index=True)
         assert ("Index Scan", "pglock_task_ready") in reads(plan)
@@ -314,11 +320,11 @@ def test_a_task_for_which_thousands_wait_lets_them_through_some_at_a_time(new_ta
             [awaited.pk, awaited.pk],
         )
     values = (f"{{{awaited.pk}}}", TOLD_AT_ONCE, "x", "%s", "done")
-    plan = executed(Task.objects.all()._sql(statements.RELEASE), values)
+    plan = executed(filled(RELEASE), values)
     # A comparison is a row that a join throws away.
     compared = [node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in nodes(plan)]
     assert sum(compared) <= TOLD_AT_ONCE**2
-    assert Task.objects.all().release([awaited.pk]) == 2000
+    assert release("default", [awaited.pk]) == 2000
     assert set(Task.objects.filter(waits_for=0).values_list("status")) == {("READY",), ("SUCCESSFUL",)}
     assert Waiter.objects.count() == 1, "the process was told, too; only the stranger is left"
 
@@ -328,16 +334,15 @@ def test_rows_that_are_known_by_their_ids_are_compared_some_at_a_time(new_table,
     """The planner expects a few: a thousand of a worker that died were a million comparisons."""
     analyze()
     insert("RUNNING", 1000, worker=uuid4())
-    ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))[:COMPARED_AT_ONCE]
+    ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))[:RESCUED_AT_ONCE]
     values = {
-        "RESCUE": (4.5, 5.25, 6.6, 30.0, COMPARED_AT_ONCE, 3, "x", "y"),
+        "RESCUE": (4.5, 5.25, 6.6, 30.0, RESCUED_AT_ONCE, 3, "x", "y"),
         "NOTE_PROGRESS": (ids, [1] * len(ids), ["null"] * len(ids)),
     }
-    plan = executed(Task.objects.all()._sql(getattr(statements, name)), values[name], by_index=name in ORDERED)
+    plan = executed(filled(STATEMENTS[name]), values[name], by_index=name in ORDERED)
     compared = [node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in nodes(plan)]
     assert sum(compared) <= 100_000
-    rows = Task.objects.all()
-    assert [len(rows.rescue()) for _ in range(6)] == [COMPARED_AT_ONCE] * 5 + [0]
+    assert [len(rescue("default")) for _ in range(6)] == [RESCUED_AT_ONCE] * 5 + [0]
 
 
 def test_the_query_for_an_autoscaler_that_the_docs_show_stops_early(backlog):

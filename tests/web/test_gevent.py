@@ -18,6 +18,7 @@ settings.configure(DATABASES={"default": environ.Env().db()}, INSTALLED_APPS=["d
 django.setup()
 call_command("migrate", verbosity=0)
 from django.db import connection
+from django_pglock.store.release import release
 from django_pglock import Lease, leader, lock
 from django_pglock.errors import ConfigurationError
 held = []
@@ -84,7 +85,7 @@ gevent.sleep(0.3)
 assert len(ticks) - before > 5, "the others stand still"
 ids = [int(result.id) for result in results]
 Task.objects.filter(pk__in=ids).update(status="SUCCESSFUL", finished_at=Now())
-Task.objects.all().release(ids)
+release("default", ids)
 gevent.joinall(waiting, timeout=60, raise_error=True)
 assert [each.value for each in waiting] == [True] * 21
 while result_listener._listeners:

@@ -31,8 +31,8 @@ from django_pglock.management.choosing import (
 from django_pglock.management.databases import add_database, database_of_tasks
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.models import Queue, Task, Worker
-from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts
-from django_pglock.store.prune import WINDOW
+from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts, in_status
+from django_pglock.store.move import WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys, shown
 
 #: What a list shows of a task; all else may be megabytes.
@@ -174,7 +174,7 @@ class Command(BaseCommand):
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         # Each status by itself, in the order of an index.
         loaded = (*LISTED, "meta", *fields_behind_keys())
-        parts = [rows.in_status(status).order_by("-status", "-pk") for status in sorted(set(options["status"] or ()))]
+        parts = [in_status(rows, status).order_by("-status", "-pk") for status in sorted(set(options["status"] or ()))]
         found = [
             row
             for part in parts or [rows.order_by("-pk")]

@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from django.apps import apps
-
 from django_pglock.conf import get_settings
-from django_pglock.store.wake import NEGATIVE_TTL
+from django_pglock.store.admit import admit
+from django_pglock.store.give_back import give_back, server_time
+from django_pglock.store.lock_keys import blocked_keys
+from django_pglock.store.plans import keep_plans_in
+from django_pglock.store.promote import next_due_in, promote
+from django_pglock.store.wake import NEGATIVE_TTL, note_sleep
 from django_pglock.tasks import registry
 from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.drain import Drain
@@ -24,7 +27,6 @@ from django_pglock.worker.in_flight import Hand
 from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:
-    from django_pglock.store.managers import TaskQuerySet
     from django_pglock.tasks.claim import Claim
 
 #: Seconds without any progress after which claims that no thread has begun are given back.
@@ -49,7 +51,7 @@ class Fetcher(ConnectedService):
     def __init__(
         self,
         hand: Hand,
-        rows: TaskQuerySet,
+        using: str,
         identity: Identity,
         queues: Queues,
         *,
@@ -58,19 +60,18 @@ class Fetcher(ConnectedService):
         drain: Drain | None = None,
         spent: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(rows.db)
+        super().__init__(using)
         self.spent = spent
         self.drain = drain
         self.hand = hand
-        self.rows = rows
         self.identity = identity
         self.queues = queues
         self.listens = listens
         self.backend = backend
         # Queues of which a notification told while the worker slept.
         self._told: set[str] = set()
-        self._ready = ReadyQueues(rows)
-        self._discovery = Discovery(rows, queues)
+        self._ready = ReadyQueues(using)
+        self._discovery = Discovery(using, queues)
         # Whether the last claim was tried because of a notification, and whether anything was ready then.
         self._was_told = self._was_ready = False
         self._paths: list[str] = []
@@ -117,11 +118,11 @@ class Fetcher(ConnectedService):
         self._sleeping_since = None
         if self.listens:
             # Not behind a pooler, where the session is others' as well.
-            self.rows.prepare_session()
+            keep_plans_in(self.using)
         # A thread may be claiming for its group at this moment. The order counts: what is claimed from now on is not
         # lost; what was claimed before is under way until it is in hand.
-        before, under_way = self.rows.server_time(), self.hand.groups_under_way()
-        lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), before=before, except_keys=under_way)
+        before, under_way = server_time(self.using), self.hand.groups_under_way()
+        lost = give_back(self.using, self.identity.id, self.hand.task_ids(), before=before, except_keys=under_way)
         if lost:
             logger.warning("Gave back %d tasks whose claim was answered too late.", lost)
 
@@ -196,12 +197,12 @@ class Fetcher(ConnectedService):
         assert self.drain is not None  # noqa: S101 - for the type checker
         if self.hand.claims or self.drain.waits_for_rescue():
             return False
-        due_in = self.rows.next_due_in()
+        due_in = next_due_in(self.using)
         if due_in is not None and due_in <= 0:
-            self.rows.promote()
+            promote(self.using)
             return False
         # Somebody may have promoted them and be about to let the first of each key through.
-        self.rows.admit(self.rows.blocked_keys(""))
+        admit(self.using, blocked_keys(self.using, ""))
         return True
 
     def _pause(self, seconds: float) -> None:
@@ -293,7 +294,7 @@ class Fetcher(ConnectedService):
             self._paths = known
             self._claims = {
                 kind: WorkerClaims(
-                    self.rows, worker=self.identity.id, paths=paths[kind], is_fair=is_fair, backend=self.backend
+                    self.using, worker=self.identity.id, paths=paths[kind], is_fair=is_fair, backend=self.backend
                 )
                 for kind in paths
             }
@@ -321,5 +322,4 @@ class Fetcher(ConnectedService):
             self._sleeping_since = None
 
     def _ask_for_news(self, *, is_sleeping: bool) -> None:
-        workers = apps.get_model("django_pglock", "Worker").objects.using(self.using)
-        workers.note_sleep(self.identity.id, is_sleeping=is_sleeping)
+        note_sleep(self.using, self.identity.id, is_sleeping=is_sleeping)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from django_pglock.store.claim import claim_statement, claims_of
+from django_pglock.store.claim_fair import claim_fair
+
 if TYPE_CHECKING:
-    from django_pglock.store.managers import TaskQuerySet
     from django_pglock.tasks.claim import Claim
 
 #: Seconds after which a claim looks from the start again at the latest; for then it sees what is more urgent, and what
@@ -30,7 +32,7 @@ class WorkerClaims:
 
     def __init__(
         self,
-        rows: TaskQuerySet,
+        using: str,
         *,
         worker: UUID,
         paths: Sequence[str],
@@ -38,15 +40,15 @@ class WorkerClaims:
         backend: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.rows = rows
+        self.using = using
         self.worker = worker
         self.paths = paths
         self.is_fair = is_fair
         self.backend = backend
         self.clock = clock
         # For all queues, whose names are filled in: there may be one for each of a hundred thousand tenants.
-        self.first = rows.claim_statement(worker=worker, paths=paths, backend=backend)
-        self.behind = rows.claim_statement(worker=worker, paths=paths, backend=backend, behind=True)
+        self.first = claim_statement(using, worker=worker, paths=paths, backend=backend)
+        self.behind = claim_statement(using, worker=worker, paths=paths, backend=backend, behind=True)
         self._queues: dict[str, QueueClaims] = {}
 
     def of(self, queue: str) -> QueueClaims:
@@ -112,7 +114,7 @@ class QueueClaims:
             began = self.shared.clock()
             rows += self.shared.first.execute(limit - len(rows), self.queue)
             self._line_until = self.shared.clock() + min(LONGEST_LINE, LINE * (self.shared.clock() - began))
-        claims = self.shared.rows.claims_of(rows, self.shared.worker)
+        claims = claims_of(rows, self.shared.worker)
         self._line = (claims[-1].priority, claims[-1].id) if len(claims) == limit else None
         return claims
 
@@ -128,7 +130,8 @@ class QueueClaims:
 
     def _claim_turn(self, limit: int, after: str) -> tuple[list[Claim], str]:
         shared = self.shared
-        return shared.rows.claim_fair(
+        return claim_fair(
+            shared.using,
             worker=shared.worker,
             queue=self.queue,
             paths=shared.paths,

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -36,12 +36,14 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
+from django_pglock.store.progress import note_progress
+from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks import registry
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.context import TaskContext
-from django_pglock.tasks.definition import PostgresTask
+from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.flow import Cancel, Retry, Snooze
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, delay_after
@@ -64,7 +66,7 @@ class Attempt(Interruptible):
             raise LookupError(f"{claim.task_path} is not registered")
         self.claim = claim
         self.using = using
-        self.definition: PostgresTask = definition
+        self.definition: TaskFields = definition
         meta: dict[str, Any] = {} if claim.meta == "{}" else from_json(claim.meta)
         self.options: dict[str, Any] = meta.get("options", {})
         #: How often the task has snoozed, where that is limited.
@@ -319,15 +321,10 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> Ending:
 
 
 def _settle_and_commit(attempt: Attempt, outcome: Outcome) -> None:
-    rows = _rows(attempt.using)
     if told := [each for each in attempt.claims if each.progress is not each.noted_progress]:
-        rows.note_progress(told, is_last=True)
-    rows.settle_and_commit(attempt.outcomes(outcome))
-
-
-@cache
-def _rows(using: str) -> Any:
-    return apps.get_model("django_pglock", "Task").objects.using(using)
+        note_progress(attempt.using, told, is_last=True)
+    successes: Any = attempt.outcomes(outcome)
+    settle_and_commit(attempt.using, successes)
 
 
 def _failures_before(claim: Claim, using: str) -> list[tuple[Any, str]]:

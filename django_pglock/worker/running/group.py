@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from django.apps import apps
-
 from django_pglock.postgres.connections import connection_for
+from django_pglock.store.claim_group import claim_group
 from django_pglock.store.outcome import Cancelled, Failed, Outcome, Released, Retried, Snoozed
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.options import Group
@@ -67,10 +66,11 @@ def with_others(leader: Attempt, group: Group, hand: Hand) -> Attempt:
     """Claim what waits in the group of ``leader`` and return the attempt that stands for all of it."""
     # Before anybody is claimed: if what was tried before cannot be read, only the leader has to be given back.
     attempt = GroupAttempt(leader.claim, leader.using)
-    rows = apps.get_model("django_pglock", "Task").objects.using(leader.using)
     hand.gathering[leader.claim] = leader.claim.lock_key
     try:
-        claims = rows.claim_group(leader.claim, limit=group.limit - 1, gather=group.seconds) if group.limit > 1 else []
+        claims = []
+        if group.limit > 1:
+            claims = claim_group(leader.using, leader.claim, limit=group.limit - 1, gather=group.seconds)
         connection = connection_for(leader.using)
         if claims and not connection.get_autocommit():
             # Where AUTOCOMMIT is off; else the claims would be the function's to commit, or to roll back.

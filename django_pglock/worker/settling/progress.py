@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from django_pglock.store.progress import note_progress
 from django_pglock.worker.in_flight import Hand
 
 if TYPE_CHECKING:
-    from django_pglock.store.managers import TaskQuerySet
     from django_pglock.tasks.claim import Claim
 
 
@@ -19,9 +19,9 @@ class Progress:
     Each uses its own session. Never the task's: what an atomic task tells would not be seen before its end.
     """
 
-    def __init__(self, hand: Hand, rows: TaskQuerySet) -> None:
+    def __init__(self, hand: Hand, using: str) -> None:
         self.hand = hand
-        self.rows = rows
+        self.using = using
         # The last word has to come last, whoever writes.
         self._writing = threading.Lock()
 
@@ -37,5 +37,5 @@ class Progress:
         told = [claim for claim in claims if claim.progress is not claim.noted_progress]
         if told:
             with self._writing:
-                self.rows.note_progress(told)
+                note_progress(self.using, told)
         return [claim for claim in told if claim.progress is not claim.noted_progress]

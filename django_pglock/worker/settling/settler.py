@@ -22,14 +22,18 @@ from uuid import UUID
 from django.db import DatabaseError, OperationalError
 from psycopg.errors import LockNotAvailable
 
+from django_pglock.store.admit import admit
 from django_pglock.store.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
+from django_pglock.store.release import release
+from django_pglock.store.settle import held, settle
+from django_pglock.store.sql import rows_of
+from django_pglock.store.wake import wake
 from django_pglock.worker.in_flight import Ending, Hand
 from django_pglock.worker.service import ConnectedService
 from django_pglock.worker.settling.progress import Progress
 from django_pglock.worker.settling.report import announce, announce_lost
 
 if TYPE_CHECKING:
-    from django_pglock.store.managers import TaskQuerySet
     from django_pglock.tasks.claim import Claim
 
 logger = logging.getLogger("django_pglock.worker")
@@ -79,11 +83,10 @@ class Settler(ConnectedService):
     name = "settler"
 
     def __init__(
-        self, hand: Hand, rows: TaskQuerySet, worker: UUID, *, progress: Progress, scheduled: Callable[[], None]
+        self, hand: Hand, using: str, worker: UUID, *, progress: Progress, scheduled: Callable[[], None]
     ) -> None:
-        super().__init__(rows.db)
+        super().__init__(using)
         self.hand = hand
-        self.rows = rows
         self.worker = worker
         self.progress = progress
         self.scheduled = scheduled
@@ -151,7 +154,7 @@ class Settler(ConnectedService):
     def _hold(self, endings: list[Ending]) -> list[Ending]:
         """Hold those of these endings whose rows somebody has locked, and return the others."""
         self._look_at = time.monotonic() + BETWEEN_LOOKS
-        locked = self.rows.held([ending.claim for ending in endings])
+        locked = held(self.using, [ending.claim for ending in endings])
         for ending in endings:
             if ending.claim.id in locked:
                 self._held.setdefault(ending.claim, ending)
@@ -219,7 +222,7 @@ class Settler(ConnectedService):
         """Find out when tasks finished that were settled by their own transactions, for those who hear of them."""
         if endings:
             ids = [ending.claim.id for ending in endings]
-            dates = dict(self.rows.filter(pk__in=ids).values_list("pk", "finished_at"))
+            dates = dict(rows_of("Task", self.using).filter(pk__in=ids).values_list("pk", "finished_at"))
             for ending in endings:
                 date = dates.get(ending.claim.id)
                 ending.finished_at = date and date.timestamp()
@@ -229,8 +232,8 @@ class Settler(ConnectedService):
         keys = {*map(LOCK_KEY, endings)}
         ended = endings if is_plain(endings) else [ending for ending in endings if isinstance(ending.outcome, FINAL)]
         # Those that waited for an end first: they may have been enqueued before others of their key.
-        released = self.rows.release(map(TASK_ID, ended))
-        admitted = self.rows.admit(keys) if keys != {None} else 0
+        released = release(self.using, map(TASK_ID, ended))
+        admitted = admit(self.using, keys) if keys != {None} else 0
         if admitted or released:
             self.hand.tell_news()
 
@@ -238,7 +241,7 @@ class Settler(ConnectedService):
         """Let others know of tasks that are to run again, now or later."""
         again = [ending for ending in endings if not isinstance(ending.outcome, FINAL)]
         if again:
-            self.rows.wake(ending.claim.queue for ending in again)
+            wake(self.using, (ending.claim.queue for ending in again))
             self.hand.tell_news()
             self.scheduled()
 
@@ -256,7 +259,8 @@ class Settler(ConnectedService):
 
     def _settle_alike(self, endings: list[Ending]) -> dict[int, Any]:
         try:
-            return self.rows.settle(list(zip(map(CLAIM, endings), map(OUTCOME, endings), strict=True)), self.worker)
+            outcomes = list(zip(map(CLAIM, endings), map(OUTCOME, endings), strict=True))
+            return settle(self.using, outcomes, self.worker)
         except DatabaseError as error:
             if isinstance(error.__cause__, LockNotAvailable):
                 return self._settle_unlocked(endings)

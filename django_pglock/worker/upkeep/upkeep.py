@@ -17,25 +17,26 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from django.apps import apps
 from django.db import IntegrityError, connections, transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
-from django_pglock.store.admit import KEYS_AT_ONCE
-from django_pglock.store.liveness import SETTLED
-from django_pglock.store.managers import COMPARED_AT_ONCE
-from django_pglock.store.prune import ages_of
-from django_pglock.store.release import WAITERS_AT_ONCE
-from django_pglock.store.statements import BY_INDEX
+from django_pglock.store import schedule
+from django_pglock.store.admit import admit
+from django_pglock.store.liveness import SETTLED, forget_dead
+from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
+from django_pglock.store.promote import next_due_in, promote
+from django_pglock.store.prune import ages_of, prune_window
+from django_pglock.store.rate import forget_rates, open_rates
+from django_pglock.store.release import WAITERS_AT_ONCE, release, stray_waiters
+from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
+from django_pglock.store.sql import BY_INDEX
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.upkeep.ready_counts import ReadyCounts
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
 
 if TYPE_CHECKING:
-    from django_pglock.store.managers import TaskQuerySet
-    from django_pglock.store.schedule import ScheduleQuerySet
     from django_pglock.tasks.schedules import Timing
 
 T = TypeVar("T")
@@ -61,15 +62,13 @@ class Upkeep(ConnectedService):
 
     name = "upkeep"
 
-    def __init__(self, rows: TaskQuerySet, worker: UUID, promoted: Callable[[], None]) -> None:
-        super().__init__(rows.db)
-        self.rows = rows
+    def __init__(self, using: str, worker: UUID, promoted: Callable[[], None]) -> None:
+        super().__init__(using)
         self.promoted = promoted
-        self.schedules: ScheduleQuerySet = apps.get_model("django_pglock", "Schedule").objects.using(rows.db)
         self._registered: dict[str, Timing] = {}
         self._news = threading.Event()
-        self.unknown = UnknownReport(rows, worker)
-        self.ready_counts = ReadyCounts(rows)
+        self.unknown = UnknownReport(using, worker)
+        self.ready_counts = ReadyCounts(using)
         self._rescued_at = self._rescue_from = 0.0
         # When this turn began, or the first of those in a row that were somebody else's.
         self._began_at = self._kept_out_since = 0.0
@@ -116,8 +115,8 @@ class Upkeep(ConnectedService):
                 return None
             # Whoever was at it for so long was held up, and so may have been all others.
             self._began_at, self._kept_out_since = self._kept_out_since or self._began_at, 0.0
-            promoted = self._attempt(self.rows.promote) or 0
-            keys, awaited = self._attempt(self.rows.open_rates) or [], []
+            promoted = self._attempt(promote, self.using) or 0
+            keys, awaited = self._attempt(open_rates, self.using) or [], []
             has_moved = bool(promoted or keys)
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
                 self._rescued_at = time.monotonic()
@@ -127,12 +126,12 @@ class Upkeep(ConnectedService):
                     self._attempt(self._rescue)
                 keys += self._attempt(self._stray_keys) or []
                 awaited = self._attempt(self._stray_waiters) or []
-            due_in = self._attempt(self.rows.next_due_in)
+            due_in = self._attempt(next_due_in, self.using)
         # Outside of the round's transaction: whoever lets tasks through holds the locks of their keys to its end.
         if keys or awaited:
-            promoted += self._attempt(self.rows.release, awaited) or 0
-            promoted += self._attempt(self.rows.admit, keys) or 0
-            due_in = self._attempt(self.rows.next_due_in)
+            promoted += self._attempt(release, self.using, awaited) or 0
+            promoted += self._attempt(admit, self.using, keys) or 0
+            due_in = self._attempt(next_due_in, self.using)
         if promoted:
             self.promoted()
         self._attempt(self.unknown.look)
@@ -171,13 +170,13 @@ class Upkeep(ConnectedService):
 
     def _keep_schedules(self) -> float | None:
         """Enqueue the ticks that have come; return the seconds until the next one, if there is one."""
-        timings = self.schedules.timings()
+        timings = schedule.timings(self.using)
         if timings != self._registered:
-            self.schedules.register()
+            schedule.register(self.using)
             self._registered = timings
         if not timings:
             return None
-        ticks = self.schedules.enqueue_due()
+        ticks = schedule.enqueue_due(self.using)
         if ticks.tasks:
             self.promoted()
         return ticks.next_in
@@ -185,12 +184,12 @@ class Upkeep(ConnectedService):
     # What a crash has left waiting, some of it at a time.
 
     def _stray_keys(self) -> list[str]:
-        keys = self.rows.blocked_keys(self._key)
+        keys = blocked_keys(self.using, self._key)
         self._key = keys[-1] if len(keys) == KEYS_AT_ONCE else ""
         return keys
 
     def _stray_waiters(self) -> list[int]:
-        waiters = self.rows.stray_waiters(self._waiter)
+        waiters = stray_waiters(self.using, self._waiter)
         self._waiter = waiters[-1][0] if len(waiters) == WAITERS_AT_ONCE else 0
         return [awaited for _, awaited in waiters if awaited is not None]
 
@@ -198,8 +197,8 @@ class Upkeep(ConnectedService):
         """Let some old tasks go. Also without the round's lock: a statement of its own, and two do no harm."""
         rest = PRUNING_REST
         try:
-            count, self._pruned_to = self.rows.prune_window(self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
-            if self.rows.forget_rates() or count or self._pruned_to:
+            count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
+            if forget_rates(self.using) or count or self._pruned_to:
                 rest = get_settings().HEARTBEAT_INTERVAL * ROUND
         except IntegrityError as error:
             # A table of the project's own that Django's deletion would have looked after.
@@ -213,7 +212,7 @@ class Upkeep(ConnectedService):
 
     def _rescue(self) -> None:
         for _ in range(RESCUES):
-            rescued = self.rows.rescue()
+            rescued = rescue(self.using)
             for task in rescued:
                 logger.warning(
                     "Task %d (%r) was taken back from worker %s, which is dead; it is %s now.",
@@ -222,6 +221,6 @@ class Upkeep(ConnectedService):
                     task.worker,
                     task.status,
                 )
-            if len(rescued) < COMPARED_AT_ONCE:
+            if len(rescued) < RESCUED_AT_ONCE:
                 break
-        apps.get_model("django_pglock", "Worker").objects.using(self.using).forget()
+        forget_dead(self.using)

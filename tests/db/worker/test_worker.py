@@ -17,8 +17,9 @@ from django.db.models.functions import Now
 from django_pglock.conf import get_settings
 from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task, Worker
-from django_pglock.store.managers import TaskQuerySet
+from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.store.outcome import Failed, Failure, Released, Succeeded
+from django_pglock.store.settle import settle
 from django_pglock.tasks.compat import BaseTaskBackend, TaskResultStatus, task_finished, task_started
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.capacity import MOST_ASYNC
@@ -29,6 +30,7 @@ from django_pglock.worker.in_flight import Ending, Hand
 from django_pglock.worker.running import attempt as execution
 from django_pglock.worker.running import executor
 from django_pglock.worker.running.attempt import Attempt
+from django_pglock.worker.settling import settler
 from tests.sample import chaos_tasks, running_tasks, tasks
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect, Run
@@ -538,13 +540,12 @@ def test_a_task_that_was_given_back_and_claimed_again_stays_in_hand():
 
 def _claims_of_one_task():
     row = Task.objects.create(queue="elsewhere", backend="default", task_path="nobody.knows")
-    rows = Task.objects.all()
     for _ in range(2):
         worker = uuid4()
-        taken = rows.claim_statement(worker=worker, paths=["nobody.knows"]).execute(1, "elsewhere")
-        claims = rows.claims_of(taken, worker)
+        taken = claim_statement("default", worker=worker, paths=["nobody.knows"]).execute(1, "elsewhere")
+        claims = claims_of(taken, worker)
         yield claims
-        rows.settle([(claims[0], Released())], worker)
+        settle("default", [(claims[0], Released())], worker)
     assert row.pk == claims[0].id
 
 
@@ -597,8 +598,8 @@ def test_an_outcome_that_the_database_refuses_fails_alone(in_hand, eventually, t
 
 def test_large_results_are_written_a_few_at_a_time(in_hand, eventually, monkeypatch):
     monkeypatch.setattr("django_pglock.worker.settling.settler.LARGEST_TEXT", 200)
-    settle, sizes = TaskQuerySet.settle, []
-    monkeypatch.setattr(TaskQuerySet, "settle", lambda *args: (sizes.append(len(args[1])), settle(*args))[1])
+    settle, sizes = settler.settle, []
+    monkeypatch.setattr(settler, "settle", lambda *args: (sizes.append(len(args[1])), settle(*args))[1])
     running, claims = in_hand(9)
     for each in claims:
         running.hand.outbox.put(Ending(each, Succeeded(f'"{"x" * 90}"')))
