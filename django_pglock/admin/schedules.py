@@ -13,9 +13,10 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from django_pglock.admin.actions import Verb, admin_action
+from django_pglock.admin.actions import admin_action
 from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin
 from django_pglock.models import Schedule
+from django_pglock.verbs import Verb
 
 #: From how late on a tick is shown as overdue: workers are not that slow.
 OVERDUE = timedelta(minutes=1)
@@ -28,12 +29,12 @@ VERBS = (
         _("Enable schedules"),
         _("Enable"),
         frozenset(),
-        ngettext_lazy("%(count)d schedule is enabled.", "%(count)d schedules are enabled.", "count"),
-        lambda rows: rows.enable(),
+        lambda rows, progress: rows.enable(),
+        ngettext_lazy("%(count)s schedule is enabled.", "%(count)s schedules are enabled.", "number"),
         ngettext_lazy(
-            "%(count)d schedule was left alone: it was enabled already.",
-            "%(count)d schedules were left alone: they were enabled already.",
-            "count",
+            "%(count)s schedule was left alone: it was enabled already.",
+            "%(count)s schedules were left alone: they were enabled already.",
+            "number",
         ),
     ),
     Verb(
@@ -42,12 +43,12 @@ VERBS = (
         _("Disable schedules"),
         _("Disable"),
         frozenset(),
-        ngettext_lazy("%(count)d schedule is disabled.", "%(count)d schedules are disabled.", "count"),
-        lambda rows: rows.disable(),
+        lambda rows, progress: rows.disable(),
+        ngettext_lazy("%(count)s schedule is disabled.", "%(count)s schedules are disabled.", "number"),
         ngettext_lazy(
-            "%(count)d schedule was left alone: it was disabled already.",
-            "%(count)d schedules were left alone: they were disabled already.",
-            "count",
+            "%(count)s schedule was left alone: it was disabled already.",
+            "%(count)s schedules were left alone: they were disabled already.",
+            "number",
         ),
     ),
     Verb(
@@ -56,12 +57,12 @@ VERBS = (
         _("Run now, besides the schedule"),
         _("Run now"),
         frozenset(),
-        ngettext_lazy("%(count)d task was enqueued.", "%(count)d tasks were enqueued.", "count"),
-        lambda rows: len(rows.run_now()),
+        lambda rows, progress: len(rows.run_now()),
+        ngettext_lazy("%(count)s task was enqueued.", "%(count)s tasks were enqueued.", "number"),
         ngettext_lazy(
-            "%(count)d schedule was left alone: its function is not known here, or there is such a task already.",
-            "%(count)d schedules were left alone: their functions are not known here, or there are such tasks already.",
-            "count",
+            "%(count)s schedule was left alone: its function is not known here, or there is such a task already.",
+            "%(count)s schedules were left alone: their functions are not known here, or there are such tasks already.",
+            "number",
         ),
     ),
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,56 +11,9 @@ from django.core.management.base import CommandError, CommandParser
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext_lazy
 
 from django_pglock.conf import MOST_DAYS
-from django_pglock.tasks.states import WAITING, TaskStatus
-
-
-@dataclass(frozen=True)
-class Verb:
-    """One thing that may be asked of tasks: those that it can move, the question before, the words after."""
-
-    movable: Callable[[Any], Any]
-    apply: Callable[..., int]
-    question: Any
-    done: Any
-
-
-VERBS = {
-    "retry": Verb(
-        lambda rows: rows.filter(status__in=["FAILED", "CANCELLED"]),
-        lambda rows, progress: rows.retry(progress=progress),
-        ngettext_lazy("%(count)s task would run again.", "%(count)s tasks would run again.", "number"),
-        ngettext_lazy("%(count)s task will run again.", "%(count)s tasks will run again.", "number"),
-    ),
-    "cancel": Verb(
-        lambda rows: rows.filter(status__in=sorted({*WAITING, TaskStatus.RUNNING})),
-        lambda rows, progress: rows.cancel(progress=progress),
-        ngettext_lazy(
-            "%(count)s task would be cancelled, or asked to end if it runs.",
-            "%(count)s tasks would be cancelled, or asked to end if they run.",
-            "number",
-        ),
-        ngettext_lazy(
-            "%(count)s task was cancelled, or asked to end if it runs.",
-            "%(count)s tasks were cancelled, or asked to end if they run.",
-            "number",
-        ),
-    ),
-    "reset": Verb(
-        lambda rows: rows.stuck(),
-        lambda rows, progress: rows.reset_stuck(),
-        ngettext_lazy("%(count)s stuck task would be reset.", "%(count)s stuck tasks would be reset.", "number"),
-        ngettext_lazy("%(count)s stuck task was reset.", "%(count)s stuck tasks were reset.", "number"),
-    ),
-    "run-now": Verb(
-        lambda rows: rows.filter(status="SCHEDULED"),
-        lambda rows, progress: rows.run_now(progress=progress),
-        ngettext_lazy("%(count)s task would run before its time.", "%(count)s tasks would run early.", "number"),
-        ngettext_lazy("%(count)s task runs before its time.", "%(count)s tasks run before their time.", "number"),
-    ),
-}
+from django_pglock.tasks.states import TaskStatus
 
 
 def add_filters(parser: CommandParser) -> None:

@@ -43,8 +43,11 @@ def url_of(name):
     return f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{name}"
 
 
+LATER = "tests.settings_later_version"
+
+
 def migrate(database, *names):
-    environment = {**os.environ, "DATABASE_URL": url_of(database), "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    environment = {**os.environ, "DATABASE_URL": url_of(database), "DJANGO_SETTINGS_MODULE": LATER}
     command = [sys.executable, str(ROOT / "manage.py"), "migrate", "-v0", "django_pglock", *names]
     subprocess.run(command, env=environment, check=True, cwd=ROOT)
 
@@ -60,11 +63,12 @@ def readiness(port):
 
 def test_a_worker_waits_for_its_migrations_and_then_works(empty_database, eventually):
     """First there is nothing at all, then all but the last migration, then all."""
-    process = WorkerProcess("--probe-port", "0", "--probe-host", "127.0.0.1", url=url_of(empty_database))
+    probes = ["--probe-port", "0", "--probe-host", "127.0.0.1"]
+    process = WorkerProcess(*probes, url=url_of(empty_database), DJANGO_SETTINGS_MODULE=LATER)
     try:
         process.wait_for("manage.py migrate django_pglock --database default")
         port = int(process.output.partition("127.0.0.1 port ")[2].partition(".")[0])
-        migrate(empty_database, "0003")
+        migrate(empty_database, "0001")
         assert readiness(port) == "Migrations of django_pglock are pending.\n"
         assert "is ready" not in process.output
         migrate(empty_database)

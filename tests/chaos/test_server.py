@@ -15,7 +15,7 @@ import pytest
 from django.db import OperationalError, connection
 
 from django_pglock.models import Attempt, Task
-from django_pglock.store.managers import LOST_WITH_WORKER
+from django_pglock.store.rescue import LOST_WITH_WORKER
 from django_pglock.tasks import enqueue_many
 from example_project.postgres import PrivatePostgres, account
 from tests.chaos.conftest import make_tables

@@ -156,7 +156,7 @@ def test_what_runs_is_asked_to_end_and_the_pages_say_so(client):
 def test_an_action_says_what_it_left_alone(client):
     person(client, "view_task", "retry_task")
     response = act(client, "retry", make("FAILED"), make("SUCCESSFUL"), make("READY"))
-    assert said(response)[0] == "1 task is ready again."
+    assert said(response)[0] == "1 task will run again."
     assert said(response)[1].startswith("2 of the chosen tasks were left alone")
 
 
@@ -176,7 +176,7 @@ def test_what_is_beyond_the_count_is_not_said_to_be_known(client, monkeypatch):
     data = {"action": "retry", "_selected_action": [rows[0].pk], "select_across": "1"}
     texts = said(client.post(LIST, data, follow=True))
     assert texts == [
-        "4 tasks are ready again.",
+        "4 tasks will run again.",
         "More than 3 tasks were chosen; those in another state were left alone.",
     ]
 

@@ -184,7 +184,7 @@ def test_a_living_workers_task_is_not_reset(slow_beats):
     living = uuid4()
     beat("default", living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     row = make("RUNNING", worker=living)
-    assert locktasks("reset", "--all", "--yes") == "0 stuck tasks were reset.\n"
+    assert locktasks("reset", "--all", "--yes") == "0 stuck tasks are ready again.\n"
     with pytest.raises(CommandError, match="None of these tasks"):
         locktasks("reset", row.pk)
 

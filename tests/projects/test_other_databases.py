@@ -43,9 +43,25 @@ def test_a_second_database_that_is_not_postgresql_is_migrated_to_nothing(project
     assert "[X] 0001_initial" in made.manage("showmigrations", "django_pglock", "--database", "legacy")
     assert made.manage("migrate", "--check", "--database", "legacy") is not None
     assert "django_pglock_task" not in made.manage("sqlmigrate", "--database", "legacy", "django_pglock", "0001")
-    assert "VIEW" not in made.manage("sqlmigrate", "--database", "legacy", "django_pglock", "0002")
+    assert "VIEW" not in made.manage("sqlmigrate", "--database", "legacy", "django_pglock", "0001")
     made.manage("migrate", "-v0", "--database", "legacy", "django_pglock", "zero")
     assert "[ ] 0001_initial" in made.manage("showmigrations", "django_pglock", "--database", "legacy")
+
+
+A_ROW_IN_EVERY_STATUS = """
+WITH made AS (
+    INSERT INTO django_pglock_task
+           (status, queue, backend, task_path, lock_key, run_after, worker, last_attempted_at, finished_at)
+    SELECT status, 'default', 'default', 'shop.tasks.send', 'a', now(), '00000000-0000-0000-0000-000000000001', now(),
+           CASE WHEN status IN ('SUCCESSFUL', 'FAILED', 'CANCELLED') THEN now() END
+    FROM unnest(ARRAY['SCHEDULED', 'BLOCKED', 'READY', 'RUNNING', 'SUCCESSFUL', 'FAILED', 'CANCELLED']) AS status
+    RETURNING id
+), attempts AS (
+    INSERT INTO django_pglock_attempt (task_id, number, started_at, finished_at, outcome, exception_path, traceback)
+    SELECT id, 1, now(), now(), 'FAILED', 'ValueError', '' FROM made
+)
+INSERT INTO django_pglock_waiter (task_id, awaited) SELECT id, id FROM made
+"""
 
 
 def test_the_tables_in_postgresql_come_and_go(project):
@@ -53,8 +69,10 @@ def test_the_tables_in_postgresql_come_and_go(project):
     made.manage("migrate", "-v0")
     assert ours(made.tables()) == TABLES
     assert "No changes detected" in made.manage("makemigrations", "--check", "--dry-run")
-    assert "CREATE VIEW" in made.manage("sqlmigrate", "django_pglock", "0002")
-    assert "DROP VIEW" in made.manage("sqlmigrate", "--backwards", "django_pglock", "0002")
+    assert "CREATE VIEW" in made.manage("sqlmigrate", "django_pglock", "0001")
+    assert "DROP VIEW" in made.manage("sqlmigrate", "--backwards", "django_pglock", "0001")
+    with made.session() as session:
+        session.execute(A_ROW_IN_EVERY_STATUS)
     made.manage("migrate", "-v0", "django_pglock", "zero")
     assert made.tables() == set()
 

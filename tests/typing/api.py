@@ -201,3 +201,10 @@ def use() -> None:
         lock("x").acquire().release()
     except LockNotAvailable as busy:
         assert_type(busy.name, "str | None")
+
+
+def a_name_that_is_not_there() -> None:
+    """A typo is an error of the type checker, not a name of any type."""
+    from django_pglock import lok  # type: ignore[attr-defined]
+
+    del lok

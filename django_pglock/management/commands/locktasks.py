@@ -17,8 +17,6 @@ from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
 from django_pglock.management.choosing import (
-    VERBS,
-    Verb,
     add_choice,
     add_filters,
     add_statuses,
@@ -30,29 +28,22 @@ from django_pglock.management.choosing import (
 )
 from django_pglock.management.databases import add_database, database_of_tasks
 from django_pglock.management.tables import ago, aligned, printable
+from django_pglock.management.task_output import (
+    LISTED,
+    fields_of_attempt,
+    fields_of_task,
+    lines_of_fields,
+    queue_as_json,
+    queue_as_line,
+)
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts, in_status
 from django_pglock.store.move import WINDOW
-from django_pglock.tasks.redaction import fields_behind_keys, shown
+from django_pglock.tasks.redaction import fields_behind_keys
+from django_pglock.verbs import TASK_VERBS, Verb
 
-#: What a list shows of a task; all else may be megabytes.
-LISTED = (
-    *(
-        "id",
-        "status",
-        "queue",
-        "task_path",
-        "priority",
-        "attempts",
-        "uncounted",
-        "retries",
-        "rescues",
-        "worker",
-        "lock_key",
-    ),
-    *("enqueued_at", "run_after", "started_at", "last_attempted_at", "finished_at", "expires_at"),
-)
-ATTEMPT = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "traceback")
+#: The verbs by their subcommands.
+VERBS = {name.replace("_stuck", "").replace("_", "-"): verb for name, verb in TASK_VERBS.items()}
 
 
 class HelpFormatter(DjangoHelpFormatter):
@@ -162,11 +153,11 @@ class Command(BaseCommand):
         queues: list[QueueCounts] = rows.queue_counts()
         workers = Worker.objects.using(rows.db).alive().count()
         if options["json"]:
-            self._print_json({"queues": [_as_json(each) for each in queues], "workers": workers})
+            self._print_json({"queues": [queue_as_json(each) for each in queues], "workers": workers})
             return
         if queues:
             head = (_("QUEUE"), *COUNTED, _("OLDEST READY"), _("PAUSED"))
-            self._print_table(head, [_as_line(each) for each in queues])
+            self._print_table(head, [queue_as_line(each) for each in queues])
         else:
             self.stdout.write(_("Nothing waits, runs or has failed."))
         self.stdout.write(ngettext("%d worker is alive.", "%d workers are alive.", workers) % workers)
@@ -182,7 +173,7 @@ class Command(BaseCommand):
         ]
         found = sorted(found, key=attrgetter("pk"), reverse=True)[: options["limit"]]
         if options["json"]:
-            self._print_json([_fields_of_task(row, LISTED) for row in found])
+            self._print_json([fields_of_task(row, LISTED) for row in found])
         elif found:
             head = (_("ID"), _("STATUS"), _("QUEUE"), _("TASK"), _("ATTEMPTS"), _("ENQUEUED"))
             lines = [
@@ -200,8 +191,8 @@ class Command(BaseCommand):
         task = rows.filter(pk=options["id"]).first()
         if task is None:
             raise CommandError(_("There is no task %d.") % options["id"])
-        about = _fields_of_task(task, [field.attname for field in Task._meta.concrete_fields])
-        attempts = [_fields(row, ATTEMPT) for row in task.failures.using(rows.db).order_by("number")]
+        about = fields_of_task(task, [field.attname for field in Task._meta.concrete_fields])
+        attempts = [fields_of_attempt(row) for row in task.failures.using(rows.db).order_by("number")]
         if options["json"]:
             self._print_json({**about, "failures": attempts})
             return
@@ -223,7 +214,7 @@ class Command(BaseCommand):
         tasks = chosen(rows, options)
         if options["dry_run"] or not (options["ids"] or options["yes"]):
             count = verb.movable(tasks)[: MOST_COUNTED + 1].count()
-            self.stdout.write(_said(verb.question, count))
+            self.stdout.write(verb.said(verb.question, count, most=MOST_COUNTED))
             if options["dry_run"] or not count:
                 return
             _ask()
@@ -234,7 +225,7 @@ class Command(BaseCommand):
         left = len(set(ids)) - count
         if ids and not count:
             raise CommandError(_("None of these tasks is there in a state for this; see locktasks show."))
-        self.stdout.write(verb.done % {"count": count, "number": count})
+        self.stdout.write(verb.said(verb.done, count))
         if left > 0:
             text = ngettext(
                 "%d was left alone: it is gone, or in another state.",
@@ -296,40 +287,7 @@ class Command(BaseCommand):
         self.stdout.write("\n".join(aligned(head, lines)))
 
     def _print_fields(self, fields: dict[str, Any]) -> None:
-        for name, value in fields.items():
-            text = value if isinstance(value, str) else json.dumps(value, cls=DjangoJSONEncoder, ensure_ascii=False)
-            self.stdout.write(f"{name + ':':20} {printable(text)}")
-
-
-def _fields(row: Any, names: Any) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in names}
-
-
-def _fields_of_task(task: Task, names: Any) -> dict[str, Any]:
-    fields = {name: shown(task, name) for name in names if name != "uncounted"}
-    return {**fields, "attempts": task.attempts_made, "claims": task.attempts}
-
-
-def _as_json(queue: QueueCounts) -> dict[str, Any]:
-    return {
-        "queue": queue.queue,
-        **{status.lower(): count for status, count in queue.counts.items()},
-        "oldest_ready": queue.oldest_ready,
-        "paused_at": queue.paused_at,
-        "at_least": sorted(status.lower() for status in queue.at_least),
-    }
-
-
-def _as_line(queue: QueueCounts) -> tuple[str, ...]:
-    counts = (f"{queue.counts[status]}{'+' if status in queue.at_least else ''}" for status in COUNTED)
-    oldest = "-" if queue.oldest_ready is None else f"{queue.oldest_ready:.0f} s"
-    return (printable(queue.queue), *counts, oldest, _("%s ago") % ago(queue.paused_at) if queue.paused_at else "-")
-
-
-def _said(text: Any, count: int) -> str:
-    """Return a text with a count that stopped at its most."""
-    shown = str(count) if count <= MOST_COUNTED else f"{MOST_COUNTED}+"
-    return str(text % {"count": shown, "number": count})
+        self.stdout.write("\n".join(lines_of_fields(fields)))
 
 
 def _ask() -> None:

@@ -1,15 +1,9 @@
-"""``manage.py runlockworker``: the door of the worker."""
+"""``manage.py runlockworker``: parse, refuse what cannot work, and run one worker, a reloading one, or a supervisor."""
 
 from __future__ import annotations
 
-import argparse
-import gc
-import logging
-import os
-import signal
-import subprocess
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -18,20 +12,15 @@ from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
-from django_pglock.management.arguments import read_by
-from django_pglock.management.databases import add_database, database_of_tasks, no_backend
-from django_pglock.worker import Worker
-from django_pglock.worker.claiming.drain import LEFT_BEHIND
-from django_pglock.worker.claiming.queues import ORDERS, Queues
-from django_pglock.worker.logs import silence_what_nobody_hears
-from django_pglock.worker.options import LAST_PORT, NUMBERS, check_options, database_of, our_backends, up_to
-from django_pglock.worker.probes.server import DEFAULT_HOST
-from django_pglock.worker.running.forked_child import end_here
-from django_pglock.worker.supervising.channel import Line, to_supervisor
+from django_pglock.management.databases import database_of_tasks, no_backend
+from django_pglock.management.worker_arguments import add_worker_arguments
+from django_pglock.management.worker_process import run_until_signal, show_log
+from django_pglock.management.worker_reload import run_reloading
+from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.options import LAST_PORT, check_options, database_of, our_backends
+from django_pglock.worker.supervising.channel import to_supervisor
 from django_pglock.worker.supervising.supervisor import Supervisor
 
-#: The exit code with which Django's reloader says that code changed.
-CHANGED = 3
 #: Options that are arguments of ``Worker``, too.
 PASSED_ON = (
     "backend",
@@ -48,8 +37,6 @@ PASSED_ON = (
 )
 #: So are those after which a process is replaced.
 RECYCLING = ("max_tasks", "max_memory", "max_time")
-#: Objects that may come to be before Python looks which of them are garbage.
-GARBAGE = 10_000
 
 
 class Command(BaseCommand):
@@ -63,121 +50,8 @@ class Command(BaseCommand):
         )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Say what can be asked for."""
-        parser.add_argument(
-            "queues",
-            nargs="*",
-            metavar="QUEUE",
-            help=_("Queues to serve (default: all), by name or by how names begin: NAME, PREFIX*, NAME=WEIGHT."),
-        )
-        parser.add_argument(
-            "--exclude",
-            action="append",
-            default=[],
-            metavar="QUEUE",
-            help=_("A queue, or PREFIX*, to leave to others."),
-        )
-        parser.add_argument(
-            "--order",
-            choices=ORDERS,
-            default="weighted",
-            help=_(
-                "weighted (default): queues come first in proportion to their weights; "
-                "strict: always in the order in which they are given."
-            ),
-        )
-        parser.add_argument(
-            "--threads", type=read_by(NUMBERS["threads"]), default=4, help=_("Sync tasks at once (default: 4).")
-        )
-        parser.add_argument(
-            "--grace",
-            type=read_by(NUMBERS["grace"]),
-            default=30.0,
-            metavar="SECONDS",
-            help=_("Time for running tasks to finish after the first signal (default: 30)."),
-        )
-        self._add_arguments_of_database(parser)
-        self._add_arguments_of_processes(parser)
-        self._add_signs_of_life(parser)
-        parser.add_argument(
-            "--drain",
-            action="store_true",
-            help=_("End when nothing is left to do. What is scheduled for later, or paused, is left."),
-        )
-        parser.add_argument(
-            "--reload",
-            action=argparse.BooleanOptionalAction,
-            default=None,
-            help=_(
-                "Start again when code changes, after running tasks have finished "
-                "(default: if DEBUG, and none of the options that end processes is given)."
-            ),
-        )
-
-    def _add_arguments_of_database(self, parser: CommandParser) -> None:
-        add_database(parser)
-        parser.add_argument(
-            "--backend",
-            metavar="NAME",
-            help=_("Backend of TASKS to serve, where several share a database (default: all that the database has)."),
-        )
-        parser.add_argument(
-            "--no-listen",
-            action="store_false",
-            dest="listens",
-            help=_("Only poll. For databases that are reached through a pooler in transaction mode."),
-        )
-
-    def _add_arguments_of_processes(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--processes",
-            type=read_by(up_to(64)),
-            default=1,
-            metavar="N",
-            help=_(
-                "Run so many worker processes, each with these options, and start again those that end (default: 1, "
-                "which is this process; with one of the --max options it is a child of this one, and replaced)."
-            ),
-        )
-        parser.add_argument(
-            "--max-tasks",
-            type=read_by(NUMBERS["max_tasks"]),
-            metavar="N",
-            help=_("Replace a process when it has run so many tasks."),
-        )
-        parser.add_argument(
-            "--max-memory",
-            type=read_by(NUMBERS["max_memory"]),
-            metavar="MIB",
-            help=_("Replace a process that takes more memory than so many MiB. Running tasks get the grace."),
-        )
-        parser.add_argument(
-            "--max-time",
-            type=read_by(NUMBERS["max_time"]),
-            metavar="SECONDS",
-            help=_("Replace a process after this time, or up to a tenth sooner. Running tasks get the grace."),
-        )
-
-    def _add_signs_of_life(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--probe-port",
-            type=read_by(NUMBERS["probe_port"]),
-            metavar="PORT",
-            help=_(
-                "Answer /livez, /readyz and /metrics over HTTP at this port; "
-                "the second of several processes at the next one, and so on."
-            ),
-        )
-        parser.add_argument(
-            "--probe-host",
-            metavar="ADDRESS",
-            help=_("The address for them (default: %s, as probes and scrapers ask from outside).") % DEFAULT_HOST,
-        )
-        parser.add_argument(
-            "--heartbeat-file",
-            metavar="PATH",
-            help=_("A file to touch at each heartbeat that was written, for probes that look at its age."),
-        )
+        """Add the arguments."""
+        add_worker_arguments(parser)
 
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:
         """Build the worker and run it."""
@@ -241,62 +115,6 @@ def refuse_ports(first: int, processes: int) -> None:
         )
 
 
-def run_until_signal(build: dict[str, Any]) -> None:
-    """Run one worker in the main thread; SIGTERM and SIGINT stop it."""
-    silence_what_nobody_hears()
-    worker = Worker(**build)
-    stop_at_signals(worker)
-    look_less_for_garbage()
-    try:
-        have_all_finished = worker.run()
-    except ConfigurationError as error:
-        raise CommandError(str(error)) from None
-    if not have_all_finished:
-        leave_running_tasks()
-    if worker.left_behind:
-        raise CommandError(_("Not all is done: see the log."), returncode=LEFT_BEHIND)
-
-
-def leave_running_tasks() -> NoReturn:
-    """End the process at once, with the exit code that it would have: its tasks are about to run elsewhere.
-
-    Python would wait for threads that they have started, ``asyncio.to_thread()`` for example, and both would run.
-    """
-    logging.shutdown()
-    end_here(sys.exc_info()[1])
-
-
-def look_less_for_garbage() -> None:
-    """Have Python look for cycles of garbage less often, and never among what is loaded by now, for that stays.
-
-    A worker has thousands of small objects on their way at any time. With Python's own threshold of 700 it looked
-    through them every hundred tasks, and at times through all of Django.
-    """
-    gc.collect()
-    gc.freeze()
-    often, *rest = gc.get_threshold()
-    if often:  # zero: somebody has switched it off
-        gc.set_threshold(max(often, GARBAGE), *rest)
-
-
-def stop_at_signals(worker: Worker) -> None:
-    """Let SIGTERM and SIGINT stop the worker: the first in order, a second at once.
-
-    Under a supervisor all count as the first: service managers tell every process of a service, and so does it.
-    """
-    process = os.getpid()
-
-    def stop(number: int, frame: Any) -> None:
-        if os.getpid() != process:
-            # A child that a task has forked is meant by itself: multiprocessing's terminate(), for example.
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        worker.stop() if worker.line is None else worker.end()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-
-
 def supervise(options: dict[str, Any]) -> int:
     """Run our own command line in processes of their own, without a database; return the exit code at last."""
     return Supervisor(
@@ -306,90 +124,3 @@ def supervise(options: dict[str, Any]) -> int:
         silence=get_settings().HEARTBEAT_LIMIT,
         drain=options["drain"],
     ).run()
-
-
-def run_reloading(build: dict[str, Any]) -> None:
-    """Run a worker that starts again when code changes, after its running tasks have finished."""
-    if os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) == "true":
-        run_watched(build)
-    else:
-        sys.exit(start_again_and_again())
-
-
-def start_again_and_again() -> int:
-    """Start the watched worker, again each time it ends because of a change; return its exit code at last.
-
-    Django's own loop kills the child a quarter of a second after Ctrl-C. Ours passes signals on and waits: the child
-    has a session of its own, so that a Ctrl-C on the terminal reaches it once, through us.
-    """
-    environment = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
-    child: subprocess.Popen[bytes] | None = None
-
-    def pass_on(number: int, frame: Any) -> None:
-        if child is not None:
-            child.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
-    while True:
-        child = subprocess.Popen(autoreload.get_child_arguments(), env=environment, start_new_session=True)  # noqa: S603
-        code = child.wait()
-        if code != CHANGED:
-            return code
-
-
-def run_watched(build: dict[str, Any]) -> None:
-    """Run one worker under Django's reloader.
-
-    The reloader watches in the main thread and ends the process right after it has said that a file changed, so the
-    worker drains while it hears that; and when a signal ends the reloader, on the way out.
-    """
-    workers: list[Worker] = []
-
-    def work() -> None:
-        worker = Worker(**build)
-        workers.append(worker)
-        worker.run()
-
-    def drain(**kwargs: Any) -> None:
-        for worker in workers:
-            worker.shutdown()
-
-    autoreload.file_changed.connect(drain, weak=False)
-    try:
-        autoreload.run_with_reloader(work)
-    finally:
-        for worker in workers:
-            worker.stop()
-            stop_at_signals(worker)
-        if not all(worker.shutdown() for worker in workers):
-            leave_running_tasks()
-
-
-def show_log(verbosity: int, line: Line | None = None) -> None:
-    """Let the worker's log be seen on the terminal, unless the project has arranged for it.
-
-    One of several processes gives its name to all records: ``%(processName)s``.
-    """
-    who = ""
-    if line is not None:
-        name_records(f"worker-{line.number}")
-        who = "%(processName)s[%(process)d] "
-    logger = logging.getLogger("django_pglock")
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {who}%(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel({0: logging.ERROR, 1: logging.INFO}.get(verbosity, logging.DEBUG))
-
-
-def name_records(name: str) -> None:
-    """Have all log records of this process say that it is called ``name``."""
-    make = logging.getLogRecordFactory()
-
-    def make_named(*args: Any, **kwargs: Any) -> logging.LogRecord:
-        record = make(*args, **kwargs)
-        record.processName = name
-        return record
-
-    logging.setLogRecordFactory(make_named)

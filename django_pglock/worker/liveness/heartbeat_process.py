@@ -1,4 +1,4 @@
-"""Starts the worker's guard (``heartbeat_process_main.py``), tells it of each beat, and lets nothing of it disturb the worker."""
+"""Starts the guard (``heartbeat_process_main.py``) and tells it of each beat. Nothing of it disturbs the worker."""
 
 from __future__ import annotations
 

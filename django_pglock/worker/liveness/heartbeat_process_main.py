@@ -7,9 +7,9 @@ beats in its place, over a connection that it opens for that. Until then it has 
 When the worker's process has died, the guard deletes the worker's row. A worker without a row is dead, so its tasks are
 rescued in the next round of upkeep. This needs no session lock, so it is right behind a pooler as well.
 
-It runs as a script, with nothing but the standard library and, once it has to speak, psycopg. ``heartbeat_process.py`` starts it
-and says what it has to know: lines of JSON on its standard input, an empty line for each beat, and ``END`` when the
-worker ends in order. The input of a worker that dies ends without ``END``.
+It runs as a script, with nothing but the standard library and, once it has to speak, psycopg.
+``heartbeat_process.py`` starts it and says what it has to know: lines of JSON on its standard input, an empty line for
+each beat, and ``END`` when the worker ends in order. The input of a worker that dies ends without ``END``.
 """
 
 from __future__ import annotations

@@ -22,9 +22,10 @@ from django.test import override_settings
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Task
 from django_pglock.worker import service
+from django_pglock.worker.probes import health
+from django_pglock.worker.probes import server as probes
 from django_pglock.worker.probes.metrics import exposition
-from django_pglock.worker.probes.server import Probes, health
-from django_pglock.worker.probes.server import server as probes
+from django_pglock.worker.probes.server import Probes
 from django_pglock.worker.supervising.channel import REPLACE, Line
 from django_pglock.worker.upkeep import ready_counts
 from tests.sample import running_tasks, tasks
@@ -257,9 +258,8 @@ def test_a_heartbeat_that_cannot_be_written_is_seen(probed, eventually, monkeypa
 
 
 def test_what_became_of_claims_is_counted(probed, eventually, monkeypatch):
-    monkeypatch.setattr(
-        "django_pglock.worker.claiming.fetcher.HOARDING", 60
-    )  # else a claim that waits for long counts twice
+    # Otherwise a claim that waits for long counts twice.
+    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.HOARDING", 60)
     worker = probed()
     for call in (tasks.nothing, tasks.nothing, tasks.fail_twice, tasks.fail_for_good):
         call.enqueue(*["a"] * (call is tasks.fail_twice))

@@ -17,13 +17,13 @@ from django_pglock.store.liveness import beat
 from django_pglock.tasks import registry
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.liveness import heartbeat
-from django_pglock.worker.upkeep.upkeep import unknown_report as unknown
+from django_pglock.worker.upkeep import unknown_report as unknown
 from tests.sample import tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PATH = "tests.db.test_unknown_tasks.from_the_next_deploy"
+PATH = "tests.db.worker.upkeep.test_unknown_report.from_the_next_deploy"
 
 
 def from_the_next_deploy(name):

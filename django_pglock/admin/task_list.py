@@ -1,0 +1,111 @@
+"""The list of tasks, built for ten million rows: each query walks an index or stops early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_pglock.admin.pages import AtLeast, CappedChangeList, elapsed
+from django_pglock.admin.task_filters import status_of
+from django_pglock.models import Task
+from django_pglock.store.count import in_status, search_end
+from django_pglock.tasks import registry
+
+
+class TaskChangeList(CappedChangeList):
+    """Walks the index of what was asked for; where there is no such index, searches only the newest tasks."""
+
+    #: The id at which the search among the newest tasks stopped, if there are more.
+    search_end: int | None = None
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Search for a queue or a function among the newest tasks; actions on all matches are not limited by that."""
+        asked = request.GET
+        is_search = asked.get("queue") or asked.get("task_path") or (self.query and not self.query.strip().isdigit())
+        if is_search and not asked.get("attention"):
+            self.search_end = search_end(self._searched(request))
+        if self.search_end is not None:
+            self.queryset = self.queryset.filter(pk__gt=self.search_end)
+        super().get_results(request)
+        if self.search_end is not None:
+            self.result_count = AtLeast(self.result_count)
+
+    def _searched(self, request: HttpRequest) -> Any:
+        status, below = status_of(request), request.GET.get("id__lt")
+        rows = Task.objects.using(self.root_queryset.db)
+        rows = in_status(rows, status).order_by("-status", "-pk") if status else rows.order_by("-pk")
+        return rows.filter(pk__lt=below) if below else rows
+
+    @property
+    def older_query(self) -> str:
+        """The query string of the rows after the last one shown, or after those that were searched."""
+        query = super().older_query
+        if query or self.search_end is None:
+            return query
+        return self.get_query_string({"id__lt": self.search_end + 1}, remove=["p"])
+
+    def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
+        """Sort by id; within one status by the index on status and id."""
+        ordering: list[Any] = super().get_ordering(request, queryset)
+        direction = "-" if ordering[0].startswith("-") else ""
+        return [f"{direction}status", *ordering] if status_of(request) else ordering
+
+
+def find(queryset: Any, term: str, *, newest_only: bool) -> Any:
+    """Filter tasks by id or by the beginning of the path of the function. The JSON of rows is never read.
+
+    ``newest_only``: stop where the list stops, because no index knows functions.
+    """
+    if term.isascii() and term.isdigit():
+        return queryset.filter(pk=int(term)) if int(term) < 2**63 else queryset.none()
+    # The paths are few and known, so the planner gets equality instead of a pattern.
+    paths = [path for path in registry.known_paths() if path.startswith(term) or path.endswith(f".{term}")]
+    found = queryset.filter(task_path__in=[term.replace("\x00", ""), *paths])
+    if newest_only and (end := search_end(Task.objects.using(queryset.db).order_by("-pk"))):
+        found = found.filter(pk__gt=end)
+    return found
+
+
+# Columns, which the page of a task shows as well
+
+
+@admin.display(description=_("task"), ordering="-id")
+def name_and_id(task: Task) -> str:
+    """Return the name of the function and the id of the task."""
+    return format_html(
+        '<span title="{}">{}</span> <span class="pglock-id">#{}</span>', task.task_path, task.name, task.pk
+    )
+
+
+@admin.display(description=_("status"))
+def status_mark(task: Task) -> str:
+    """Return the status in its colour, and whether a cancel was requested."""
+    is_asked = task.status == "RUNNING" and task.cancel_requested_at is not None
+    return format_html(
+        '<span class="pglock-status pglock-{}">{}</span>{}',
+        task.status.lower(),
+        task.get_status_display(),
+        f" ({gettext('cancel requested')})" if is_asked else "",
+    )
+
+
+@admin.display(description=_("attempts"))
+def attempts_made(task: Task) -> int:
+    """Return how often the function was started."""
+    return task.attempts_made
+
+
+@admin.display(description=_("waits or took"))
+def waits_or_took(task: Task) -> str:
+    """Return how long the task has waited or run, or how long it took."""
+    if task.finished_at:
+        if not task.started_at:
+            return "-"
+        took = (task.finished_at - task.started_at).total_seconds()
+        return gettext("%(seconds).3f s") % {"seconds": took}
+    return elapsed((task.status == "RUNNING" and task.last_attempted_at) or task.enqueued_at)

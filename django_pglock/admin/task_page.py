@@ -1,0 +1,112 @@
+"""What the page of one task shows: its call, its keys, its result, and why it does not run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Q
+from django.utils.html import format_html
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_pglock.models import Task, Worker
+from django_pglock.store.lock_keys import holders
+from django_pglock.tasks.redaction import shown
+from django_pglock.tasks.states import TaskStatus
+
+#: How many of the tasks that a task waits for are named.
+FEW = 5
+#: Characters of a value that are shown.
+MOST_SHOWN = 10_000
+
+
+@admin.display(description=_("arguments"))
+def shown_args(task: Task) -> str:
+    """Return the positional arguments."""
+    return _as_json(shown(task, "args"))
+
+
+@admin.display(description=_("keyword arguments"))
+def shown_kwargs(task: Task) -> str:
+    """Return the keyword arguments."""
+    return _as_json(shown(task, "kwargs"))
+
+
+@admin.display(description=_("lock key"), empty_value="-")
+def shown_lock_key(task: Task) -> str | None:
+    """Return the key whose tasks do not run together."""
+    return _text_of(task, "lock_key")
+
+
+@admin.display(description=_("fair key"), empty_value="-")
+def shown_fair_key(task: Task) -> str | None:
+    """Return the key whose tasks take turns with those of other keys."""
+    return _text_of(task, "fair_key")
+
+
+@admin.display(description=_("unique key"), empty_value="-")
+def shown_unique_key(task: Task) -> str | None:
+    """Return the key that only one waiting task has."""
+    return _text_of(task, "unique_key")
+
+
+@admin.display(description=_("progress"))
+def shown_progress(task: Task) -> str:
+    """Return the progress that the function has reported."""
+    return _as_json(task.progress)
+
+
+@admin.display(description=_("result"))
+def shown_result(task: Task) -> str:
+    """Return what the function returned."""
+    return _as_json(shown(task, "result"))
+
+
+@admin.display(description=_("carried along"))
+def shown_meta(task: Task) -> str:
+    """Return the metadata, such as a trace context."""
+    return _as_json(shown(task, "meta"))
+
+
+def why_it_waits(task: Task) -> str:
+    """Return what a task waits for, other than its turn; an empty string for a task that does not wait."""
+    if task.status == TaskStatus.READY:
+        return _why_no_worker_runs(task)
+    if task.status != TaskStatus.BLOCKED:
+        return ""
+    if task.waits_for:
+        awaited = task.awaiting.values_list("awaited", flat=True)[:FEW]
+        return gettext("It waits for the end of %(tasks)s.") % {"tasks": _numbers(awaited)}
+    ids = holders(Task.objects.db, str(task.lock_key), limit=FEW)
+    return gettext("It waits for its key, %(key)s, which is with %(tasks)s.") % {
+        "key": shown(task, "lock_key"),
+        "tasks": _numbers(ids) or gettext("nobody at this moment"),
+    }
+
+
+def _numbers(ids: Iterable[int]) -> str:
+    return ", ".join(f"#{each}" for each in ids)
+
+
+def _why_no_worker_runs(task: Task) -> str:
+    """Return why no worker can run a ready task; an empty string if one can."""
+    alive = Worker.objects.all().alive()
+    known = list(alive.annotate(knows=Q(task_paths__contains=[task.task_path])).values_list("knows", flat=True))
+    if not known:
+        return gettext("No worker knows this task: none is running.")
+    if not any(known):
+        return gettext("No worker knows this task. Is its module imported, or its deploy still to come?")
+    return ""
+
+
+def _text_of(task: Task, field: str) -> str | None:
+    value = shown(task, field)
+    return None if value is None else str(value)
+
+
+def _as_json(value: Any) -> str:
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return format_html('<pre class="pglock-json">{}</pre>', text[:MOST_SHOWN] + ("…" if len(text) > MOST_SHOWN else ""))

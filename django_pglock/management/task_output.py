@@ -1,0 +1,70 @@
+"""Tasks, attempts and queues as ``locktasks`` shows them: fields, lines of tables, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from django.core.serializers.json import DjangoJSONEncoder
+from django.utils.translation import gettext as _
+
+from django_pglock.management.tables import ago, printable
+from django_pglock.models import Task
+from django_pglock.store.count import COUNTED, QueueCounts
+from django_pglock.tasks.redaction import shown
+
+#: What a list shows of a task; all else may be megabytes.
+LISTED = (
+    *(
+        "id",
+        "status",
+        "queue",
+        "task_path",
+        "priority",
+        "attempts",
+        "uncounted",
+        "retries",
+        "rescues",
+        "worker",
+        "lock_key",
+    ),
+    *("enqueued_at", "run_after", "started_at", "last_attempted_at", "finished_at", "expires_at"),
+)
+ATTEMPT = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "traceback")
+
+
+def fields_of_attempt(row: Any) -> dict[str, Any]:
+    """Return the fields of an attempt that are shown."""
+    return {name: getattr(row, name) for name in ATTEMPT}
+
+
+def fields_of_task(task: Task, names: Iterable[str]) -> dict[str, Any]:
+    """Return fields of a task, without what people are not to see."""
+    fields = {name: shown(task, name) for name in names if name != "uncounted"}
+    return {**fields, "attempts": task.attempts_made, "claims": task.attempts}
+
+
+def queue_as_json(queue: QueueCounts) -> dict[str, Any]:
+    """Return the counts of a queue for programs."""
+    return {
+        "queue": queue.queue,
+        **{status.lower(): count for status, count in queue.counts.items()},
+        "oldest_ready": queue.oldest_ready,
+        "paused_at": queue.paused_at,
+        "at_least": sorted(status.lower() for status in queue.at_least),
+    }
+
+
+def queue_as_line(queue: QueueCounts) -> tuple[str, ...]:
+    """Return the counts of a queue as a line of the table; "+" is "at least"."""
+    counts = (f"{queue.counts[status]}{'+' if status in queue.at_least else ''}" for status in COUNTED)
+    oldest = "-" if queue.oldest_ready is None else f"{queue.oldest_ready:.0f} s"
+    return (printable(queue.queue), *counts, oldest, _("%s ago") % ago(queue.paused_at) if queue.paused_at else "-")
+
+
+def lines_of_fields(fields: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each field."""
+    for name, value in fields.items():
+        text = value if isinstance(value, str) else json.dumps(value, cls=DjangoJSONEncoder, ensure_ascii=False)
+        yield f"{name + ':':20} {printable(text)}"

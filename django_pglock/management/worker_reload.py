@@ -1,0 +1,75 @@
+"""A worker that starts again when code changes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from django.utils import autoreload
+
+from django_pglock.management.worker_process import leave_running_tasks, stop_at_signals
+from django_pglock.worker import Worker
+
+#: The exit code with which Django's reloader says that code changed.
+CHANGED = 3
+
+
+def run_reloading(build: dict[str, Any]) -> None:
+    """Run a worker that starts again when code changes, after its running tasks have finished."""
+    if os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) == "true":
+        run_watched(build)
+    else:
+        sys.exit(start_again_and_again())
+
+
+def start_again_and_again() -> int:
+    """Start the watched worker, again each time it ends because of a change; return its exit code at last.
+
+    Django's own loop kills the child a quarter of a second after Ctrl-C. Ours passes signals on and waits: the child
+    has a session of its own, so that a Ctrl-C on the terminal reaches it once, through us.
+    """
+    environment = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
+    child: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, frame: Any) -> None:
+        if child is not None:
+            child.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    while True:
+        child = subprocess.Popen(autoreload.get_child_arguments(), env=environment, start_new_session=True)  # noqa: S603
+        code = child.wait()
+        if code != CHANGED:
+            return code
+
+
+def run_watched(build: dict[str, Any]) -> None:
+    """Run one worker under Django's reloader.
+
+    The reloader watches in the main thread and ends the process right after it has said that a file changed, so the
+    worker drains while it hears that; and when a signal ends the reloader, on the way out.
+    """
+    workers: list[Worker] = []
+
+    def work() -> None:
+        worker = Worker(**build)
+        workers.append(worker)
+        worker.run()
+
+    def drain(**kwargs: Any) -> None:
+        for worker in workers:
+            worker.shutdown()
+
+    autoreload.file_changed.connect(drain, weak=False)
+    try:
+        autoreload.run_with_reloader(work)
+    finally:
+        for worker in workers:
+            worker.stop()
+            stop_at_signals(worker)
+        if not all(worker.shutdown() for worker in workers):
+            leave_running_tasks()

@@ -1,0 +1,1 @@
+"""The migrations of a later version of the package: its own, and one that changes nothing."""

@@ -1,0 +1,118 @@
+"""Migrations after the first one can be applied while workers claim: no rewritten table, no long lock."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+import pytest
+from django.contrib.postgres.operations import (
+    AddConstraintNotValid,
+    AddIndexConcurrently,
+    RemoveIndexConcurrently,
+    ValidateConstraint,
+)
+from django.db import migrations, models
+from django.db.models.functions import Now, Random
+
+from django_pglock import migrations as package
+from django_pglock.migrations._operations import CreateView, TableSQL
+
+#: Operations that take their locks for a moment, whatever the size of the table. TableSQL sets storage parameters.
+ONLINE = (AddConstraintNotValid, ValidateConstraint, migrations.CreateModel, CreateView, TableSQL)
+CONCURRENT = (AddIndexConcurrently, RemoveIndexConcurrently)
+
+
+def names():
+    return sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] != "_")
+
+
+def obstacles(migration):
+    """Return each operation of a migration that may hold up a table that is in use, with the reason."""
+    found = []
+    for operation in migration.operations:
+        if isinstance(operation, CONCURRENT):
+            reason = "needs atomic = False" if migration.atomic else ""
+        elif isinstance(operation, migrations.AddField):
+            reason = _obstacle_of_field(operation.field)
+        else:
+            reason = "" if isinstance(operation, ONLINE) else "is not online"
+        if reason:
+            found.append(f"{operation.describe()}: {reason}")
+    if not migration.atomic and len(migration.operations) > 1:
+        found.append("without a transaction there may be one operation only: after a failure it could not be repeated")
+    return found
+
+
+def _obstacle_of_field(field):
+    # PostgreSQL evaluates a default that is not volatile once, and stores it beside the table:
+    # https://www.postgresql.org/docs/current/sql-altertable.html, "Notes".
+    default = field.db_default
+    is_constant = default is not models.NOT_PROVIDED and isinstance(default, (models.Value, Now, bool, int, str))
+    if not field.null and not is_constant:
+        return "needs null=True or a constant db_default"
+    if default is not models.NOT_PROVIDED and not is_constant:
+        return "has a default that PostgreSQL would evaluate for each row"
+    if field.unique or field.db_index or field.is_relation:
+        return "makes an index or a constraint under a lock"
+    return ""
+
+
+def test_there_is_one_first_migration():
+    assert names()[0] == "0001_initial"
+    assert import_module(f"{package.__name__}.0001_initial").Migration.initial
+
+
+def test_later_migrations_are_online():
+    for name in names()[1:]:
+        assert not obstacles(import_module(f"{package.__name__}.{name}").Migration), name
+
+
+class Later(migrations.Migration):
+    """A migration of a test's own."""
+
+    def __init__(self, *operations, atomic=True):
+        super().__init__("later", "django_pglock")
+        self.operations, self.atomic = list(operations), atomic
+
+
+INDEX = models.Index(fields=["queue"], name="later")
+CHECK = models.CheckConstraint(condition=models.Q(queue="x"), name="later")
+
+
+@pytest.mark.parametrize(
+    "migration",
+    [
+        Later(migrations.AddField("task", "a", models.IntegerField(null=True))),
+        Later(migrations.AddField("task", "a", models.DateTimeField(db_default=Now()))),
+        Later(migrations.AddField("task", "a", models.IntegerField(db_default=0))),
+        Later(AddIndexConcurrently("task", INDEX), atomic=False),
+        Later(AddConstraintNotValid("task", CHECK)),
+        Later(ValidateConstraint("task", "later")),
+    ],
+)
+def test_what_is_online(migration):
+    assert not obstacles(migration)
+
+
+@pytest.mark.parametrize(
+    "migration",
+    [
+        Later(migrations.AddField("task", "a", models.IntegerField(default=0))),
+        Later(migrations.AddField("task", "a", models.FloatField(db_default=Random()))),
+        Later(migrations.AddField("task", "a", models.FloatField(null=True, db_default=Random()))),
+        Later(migrations.AddField("task", "a", models.IntegerField(null=True, db_index=True))),
+        Later(migrations.AddField("task", "a", models.ForeignKey("django_pglock.worker", models.CASCADE, null=True))),
+        Later(migrations.AlterField("task", "queue", models.TextField())),
+        Later(migrations.RemoveField("task", "queue")),
+        Later(migrations.RenameField("task", "queue", "line")),
+        Later(migrations.AddIndex("task", INDEX)),
+        Later(AddIndexConcurrently("task", INDEX)),
+        Later(AddIndexConcurrently("task", INDEX), ValidateConstraint("task", "later"), atomic=False),
+        Later(migrations.AddConstraint("task", CHECK)),
+        Later(migrations.RunSQL("VACUUM FULL django_pglock_task")),
+        Later(migrations.RunPython(migrations.RunPython.noop)),
+    ],
+)
+def test_what_is_not_online(migration):
+    assert obstacles(migration)
