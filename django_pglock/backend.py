@@ -5,7 +5,6 @@ No model is imported here at module level: ``@task`` makes the backend while a `
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
@@ -21,7 +20,8 @@ from django_pglock.conf import get_settings, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.await_end import await_end, await_end_async
-from django_pglock.store.enqueue import Call, batches, enqueue, enqueue_many
+from django_pglock.store.call import Call, batches
+from django_pglock.store.enqueue import enqueue, enqueue_many
 from django_pglock.store.result import result_of_row
 from django_pglock.store.sql import rows_of
 from django_pglock.tasks.arguments import to_json
@@ -203,8 +203,7 @@ def _meta_of(task: PostgresTask) -> str:
     if task.carried:
         meta["options"] = task.carried
     if task.rate:
-        # Let through in portions where the rate is high: to look more often than each 50 ms helps nobody.
-        meta["rate"] = [task.rate.interval, max(task.rate.burst, math.ceil(0.05 / task.rate.interval))]
+        meta["rate"] = [task.rate.interval, task.rate.portion]
     if task.redact:
         meta["redact"] = task.redact
     if task.after:

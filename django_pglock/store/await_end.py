@@ -1,4 +1,4 @@
-"""Waiting for a task's end, in a thread or in a coroutine."""
+"""Waits until a task has ended, in a thread or in a coroutine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def await_end(task_id: int, using: str, timeout: float | None) -> bool | None:
     """Wait until a task has ended, for ``timeout`` seconds at most (None: as long as it takes).
 
     Returns True when it has, False when there is no such task, None when the time is over. Raises ``TaskError`` inside
-    a transaction, which nobody else sees: the task would wait for the caller.
+    a transaction: no worker sees the task before the commit, so the caller would wait for itself.
     """
     if in_transaction(connection_for(using)):
         raise TaskError("wait() inside atomic() would wait for ever: no worker sees the task before the commit.")
@@ -37,12 +37,12 @@ def await_end(task_id: int, using: str, timeout: float | None) -> bool | None:
 
 
 async def await_end_async(task_id: int, using: str, timeout: float | None) -> bool | None:
-    """Do the same for a coroutine, which holds no thread meanwhile."""
+    """Do the same for a coroutine, which holds no thread while it waits."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[bool] = loop.create_future()
 
     def tell(said: bool | BaseException) -> None:
-        # The loop may have been closed under the coroutine.
+        # The loop may have been closed while the coroutine waited.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_settle, answer, said)
 

@@ -1,6 +1,6 @@
-"""What came of a claim, as values. A new ending is a new class here, not a new branch in three places.
+"""Outcomes: how a claim ended, as values. A new ending is a new class here, not a new branch in three places.
 
-An outcome knows which status it leads to and what it writes; it knows neither the database nor the user's function.
+An outcome has the status that it leads to and the values to write. It knows neither the database nor the task function.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUCCEEDED = Succeeded()
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception, as it is stored with the attempt, and as those get it who are told of the end."""
+    """An exception, as it is stored with the attempt, and as receivers of signals get it."""
 
     exception_path: str
     traceback: str
@@ -39,13 +39,13 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Return the failure that an exception is."""
+        """Return the failure for an exception."""
         chain = list(_chain_of(error))
         for each in chain:
             each.__traceback__ = _without_own_frames(each.__traceback__)
         failure = cls(*describe_exception(error), message_of(error), error)
         for each in chain:
-            # What the frames hold, such as locks and connections, is let go: the next task may begin now.
+            # Releases what the frames hold, such as locks and connections, because the next task may begin now.
             traceback.clear_frames(each.__traceback__)
         return failure
 
@@ -61,7 +61,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The function raised and will be tried again after ``delay`` seconds. Spends one retry."""
+    """The function raised and runs again after ``delay`` seconds. This spends one retry."""
 
     failure: Failure
     delay: float
@@ -71,9 +71,9 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The function asked to be run again after ``delay`` seconds. No attempt is counted.
+    """The function asked to run again after ``delay`` seconds. No attempt is counted.
 
-    ``snoozes`` is how often it has asked so far, where that is limited; else 0.
+    ``snoozes``: how often it has asked so far, if that is limited; else 0.
     """
 
     delay: float
@@ -84,7 +84,7 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The task is not wanted any more: its function said so, or somebody asked for its end."""
+    """The task is to end without success: its function raised ``Cancel``, or somebody asked the task to end."""
 
     failure: Failure
 
@@ -93,10 +93,10 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The function was cut off from the database in its own transaction, or met a server that only reads: run it again.
+    """The function lost the database in its own transaction, or met a read-only server: it runs again.
 
-    After ``delay`` seconds, for whatever cut it off may still be there. Counts neither as a retry nor as a rescue: an
-    outage is the fault of no task.
+    After ``delay`` seconds, because the outage may still last. Counts neither as a retry nor as a rescue: no task is to
+    blame for an outage.
     """
 
     failure: Failure
@@ -107,16 +107,16 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The claim is given back unused: nothing ran, so nothing is counted."""
+    """The claim is given back unused: the function did not run, so nothing is counted."""
 
     status = TaskStatus.READY
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The process has to end while the function still runs: run it again after ``delay`` seconds. Nothing is counted.
+    """The process has to end while the function still runs: it runs again after ``delay`` seconds. Nothing is counted.
 
-    Not at once, for until the process is gone the function would run twice.
+    Not at once: until the process has ended, the function would run twice at the same time.
     """
 
     delay: float
@@ -125,7 +125,7 @@ class Abandoned:
 
 
 Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | Released | Abandoned
-#: What was given back or would have been tried again, if nobody had asked for its end meanwhile.
+#: The outcome of a task that would run again if nobody had asked it to end meanwhile.
 NOT_AGAIN = Cancelled(
     Failure(
         "django_pglock.errors.TaskCancelled",
@@ -133,16 +133,16 @@ NOT_AGAIN = Cancelled(
         "Somebody asked this task to end, so it does not run again",
     )
 )
-#: After these nothing more happens by itself.
+#: After these outcomes a task does not run again by itself.
 FINAL = (Succeeded, Failed, Cancelled)
 
-#: Where the frames are through which every exception of a task comes. They tell nobody anything, and one that runs
-#: keeps its variables.
+#: The package whose frames every traceback of a task passes. They help nobody who reads it, and the variables of a
+#: frame that still runs cannot be cleared.
 _OWN_FRAMES = "django_pglock.worker."
 
 
 def _chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, and those from which it came or that it groups."""
+    """Yield an exception, its causes and contexts, and the exceptions that it groups."""
     seen: set[int] = set()
     left: list[object] = [error]
     while left:

@@ -1,17 +1,17 @@
-"""The one session of this process that hears when awaited tasks have ended.
+"""The one session of this process that is notified when awaited tasks have ended.
 
-A thread has the session, from the first waiter to the last, so a waiter costs neither a thread nor a session. ::
+A thread owns the session, from the first waiter to the last, so a waiter costs neither a thread nor a session. ::
 
     wait(), await_()  --joins, leaves-->  changes  --thread-->  a row in the table of waiters, then a look at the task
          ^                                                          |
          └---------------- tell(), once ----------------------------┴-- NOTIFY, or the poll
 
-All that came in while the thread was busy is one round: one statement leaves the rows and one looks. Only the thread
-knows who waits, so nothing is locked but the start and the end of the thread; a coroutine may leave in the middle of
-anything, because Python may end it there.
+All waiters that came while the thread was busy are one round: one statement writes their rows, and one looks at their
+tasks. Only the thread reads who waits, so only its start and its end need a lock. A coroutine may be cancelled at any
+point, so leaving takes no lock.
 
-Behind a pooler no notification arrives, and one statement for all waiters looks every ``POLL_INTERVAL`` seconds. When
-the session is lost, the thread opens another, leaves the rows again, and looks at all awaited tasks.
+Behind a pooler no notification arrives; there, one statement for all waiters looks every ``POLL_INTERVAL`` seconds. If
+the session is lost, the thread opens another, writes the rows again, and looks at all awaited tasks.
 """
 
 from __future__ import annotations
@@ -35,29 +35,28 @@ from django_pglock.postgres.connections import hang_up, has_hung_up
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.postgres.libpq import pass_on_notifications
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
-from django_pglock.store.release import DONE_CHANNEL
-from django_pglock.store.wait import ended, note_waits
+from django_pglock.store.wait import DONE_CHANNEL, ended, note_waits
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 logger = logging.getLogger("django_pglock.tasks")
 
-#: Seconds for the statements of one round. A half-open connection never answers.
+#: Time limit in seconds for the statements of one round, because a half-open connection never answers.
 PATIENCE = 15.0
-#: Seconds for which waiters wait for a server that is away; then they are told the error.
+#: Seconds for which waiters wait for a server that is out of reach; then they get the error.
 LONGEST_OUTAGE = 60.0
-#: Seconds before the first new try after a lost session; doubled each time up to the second number.
+#: Seconds before the first new connection after a lost session; doubled each time up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 
 LOST = (DatabaseError, InterfaceError, psycopg.Error, OSError)
 
 
 class Waiter:
-    """Somebody who waits for the end of one task.
+    """One caller that waits for the end of one task.
 
     ``tell`` is called once, on the listener's thread: with True when the task has ended, False when there is no such
-    task, or the error that keeps anybody from knowing. ``is_abandoned`` says that nobody is there to be told any more.
+    task, or the error if neither can be found out. ``is_abandoned`` says whether the caller does not exist any more.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Waiter:
 
 @contextmanager
 def listening(using: str, waiter: Waiter) -> Iterator[None]:
-    """Have ``waiter`` told of the end of its task on the database alias ``using`` within this block."""
+    """Tell ``waiter`` when its task in the database ``using`` ends within this block."""
     with _guard:
         listener = _listeners.get(using)
         if listener is None:
@@ -85,31 +84,31 @@ def listening(using: str, waiter: Waiter) -> Iterator[None]:
 
 
 class ResultListener:
-    """The session of one database alias, and the thread that has it."""
+    """The session of one database alias, and the thread that owns it."""
 
     def __init__(self, using: str) -> None:
         self.using = using
         self._changes: deque[tuple[Waiter, bool]] = deque()
-        #: What is sent here ends the thread's sleep.
+        #: A byte that is sent here ends the sleep of the thread.
         self._wake_sender, self._wake_receiver = socket.socketpair()
         for end in (self._wake_sender, self._wake_receiver):
             end.setblocking(False)
             keep_from_children(end)
-        # What follows belongs to the thread.
+        # Only the thread uses the following.
         self._waiting: dict[int, set[Waiter]] = {}
         self._connection: DatabaseWrapper | None = None
-        # Our rows in the table of waiters: by task, and of sessions before this one.
+        # The ids of our rows in the table of waiters: by task, and those of sessions before this one.
         self._noted: dict[int, int] = {}
         self._stale: list[int] = []
         self._notified: list[int] = []
         self._look_at = 0.0
         self._lost_at: float | None = None
-        #: What was awaited when the session was lost.
+        #: The tasks that were awaited when the session was lost.
         self._before_loss: set[int] = set()
         self._failures = 0
 
     def start(self) -> None:
-        """Start the thread. It ends by itself when nobody waits any more."""
+        """Start the thread. It ends by itself when there are no waiters any more."""
         threading.Thread(target=self._run, name="django_pglock wait", daemon=True).start()
 
     def join(self, waiter: Waiter) -> None:
@@ -118,7 +117,7 @@ class ResultListener:
         self._wake()
 
     def leave(self, waiter: Waiter) -> None:
-        """Forget somebody. Waits for nothing and locks nothing; harmless when the thread has ended."""
+        """Forget a waiter. Neither waits nor locks; harmless when the thread has ended."""
         self._changes.append((waiter, False))
         self._wake()
 
@@ -190,13 +189,13 @@ class ResultListener:
             connection.ensure_connection()
             raw: Any = connection.connection
             raw.add_notify_handler(self._note_notification)
-            # To be idle is in order here, whatever limit the role has.
+            # This session is idle most of the time, whatever limit the role has.
             set_limits(connection, {"idle_session_timeout": "0"})
             with connection.cursor() as cursor:
                 cursor.execute(f"LISTEN {DONE_CHANNEL}")
 
     def _leave_rows(self) -> list[int]:
-        """Leave a row for each task that is awaited now, take others back, and return the ids of the new ones."""
+        """Write a row for each task that is awaited now, delete the others, and return the ids of the new tasks."""
         new = [id_ for id_ in self._waiting if id_ not in self._noted]
         left = [id_ for id_ in self._noted if id_ not in self._waiting]
         if new or left or self._stale:
@@ -232,7 +231,7 @@ class ResultListener:
         pass_on_notifications(raw.pgconn)
         notified, self._notified = self._notified, []
         for id_ in notified:
-            # Whoever sent it has deleted the row.
+            # The sender has deleted the row.
             self._noted.pop(id_, None)
         self._tell(notified, True)
 
@@ -257,7 +256,7 @@ class ResultListener:
     # A lost session
 
     def _lose(self, error: BaseException) -> None:
-        """Let those who wait go on for a while, with another session. Those who come when there is none are told."""
+        """Let the waiters wait for another session, for a while. New ones that come meanwhile get the error."""
         is_lost = self._connection is not None and has_hung_up(self._connection)
         self._before_loss.update(self._waiting if is_lost else self._noted)
         self._close()
@@ -293,7 +292,7 @@ def _limited(connection: DatabaseWrapper) -> Iterator[None]:
 
 
 _listeners: dict[str, ResultListener] = {}
-#: Between the end of a thread and those who come at that moment.
+#: Held when a thread ends, and when a waiter comes, which must not join a thread that is about to end.
 _guard = threading.Lock()
 
 
@@ -303,7 +302,7 @@ def _forget(listener: ResultListener) -> None:
 
 
 def _forget_after_fork() -> None:
-    # The threads stayed behind, and so did those who wait.
+    # A forked process has neither the threads nor the waiters.
     global _guard
     _guard = threading.Lock()
     _listeners.clear()

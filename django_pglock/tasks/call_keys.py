@@ -1,4 +1,4 @@
-"""The keys of one call: what its lock, group, fair, rate and unique templates come to with these arguments."""
+"""The keys of one call: its lock, group, fair, rate and unique templates, filled in with its arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DIGEST = re.compile("[0-9a-f]{64}$")
 
 
 class CallKeys(NamedTuple):
-    """What one call is known by; None where the task does not ask for it."""
+    """The keys of one call; None where the task does not ask for one."""
 
     lock: str | None = None
     group: str | None = None
@@ -35,7 +35,7 @@ NO_KEYS = CallKeys()
 
 
 def keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKeys:
-    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function would not take."""
+    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function does not take."""
     if not task.has_keys:
         return NO_KEYS
     values = _bound(task, args, kwargs)
@@ -45,7 +45,7 @@ def keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
     group = render(task.group.key) if task.group else None
     keys = CallKeys(
-        # Marked by a percent sign, which nothing that a template makes of a value begins with: see ``part_of``.
+        # Begins with a percent sign, with which no key from a template can begin: see ``part_of``.
         lock=f"%group {task.module_path} {group}" if group is not None else _lock_key(task, render),
         group=group,
         fair=render(task.fair),
@@ -77,7 +77,7 @@ def _unique_key(task: TaskFields, values: Mapping[str, Any], render: Callable[[s
 
 
 def check_templates(task: TaskFields, where: str) -> None:
-    """Raise ``LockKeyError`` for a template that names what is no parameter of the function, or makes no clear key."""
+    """Raise ``LockKeyError`` for a template with fields that are no parameters, or with ambiguous keys."""
     for text in templates_of(task):
         KeyTemplate(text, known=_known(task.func, is_grouped(task)), where=where, is_own=text != task.lock)
 
@@ -89,25 +89,25 @@ def templates_of(task: TaskFields) -> list[str]:
 
 
 def names_in_keys(task: TaskFields) -> set[str]:
-    """Return the parameters, and the attributes behind them, whose values stand in keys of a task."""
+    """Return the names of the parameters, and of their attributes, whose values stand in keys of a task."""
     templates = (_template(text, task.func, is_grouped(task)) for text in templates_of(task))
     return set().union(*(template.names for template in templates))
 
 
 def positional_names(task: TaskFields, count: int) -> list[str]:
-    """Return the names of the parameters that so many positional arguments go to, or their numbers where none does."""
+    """Return the names of the parameters for ``count`` positional arguments, or their numbers if there are none."""
     parameters = [*_signature(task.func).parameters.values()][task.takes_context :]
     names = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
     return (names + names[-1:] * count)[:count] if names else [str(number) for number in range(count)]
 
 
 def has_digest(key: str) -> bool:
-    """Say whether a key may end in a digest: of all arguments of a call, or of a key that was too long."""
+    """Say whether a key may end in a digest: of all arguments of the call, or of a key that was too long."""
     return _DIGEST.search(key) is not None
 
 
 def is_grouped(task: TaskFields) -> bool:
-    """Say whether the function takes a list of calls, so that its own parameters are not those of a call."""
+    """Say whether the function takes a list of calls, so that its parameters are not those of one call."""
     return task.group is not None
 
 
@@ -125,7 +125,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 @lru_cache(maxsize=1024)
 def _names(function: Callable[..., Any]) -> tuple[str, ...] | None:
-    """Return the names of the parameters if all are positional: to bind a call takes ten times as long as ``zip``."""
+    """Return the names of the parameters if all are positional. Binding a call takes ten times as long as ``zip``."""
     parameters = _signature(function).parameters.values()
     are_plain = all(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
     return tuple(each.name for each in parameters) if are_plain else None
@@ -160,8 +160,10 @@ def _bound(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def _shortened(key: str | None) -> str | None:
-    """Return a key that fits into its column. What is shortened is longer than what is not, so no value can pass for
-    the short form of another."""
+    """Return a key that fits into its column.
+
+    A shortened key is longer than any key that is not shortened, so no value can have the short form of another as key.
+    """
     if key is None or len(key) <= LONGEST_KEY - 100:
         return key
     return f"{key[: LONGEST_KEY - 65]}…{hashlib.sha256(key.encode()).hexdigest()}"

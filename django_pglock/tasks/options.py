@@ -5,6 +5,7 @@ Each of them names a *key*, by a template of the call's arguments such as ``"ord
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import timedelta
@@ -113,6 +114,12 @@ class Rate:
     def interval(self) -> float:
         """Seconds from one token to the next."""
         return duration_of(self.per, option="per") / self.count
+
+    @property
+    def portion(self) -> int:
+        """How many may be let through at once: more than ``burst`` if the rate is high, so that looks can be rare."""
+        # To look more often than each 50 ms helps nobody.
+        return max(self.burst, math.ceil(0.05 / self.interval))
 
     @classmethod
     def parse(cls, text: str) -> Rate:

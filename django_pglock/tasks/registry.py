@@ -1,4 +1,4 @@
-"""The task functions that this process knows, by dotted path. Only these ever run, whatever a row says."""
+"""The task functions that this process knows, by dotted path. Only these ever run, whatever path a row has."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
 _definitions: dict[str, TaskFields] = {}
-# Asked for each claim.
+# Cached, because it is asked for each claim.
 _is_coroutine_function = lru_cache(maxsize=None)(iscoroutinefunction)
 
 
 def register(task: TaskFields) -> TaskFields:
-    """Note a decorated function and return its definition: the task as decorated, before any ``using()``.
+    """Register a decorated function and return its definition: the task as decorated, before any ``using()``.
 
-    A copy made by ``using()`` finds the definition it came from. A module that is loaded again replaces its own.
+    For a copy made by ``using()``, this is the definition of which it is a copy. A module that is loaded again replaces
+    its own definitions.
     """
     known = _definitions.get(task.module_path)
     if known is None or known.func is not task.func:
@@ -30,7 +31,7 @@ def register(task: TaskFields) -> TaskFields:
 
 
 def find(path: str) -> TaskFields | None:
-    """Return the task function registered under ``path``, or None. Imports nothing that a row could name."""
+    """Return the task function registered under ``path``, or None. Imports nothing."""
     return _definitions.get(path)
 
 
@@ -52,7 +53,7 @@ def scheduled() -> list[TaskFields]:
 
 def has_fair() -> bool:
     """Say whether a function with ``fair=`` is registered."""
-    # A copy: another thread may be importing a module of the project.
+    # A copy, because another thread may be importing a module that registers tasks.
     return any(task.fair is not None for task in list(_definitions.values()))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from django_pglock.tasks.fields import TaskFields
 
-#: django.tasks knows four states; ours that it does not know read as the nearest one.
+#: django.tasks knows four states. Each other state of ours is shown as the nearest of these.
 PUBLIC_STATUS = {
     TaskStatus.SCHEDULED: TaskResultStatus.READY,
     TaskStatus.BLOCKED: TaskResultStatus.READY,
@@ -44,8 +44,8 @@ class PostgresTaskError(TaskError):
     def exception_class(self) -> type[BaseException]:
         """The class of the exception, if its module is loaded.
 
-        Django would import what the row names. Raises ``ImportError`` where it is not loaded, and ``ValueError`` for
-        what is no exception.
+        Django would import the path that is in the row. Raises ``ImportError`` if the module is not loaded, and
+        ``ValueError`` if the path is that of something else than an exception.
         """
         module, _, name = self.exception_class_path.rpartition(".")
         found = getattr(sys.modules.get(module), name, None)
@@ -70,14 +70,14 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
     """A ``TaskResult`` that can be waited for."""
 
     def __repr__(self) -> str:
-        # Without the arguments: this stands in logs and error reports.
+        # Without the arguments, because this is written to logs and error reports.
         return f"<TaskResult {self.id} of {self.task.module_path} {self.status}>"
 
     def wait(self, timeout: float | None = None) -> Self:
         """Wait until the task is finished, for ``timeout`` seconds at most (None: as long as it takes).
 
         Returns this result, refreshed: ``result.wait(10).return_value``. Raises ``TimeoutError``, and ``TaskError``
-        inside ``atomic()``. Does not poll. All that wait in a process share one database session.
+        inside ``atomic()``. Does not poll. All waiting callers of a process share one database session.
         """
         deadline = _Deadline(timeout)
         while True:
@@ -107,7 +107,7 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         if is_there is None:
             raise TimeoutError(f"Task {self.id} has not finished within {timeout} s.")
         if not is_there and not self.is_finished:
-            # Gone, as the session that waited saw it; so it is here only.
+            # The session that waited does not see the task, so it exists only in this transaction.
             raise errors.TaskError(
                 f"wait() for task {self.id} inside the transaction of a TestCase would wait for ever: no worker sees "
                 "the task. Use a TransactionTestCase, with a worker."
@@ -116,13 +116,13 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
 
 
 class _Deadline:
-    """The moment at which somebody has waited for long enough."""
+    """The moment at which a timeout is over."""
 
     def __init__(self, timeout: float | None) -> None:
         self._at = None if timeout is None else time.monotonic() + timeout
 
     def left(self) -> float | None:
-        """Return the seconds that are left, if there is an end."""
+        """Return the seconds that are left; None without a timeout."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
 
@@ -163,16 +163,16 @@ def make_result(
 
 
 def as_called(definition: TaskFields, **options: Any) -> TaskFields:
-    """Return the definition with the options of one call; without them when the settings no longer allow those."""
+    """Return the definition with the options of one call, or without them if the settings no longer allow these."""
     if all(getattr(definition, name) == value for name, value in options.items()):
         return definition
     try:
         return replace(definition, **options)
     except InvalidTask:
-        # A queue that was taken out of QUEUES since: its tasks still have results.
+        # For example, the queue was removed from QUEUES since then. Its tasks still have results.
         return definition
 
 
 def error_of(failure: Any) -> TaskError:
-    """Return a failed attempt in the words of django.tasks."""
+    """Return a failed attempt as a ``TaskError`` of django.tasks."""
     return PostgresTaskError(exception_class_path=failure.exception_path, traceback=failure.traceback)

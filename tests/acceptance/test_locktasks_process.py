@@ -12,7 +12,7 @@ from django.db import connection
 
 from django_pglock.models import Task
 from tests.conftest import ROOT
-from tests.db.test_prune import make
+from tests.db.store.test_prune import make
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 

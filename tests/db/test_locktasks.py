@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from django_pglock.management.commands import locktasks as command
 from django_pglock.models import Attempt, Queue, Task
 from django_pglock.store.liveness import beat
-from tests.db.test_prune import ago, left, make
+from tests.db.store.test_prune import ago, left, make
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 

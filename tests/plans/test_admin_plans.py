@@ -14,8 +14,8 @@ from django.urls import reverse
 
 from django_pglock.models import Task
 from django_pglock.store import count as counting
-from tests.plans.test_task_backlogs import analyze, executed, insert, rows_read
-from tests.plans.test_task_plans import nodes, reads
+from tests.plans.store.test_backlog import analyze, executed, insert, rows_read
+from tests.plans.store.test_history import nodes, reads
 
 pytestmark = pytest.mark.django_db
 

@@ -13,32 +13,34 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task, Waiter
+from django_pglock.store.admit import ADMIT
 from django_pglock.store.claim import ClaimStatement, claim_statement, claims_of
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.plans import _prepared, keep_plans
 from django_pglock.store.promote import due
 from django_pglock.store.prune import expired, outdated, pruning_sql
 from django_pglock.store.ready import ready_queues
-from django_pglock.store.release import TOLD_AT_ONCE, release
+from django_pglock.store.release import RELEASE, TOLD_AT_ONCE, release
 from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
 from django_pglock.store.retry import _retriable
 from django_pglock.store.sql import BY_INDEX, filled
-from django_pglock.store.statements import ADMIT, RELEASE
 from django_pglock.worker import Worker
 from tests.conftest import ROOT
 from tests.plans.conftest import STATEMENTS
-from tests.plans.test_task_plans import nodes, reads
+from tests.plans.store.test_history import nodes, reads
 
 pytestmark = pytest.mark.django_db
 
 PATH = "tests.sample.tasks.nothing"
 #: Statements of transactions or sessions in which indexes are walked in their order.
 ORDERED = (
-    *("ADMIT", "ADMIT_NEXT", "ADMIT_OWN", "BLOCKED_KEYS", "CLAIM_FAIR", "ENQUEUE_AT_KEY", "NEXT_DUE", "READY_QUEUES"),
-    *("RESCUE", "TAKE_ALONG", "promotion"),
+    *("ADMIT", "ADMIT_NEXT", "ADMIT_OWN", "BLOCKED_KEYS", "CLAIM_FAIR", "ENQUEUE_AT_KEY", "ENQUEUE_AT_RATE"),
+    *("NEXT_DUE", "READY_QUEUES", "RESCUE", "TAKE_ALONG", "promotion"),
 )
 #: Rows of each kind that a statement has to deal with.
 BATCH = 10
+#: What every enqueued row has.
+ROW = ("default", 0, PATH, "[]", "{}", "default", 0, "{}")
 
 INSERT = """
 INSERT INTO django_pglock_task (queue, task_path, backend, status, lock_key, fair_key, unique_key, unique_scope,
@@ -89,6 +91,11 @@ def pages_read(plan):
     return plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
 
 
+def rated(most, row):
+    """Return the values of ``ENQUEUE_AT_RATE``, where ``most`` tasks may be let through at once."""
+    return ("backlog", 1, "backlog", "backlog", most, most, 1, most - 1, *row, "backlog", None, None, "backlog")
+
+
 def plans(worker, ids):
     """Execute each hot statement once; return their plans by name."""
     rows = Task.objects.all()
@@ -103,7 +110,6 @@ def plans(worker, ids):
     Task.objects.filter(pk=first).update(status="FAILED")
     retried = _retriable(rows.filter(pk=first)).order_by("pk")
     others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts)
-    row = ("default", 0, PATH, "[]", "{}", "default", 0, "{}")
     calls = {
         "a claim of one": (plain.sql(1, "default"), None),
         "a claim of many": (plain.sql(1000, "default"), None),
@@ -144,7 +150,9 @@ def plans(worker, ids):
         "ADMIT": (["backlog"],),
         "ADMIT_NEXT": (["backlog", "other"],),
         "ADMIT_OWN": ("backlog", "backlog", ids[0], ids[0]),
-        "ENQUEUE_AT_KEY": ("backlog", "backlog", *row, *[None] * 9, "backlog"),
+        "ENQUEUE_AT_KEY": ("backlog", "backlog", *ROW, *[None] * 9, "backlog"),
+        "ENQUEUE_AT_RATE": rated(BATCH, ROW),
+        "ENQUEUE_AFTER": (f"{{{','.join(map(str, ids))}}}", *ROW, *[None] * 7, len(ids)),
         "BLOCKED_KEYS": ("", 1000),
         "HOLDERS": ("backlog", "backlog", BATCH),
         "TAKE_ALONG": (ids[0], 1, *group, BATCH, *group, 0.0, BATCH, BATCH, worker),
@@ -168,8 +176,8 @@ def plans(worker, ids):
 #: and the few rows of the two small tables.
 ELSEWHERE = {
     "BEAT", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "FIND_QUEUES", "FIRST_READY",
-    "FORGET_RATES", "LIMIT_TICK", "LOCK_IS_HELD", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES", "PRUNE",
-    "REGISTER_SCHEDULES", "SCHEDULES", "WAKE",
+    "FORGET_RATES", "LIMIT_TICK", "LOCK_IS_HELD", "LOCK_KEY", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES",
+    "PRUNE", "REGISTER_SCHEDULES", "SCHEDULES", "WAKE",
 }  # fmt: skip
 
 
@@ -213,7 +221,8 @@ def test_admission_does_not_read_what_of_its_key_is_for_later(backlog):
 SMALL = {
     "ADMIT_NEXT": ((["backlog"],), 4),
     "ADMIT_OWN": (("backlog", "backlog", 1, 1), 2),
-    "ENQUEUE_AT_KEY": (("backlog", "backlog", "default", 0, PATH, "[]", "{}", "default", 0, "{}", *[None] * 9, "b"), 1),
+    "ENQUEUE_AT_KEY": (("backlog", "backlog", *ROW, *[None] * 9, "b"), 1),
+    "ENQUEUE_AT_RATE": (rated(1, ROW), 1),
 }
 
 

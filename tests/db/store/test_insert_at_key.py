@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_pglock.backend import _call_of
-from django_pglock.models import Task
+from django_pglock.backend import _call_of, _meta_of
+from django_pglock.models import RateLimit, Task
 from django_pglock.store import wake as wakeup
-from django_pglock.store.admit import ADMITTED, _admit_by, admit, admit_own
-from django_pglock.store.enqueue import _insert_at_key, _insert_one
-from django_pglock.store.statements import ADMIT
+from django_pglock.store.admit import ADMIT, _admit_by, admit, admit_own
+from django_pglock.store.insert import _insert_one
+from django_pglock.store.insert_at_key import insert_at_key, insert_at_rate
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -68,6 +69,38 @@ def test_in_a_transaction_the_key_is_one_small_message_after_the_commit(messages
     assert statuses() == ["READY", "BLOCKED"][: 1 + holders]
 
 
+def test_a_task_with_a_rate_is_one_message_where_there_is_a_token_for_it(messages):
+    for _ in range(2):
+        [message] = messages(lambda: keyed.trickle.enqueue(1))
+        assert message.count("django_pglock_task") == 2, "the row, and one look at the key"
+    assert len(messages(lambda: keyed.trickle.enqueue(2))) == 1
+    assert statuses() == ["READY"] * 3
+    assert not RateLimit.objects.filter(opens_at__isnull=False).exists()
+
+
+def test_a_task_behind_others_that_wait_for_a_token_is_one_message(messages):
+    """The first of them has set the alarm."""
+    for _ in range(3):
+        keyed.trickle.enqueue(1)
+    alarm = RateLimit.objects.get()
+    for _ in range(3):
+        assert len(messages(lambda: keyed.trickle.enqueue(1))) == 1
+    assert statuses() == ["READY"] * 2 + ["BLOCKED"] * 4
+    bucket = RateLimit.objects.get()
+    assert (bucket.arrives_at, bucket.opens_at) == (alarm.arrives_at, alarm.opens_at)
+    assert bucket.opens_at is not None
+
+
+def test_a_task_after_others_is_one_message_and_a_look_whether_they_have_ended(messages):
+    results = [tasks.echo.enqueue(number) for number in range(3)]
+    for options in ({}, {"lock": "one"}, {"rate": "1/h"}, {"keep_result": 60}):
+        task = tasks.nothing.using(after=results, **options)
+        insert, look = messages(task.enqueue)
+        assert insert.count("INSERT") == 2, "the row, and those of what it waits for"
+        assert look.startswith("SELECT")
+    assert statuses() == ["READY"] * 3 + ["BLOCKED"] * 4
+
+
 @pytest.mark.parametrize(
     ("call", "count"),
     [
@@ -119,20 +152,20 @@ ROWS = st.lists(
 )
 INSERT = """
 INSERT INTO django_pglock_task (queue, backend, task_path, status, lock_key, concurrency, waits_for, started_at,
-                                group_key, run_after, worker, last_attempted_at, finished_at)
-VALUES ('default', 'default', 'tests.sample.keyed_tasks.step', %(status)s, 'order:1', %(concurrency)s, %(waits)s,
-        CASE WHEN %(tried)s THEN now() END, CASE WHEN %(grouped)s THEN 'a' END,
+                                meta, group_key, run_after, worker, last_attempted_at, finished_at)
+VALUES ('default', 'default', 'tests.sample.keyed_tasks.step', %(status)s, %(key)s, %(concurrency)s, %(waits)s,
+        CASE WHEN %(tried)s THEN now() END, %(meta)s, CASE WHEN %(grouped)s THEN 'a' END,
         CASE WHEN %(status)s = 'SCHEDULED' THEN now() + interval '1 hour' END, gen_random_uuid(), now(),
         CASE WHEN %(status)s = 'SUCCESSFUL' THEN now() END)
 """
 
 
-def make(world):
+def make(world, *, key=KEY, meta="{}"):
     with connection.cursor() as cursor:
         for status, concurrency, waits, tried, grouped in world:
             waits = waits if status == "BLOCKED" else 0
             values = {"status": status, "concurrency": concurrency, "waits": waits, "tried": tried, "grouped": grouped}
-            cursor.execute(INSERT, values)
+            cursor.execute(INSERT, {**values, "key": key, "meta": meta})
 
 
 def after(world, *acts):
@@ -146,8 +179,8 @@ def after(world, *acts):
     return found
 
 
-def admit_by_the_general_statement():
-    _admit_by("default", ADMIT, [KEY])
+def admit_by_the_general_statement(key=KEY):
+    _admit_by("default", ADMIT, [key])
 
 
 many_worlds = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -171,8 +204,8 @@ def test_a_call_that_is_admitted_as_it_is_written_is_where_the_general_statement
     is_alone = concurrency in (None, 1)
 
     def enqueue():
-        enqueued, other = _insert_at_key("default", task, call, "{}")
-        if enqueued.status == "BLOCKED" and not (is_alone and other in ADMITTED):
+        enqueued, is_done = insert_at_key("default", task, call, "{}")
+        if enqueued.status == "BLOCKED" and not is_done:
             admit("default", [KEY])
 
     def enqueue_in_a_transaction():
@@ -182,3 +215,55 @@ def test_a_call_that_is_admitted_as_it_is_written_is_where_the_general_statement
     call = _call_of(task, [1], {})
     assert after(world, admit_by_the_general_statement, enqueue) == general
     assert after(world, admit_by_the_general_statement, enqueue_in_a_transaction) == general
+
+
+# A bucket: seconds until its next token arrives, if it is there, and whether its alarm is off, due, or for the token.
+BUCKETS = st.tuples(
+    st.sampled_from([None, -5000, -1, 300, 700, 740, 1500]), st.sampled_from([None, "due", "at the next token"])
+)
+RATED_KEY = "%rate tenant:1"
+RATED_ROWS = st.lists(
+    st.tuples(st.sampled_from(["BLOCKED", "READY", "RUNNING", "SUCCESSFUL"]), st.sampled_from([0, 0, 0, 1])), max_size=4
+)
+FILL = """
+INSERT INTO django_pglock_ratelimit (key, arrives_at, opens_at)
+SELECT %s, now() + %s * interval '1 s', CASE %s WHEN 'due' THEN now() - interval '1 s'
+                                                WHEN 'at the next token' THEN now() + (%s - 720) * interval '1 s' END
+"""
+
+
+@many_worlds
+@given(BUCKETS, RATED_ROWS)
+def test_a_call_with_a_rate_is_where_the_general_statement_puts_it(bucket, rows):
+    """And so are the tokens that are left, and the alarm."""
+    call, meta = _call_of(keyed.trickle, [1], {}), _meta_of(keyed.trickle)
+    world = [(status, None, waits, False, False) for status, waits in rows]
+
+    def fill():
+        arrives_in, alarm = bucket
+        make(world, key=RATED_KEY, meta=meta)
+        if arrives_in is not None:
+            with connection.cursor() as cursor:
+                cursor.execute(FILL, [RATED_KEY, arrives_in, alarm, arrives_in])
+
+    def admit():
+        admit_by_the_general_statement(RATED_KEY)
+
+    def enqueue():
+        enqueued, is_done = insert_at_rate("default", keyed.trickle, call, meta)
+        if enqueued.status == "BLOCKED" and not is_done:
+            admit()
+
+    def look():
+        found.append(
+            [
+                (round((each.arrives_at - timezone.now()).total_seconds(), -1), each.opens_at is not None)
+                for each in RateLimit.objects.all()
+            ]
+        )
+
+    found = []
+    row = ("BLOCKED", None, 0, False, False)
+    general = after([], fill, admit, lambda: make([row], key=RATED_KEY, meta=meta), admit, look)
+    assert after([], fill, admit, enqueue, look) == general
+    assert found[0] == found[1]

@@ -13,12 +13,12 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.models import RateLimit, Task, Waiter
-from django_pglock.store import enqueue as enqueueing
+from django_pglock.store import call as call_module
 from django_pglock.store import move
 from django_pglock.store.outcome import Failed, Failure, Retried, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.settle import settle
-from django_pglock.tasks import definition
+from django_pglock.tasks import fields
 from django_pglock.tasks.options import Unique
 from tests.sample import keyed_tasks as keyed
 
@@ -123,7 +123,7 @@ def columns(row):
 def test_what_is_replaced_is_in_all_its_options_as_the_new_call(settings, first, then):
     """An option that was left as it was would be the first call's, and nobody could see why."""
     settings.TASKS = {**settings.TASKS, "other": settings.TASKS["default"]}
-    assert set(ANEW) == set(definition._CHANGEABLE) - {"after"}
+    assert set(ANEW) == set(fields._CHANGEABLE) - {"after"}
     new = keyed.save.using(**then)
     fresh = Task.objects.get(pk=new.enqueue(1, text="new").id)
     Task.objects.all().delete()
@@ -302,7 +302,7 @@ def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):
 
 
 def test_more_unique_calls_than_one_statement_writes(monkeypatch):
-    monkeypatch.setattr(enqueueing, "BATCH", 3)
+    monkeypatch.setattr(call_module, "BATCH", 3)
     ids = enqueue_many(keyed.refresh, (number % 7 for number in range(10)))
     assert len(set(ids)) == Task.objects.count() == 7
     assert ids[:7] == sorted(ids[:7], key=int)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.utils import IntegrityError
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock.errors import ClaimLost
 from django_pglock.models import Attempt, Task
-from django_pglock.store.claim import claim_statement
 from django_pglock.store.outcome import Abandoned, Failed, Failure, Interrupted, Released, Retried, Succeeded
-from django_pglock.store.settle import settle, settle_and_commit
-from django_pglock.tasks.claim import date_of
+from django_pglock.store.settle import settle
 from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.sample import tasks
-from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db
 
@@ -27,20 +22,6 @@ FAILURE = Failure("builtins.ValueError", "Traceback …")
 
 def settle_one(claim, outcome):
     return settle("default", [(claim, outcome)], claim.worker)
-
-
-def test_order_is_priority_then_first_come_first_served(claim):
-    ids = [tasks.nothing.using(priority=priority).enqueue().id for priority in (0, 5, -5, 5)]
-    assert [str(each.id) for each in claim(4)] == [ids[1], ids[3], ids[0], ids[2]]
-
-
-def test_only_known_functions_are_claimed():
-    """A rolling deploy must not burn an attempt on a task from the future."""
-    tasks.nothing.enqueue()
-    Task.objects.create(queue="default", backend="default", task_path="shop.tasks.not_deployed_yet")
-    statement = claim_statement("default", worker=uuid4(), paths=["tests.sample.tasks.nothing"])
-    assert len(statement.execute(10, "default")) == 1
-    assert Task.objects.get(task_path="shop.tasks.not_deployed_yet").attempts == 0
 
 
 @pytest.mark.parametrize(
@@ -161,67 +142,3 @@ def test_no_verb_makes_a_move_that_the_table_does_not_know(source, verb):
 def test_the_database_refuses_rows_that_cannot_be(broken):
     with pytest.raises(IntegrityError):
         Task.objects.create(**{**ROW, **broken})
-
-
-@pytest.mark.django_db(transaction=True)
-class TestInTheTasksOwnTransaction:
-    def test_settling_and_the_commit_are_one_message(self, claim):
-        tasks.nothing.enqueue()
-        [mine] = claim()
-        with transaction.atomic(durable=True), CaptureQueriesContext(connection) as queries:
-            settle_and_commit("default", [(mine, Succeeded('{"a": 1}'))])
-            told = [query["sql"] for query in queries if query["sql"] not in ("BEGIN", "COMMIT")]
-        assert len(told) == 1
-        assert told[0].endswith(";COMMIT")
-        assert Task.objects.get().result == {"a": 1}
-
-    def test_a_lost_claim_takes_the_effects_with_it(self, claim):
-        tasks.nothing.enqueue()
-        [zombie] = claim()
-        settle_one(zombie, Interrupted(FAILURE, 0))
-        with pytest.raises(ClaimLost), transaction.atomic(durable=True):
-            Effect.objects.create(name="zombie")
-            settle_and_commit("default", [(zombie, Succeeded())])
-        assert not Effect.objects.exists()
-        assert Task.objects.get().status == "READY"
-
-    def test_one_lost_claim_of_a_group_takes_all(self, claim):
-        for _ in range(2):
-            tasks.nothing.enqueue()
-        first, second = claim(2)
-        settle_one(second, Released())
-        with pytest.raises(ClaimLost), transaction.atomic(durable=True):
-            settle_and_commit("default", [(first, Succeeded()), (second, Succeeded())])
-        assert set(Task.objects.values_list("status", flat=True)) == {"RUNNING", "READY"}
-
-    def test_what_is_to_happen_on_commit_happens(self, claim):
-        tasks.nothing.enqueue()
-        [mine] = claim()
-        heard = []
-        with transaction.atomic(durable=True):
-            transaction.on_commit(lambda: heard.append(1))
-            settle_and_commit("default", [(mine, Succeeded())])
-        assert heard == [1]
-        assert connection.get_autocommit()
-
-    def test_a_transaction_that_is_to_be_rolled_back_is_not_committed(self, claim):
-        tasks.nothing.enqueue()
-        [mine] = claim()
-        with pytest.raises(transaction.TransactionManagementError), transaction.atomic(durable=True):
-            Effect.objects.create(name="x")
-            transaction.set_rollback(True)
-            settle_and_commit("default", [(mine, Succeeded())])
-        assert not Effect.objects.exists()
-
-
-@pytest.mark.parametrize("attempt", [1, 2])
-def test_dates_of_a_claim_are_those_of_the_row_to_the_microsecond(claim, attempt):
-    tasks.nothing.using(run_after=timedelta(seconds=0)).enqueue()
-    for _ in range(attempt):
-        Task.objects.update(status="READY")
-        [mine] = claim()
-    row = Task.objects.get()
-    names = ("run_after", "enqueued_at", "started_at", "last_attempted_at")
-    assert {name: mine.date(name) for name in names} == {name: getattr(row, name) for name in names}
-    accepted = settle_one(mine, Succeeded())
-    assert date_of(accepted[mine.id]) == Task.objects.get().finished_at

@@ -13,14 +13,11 @@ from django.test import override_settings
 
 from django_pglock import enqueue_many
 from django_pglock.keys import reserved
-from django_pglock.models import Attempt, RateLimit, Task, Worker
+from django_pglock.models import Attempt, Task, Worker
 from django_pglock.postgres.connections import has_hung_up
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.give_back import give_back
-from django_pglock.store.liveness import SETTLED, beat, forget_dead
-from django_pglock.store.outcome import Failed, Failure, Succeeded
-from django_pglock.store.promote import next_due_in, promote
-from django_pglock.store.ready import ready_queues
+from django_pglock.store.liveness import SETTLED, beat
+from django_pglock.store.outcome import Succeeded
 from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
 from django_pglock.store.settle import settle
 from django_pglock.worker import Worker as WorkerUnderTest
@@ -118,34 +115,6 @@ def test_silence_tells_of_death_while_somebody_else_is_heard(claim, settings, be
     assert bool(rescue("default")) == is_rescued
 
 
-def test_beats_are_continuous_until_one_is_late_or_comes_in_a_new_session(settings):
-    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
-    worker, rows = uuid4(), Worker.objects.all()
-
-    def since(**options):
-        beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, **options)
-        return Worker.objects.get().beating_since
-
-    first = since()
-    assert since() == first
-    interrupted = since(is_interrupted=True)
-    assert interrupted > first
-    rows.update(heartbeat_at=Now() - timedelta(seconds=70))
-    assert since() == interrupted, "this beat was in time"
-    rows.update(heartbeat_at=Now() - timedelta(seconds=80))
-    assert since() > interrupted
-
-
-def test_the_first_beat_of_each_session_is_no_continuation(worker, eventually):
-    running = worker()
-    first = Worker.objects.get()
-    beaten = Worker.objects.filter(heartbeat_at__gt=first.heartbeat_at)
-    eventually(beaten.exists)
-    assert beaten.get().beating_since == first.beating_since
-    running.heartbeat._connection.connection.close()
-    eventually(Worker.objects.filter(beating_since__gt=first.beating_since).exists, why="the interruption is forgotten")
-
-
 def test_a_worker_without_a_row_is_dead(claim):
     """Whatever removed the row, the task must not wait for ever (a peer's recovery joined with that row)."""
     tasks.nothing.enqueue()
@@ -204,88 +173,6 @@ def test_a_round_of_upkeep_rescues_all_of_a_worker_that_had_many(claim):
     upkeep._began_at = time.monotonic()
     upkeep._round()
     assert Task.objects.filter(status="READY").count() == count
-
-
-def test_what_a_worker_owns_without_knowing_is_given_back(claim):
-    """The answer to a claim was lost on the way: the heartbeat must not keep such a task alive for ever."""
-    worker = uuid4()
-    register(worker)
-    for _ in range(3):
-        tasks.nothing.enqueue()
-    known, *unknown = claim(3, worker=worker)
-    assert give_back("default", worker, [known.id], older_than=60) == 0, "it may be in our hands in a moment"
-    assert give_back("default", worker, [known.id], older_than=0) == 2
-    assert set(Task.objects.filter(status="READY").values_list("pk", flat=True)) == {each.id for each in unknown}
-
-
-def test_only_silent_workers_that_own_nothing_are_forgotten(claim):
-    living, owner, idle = uuid4(), uuid4(), uuid4()
-    register(living)
-    register(owner, silent_for=60)
-    register(idle, silent_for=60)
-    tasks.nothing.enqueue()
-    claim(worker=owner)
-    forget_dead("default")
-    assert Worker.objects.count() == 3, "the server may have been out of reach for all of them"
-    Worker.objects.filter(pk=living).update(beating_since=Now() - timedelta(seconds=60))
-    forget_dead("default")
-    assert set(Worker.objects.values_list("pk", flat=True)) == {living, owner}
-
-
-def test_stuck_and_reset_mean_the_same_tasks(claim, slow_beats):
-    living = uuid4()
-    register(living)
-    for _ in range(2):
-        tasks.nothing.enqueue()
-    claim(worker=living)
-    [orphan] = claim()
-    assert [row.pk for row in Task.objects.all().stuck()] == [orphan.id]
-    assert Task.objects.all().reset_stuck() == 1
-    assert Task.objects.filter(status="RUNNING").count() == 1
-
-
-def test_people_retry_what_failed_with_all_its_retries(claim):
-    tasks.nothing.enqueue()
-    [mine] = claim()
-    settle("default", [(mine, Failed(Failure("builtins.ValueError", "")))], mine.worker)
-    assert Task.objects.all().retry() == 1
-    assert Task.objects.all().retry() == 0
-    row = Task.objects.get()
-    assert (row.status, row.worker, row.finished_at) == ("READY", None, None)
-
-
-def test_what_is_due_is_promoted_and_the_next_date_is_told():
-    tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
-    assert promote("default") == 0
-    assert 3590 < next_due_in("default") <= 3600
-    Task.objects.update(run_after=Now())
-    assert promote("default") == 1
-    assert next_due_in("default") is None
-
-
-@pytest.mark.parametrize("model", [Task, RateLimit])
-def test_what_is_due_and_locked_is_left_alone_for_longer_each_time(session, model):
-    """It is still due after each round, and hundreds of rounds a second would move it no sooner."""
-    if model is Task:
-        tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
-        Task.objects.update(run_after=Now())
-    else:
-        RateLimit.objects.create(key="a", arrives_at=Now(), opens_at=Now())
-    session.set_autocommit(False)
-    session.cursor().execute(f"SELECT FROM {model._meta.db_table} FOR UPDATE")
-    upkeep = WorkerUnderTest().upkeep
-    waits = [upkeep._round() for _ in range(10)]
-    assert waits[:3] == [0.01, 0.02, 0.04]
-    assert waits[-2:] == [1.0, 1.0]
-    session.rollback()
-    assert upkeep._round() is None
-    assert upkeep._left_alone == 0.0
-
-
-def test_ready_queues_are_found_without_reading_every_row():
-    for queue in ("b", "a", "b", "c"):
-        tasks.nothing.using(queue_name=queue).enqueue()
-    assert ready_queues("default") == ["a", "b", "c"]
 
 
 def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_others_from_theirs(

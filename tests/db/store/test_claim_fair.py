@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from itertools import groupby
 from random import Random
 from uuid import uuid4
 
 import pytest
-from django.db import connection, transaction
-from django.db.models.functions import Now
 
 from django_pglock import enqueue_many
-from django_pglock.errors import TaskOptionError
-from django_pglock.models import Queue, RateLimit, Task
-from django_pglock.store.admit import admit
-from django_pglock.store.rate import forget_rates, open_rates
-from django_pglock.tasks.options import Rate
+from django_pglock.models import Task
 from django_pglock.worker.claiming.queue_cursor import WorkerClaims
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -182,96 +175,3 @@ def test_two_workers_share_the_turns_without_claiming_twice(in_threads):
 
     got = [id_ for some in in_threads(drain, 4) for id_ in some]
     assert len(got) == len(set(got)) == 500
-
-
-def test_a_paused_queue_is_not_claimed_from_and_costs_one_probe():
-    enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
-    enqueue_many(tasks.nothing, [{}] * 3)
-    Queue.objects.pause("default", by="me", reason="the bank is closed")
-    assert claims_of().claim(10) == []
-    assert not Queue.objects.pause("default")
-    assert Queue.objects.resume("default")
-    assert len(claims_of().claim(10)) == 6
-
-
-def test_pausing_and_resuming_are_felt_at_once(worker, eventually, settings):
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
-
-    worker()
-    Queue.objects.pause("default")
-    result = tasks.echo.enqueue(1)
-    time.sleep(0.3)
-    assert Task.objects.get(pk=result.id).status == "READY"
-    Queue.objects.resume("default")
-    eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
-
-
-def test_starts_are_spread_by_the_rate(worker, eventually):
-    worker(threads=4)
-    for number in range(20):
-        keyed.drip.enqueue(number)
-    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 20)
-    starts = sorted(Task.objects.values_list("started_at", flat=True))
-    for first, start in enumerate(starts):
-        for last in range(first, 20):
-            seconds = (starts[last] - start).total_seconds()
-            # The server's clock at the claim may be a little later than the token's; 30 ms are a busy machine's.
-            assert last - first + 1 <= (seconds + 0.03) * 20 + 1 + 1, "more than the rate and its burst"
-
-
-def test_a_burst_and_then_nothing_until_the_next_token():
-    for _ in range(4):
-        keyed.trickle.enqueue(1)
-    keyed.trickle.enqueue(2)
-    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [
-        *("READY", "READY", "BLOCKED", "BLOCKED", "READY")
-    ]
-    limit = RateLimit.objects.get(key="%rate tenant:1")
-    assert limit.opens_at is not None
-    assert RateLimit.objects.get(key="%rate tenant:2").opens_at is None
-
-
-def test_what_nobody_has_begun_counts_against_the_burst():
-    """Tokens cannot be saved up while the workers are busy or away, to be spent all at once."""
-    for _ in range(5):
-        keyed.trickle.enqueue(1)
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE django_pglock_ratelimit SET arrives_at = now() - interval '1 day', opens_at = now()")
-    admit("default", open_rates("default"))
-    assert Task.objects.filter(status="READY").count() == 2
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT opens_at > now() + interval '0.5 s' FROM django_pglock_ratelimit")
-        assert cursor.fetchone()[0], "for one that nobody begins there is a look a second, not twenty"
-    Task.objects.filter(status="READY").claim_update(2, status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
-    admit("default", ["%rate tenant:1"])
-    assert Task.objects.filter(status="READY").count() == 2
-
-
-def test_buckets_that_nobody_has_used_for_a_day_are_forgotten(in_threads):
-    for tenant in range(5):
-        keyed.trickle.enqueue(tenant)
-    for _ in range(2):
-        keyed.trickle.enqueue(4)
-    RateLimit.objects.exclude(key="%rate tenant:0").update(arrives_at=Now() - timedelta(days=2))
-    with transaction.atomic():
-        RateLimit.objects.select_for_update().get(key="%rate tenant:1")
-        assert in_threads(lambda number: forget_rates("default"), 1) == [2]
-    assert sorted(RateLimit.objects.values_list("key", flat=True)) == [f"%rate tenant:{n}" for n in (0, 1, 4)]
-    assert forget_rates("default") == 1
-    keyed.trickle.enqueue(1)
-    assert RateLimit.objects.filter(key="%rate tenant:1").exists()
-
-
-def test_sixteen_enqueuers_take_no_token_twice(in_threads):
-    in_threads(lambda number: keyed.trickle.enqueue(1), 16)
-    assert Task.objects.filter(status="READY").count() == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "interval"), [("10/s", 0.1), ("100/m", 0.6), ("5/h", 720), ("1/30s", 30), ("2/d", 43200)]
-)
-def test_rates_are_read_as_they_are_written(text, interval):
-    assert Rate.parse(text).interval == pytest.approx(interval)
-    for nonsense in ("", "10", "s", "10/x", "-1/s", "10/0s"):
-        with pytest.raises(TaskOptionError):
-            Rate.parse(nonsense)

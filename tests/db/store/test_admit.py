@@ -15,14 +15,13 @@ from django_pglock import Group, Rate, Unique
 from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.admit import admit
+from django_pglock.store.admit import LOCK_KEYS, admit
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
 from django_pglock.store.promote import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from django_pglock.store.sql import filled
-from django_pglock.store.statements import LOCK_KEYS
 from tests.sample import advisory_tasks
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
