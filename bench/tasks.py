@@ -350,7 +350,10 @@ def cpu(bench: Bench) -> list[Sequence[str]]:
     return rows
 
 
-CPU_AIMS = {"lock=, a key of its own", "lock=, one key for all", "lock=, in a transaction", "unique="}
+CPU_AIMS = {
+    *("lock=, a key of its own", "lock=, one key for all", "lock=, in a transaction", "unique=", "after="),
+    *("rate=", "rate=, behind others that wait"),
+}
 
 
 def keyed(bench: Bench) -> list[Sequence[str]]:

@@ -41,6 +41,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "lock=, one key for all": lambda: tasks.locked.enqueue(-1),
     "lock=, concurrency=": lambda: tasks.locked_thrice.enqueue(next(numbers)),
     "rate=": lambda: tasks.rated.enqueue(next(numbers)),
+    "rate=, behind others that wait": lambda: tasks.rated_slowly.enqueue(next(numbers)),
     "unique=": lambda: tasks.unique.enqueue(next(numbers)),
     "unique=, one that is there": lambda: tasks.unique.enqueue(-1),
     "unique= and lock=": lambda: tasks.unique_and_locked.enqueue(next(numbers)),

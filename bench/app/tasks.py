@@ -76,6 +76,10 @@ if apps.is_installed("django_pglock"):
     def rated(number):
         """Do nothing, so many times a second at most."""
 
+    @our_task(rate="1/h")
+    def rated_slowly(number):
+        """Do nothing, once an hour at most."""
+
     @our_task(unique=True)
     def unique(number):
         """Do nothing, once for all calls that wait with the same arguments."""
