@@ -13,7 +13,7 @@ from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.worker import service
 from django_pglock.worker.claiming import listener
 from django_pglock.worker.liveness import deadlines
-from django_pglock.worker.liveness.deadlines import _Seen
+from django_pglock.worker.liveness.deadlines import _Awaited
 from django_pglock.worker.service import ConnectedService
 from tests.proxy import Proxy
 from tests.sample import running_tasks, tasks
@@ -45,7 +45,7 @@ def sessions():
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT split_part(application_name, ' ', 2), pid FROM pg_stat_activity "
-            "WHERE application_name LIKE 'lockworker %' AND application_name <> 'lockworker guard'"
+            "WHERE application_name LIKE 'lockworker %' AND application_name <> 'lockworker heartbeat process'"
         )
         return dict(cursor.fetchall())
 
@@ -101,7 +101,7 @@ def hung_up(monkeypatch):
 
 def test_looks_are_counted_and_not_the_time(hung_up, monkeypatch):
     """A process that was stopped for an hour has looked once since then."""
-    seen, clock = _Seen(Waits()), iter(range(0, 10**6, 3600))
+    seen, clock = _Awaited(Waits()), iter(range(0, 10**6, 3600))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     for _ in range(6):
         seen.look()
@@ -112,7 +112,7 @@ def test_looks_are_counted_and_not_the_time(hung_up, monkeypatch):
 
 def test_a_service_that_is_busy_is_left_alone(hung_up):
     busy = Waits()
-    seen = _Seen(busy)
+    seen = _Awaited(busy)
     for busy.number in range(100):
         seen.look()
     assert hung_up == []

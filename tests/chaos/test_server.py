@@ -104,13 +104,13 @@ def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_work
     show_work_goes_on(crew, since)
 
 
-@pytest.mark.fault("SIGKILL of a worker and its guard while every session is terminated")
+@pytest.mark.fault("SIGKILL of a worker and its heartbeat process while every session is terminated")
 def test_a_worker_dies_while_all_are_cut(stage, eventually):
     """All are silent for a moment; those who live are heard again, and then the one that is not is known to be dead."""
     victim, *_others = stage.workers(3, "--threads", "2")
     stage.load(40, seconds=0.1)
     eventually(lambda: stage.running(20) and stage.hands(victim.id), why="the work did not begin")
-    stage.kill_guards(victim)
+    stage.kill_heartbeat_processes(victim)
     blow = stage.strike(victim, signal.SIGKILL)
     ask(TERMINATE)
     eventually(stage.is_over, seconds=60, why="some task is stuck")

@@ -277,6 +277,6 @@ def test_a_path_that_nobody_knows(name, eventually, worker, caplog):
     assert (row.task_path, row.queue) == (name, name)
     unknown = Task.objects.all().unknown()
     assert [each[:3] for each in unknown] == [(name, name, 1)]
-    UnknownReport(Task.objects.all(), uuid4())._report(unknown)
+    UnknownReport("default", uuid4())._report(unknown)
     assert any("which no running worker knows" in each.getMessage() for each in caplog.records)
     assert any("was taken back" in each.getMessage() for each in caplog.records)

@@ -19,7 +19,7 @@ from django_pglock.store import wake as wakeup
 from django_pglock.store.liveness import beat
 from django_pglock.store.rescue import rescue
 from django_pglock.store.wake import note_sleep
-from django_pglock.worker.claiming.queue_cursor import LONGEST_LINE, WorkerClaims
+from django_pglock.worker.claiming.queue_cursor import LONGEST_LIFETIME, QueueCursors
 from tests.sample import keyed_tasks as keyed
 from tests.sample import running_tasks, scheduled, tasks
 from tests.sample.models import Effect
@@ -232,15 +232,15 @@ def test_a_claim_begins_where_the_one_before_it_ended():
     for _ in range(9):
         tasks.nothing.enqueue()
     ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))
-    claims = WorkerClaims("default", worker=uuid4(), paths=[PATH], is_fair=False, clock=lambda: now[0]).of("default")
+    claims = QueueCursors("default", worker=uuid4(), paths=[PATH], is_fair=False, clock=lambda: now[0]).of("default")
     assert [each.id for each in claims.claim(3)] == ids[:3]
-    claims._line_until = LONGEST_LINE  # by this clock the first look took no time at all
+    claims._valid_until = LONGEST_LIFETIME  # by this clock the first look took no time at all
     urgent = tasks.nothing.using(priority=50).enqueue()
     with CaptureQueriesContext(connection) as queries:
         assert [each.id for each in claims.claim(3)] == ids[3:6]
     assert len(queries) == 1
     assert f'"id" > {ids[2]}' in queries[0]["sql"].replace('"django_pglock_task".', "")
-    now[0] += LONGEST_LINE
+    now[0] += LONGEST_LIFETIME
     assert str(claims.claim(1)[0].id) == urgent.id
 
 

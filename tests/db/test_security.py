@@ -114,14 +114,14 @@ def test_a_worker_runs_and_imports_nothing_that_a_row_names(worker, eventually, 
 
 def test_a_claim_on_what_is_no_task_fails_and_imports_nothing(nothing_runs):
     """Also if a worker came to have such a claim, by whatever way."""
-    from django_pglock.worker.running.attempt import prepare
+    from django_pglock.worker.running.run import prepare
 
     for path in NOT_TASKS:
         text = json.dumps([nothing_runs])
         claim = Claim(1, 1, uuid4(), "default", "default", 0, path, text, "{}", "{}", 0, 0, 0, None, "", "", "")
-        ending = prepare(claim, "default")
-        assert ending.outcome.status == "FAILED"
-        assert "is not registered" in ending.outcome.failure.traceback
+        ended = prepare(claim, "default")
+        assert ended.outcome.status == "FAILED"
+        assert "is not registered" in ended.outcome.failure.traceback
 
 
 @pytest.mark.parametrize("path", NOT_TASKS)

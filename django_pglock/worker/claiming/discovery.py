@@ -1,4 +1,4 @@
-"""Looking for ready tasks whose functions this process does not know, but could import."""
+"""Discovery: importing the functions of ready tasks that this process does not know yet."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.importing import learn
 from django_pglock.worker.claiming.queues import Queues
 
-#: Seconds between two looks while something is ready that cannot be claimed, and while all that is claimed is known.
+#: Seconds between two looks while something is ready that cannot be claimed, and while there is other work.
 BETWEEN_LOOKS, BETWEEN_LOOKS_AT_WORK = 1.0, 30.0
 
 
 class Discovery:
-    """Imports the modules of functions that ready tasks of the served queues name; see tasks/importing.py."""
+    """Imports the modules that ready tasks of the served queues name; ``tasks/importing.py`` says which it may."""
 
     def __init__(self, using: str, queues: Queues) -> None:
         self.using = using
@@ -23,11 +23,11 @@ class Discovery:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to look even though there is work."""
+        """Whether it is time to look although there is work."""
         return time.monotonic() - self._looked_at >= BETWEEN_LOOKS_AT_WORK
 
     def look(self, *, is_urgent: bool = False) -> bool:
-        """Look, unless the last look was a moment ago; say whether functions were found. ``is_urgent``: in any case."""
+        """Look unless the last look was just now, and say whether functions were found. ``is_urgent``: look always."""
         if not is_urgent and time.monotonic() - self._looked_at < BETWEEN_LOOKS:
             return False
         self._looked_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Which queues have something ready, remembered for as long as that is worth."""
+"""Which queues have something ready, remembered for a short time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 
 from django_pglock.store.ready import ready_queues
-from django_pglock.worker.claiming.queue_cursor import LINE, LONGEST_LINE
+from django_pglock.worker.claiming.queue_cursor import LIFETIME_FACTOR, LONGEST_LIFETIME
 
 
 class ReadyQueues:
     """The names of the queues that have something ready.
 
-    While a transaction elsewhere is open, the entries of finished tasks stay in the index, and each look would walk
-    through all of them, for each claim. So the answer holds for so many times as long as it took, as the line does that
-    a claim draws (queue_cursor.py): what comes to be ready in another queue waits no longer than that.
+    While a transaction elsewhere is open, the entries of finished tasks stay in the index, and a look for each claim
+    would walk through all of them each time. So an answer has a lifetime like a cursor (``queue_cursor.py``), in
+    proportion to the time that the look took. A task in another queue waits no longer than that.
     """
 
     def __init__(self, using: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,7 +22,7 @@ class ReadyQueues:
         self._clock = clock
         self._names: list[str] = []
         self._until = 0.0
-        #: Whether the last answer was remembered, and may have been wrong.
+        #: Whether the last answer was a remembered one, and may be out of date.
         self.is_from_memory = False
 
     def names(self) -> list[str]:
@@ -32,9 +32,9 @@ class ReadyQueues:
         if not self.is_from_memory:
             self._names = ready_queues(self.using)
             now = self._clock()
-            self._until = now + min(LONGEST_LINE, LINE * (now - began))
+            self._until = now + min(LONGEST_LIFETIME, LIFETIME_FACTOR * (now - began))
         return self._names
 
     def forget(self) -> None:
-        """Look again the next time: what was ready did not suffice."""
+        """Look again the next time."""
         self._until = 0.0

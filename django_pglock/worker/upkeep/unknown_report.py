@@ -1,4 +1,4 @@
-"""Reporting tasks that no living worker knows: their module is imported nowhere, or their deploy is still to come."""
+"""Reporting tasks of functions that no living worker knows: not imported anywhere, or part of a later deploy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from django_pglock.store.unknown import UnknownTasks, unknown
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds between two looks. The first one waits as long, so that workers that start together have said what they know.
+#: Seconds between two looks. The first look waits as long, until workers that start together have written what they
+#: know.
 BETWEEN_LOOKS = 30.0
 
 
 class UnknownReport:
-    """Warns once of each function; again when its tasks were gone and are back. Of all workers, the eldest looks."""
+    """Warns once of each function, and again after its tasks were gone. Only the eldest of all workers looks."""
 
     def __init__(self, using: str, worker: UUID) -> None:
         self.using = using

@@ -1,11 +1,11 @@
-"""What somebody has to do now and then: promote what is due, enqueue what runs by the clock, rescue, prune, forget.
+"""The upkeep: promote tasks that are due, enqueue scheduled tasks, rescue tasks of dead workers, prune old tasks.
 
-Every worker is ready to do it and one does at a time: each round is a transaction that begins by trying for an advisory
-lock. Nothing depends on there being only one; it only saves work. A worker that is frozen in the middle of its round
-would keep the others from theirs, so the server ends the session of a round that stands still.
+Every worker runs this service, and one at a time does the work: each round is a transaction that begins with an attempt
+to take an advisory lock. Correctness does not depend on the lock; it only saves work. A worker that is frozen in the
+middle of its round would block the rounds of the others, so the server ends the session of a round that stands still.
 
-Schedules are kept outside of the round, by every worker for the functions that it knows: a tick is a transaction of its
-own, which only one of them can win, and one that fails takes nothing along.
+Schedules are served outside of the round, by every worker for the functions that it knows: each tick is a transaction
+of its own that only one worker can win, and a tick that fails does not affect the others.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The first statement of a round: is it ours? And for how long may we stand still before the server takes it away.
-#: Only for this transaction, so it is right behind a pooler as well.
+#: The first statement of a round: it tries for the lock, and limits how long the round may stand still. Both hold for
+#: this transaction only, so they work behind a pooler as well.
 TURN = f"""
 SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_session_timeout', '3s', true), {BY_INDEX}
 """
-#: Seconds between two rounds, as a share of the heartbeat interval. Together with two missing beats a killed worker's
-#: tasks run elsewhere within ten seconds at default settings.
+#: Seconds between two rounds, as a share of the heartbeat interval. With two missing beats before, the tasks of a
+#: killed worker run elsewhere within ten seconds at default settings.
 ROUND = 0.9
-#: How often one round looks for tasks of the dead, while there are as many as one look takes.
+#: How many times one round looks for tasks of dead workers, while each look finds as many as it can take.
 RESCUES = 5
-#: Tasks that one round looks at to prune them, and seconds of rest when the last old one is gone.
+#: Tasks that one round looks at to prune them, and seconds until the next round when no old task is left.
 PRUNED_AT_ONCE, PRUNING_REST = 5000, 60.0
-#: Seconds before the next look at what is due and locked by somebody; doubled each time up to the second number.
+#: Seconds before the next look at due tasks whose rows are locked; doubled each time, up to the second number.
 FIRST_LOOK, LONGEST_BETWEEN_LOOKS = 0.01, 1.0
 
 
@@ -70,27 +70,28 @@ class Upkeep(ConnectedService):
         self.unknown = UnknownReport(using, worker)
         self.ready_counts = ReadyCounts(using)
         self._rescued_at = self._rescue_from = 0.0
-        # When this turn began, or the first of those in a row that were somebody else's.
+        # When this turn began, and when the first of several turns in a row began that were another worker's.
         self._began_at = self._kept_out_since = 0.0
-        # Where the last look for what was left waiting ended.
+        # Where the last look for stray keys and waiters ended.
         self._key, self._waiter = "", 0
-        # Where the walk of pruning has come to, and when it goes on.
+        # The task id up to which pruning has come, and when it goes on.
         self._pruned_to, self._prune_at = 0, 0.0
         # Names of the steps that failed when they were tried last.
         self._failing: set[str] = set()
-        # For how long to leave alone what is due and locked by somebody.
+        # Seconds for which to leave alone due tasks whose rows are locked.
         self._left_alone = 0.0
 
     def _look_for_delay(self) -> None:
-        """Excuse the others if we were held up ourselves, as by a lock on the table. Less condemns nobody.
+        """Postpone the rescue if this turn was delayed, for example by a lock on the table: others were delayed, too.
 
-        A witness can be a worker without tasks, which such a lock does not hold up.
+        Shorter delays are too short for a living worker to look dead. A worker without tasks, which such a lock does
+        not delay, may be the witness by which others look dead.
         """
         if time.monotonic() - self._began_at > get_settings().HEARTBEAT_LIMIT / 3:
             self._rescue_from = time.monotonic() + get_settings().HEARTBEAT_INTERVAL * SETTLED
 
     def wake(self) -> None:
-        """Look again now: a task may have been scheduled for sooner than the alarm is set."""
+        """Look again now: a task may be due sooner than the present sleep ends."""
         self._news.set()
 
     def turn(self) -> None:
@@ -108,26 +109,26 @@ class Upkeep(ConnectedService):
         self._news.wait(sleep)
 
     def _round(self) -> float | None:
-        """Do what is to be done; return the seconds until the next task is due, if that is known."""
+        """Do one round; return the seconds until the next task is due, None if that is not known."""
         with transaction.atomic(using=self.using, durable=True):
             if not self._is_my_turn():
                 self._kept_out_since = self._kept_out_since or self._began_at
                 return None
-            # Whoever was at it for so long was held up, and so may have been all others.
+            # The worker that kept us out for so long was delayed, and so may have been all others.
             self._began_at, self._kept_out_since = self._kept_out_since or self._began_at, 0.0
             promoted = self._attempt(promote, self.using) or 0
             keys, awaited = self._attempt(open_rates, self.using) or [], []
             has_moved = bool(promoted or keys)
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
                 self._rescued_at = time.monotonic()
-                # This transaction has been at the tasks by now: nobody can lock it out any more.
+                # This transaction has a lock on the tasks' table by now: nobody can lock it out any more.
                 self._look_for_delay()
                 if time.monotonic() >= self._rescue_from:
                     self._attempt(self._rescue)
                 keys += self._attempt(self._stray_keys) or []
                 awaited = self._attempt(self._stray_waiters) or []
             due_in = self._attempt(next_due_in, self.using)
-        # Outside of the round's transaction: whoever lets tasks through holds the locks of their keys to its end.
+        # Outside of the round's transaction, because admission holds the locks of the keys to the end of a transaction.
         if keys or awaited:
             promoted += self._attempt(release, self.using, awaited) or 0
             promoted += self._attempt(admit, self.using, keys) or 0
@@ -140,15 +141,16 @@ class Upkeep(ConnectedService):
         return self._pause(due_in, has_moved=has_moved or promoted > 0)
 
     def _attempt(self, step: Callable[..., T], *values: Any) -> T | None:
-        """Return what a step returns. One that fails takes no other along while the session lives; it returns None."""
+        """Return what a step returns, None if it fails. A failure affects no other step while the session lives."""
         name, connection = step.__qualname__, connection_for(self.using)
         session = connection.connection
         try:
             with transaction.atomic(using=self.using) if connection.in_atomic_block else nullcontext():
                 answer = step(*values)
         except Exception as error:
-            # Django lets go of one that broke within a transaction, and would open another, which is not as ours is.
-            # One that may only read is of a server that is no primary, or not any more: the next one may be.
+            # Django drops a session that broke within a transaction and would open another without our settings. A
+            # session that may only read leads to a server that is not the primary (any more): the next session may lead
+            # there.
             if connection.connection is not session or has_hung_up(connection) or is_read_only(error):
                 raise
             if name not in self._failing:
@@ -161,7 +163,7 @@ class Upkeep(ConnectedService):
         return answer
 
     def _pause(self, due_in: float | None, *, has_moved: bool) -> float | None:
-        """Return ``due_in``, or longer when something is due and nothing could be moved: somebody has locked it."""
+        """Return ``due_in``, or longer when something is due and could not be moved, because its row is locked."""
         if has_moved or due_in is None or due_in > 0:
             self._left_alone = 0.0
             return due_in
@@ -169,7 +171,7 @@ class Upkeep(ConnectedService):
         return self._left_alone
 
     def _keep_schedules(self) -> float | None:
-        """Enqueue the ticks that have come; return the seconds until the next one, if there is one."""
+        """Enqueue the ticks that are due; return the seconds until the next tick, None if there is none."""
         timings = schedule.timings(self.using)
         if timings != self._registered:
             schedule.register(self.using)
@@ -181,7 +183,7 @@ class Upkeep(ConnectedService):
             self.promoted()
         return ticks.next_in
 
-    # What a crash has left waiting, some of it at a time.
+    # Keys and waiters that a crash has left blocked, some at a time
 
     def _stray_keys(self) -> list[str]:
         keys = blocked_keys(self.using, self._key)
@@ -194,14 +196,14 @@ class Upkeep(ConnectedService):
         return [awaited for _, awaited in waiters if awaited is not None]
 
     def _prune(self) -> None:
-        """Let some old tasks go. Also without the round's lock: a statement of its own, and two do no harm."""
+        """Delete some old tasks. Outside of the round's transaction: two workers may do it at once without harm."""
         rest = PRUNING_REST
         try:
             count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
             if forget_rates(self.using) or count or self._pruned_to:
                 rest = get_settings().HEARTBEAT_INTERVAL * ROUND
         except IntegrityError as error:
-            # A table of the project's own that Django's deletion would have looked after.
+            # A table of the project refers to tasks, with a rule that Django's deletion would have applied.
             logger.warning("Old tasks cannot be pruned: %s", str(error).strip())
         self._prune_at = time.monotonic() + rest
 

@@ -278,7 +278,7 @@ def test_the_heartbeat_finds_what_the_notification_did_not_tell(worker, eventual
 
 
 def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, claim, monkeypatch):
-    """Of several in hand, with a thread that is busy."""
+    """Of several in flight, with a thread that is busy."""
     monkeypatch.setattr("django_pglock.worker.claiming.fetcher.HOARDING", 60)
     process = worker(queues=["another"], threads=1)
     # Its fetcher, when it has just connected, gives back what it does not know.
@@ -287,7 +287,7 @@ def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, cl
     [waits] = claim(worker=process.identity.id)
     running.wait_for_note.enqueue("go on")
     [busy] = claim(worker=process.identity.id)
-    process.hand.take([busy, waits])
+    process.in_flight.begin_all([busy, waits])
     Task.objects.filter(pk=waits.id).cancel()
     eventually(lambda: waits.is_cancelled, why="it has not heard of it")
     running.note("go on")
@@ -333,7 +333,7 @@ def test_the_worker_goes_on_with_other_tasks(worker, eventually):
     assert all(thread.is_alive() for thread in process.executor._threads)
 
 
-def test_a_worker_with_nothing_in_hand_asks_nothing(worker, monkeypatch):
+def test_a_worker_with_nothing_in_flight_asks_nothing(worker, monkeypatch):
     """One look for requests a beat, and only of a worker that runs something."""
     asked = []
     monkeypatch.setattr(

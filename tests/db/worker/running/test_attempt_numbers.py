@@ -13,7 +13,7 @@ from django_pglock.store.give_back import give_back
 from django_pglock.store.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
-from django_pglock.worker.running.attempt import prepare
+from django_pglock.worker.running.run import prepare
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_pglock.worker.claiming import ready_queues
-from django_pglock.worker.claiming.queue_cursor import LINE, LONGEST_LINE
+from django_pglock.worker.claiming.queue_cursor import LIFETIME_FACTOR, LONGEST_LIFETIME
 from django_pglock.worker.claiming.ready_queues import ReadyQueues
 
 
@@ -38,9 +38,9 @@ def test_an_answer_holds_for_a_multiple_of_what_it_took(table):
     rows = table(takes=0.001)
     ready = ReadyQueues("default", clock=rows.clock)
     assert (ready.names(), ready.is_from_memory) == (["look 1"], False)
-    rows.now += LINE * 0.001 * 0.9
+    rows.now += LIFETIME_FACTOR * 0.001 * 0.9
     assert (ready.names(), ready.is_from_memory) == (["look 1"], True)
-    rows.now += LINE * 0.001 * 0.2
+    rows.now += LIFETIME_FACTOR * 0.001 * 0.2
     assert (ready.names(), ready.is_from_memory) == (["look 2"], False)
 
 
@@ -48,7 +48,7 @@ def test_not_for_long_however_long_it_took(table):
     rows = table(takes=3.0)
     ready = ReadyQueues("default", clock=rows.clock)
     ready.names()
-    rows.now += LONGEST_LINE
+    rows.now += LONGEST_LIFETIME
     assert ready.names() == ["look 2"]
 
 

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.worker.in_flight import Hand
-from django_pglock.worker.supervising import supervisor
+from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.supervising import child_process, supervisor
 from django_pglock.worker.supervising.limits import Limits, resident_memory
-from django_pglock.worker.supervising.supervisor import FIRST_PAUSE, LONGEST_PAUSE, Supervisor, pause_after, said
+from django_pglock.worker.supervising.supervisor import FIRST_PAUSE, LONGEST_PAUSE, Supervisor, in_words, pause_after
 
 #: What each process begins with: its number of the start, from 1, and the line to the supervisor.
 BEGIN = """
@@ -176,7 +176,7 @@ def test_who_fails_while_it_ends_makes_the_exit_code(supervise):
 
 
 def test_what_cannot_be_started_is_tried_again(supervise, monkeypatch, caplog):
-    popen, tries = supervisor.subprocess.Popen, []
+    popen, tries = child_process.subprocess.Popen, []
 
     def fail_twice(*args, **kwargs):
         tries.append(1)
@@ -184,7 +184,7 @@ def test_what_cannot_be_started_is_tried_again(supervise, monkeypatch, caplog):
             raise BlockingIOError(11, "no more processes")
         return popen(*args, **kwargs)
 
-    monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=fail_twice))
+    monkeypatch.setattr(child_process, "subprocess", SimpleNamespace(Popen=fail_twice))
     assert len(supervise("")[1]) == 1
     assert caplog.text.count("cannot be started") == 2
 
@@ -198,7 +198,7 @@ def test_handlers_and_files_are_as_they_were(supervise):
 
 
 def test_exit_codes_in_words():
-    assert [said(0), said(3), said(-9), said(-250)] == [
+    assert [in_words(0), in_words(3), in_words(-9), in_words(-250)] == [
         "with exit code 0",
         "with exit code 3",
         "by SIGKILL",
@@ -206,8 +206,8 @@ def test_exit_codes_in_words():
     ]
 
 
-def limits(hand=None, **limits):
-    return Limits(hand or Hand(1), **{"max_memory": None, "max_time": None, **limits})
+def limits(in_flight=None, **limits):
+    return Limits(in_flight or InFlight(1), **{"max_memory": None, "max_time": None, **limits})
 
 
 def test_the_time_of_processes_is_over_at_different_moments():
@@ -219,24 +219,24 @@ def test_the_time_of_processes_is_over_at_different_moments():
 
 
 def test_memory_is_looked_at_after_the_first_task():
-    hand = Hand(1)
+    in_flight = InFlight(1)
     assert resident_memory() > 5 * 2**20
-    assert not limits(hand, max_memory=1).reached()
-    hand.threads.slots[0].ended = 1
-    assert "MiB" in limits(hand, max_memory=1).reached()
-    assert not limits(hand, max_memory=10**6).reached()
+    assert not limits(in_flight, max_memory=1).reached()
+    in_flight.threads.slots[0].ended = 1
+    assert "MiB" in limits(in_flight, max_memory=1).reached()
+    assert not limits(in_flight, max_memory=10**6).reached()
 
 
 def test_the_last_of_so_many_tasks_may_end():
     claim = SimpleNamespace(id=1, attempt=1, task_path="call")
-    hand = Hand(4, most=1)
-    assert limits(hand).are_set
-    assert hand.left == 1
-    hand.take([claim])
-    assert hand.left == 0
-    assert not limits(hand).reached()
-    hand.give_back()
-    assert hand.left == 1
-    hand.left, hand.claims = 0, {}
-    assert limits(hand).reached()
+    in_flight = InFlight(4, most=1)
+    assert limits(in_flight).are_set
+    assert in_flight.claims_left == 1
+    in_flight.begin_all([claim])
+    assert in_flight.claims_left == 0
+    assert not limits(in_flight).reached()
+    in_flight.give_back_waiting()
+    assert in_flight.claims_left == 1
+    in_flight.claims_left, in_flight.claims = 0, {}
+    assert limits(in_flight).reached()
     assert not limits().are_set

@@ -70,19 +70,19 @@ def test_prefixes_and_exclusions_hold_for_claims_and_for_news(worker, eventually
 def test_only_news_of_a_served_queue_wakes_the_worker(queue, wakes):
     silent = WorkerUnderTest(queues=["mail*"], exclude=["mail-bulk"])
     silent.listener.ready(queue)
-    assert silent.hand.hungry.is_set() is wakes
+    assert silent.in_flight.fetcher_wakeup.is_set() is wakes
 
 
 def claim(fetcher, count):
     """Claim so many tasks, of all functions."""
-    assert fetcher._kinds() == ["sync", "async"]
-    return fetcher._claim([("both", count)])
+    assert fetcher.claimer._kinds() == ["sync", "async"]
+    return fetcher.claimer.claim([("both", count)])
 
 
 def test_what_is_remembered_of_the_queues_keeps_no_task_waiting(monkeypatch):
     """It believes that only one queue has something ready, which is empty by now."""
     fetcher = WorkerUnderTest().fetcher
-    monkeypatch.setattr("django_pglock.worker.claiming.ready_queues.LINE", 10**9)
+    monkeypatch.setattr("django_pglock.worker.claiming.ready_queues.LIFETIME_FACTOR", 10**9)
     fill("a", 2)
     assert [claim.queue for claim in claim(fetcher, 2)] == ["a", "a"]
     fill("b", 1)
@@ -121,7 +121,7 @@ def test_a_queue_for_each_of_many_tenants_is_no_statement_for_each(in_threads):
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_prepared_statements")
             [prepared] = cursor.fetchone()
-        return prepared, len(fetcher._claims["both"]._queues)
+        return prepared, len(fetcher.claimer._cursors["both"]._queues)
 
     [(prepared, remembered)] = in_threads(claim_all, 1)
     assert not Task.objects.exclude(status="RUNNING").exists()
@@ -132,7 +132,7 @@ def test_a_queue_for_each_of_many_tenants_is_no_statement_for_each(in_threads):
 def test_the_last_look_of_a_draining_worker_leaves_out_no_kind_of_functions():
     """A look for coroutines alone may be put off; a worker that ended meanwhile would leave them."""
     fetcher = WorkerUnderTest(threads=2).fetcher
-    fetcher._was_full = True
-    fetcher._looks.note("async", took=1.0, found=1)
+    fetcher.claimer.was_full = True
+    fetcher.claimer.pauses.note("async", took=1.0, found=1)
     assert [kind for kind, _ in fetcher._look_around(is_last_look=False)] == ["sync"]
     assert [kind for kind, _ in fetcher._look_around(is_last_look=True)] == ["both"]
