@@ -13,7 +13,7 @@ from psycopg import Error as PsycopgError
 
 from django_pglock.conf import get_settings
 from django_pglock.keys import make_key, reserved
-from django_pglock.locks.holding import Holding
+from django_pglock.locks.base_handle import BaseHandle
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.sessions import dedicated_connection
 
@@ -81,11 +81,11 @@ def locks_disabled() -> Iterator[None]:
 
     For tests that count statements or have no database; what a lock is for, they do not show.
     """
-    before, Holding.is_disabled = Holding.is_disabled, True
+    before, BaseHandle.is_disabled = BaseHandle.is_disabled, True
     try:
         yield
     finally:
-        Holding.is_disabled = before
+        BaseHandle.is_disabled = before
 
 
 def _is_free(parts: tuple[Any, ...], using: str | None) -> bool:

@@ -1,7 +1,7 @@
-"""From a lock's name to its key: the signed 64-bit number that PostgreSQL locks. Pure, but for the settings.
+"""From a lock's name to its key: the signed 64-bit number that PostgreSQL locks. Pure, apart from the settings.
 
 A name is a string, or parts that are joined by colons: ``("order", 5)`` is ``"order:5"``. Colons and percent signs
-inside a part are escaped, so that no value from outside can name somebody else's lock. The key is the first eight
+inside a part are escaped, so that no value from outside can make the name of another lock. The key is the first eight
 bytes of the name's SHA-256, big-endian and signed, which plain SQL can compute as well::
 
     ('x' || encode(substr(sha256(convert_to('order:5', 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
@@ -21,7 +21,7 @@ from uuid import UUID
 from django_pglock.conf import get_settings, key_function
 from django_pglock.errors import LockKeyError
 
-#: PostgreSQL's bigint.
+#: The range of PostgreSQL's bigint.
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 
@@ -33,11 +33,11 @@ class Key(NamedTuple):
 
 
 def sha256_key(name: str) -> int:
-    """Return the default key of a name; the same as django-pgware's."""
+    """Return the default key of a name: the same number as django-pgware's."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
 
 
-#: The default under the name of the package whose locks it excludes, for a rolling migration from there.
+#: The default, under the name of django-pgware, for a rolling migration from there.
 pgware_key = sha256_key
 
 
@@ -55,17 +55,17 @@ def crc32_key(name: str) -> int:
 def make_key(*parts: Any) -> Key:
     """Return the key of a name, or of parts of one.
 
-    One string is the name as it stands; one int is the number itself, for locks shared with other programs, and is
-    shown as ``#5``. A member of a StrEnum or of an IntEnum is one, too. Several parts, or one of another kind, are
-    escaped and joined. Raises ``LockKeyError`` for what cannot name a lock.
+    One string is the name, unchanged; one int is the number itself, for locks shared with other programs, and is shown
+    as ``#5``. A member of a StrEnum counts as a string, a member of an IntEnum as an int. Several parts, or one part of
+    another type, are escaped and joined. Raises ``LockKeyError`` for what cannot name a lock.
     """
     return key_of(name_of(*parts))
 
 
 def key_of(name: str | int) -> Key:
-    """Return the key of what ``name_of`` returned."""
+    """Return the key of a name or a number that ``name_of`` returned."""
     if isinstance(name, int):
-        # The lock of the string "5" is another one, and is shown as 5.
+        # The string "5" names another lock, which is shown as 5.
         return Key(f"#{name}", name)
     if namespace := get_settings().NAMESPACE:
         name = f"{namespace}:{name}"
@@ -73,7 +73,7 @@ def key_of(name: str | int) -> Key:
 
 
 def name_of(*parts: Any) -> str | int:
-    """Return the name that parts make, or the number. Needs no settings, so decorators can check theirs at import.
+    """Return the name that parts make, or the number. Needs no settings, so that decorators can check names at import.
 
     Raises ``LockKeyError`` for what cannot name a lock.
     """
@@ -82,13 +82,13 @@ def name_of(*parts: Any) -> str | int:
         if isinstance(only, int) and not isinstance(only, bool):
             return _in_range(int(only))
         if isinstance(only, str):
-            # The text of an Enum's member may be that of its class.
+            # The class of an Enum may define another text for its members.
             return _encodable(str.__str__(only))
     return _encodable(join(*parts))
 
 
 def join(*parts: Any) -> str:
-    """Return the name made of parts: each escaped, joined by colons. Raises ``LockKeyError``."""
+    """Return the escaped parts, joined by colons. Raises ``LockKeyError``."""
     if not parts:
         raise LockKeyError("A lock needs a name.")
     return ":".join(part_of(part) for part in parts)
@@ -97,9 +97,9 @@ def join(*parts: Any) -> str:
 def part_of(value: Any) -> str:
     """Return a value as an escaped part of a name.
 
-    Takes strings, ints, UUIDs, dates, members of an Enum and saved model instances (``app.model:pk``, where a proxy has
-    the name of its concrete model). Raises ``LockKeyError`` for everything else: None, for example, is the primary key
-    of every anonymous user.
+    Takes strings, ints, UUIDs, dates, members of an Enum and saved model instances (``app.model:pk``; a proxy has the
+    name of its concrete model). Raises ``LockKeyError`` for everything else: None, for example, is the primary key of
+    every anonymous user.
     """
     if isinstance(value, Enum):
         value = value.value

@@ -1,9 +1,10 @@
-"""The advisory locks that the package takes for itself, where ``lock`` cannot reach them.
+"""The advisory locks that the package takes for itself, with keys that ``lock`` cannot use.
 
-PostgreSQL keeps advisory locks in two spaces: those of one 64-bit number, which are ``lock``'s, and those of two 32-bit
-numbers, which ``pg_locks`` shows with ``objsubid = 2``. The locks of this file are in the second one. The first of the
-two numbers says what the lock is for; a name of this file. So neither a name nor a raw number of a project can keep a
-worker from its work, and the other way round.
+PostgreSQL has two key spaces for advisory locks: one 64-bit number, which ``lock`` uses, and two 32-bit numbers, which
+``pg_locks`` shows with ``objsubid = 2``. The locks of this file are in the second space. The first of the two numbers
+says what the lock is for: it is one of the constants below. So neither a name nor a raw number of a project can block
+a worker, and no worker can block a project.
+https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-ADVISORY-LOCKS
 
 The view of advisory locks has these numbers, too.
 """
@@ -12,18 +13,18 @@ from __future__ import annotations
 
 import secrets
 
-#: The worker that does the upkeep holds it. The second number is 0.
+#: Held by the worker that does the upkeep. The second number is 0.
 UPKEEP = 0x70676C01
-#: An admission of tasks to a lock key holds it. The second number is from the key's SHA-256. Two keys may have the same
+#: Held while tasks are admitted to a lock key. The second number is from the key's SHA-256. Two keys may have the same
 #: number: their admissions then wait for each other, each for one message to the server. An admission to several keys
-#: takes them in the order of their numbers.
+#: takes the locks in the order of their numbers.
 ADMISSION = 0x70676C02
-#: A worker that lives holds it. The worker draws the second number, which stands in its row.
+#: Held by a worker for as long as it lives. The worker draws the second number and writes it into its row.
 WORKER = 0x70676C03
 
 ALL = (UPKEEP, ADMISSION, WORKER)
 
 
 def draw_number() -> int:
-    """Return a number for a worker. Never negative, so that ``pg_locks``, which knows no signs, shows the same."""
+    """Return a random number for a worker: never negative, because ``pg_locks`` shows keys as unsigned numbers."""
     return secrets.randbelow(2**31)

@@ -1,8 +1,8 @@
 """Key templates: ``"order:{order_id}"`` or ``"checkout:{request.user.pk}"``, checked when the decorator is applied.
 
-A field is the name of a parameter, with attributes behind it. Each value becomes an escaped part of the name, without
-a colon. So where a colon stands before each field, no value reaches beyond its own part: ``"a:b"`` and ``"c"`` never
-make the name that ``"a"`` and ``"b:c"`` make. Templates in which one could are refused.
+A field is the name of a parameter, which attributes may follow. Each value becomes an escaped part of the name, without
+a colon. So if a colon stands before each field, no value can change another part: ``"a:b"`` and ``"c"`` never make the
+name that ``"a"`` and ``"b:c"`` make. Templates in which a value could are refused.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from django_pglock.keys.key import part_of
 class KeyTemplate:
     """A name with fields in braces. ``known`` are the parameters that fields may begin with; None allows any.
 
-    ``is_own``: what it makes is told apart from other names by something else, so that it may begin with a field.
-    Raises ``LockKeyError`` for what is no template, and where a value could pass for a part of something else.
+    ``where`` names the decorator in errors. ``is_own``: something else tells the names of this template from other
+    names, so that the template may begin with a field. Raises ``LockKeyError`` for a text that is no template, and
+    where a value could make the name of another lock.
     """
 
     def __init__(self, text: str, *, known: Collection[str] | None, where: str, is_own: bool = False) -> None:
@@ -38,7 +39,7 @@ class KeyTemplate:
 
     @property
     def names(self) -> set[str]:
-        """The parameters that its fields begin with, and the attributes behind them."""
+        """The parameters that the fields begin with, and the attributes behind them."""
         return {name for _, path in self._pieces for name in path}
 
     def _refuse_ambiguity(self) -> None:
@@ -62,7 +63,7 @@ class KeyTemplate:
                 pieces.append((literal, []))
                 continue
             path = field.split(".")
-            # Only public attributes: no index, no call, no format, nothing that reaches into an object's inside.
+            # Only public attributes: no index, no call, no format, no private name.
             if form or conversion or not all(step.isidentifier() and not step.startswith("_") for step in path):
                 raise LockKeyError(
                     f"{self._where}: {{{field}}} in the key {self.text!r} is not a parameter with attributes behind it."
@@ -71,7 +72,7 @@ class KeyTemplate:
         return pieces
 
     def render(self, values: Mapping[str, Any]) -> str:
-        """Return the name for these parameters. Raises ``LockKeyError`` for a value that cannot be part of one."""
+        """Return the name for these parameters. Raises ``LockKeyError`` for a value that cannot be part of a name."""
         return "".join(literal + (self._part(path, values) if path else "") for literal, path in self._pieces)
 
     def _part(self, path: list[str], values: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from django_pglock import Lease, LockLost
 from django_pglock.models import AdvisoryLock
 from django_pglock.testing import assert_locked, assert_no_locks, assert_not_locked, hold
 from tests.conftest import ROOT
-from tests.db.test_locks import Somebody
+from tests.db.locks.test_api import Somebody
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 

@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 
 from django_pglock import Lease, lock, lock_all, semaphore
 from django_pglock.errors import ConfigurationError, LockKeyError, TaskArgumentsError
-from django_pglock.locks.statements import LONGEST_NAME
+from django_pglock.locks.statements.fragments import LONGEST_NAME
 from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.store.liveness import beat
@@ -22,7 +22,7 @@ from django_pglock.store.wake import READY_CHANNEL, note_sleep
 from django_pglock.tasks.compat import InvalidTask
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
-from tests.db.test_locks import Somebody
+from tests.db.locks.test_api import Somebody
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks as sample
 

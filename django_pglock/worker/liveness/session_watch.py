@@ -30,10 +30,10 @@ from django.db import Error as DatabaseFailure
 from django.db.backends.signals import connection_created
 
 from django_pglock.postgres.activity import Activity, ServerView, view_of_server
+from django_pglock.postgres.connection_registry import note_connection
 from django_pglock.postgres.connections import shut, statement_under_way
-from django_pglock.postgres.known_connections import note_connection
+from django_pglock.postgres.pending_statements import PendingStatement, pending_statements
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.postgres.waits import Wait, waits
 from django_pglock.worker.service import Service, logger
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class SessionWatch(Service):
     def _look(self) -> None:
         """Count for how many looks each session that waits now has waited."""
         before, self._silent = self._silent, {}
-        for wait in waits():
+        for wait in pending_statements():
             silent = before.get(id(wait.raw))
             if silent is None or silent.wait != wait:
                 silent = SilentSession(wait)
@@ -140,7 +140,7 @@ class SessionWatch(Service):
             self._asking = None
 
     def _end(self, silent: SilentSession) -> None:
-        if silent.wait not in waits():
+        if silent.wait not in pending_statements():
             return  # the answer has come meanwhile
         self._log(silent, f"{silent.verdict}. The connection is closed.")
         shut(silent.wait.raw)
@@ -167,7 +167,7 @@ class SessionWatch(Service):
 class SilentSession:
     """A session that waits for an answer: for how many looks, and what the server says of it."""
 
-    def __init__(self, wait: Wait) -> None:
+    def __init__(self, wait: PendingStatement) -> None:
         self.wait = wait
         self.looks = 0
         #: What the server has said last, in words.

@@ -15,8 +15,8 @@ from django.apps import apps
 
 from django_pglock.errors import TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
 from django_pglock.locks import lock
+from django_pglock.postgres.connection_registry import leads_to_standby
 from django_pglock.postgres.connections import is_read_only
-from django_pglock.postgres.known_connections import leads_to_standby
 from django_pglock.store.outcome import (
     SUCCEEDED,
     Cancelled,

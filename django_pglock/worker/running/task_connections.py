@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections
 from psycopg.pq import TransactionStatus
 
+from django_pglock.postgres.connection_registry import is_on_standby, note_connection
 from django_pglock.postgres.connections import has_hung_up
-from django_pglock.postgres.known_connections import is_on_standby, note_connection
 from django_pglock.postgres.sessions import limit_waiting
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError
 
 from django_pglock.postgres.activity import Activity, ServerView
-from django_pglock.postgres.waits import Wait
+from django_pglock.postgres.pending_statements import PendingStatement
 from django_pglock.worker.liveness import session_watch
 from django_pglock.worker.liveness.session_watch import PATIENCE, SilentSession
 
@@ -18,7 +18,7 @@ PID = 4711
 
 def silence(looks=20, is_on_standby=False):
     pgconn = SimpleNamespace(backend_pid=PID, parameter_status=lambda name: b"on" if is_on_standby else b"off")
-    silence = SilentSession(Wait(SimpleNamespace(pgconn=pgconn), "default"))
+    silence = SilentSession(PendingStatement(SimpleNamespace(pgconn=pgconn), "default"))
     silence.looks = looks
     return silence
 
