@@ -46,7 +46,7 @@ class PostgresTask(TaskFields):
         if isinstance(self.run_after, timedelta) and not issubclass(self.get_backend().task_class, PostgresTask):
             # Django's own backends, for tests and development, know only dates.
             object.__setattr__(self, "run_after", timezone.now() + self.run_after)
-        # Not super(): without arguments it fails in a dataclass with slots, which is a new class.
+        # Not super(): without arguments it fails in a dataclass with slots, because that is a new class.
         Task.__post_init__(self)
         definition = registry.register(self)
         if definition is not self:
@@ -152,7 +152,7 @@ class PostgresTask(TaskFields):
 
 
 def _task_ids(after: Any) -> tuple[int, ...]:
-    # One result or id is what people mean by it. An id is a text, and its digits are no ids.
+    # A single result or id is allowed. An id may be a text, whose characters are not the ids.
     is_one = isinstance(after, (str, int)) or hasattr(after, "id")
     try:
         return tuple(map(_task_id, (after,) if is_one else after))

@@ -1,4 +1,4 @@
-"""What a task function asks for, as data: the options of ``@task``."""
+"""The options of ``@task`` as the fields of a task."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: Options that only the decorator takes: what they hold is code or concerns the function as a whole.
+#: Options that only the decorator takes, because their values are code or concern the function as a whole.
 DECORATOR_ONLY = ("backoff", "retry_on", "no_retry_on", "group", "cron", "every", "timezone", "redact", "advisory")
-#: Options of one call only.
+#: Options that only ``using()`` takes, because they concern one call.
 CALL_ONLY = ("run_after", "after")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFields(Task):  # type: ignore[type-arg]
-    """A task function with what it asks for. Made by ``@task``, never by hand.
+    """A task function with its options. ``@task`` makes it, as a ``PostgresTask``.
 
     Besides Django's own fields:
 
@@ -37,15 +37,15 @@ class TaskFields(Task):  # type: ignore[type-arg]
       ``fn(exception, task_result)``. Default: exponential from one second to ten minutes, with full jitter.
     - ``retry_on``, ``no_retry_on``: exception types that are retried (default: every ``Exception``) or never are.
     - ``atomic``: run the function in a transaction together with its own completion, so that its database effects
-      happen exactly once even when the worker is killed.
+      happen exactly once even if the worker is killed.
     - ``timeout``: seconds or a timedelta that one attempt may take.
     - ``lock``: a template such as ``"order:{order_id}"``; tasks of one key never run together, whatever their
       functions, and begin in the order in which they were enqueued. ``concurrency``: how many of them may.
     - ``advisory``: hold the advisory lock of the same name as ``lock`` makes while the function runs, as
       ``with lock(...)`` elsewhere in the project does.
-    - ``unique``: True, a template or ``Unique``: no second task like one that waits.
-    - ``group``: a template or ``Group``: what waits under one key is passed to one call, as a list.
-    - ``fair``: a template; keys take turns, so that nobody's million tasks hold up another's ten.
+    - ``unique``: True, a template or ``Unique``: no second task while one with the same key waits.
+    - ``group``: a template or ``Group``: all waiting tasks of one key are passed to one call, as a list.
+    - ``fair``: a template; keys take turns, so that a million tasks of one key do not delay ten of another.
     - ``rate``: ``"10/s"`` or ``Rate``: so many starts in so much time.
     - ``keep_result``: seconds or a timedelta after which the finished row may go.
     - ``redact``: names of arguments, or of keys inside of them, that people are not shown, such as ``("card",
@@ -85,9 +85,9 @@ class TaskFields(Task):  # type: ignore[type-arg]
     after: tuple[int, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict, hash=False)
 
-    #: What differs from the decorated definition and travels with the row; empty for the definition itself.
+    #: The options that differ from the decorated definition and are stored in the row; empty for the definition itself.
     carried: dict[str, Any] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
-    #: The number of the backend that has found it valid. What is made from it begins anew.
+    #: The number of the backend that has found this task valid. Copies have to be validated again.
     valid_for: int = field(default=0, init=False, repr=False, compare=False)
 
     @property

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_pglock.management.commands.runlockworker import GARBAGE, look_less_for_garbage
+from django_pglock.management.worker_process import GARBAGE, look_less_for_garbage
 from django_pglock.store.outcome import SUCCEEDED
 from django_pglock.tasks.claim import date_of
 from django_pglock.worker import capacity
