@@ -22,7 +22,7 @@ from django_pglock.store import cancel as cancel_module
 from django_pglock.store import move
 from django_pglock.store.liveness import beat
 from tests.db.locks.test_api import Somebody
-from tests.plans.store.test_history import nodes
+from tests.plans.reading import nodes
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 

@@ -14,8 +14,7 @@ from django.urls import reverse
 
 from django_pglock.models import Task
 from django_pglock.store import count as counting
-from tests.plans.store.test_backlog import analyze, executed, insert, rows_read
-from tests.plans.store.test_history import nodes, reads
+from tests.plans.reading import analyze, executed, insert, nodes, reads, rows_read
 
 pytestmark = pytest.mark.django_db
 
