@@ -170,10 +170,13 @@ async def write_in_coroutine():
     await Effect.objects.acreate(name="kept")
 
 
+is_free = threading.Event()
+
+
 @task
-async def occupy(seconds):
-    """Keep the thread in which the ORM runs for all coroutines."""
-    await sync_to_async(time.sleep)(seconds)
+async def occupy():
+    """Keep the thread in which the ORM runs for all coroutines until ``is_free`` is set."""
+    await sync_to_async(is_free.wait)(60)
 
 
 @task

@@ -11,7 +11,7 @@ from django_pglock.models import Task
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.progress import COMPARED_AT_ONCE, note_progress
 from django_pglock.store.settle import settle
-from django_pglock.worker.running import attempt
+from django_pglock.worker.running import run
 from django_pglock.worker.settling import progress as settling_progress
 from tests.sample import running_tasks as running
 from tests.sample import tasks
@@ -38,7 +38,7 @@ def notes(monkeypatch):
             written.append([claim.progress for claim in claims])
         note_progress(using, claims, **options)
 
-    for module in (attempt, settling_progress):
+    for module in (run, settling_progress):
         monkeypatch.setattr(module, "note_progress", count)
     return written
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -69,10 +70,13 @@ def test_a_transaction_that_a_coroutine_leaves_open_is_nobody_elses(worker, even
 
 def test_the_log_names_who_keeps_the_thread_of_all_coroutines(worker, eventually, caplog, monkeypatch):
     monkeypatch.setattr(orm_thread, "OCCUPIED", 0.3)
+    monkeypatch.setattr(tasks, "is_free", threading.Event())
     worker()
-    tasks.occupy.enqueue(1.5)
-    time.sleep(0.2)
+    tasks.occupy.enqueue()
+    eventually(lambda: Task.objects.filter(status="RUNNING").exists())
     tasks.write_in_coroutine.enqueue()
+    eventually(lambda: "has kept the thread in which the ORM runs for coroutines" in caplog.text)
+    tasks.is_free.set()
     eventually(is_over)
     assert caplog.text.count("has kept the thread in which the ORM runs for coroutines") == 1
     assert "session_tasks.occupy) attempt 1>" in caplog.text
