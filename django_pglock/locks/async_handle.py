@@ -99,7 +99,7 @@ class AsyncHandle(BaseHandle):
         for scope, session in self._sessions.sessions_with(self._owner, self.request):
             is_right = may_share if session.is_shared else scope == self.scope
             if not is_right or not self.options.reentrant:
-                raise LockError(f"Lock {self.name!r} is held by this coroutine already.", name=self.name, key=self.key)
+                raise self._error(LockError, "is held by this coroutine already")
             if session.is_shared:
                 return True
         return False
@@ -222,7 +222,7 @@ class AsyncHandle(BaseHandle):
         Raises ``LockLost``, and ``LockError`` when the lock is not held.
         """
         if not self.is_open:
-            raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
+            raise self._error(LockError, "is not held")
         self.is_open = False
         if self._record is not None and self._session.is_shared:
             await asyncio.shield(asyncio.ensure_future(self._release(self._record, error)))

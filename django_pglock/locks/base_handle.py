@@ -7,17 +7,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from django_pglock import signals
 from django_pglock.conf import get_settings
-from django_pglock.errors import LockLost, LockNotAvailable, LockScopeError
+from django_pglock.errors import LockError, LockLost, LockNotAvailable, LockScopeError
 from django_pglock.keys import Key
 from django_pglock.locks.options import Options, Request
 from django_pglock.locks.session_locks import LockRecord, RecordState
 from django_pglock.postgres import forking
 
 logger = logging.getLogger("django_pglock.locks")
+E = TypeVar("E", bound=LockError)
 #: Why a session lock is lost that another statement has freed.
 NOT_HELD_BY_SESSION = "PostgreSQL says that this session did not hold it"
 
@@ -33,6 +34,8 @@ class BaseHandle:
     token: int | None = None
     #: Set by ``django_pglock.testing.locks_disabled``: every acquire succeeds, and PostgreSQL is not asked.
     is_disabled: ClassVar[bool] = False
+    #: What messages call it.
+    _noun = "Lock"
     #: The model whose rows say who holds it.
     _model = "AdvisoryLock"
     #: Scopes of locks that a dropped handle has to free.
@@ -82,8 +85,9 @@ class BaseHandle:
 
     def _free_dropped(self) -> None:
         logger.warning(
-            "Lock %r was freed because its handle was dropped without release(); keep the handle for as long as the "
+            "%s %r was freed because its handle was dropped without release(); keep the handle for as long as the "
             "lock is needed.",
+            self._noun,
             self.name,
         )
         self.free_from_any_thread()
@@ -93,7 +97,8 @@ class BaseHandle:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return f"<Lock {self.name!r} {self.scope or 'of no scope yet'} {'held' if self.is_held else 'not held'}>"
+        state = "held" if self.is_held else "not held"
+        return f"<{self._noun} {self.name!r} {self.scope or 'of no scope yet'} {state}>"
 
     @property
     def key(self) -> int:
@@ -133,28 +138,28 @@ class BaseHandle:
     def _note_acquired(self) -> None:
         self.is_open = True
         self._since = time.monotonic()
-        self._log("took", "waited", self.waited, get_settings().SLOW_WAIT)
+        self._log("Acquired", "waited", self.waited, get_settings().SLOW_WAIT)
         signals.lock_acquired.send_robust(type(self), handle=self)
 
     def _note_released(self) -> None:
         held = time.monotonic() - self._since
-        self._log("gave back", "held", held, get_settings().SLOW_HOLD)
+        self._log("Released", "held", held, get_settings().SLOW_HOLD)
         signals.lock_released.send_robust(type(self), handle=self, held=held)
 
     def _log(self, verb: str, what: str, seconds: float, limit: float) -> None:
         is_slow = seconds >= limit
         level = logging.WARNING if is_slow else logging.DEBUG
         if logger.isEnabledFor(level):
-            text = "%s lock %r after %.3f s" + (", which is longer than %g s." if is_slow else ".")
-            values = (verb.capitalize(), self.name, seconds, *([limit] if is_slow else []))
+            text = "%s %s %r after %.3f s" + (", which is longer than %g s." if is_slow else ".")
+            values = (verb, self._noun.lower(), self.name, seconds, *([limit] if is_slow else []))
             logger.log(level, text, *values, extra={"lock": self.name, "key": self.key, what: seconds})
 
     def _busy_error(self, cause: BaseException | None) -> LockNotAvailable:
         """Report that the lock is busy, and return the error; ``cause`` is the server's own, if it has one."""
         timeout = self.options.timeout
-        waited = "" if not timeout else f" for {timeout:g} s"
+        waited = "" if not timeout else f" within {timeout:g} s"
         error = LockNotAvailable(
-            f"Lock {self.name!r} is held by somebody else and was not to be had{waited}.",
+            f"{self._noun} {self.name!r} is held by somebody else and was not granted{waited}.",
             name=self.name,
             key=self.key,
             timeout=timeout,
@@ -182,8 +187,8 @@ class BaseHandle:
         if self.scope == "disabled" and self.is_open:
             return
         if not self.is_open and not self._reason and not self.is_held:
-            what = "was given back" if self._since else "was never taken"
-            raise LockLost(f"Lock {self.name!r} is not held: it {what}.", name=self.name, key=self.key)
+            what = "was released" if self._since else "was never acquired"
+            raise self._error(LockLost, f"is not held: it {what}")
         if reason := self._lost_reason():
             raise self._lost_error(self._reason or reason)
 
@@ -192,11 +197,8 @@ class BaseHandle:
         raise NotImplementedError
 
     def _lost_error(self, reason: str) -> LockLost:
-        return LockLost(
-            f"Lock {self.name!r} was lost before it was given back: {reason}. Others may have held it meanwhile.",
-            name=self.name,
-            key=self.key,
-        )
+        text = f"was lost before it was released: {reason}. Others may have held it meanwhile"
+        return self._error(LockLost, text)
 
     def _stale_error(self) -> LockScopeError:
         return self._scope_error(
@@ -205,7 +207,10 @@ class BaseHandle:
         )
 
     def _scope_error(self, reason: str) -> LockScopeError:
-        return LockScopeError(f"Lock {self.name!r} was not taken: {reason}.", name=self.name, key=self.key)
+        return self._error(LockScopeError, f"was not taken: {reason}")
+
+    def _error(self, kind: type[E], text: str) -> E:
+        return kind(f"{self._noun} {self.name!r} {text}.", name=self.name, key=self.key)
 
 
 def first_line(error: BaseException) -> str:

@@ -63,7 +63,7 @@ class Handle(BaseHandle):
 
     # Acquire
 
-    @async_unsafe("Taking a lock stops the event loop here. Use 'async with', or await its aacquire().")
+    @async_unsafe("Acquiring a lock blocks the event loop here. Use 'async with', or await its aacquire().")
     def acquire(self, *, may_begin: bool) -> Handle:
         """Acquire the lock. ``may_begin``: the caller will also call ``release``, so the lock may open a transaction.
 
@@ -79,14 +79,14 @@ class Handle(BaseHandle):
         self.scope = self._choose_scope(inside=inside, may_begin=may_begin)
         locks = session_locks_of(connection)
         if not self.options.reentrant and not locks.numbers(connection).isdisjoint(self.keys):
-            raise LockError(f"Lock {self.name!r} is held by this thread already.", name=self.name, key=self.key)
+            raise self._error(LockError, "is held by this thread already")
         try:
             if self.scope == "transaction" and not inside:
                 self._own_transaction = OwnTransaction(connection)
                 self._own_transaction.begin()
             self._acquire(connection, locks)
         except BaseException as error:
-            self._undo(connection, locks, error)
+            self._undo(error)
             raise
         return self
 
@@ -99,7 +99,7 @@ class Handle(BaseHandle):
             return "transaction" if inside else "session"
         if scope == "session" and inside:
             raise self._scope_error(
-                "a session lock inside a transaction would be freed before the commit, and whoever comes next would "
+                "a session lock inside a transaction would be freed before the commit, and the next holder would "
                 "read old data. Take it outside the block, or use scope='transaction'"
             )
         if scope == "transaction" and not inside and not may_begin:
@@ -146,12 +146,12 @@ class Handle(BaseHandle):
             return acquire_transaction_locks(record.request)
         return acquire_session_locks(record.request, in_test=connection.in_atomic_block)
 
-    def _undo(self, connection: DatabaseWrapper, locks: SessionLocks, error: BaseException) -> None:
+    def _undo(self, error: BaseException) -> None:
         """Leave nothing held after an error in the middle of an acquire or a release."""
         self.is_open = False
         record = self._record
         if record is not None and record.state is not RecordState.ENDED:
-            _free_after_error(connection, locks, record, error)
+            _free_after_error(self._connection, record, error)
         if self._own_transaction is not None:
             self._own_transaction.end(error)
             self._own_transaction = None
@@ -190,31 +190,32 @@ class Handle(BaseHandle):
         cause stays visible. Raises ``LockLost``, and ``LockError`` in another thread or when the lock is not held.
         """
         if threading.get_ident() != self._thread:
-            raise LockError(f"Lock {self.name!r} belongs to another thread.", name=self.name, key=self.key)
+            raise self._error(LockError, "belongs to another thread")
         if not self.is_open:
-            raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
+            raise self._error(LockError, "is not held")
         if self._record is not None:
             try:
-                self._release(self._connection, self._record, error)
+                self._release(self._record, error)
             except BaseException as interruption:
-                self._undo(self._connection, self._record.locks, interruption)
+                self._undo(interruption)
                 raise
         self.is_open = False
         self._note_released()
 
-    def _release(self, connection: DatabaseWrapper, record: LockRecord, error: BaseException | None) -> None:
+    def _release(self, record: LockRecord, error: BaseException | None) -> None:
         if self.scope == "session":
-            reason = self._free(connection, record.locks, record)
+            reason = self._free(record)
             if reason is not None:
                 self._report_lost(reason, error)
         if self._own_transaction is not None:
             self._own_transaction.end(error)
             self._own_transaction = None
 
-    def _free(self, connection: DatabaseWrapper, locks: SessionLocks, record: LockRecord) -> str | None:
+    def _free(self, record: LockRecord) -> str | None:
         """Free the session lock; return why that was not possible, or None."""
+        connection, locks = self._connection, record.locks
         if connection.connection is not record.raw or record.state is RecordState.ENDED:
-            record.locks.free_from_any_thread(record)
+            locks.free_from_any_thread(record)
             return "its connection was closed meanwhile"
         try:
             row = _send(connection, record, free_session_locks(record.request, locks.limits_without(record)))
@@ -223,7 +224,7 @@ class Handle(BaseHandle):
                 # The caller's transaction is broken. After its rollback the lock can be freed.
                 locks.free_from_any_thread(record)
                 return None
-            _hang_up(connection)
+            _close_session(connection)
             locks.remove(record)
             return f"its session has ended ({first_line(error)})"
         locks.remove(record)
@@ -236,16 +237,15 @@ class Handle(BaseHandle):
             record.locks.free_from_any_thread(record)
 
 
-def _free_after_error(
-    connection: DatabaseWrapper, locks: SessionLocks, record: LockRecord, error: BaseException
-) -> None:
+def _free_after_error(connection: DatabaseWrapper, record: LockRecord, error: BaseException) -> None:
     """See to it that no lock of a record stays held, whatever the session has of it."""
+    locks = record.locks
     if record.raw is connection.connection and record.raw.lock.locked():
         # The exception came while psycopg's lock was held: nobody could use the connection any more.
         if in_test_case(connection):
             record.raw.lock.release()
         else:
-            _hang_up(connection)
+            _close_session(connection)
     if record.request.max_hold is not None and record.scope == "session" and not isinstance(error, DatabaseFailure):
         # An error of the server's has put the session's limits back. After any other error they are not known.
         _send(connection, record, END_SESSION)
@@ -254,9 +254,8 @@ def _free_after_error(
         if not _is_usable_again(connection):
             locks.free_from_any_thread(record)
             return
-        run_steps(
-            free_after_error(left, others=locks.numbers(connection, without=record)), partial(_send, connection, record)
-        )
+        others = locks.numbers(connection, without=record)
+        run_steps(free_after_error(left, others=others), partial(_send, connection, record))
     if record not in locks.pending:
         locks.remove(record)
 
@@ -284,11 +283,11 @@ def _send(connection: DatabaseWrapper, record: LockRecord, statement: str) -> Ro
         # To close the connection would break the tests after this one.
         record.locks.free_from_any_thread(record)
         return None
-    _hang_up(connection)
+    _close_session(connection)
     return None
 
 
-def _hang_up(connection: DatabaseWrapper) -> None:
+def _close_session(connection: DatabaseWrapper) -> None:
     """End the session; a transaction around the lock fails as it does at every lost connection."""
     raw: Any = connection.connection
     if raw is not None:

@@ -72,9 +72,9 @@ def _lock_within(connection: DatabaseWrapper, statement: str, names: str, second
     except DatabaseFailure as error:
         if not isinstance(error.__cause__, ServerTimeout):
             raise
-        waited = f" for {seconds:g} s" if seconds else ""
+        waited = f" within {seconds:g} s" if seconds else ""
         raise LockNotAvailable(
-            f"The lock on {names} was not to be had{waited}.", name=names, timeout=seconds, using=connection.alias
+            f"The lock on {names} was not granted{waited}.", name=names, timeout=seconds, using=connection.alias
         ) from error
 
 

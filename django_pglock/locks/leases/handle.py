@@ -26,6 +26,7 @@ class LeaseHandle(BaseHandle):
     any more; a body that runs for long looks at it, or calls ``assert_held()`` before each step.
     """
 
+    _noun = "Lease"
     _model = "Lease"
 
     def __init__(self, key: Key, options: Options, terms: LeaseTerms) -> None:
@@ -43,8 +44,7 @@ class LeaseHandle(BaseHandle):
 
     def __del__(self) -> None:
         if self.is_open and self._generation == forking.generation() and not sys.is_finalizing():
-            logger.warning("Lease %r was given back because its handle was dropped without release().", self.name)
-            self.free_from_any_thread()
+            self._free_dropped()
 
     @property
     def token(self) -> int:  # type: ignore[override]
@@ -57,7 +57,7 @@ class LeaseHandle(BaseHandle):
         """Set when the lease cannot be counted on any more."""
         return self._holder.lost
 
-    @async_unsafe("Taking a lease stops the event loop here. Use 'async with', or await its aacquire().")
+    @async_unsafe("Acquiring a lease blocks the event loop here. Use 'async with', or await its aacquire().")
     def acquire(self, *, may_begin: bool = True) -> LeaseHandle:
         """Acquire the lease. Raises ``LockNotAvailable`` if somebody else holds it for longer than the timeout."""
         try:
@@ -83,7 +83,7 @@ class LeaseHandle(BaseHandle):
         super().assert_held()
 
     def _lost_reason(self) -> str:
-        return "" if self.is_held else "it has come to its end"
+        return "" if self.is_held else "it has expired"
 
     def release(self, error: BaseException | None = None) -> None:
         """Release the lease. ``error`` is what the body raised, if it did; nothing is raised besides it then.
@@ -91,8 +91,8 @@ class LeaseHandle(BaseHandle):
         Raises ``LockLost`` if the lease was lost, and ``LockError`` if it is not held or the release failed.
         """
         self._refuse_unless_held()
-        is_inherited = self._thread.is_inherited
-        self._finish(False if is_inherited else self._thread.call(self._holder.release()), error)
+        # An inherited lease is lost already; see lose_to_parent.
+        self._finish(self._thread.is_inherited or self._thread.call(self._holder.release()), error)
 
     def free_from_any_thread(self) -> None:
         self.is_open = False
@@ -109,7 +109,7 @@ class LeaseHandle(BaseHandle):
 
     def _refuse_unless_held(self) -> None:
         if not self.is_open:
-            raise LockError(f"Lease {self.name!r} is not held.", name=self.name, key=self.key)
+            raise self._error(LockError, "is not held")
         self.is_open = False
 
     def _seconds_to_extend(self, ttl: Timeout) -> float | None:
@@ -117,7 +117,7 @@ class LeaseHandle(BaseHandle):
         if self._thread.is_inherited:
             raise self._lost_error(self._holder.reason)
         if self._holder.ttl is None:
-            raise LockError(f"Lease {self.name!r} has no end to put off.", name=self.name, key=self.key)
+            raise self._error(LockError, "has no end to put off")
         self.assert_held()
         return seconds
 
@@ -133,14 +133,13 @@ class LeaseHandle(BaseHandle):
                 raise failed from was_ours
             logger.error("%s", failed)
         elif not was_ours or self.lost.is_set():
-            self._report_lost(self._holder.reason or "the database says that it has come to its end", error)
+            self._report_lost(self._holder.reason or "the database says that it has expired", error)
         self._note_released()
 
     def _failed(self, error: Exception) -> LockError:
         ttl = self._holder.ttl
         rest = "has to be freed by hand" if ttl is None else f"ends by itself within {ttl:g} s"
-        text = f"Lease {self.name!r} could not be given back ({first_line(error)}); it {rest}."
-        return LockError(text, name=self.name, key=self.key)
+        return self._error(LockError, f"could not be released ({first_line(error)}); it {rest}")
 
 
 class AsyncLeaseHandle(LeaseHandle):
@@ -169,5 +168,4 @@ class AsyncLeaseHandle(LeaseHandle):
     async def release(self, error: BaseException | None = None) -> None:  # type: ignore[override]
         """Release the lease; as ``LeaseHandle.release``."""
         self._refuse_unless_held()
-        is_inherited = self._thread.is_inherited
-        self._finish(False if is_inherited else await self._thread.acall(self._holder.release()), error)
+        self._finish(self._thread.is_inherited or await self._thread.acall(self._holder.release()), error)

@@ -141,7 +141,7 @@ def test_all_kinds_work_for_coroutines(somebody):
         await handle.release()
         with pytest.raises(LockError, match="not held"):
             await handle.release()
-        with pytest.raises(LockLost, match="Lock 'd' is not held: it was given back"):
+        with pytest.raises(LockLost, match="Lock 'd' is not held: it was released"):
             handle.assert_held()
         assert (await arows()) == (0, 0)
 

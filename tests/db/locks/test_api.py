@@ -302,10 +302,10 @@ def test_in_a_transaction_one_statement_acquires_and_none_frees(timeout):
 def test_what_was_given_back_or_never_taken_is_not_called_lost(make, somebody):
     with make("a") as handle:
         pass
-    with pytest.raises(LockLost, match="Lock 'a' is not held: it was given back"):
+    with pytest.raises(LockLost, match="'a' is not held: it was released"):
         handle.assert_held()
     somebody.holds("busy")
-    with pytest.raises(LockLost, match="Lock 'busy' is not held: it was never taken"):
+    with pytest.raises(LockLost, match="Lock 'busy' is not held: it was never acquired"):
         try_lock("busy").acquire().assert_held()
 
 

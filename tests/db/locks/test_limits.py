@@ -119,7 +119,7 @@ def test_long_waits_and_holds_are_warned_of(somebody, in_threads, caplog, eventu
     took, gave_back = messages(caplog, logging.WARNING)
     assert took.waited > 0.05
     assert gave_back.held > 0.05
-    assert "Took lock 'a'" in took.getMessage()
+    assert "Acquired lock 'a'" in took.getMessage()
     assert "longer than 0.05 s" in gave_back.getMessage()
 
 
