@@ -23,6 +23,8 @@ from django_pglock.worker import Worker
 from django_pglock.worker.liveness import heartbeat_process
 
 ROOT = Path(__file__).resolve().parent.parent
+#: Seconds after which something counts as never happening. Only what is broken takes so long, on any machine.
+NEVER = 120.0
 
 # How long an example takes is the machine's business.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -57,7 +59,7 @@ TransactionTestCase._fixture_teardown = empty
 def eventually() -> Callable[..., Any]:
     """Wait until a function returns something true, and return that; fail with the reason after a while."""
 
-    def wait(function: Callable[[], Any], *, seconds: float = 15.0, why: str = "it never came true") -> Any:
+    def wait(function: Callable[[], Any], *, seconds: float = NEVER, why: str = "it never came true") -> Any:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if value := function():
@@ -78,7 +80,7 @@ def in_threads() -> Callable[..., list[Any]]:
 
         def work(number: int) -> None:
             try:
-                start.wait(30)
+                start.wait(NEVER)
                 results[number] = function(number)
             except BaseException as error:
                 results[number] = error
@@ -89,7 +91,7 @@ def in_threads() -> Callable[..., list[Any]]:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(NEVER)
             assert not thread.is_alive(), "a thread hangs"
         for result in results:
             if isinstance(result, BaseException):
@@ -163,11 +165,11 @@ class WorkerProcess:
     def output(self) -> str:
         return "".join(self.lines)
 
-    def wait_for(self, text: str, seconds: float = 20.0) -> None:
-        deadline = time.monotonic() + seconds
+    def wait_for(self, text: str) -> None:
+        deadline = time.monotonic() + NEVER
         while text not in self.output:
             if self.process.poll() is not None:
-                self._reader.join(5)  # its last words may not have been read yet
+                self._reader.join(30)  # its last words may not have been read yet
                 assert text in self.output, f"the worker ended:\n{self.output}"
             assert time.monotonic() < deadline, f"{text!r} did not come:\n{self.output}"
             time.sleep(0.01)
@@ -181,17 +183,17 @@ class WorkerProcess:
             for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGTERM):
                 self.process.send_signal(number)
             try:
-                self.process.wait(5)
+                self.process.wait(30)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         self._reader.join(5)
         if self.process.stdout is not None and not self._reader.is_alive():
             self.process.stdout.close()
 
-    def wait(self, seconds: float = 20.0) -> int:
-        code = self.process.wait(seconds)
-        self._reader.join(5)
+    def wait(self) -> int:
+        code = self.process.wait(NEVER)
+        self._reader.join(30)
         return code
 
 

@@ -60,7 +60,7 @@ def by_multiprocessing(function, *args):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
-    process.join(30)
+    process.join(60)
     return process.exitcode
 
 
@@ -133,7 +133,7 @@ def terminate_a_child(number):
         os.kill(pid, number)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os.write(write, b"!")
-    time.sleep(30)
+    time.sleep(600)
     os._exit(0)
 
 

@@ -17,6 +17,9 @@ from django.db import OperationalError, connection, connections
 from django_pglock import TaskContext, task
 from tests.sample.models import Effect
 
+#: Seconds for which no test waits: what takes so long does not end by itself.
+FOREVER = 600
+
 
 def note(name, number=0):
     Effect.objects.create(name=name, number=number)
@@ -35,13 +38,13 @@ def sleep_in_python(seconds):
 
 
 @task(max_attempts=5, backoff=0)
-def run_sql(seconds=30):
+def run_sql(seconds=FOREVER):
     note("begun")
     sleep_in_sql(seconds)
 
 
 @task(atomic=True, max_attempts=5, backoff=0)
-def run_sql_atomically(seconds=30):
+def run_sql_atomically(seconds=FOREVER):
     note("undone")
     sleep_in_sql(seconds)
 
@@ -75,7 +78,7 @@ def fail_when_asked(context: TaskContext):
 
 
 @task(max_attempts=5, backoff=0)
-async def wait_in_coroutine(seconds=30):
+async def wait_in_coroutine(seconds=FOREVER):
     await asyncio.to_thread(note_and_close, "begun")
     await asyncio.sleep(seconds)
 
@@ -124,11 +127,11 @@ def keep_busy(seconds):
     return seconds
 
 
-@task(timeout=0.2, max_attempts=2, backoff=0, takes_context=True)
+@task(timeout=1, max_attempts=2, backoff=0, takes_context=True)
 def too_long_once(context: TaskContext, kind):
     """Take too long at the first attempt only."""
     if context.attempt == 1:
-        {"sql": sleep_in_sql, "python": sleep_in_python}[kind](30)
+        {"sql": sleep_in_sql, "python": sleep_in_python}[kind](FOREVER)
     return "second"
 
 
@@ -136,7 +139,7 @@ def too_long_once(context: TaskContext, kind):
 def swallow_once(kind, seconds):
     """Not give up at the first error."""
     try:
-        {"sql": sleep_in_sql, "python": sleep_in_python}[kind](30)
+        {"sql": sleep_in_sql, "python": sleep_in_python}[kind](FOREVER)
     except (OperationalError, TimeoutError):
         sleep_in_python(seconds)
 
@@ -153,15 +156,15 @@ gate = threading.Event()
 
 @task(timeout=0.1, max_attempts=2, backoff=3600)
 def block_in_c():
-    gate.wait(60)
+    gate.wait(FOREVER)
 
 
-@task(timeout=0.2, max_attempts=2, backoff=0)
+@task(timeout=2, max_attempts=2, backoff=0)
 def stuck_once():
     """Block in C at the first attempt only, and return who has run the second."""
     if not Effect.objects.filter(name="stuck").exists():
         note("stuck")
-        time.sleep(60)
+        time.sleep(FOREVER)
     return os.getpid()
 
 
@@ -182,13 +185,13 @@ def write_and_wait_for_note(written, name):
 @task(timeout=0.2, atomic=True)
 def write_too_long():
     note("undone")
-    sleep_in_python(30)
+    sleep_in_python(FOREVER)
 
 
-@task(timeout=0.2, max_attempts=2, backoff=0, takes_context=True)
+@task(timeout=1, max_attempts=2, backoff=0, takes_context=True)
 async def wait_too_long_once(context: TaskContext):
     if context.attempt == 1:
-        await asyncio.sleep(30)
+        await asyncio.sleep(FOREVER)
     return "second"
 
 

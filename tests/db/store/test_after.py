@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from uuid import uuid4
 
@@ -114,7 +113,7 @@ def test_what_others_are_enqueued_to_run_after_can_be_claimed_meanwhile(worker, 
     with transaction.atomic():
         tasks.nothing.using(after=[first]).enqueue()
         worker()
-        eventually(lambda: Task.objects.get(pk=first.id).status == "SUCCESSFUL", seconds=5)
+        eventually(lambda: Task.objects.get(pk=first.id).status == "SUCCESSFUL")
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -224,9 +223,7 @@ def test_one_that_somebody_has_locked_holds_up_no_other(claim, locked):
     held = tasks.nothing.using(after=[first]).enqueue()
     tasks.nothing.using(after=[first]).enqueue()
     with locked(held.id):
-        began = time.monotonic()
         settle_one(claim()[0], Succeeded())
-        assert time.monotonic() - began < 5
         assert statuses() == ["SUCCESSFUL", "BLOCKED", "READY"]
     assert list(Waiter.objects.values_list("awaited", "task")) == [(int(first.id), int(held.id))]
     release("default", [awaited for _, awaited in stray_waiters("default", 0)])

@@ -39,9 +39,9 @@ def begun(eventually, name="begun"):
     eventually(lambda: Effect.objects.filter(name=name).exists(), why="it did not begin")
 
 
-def ends(result, eventually, seconds=15.0):
+def ends(result, eventually):
     rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
-    return eventually(lambda: rows.first(), seconds=seconds, why=f"task {result.id} did not end")
+    return eventually(lambda: rows.first(), why=f"task {result.id} did not end")
 
 
 # The verb
@@ -123,7 +123,7 @@ def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_thr
 
     def rest(seconds):
         left_out.set()
-        assert free.wait(10)
+        assert free.wait(60)
 
     monkeypatch.setattr("django_pglock.store.cancel.time", SimpleNamespace(sleep=rest))
 
@@ -132,10 +132,10 @@ def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_thr
             with transaction.atomic():
                 Task.objects.select_for_update().get(pk=mine.id)
                 locked.set()
-                assert left_out.wait(10)
+                assert left_out.wait(60)
             free.set()
             return None
-        assert locked.wait(10)
+        assert locked.wait(60)
         return Task.objects.cancel()
 
     assert in_threads(work, 2)[1] == 1
@@ -193,7 +193,7 @@ def test_a_retry_by_hand_forgets_the_request(claim):
 
 def test_the_next_task_of_the_key_begins_when_the_cancelled_one_has_ended(worker, eventually):
     """It used to begin at once, beside the one that still ran."""
-    first = running.locked.enqueue("a", 30)
+    first = running.locked.enqueue("a", running.FOREVER)
     second = running.locked.enqueue("a")
     worker()
     begun(eventually, "locked a")
@@ -222,10 +222,8 @@ def test_a_running_task_ends_soon(worker, eventually, slow_beats, function):
     result = getattr(running, function).enqueue()
     begun(eventually)
     time.sleep(0.05)
-    asked = time.monotonic()
     assert Task.objects.cancel() == 1
     row = ends(result, eventually)
-    assert time.monotonic() - asked < 5, "not one of them ends by itself before 30 s"
     assert (row.status, row.attempts, row.retries) == ("CANCELLED", 1, 0)
     attempt = Attempt.objects.get()
     assert (attempt.outcome, attempt.exception_path) == ("FAILED", "django_pglock.errors.TaskCancelled")
@@ -279,7 +277,7 @@ def test_the_heartbeat_finds_what_the_notification_did_not_tell(worker, eventual
 
 def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, claim, monkeypatch):
     """Of several in flight, with a thread that is busy."""
-    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.HOARDING", 60)
+    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.HOARDING", running.FOREVER)
     process = worker(queues=["another"], threads=1)
     # Its fetcher, when it has just connected, gives back what it does not know.
     eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())

@@ -19,9 +19,9 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def ends(result, eventually, seconds=15.0):
+def ends(result, eventually):
     rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
-    return eventually(lambda: rows.first(), seconds=seconds, why=f"task {result.id} did not end")
+    return eventually(lambda: rows.first(), why=f"task {result.id} did not end")
 
 
 def progress_of(result):

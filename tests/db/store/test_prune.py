@@ -321,9 +321,9 @@ def test_what_somebody_has_locked_is_left_for_the_next_time(in_threads):
             with transaction.atomic():
                 Task.objects.select_for_update().get(pk=held.pk)
                 is_held.set()
-                assert is_pruned.wait(30)
+                assert is_pruned.wait(60)
             return None
-        assert is_held.wait(30)
+        assert is_held.wait(60)
         try:
             return Task.objects.prune()
         finally:

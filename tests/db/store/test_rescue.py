@@ -186,7 +186,7 @@ def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_other
         cursor.execute(TURN)
         assert cursor.fetchone()[0] is True
     worker(queues=["another"])
-    eventually(lambda: Task.objects.filter(rescues=1).exists(), seconds=15, why="nobody rescued anything")
+    eventually(lambda: Task.objects.filter(rescues=1).exists(), why="nobody rescued anything")
     assert has_hung_up(session)
 
 

@@ -267,7 +267,7 @@ def test_retried_while_another_is_being_enqueued(in_threads, eventually):
 
     def enqueue_slowly_and_retry(number):
         if number:
-            assert is_enqueued.wait(20)
+            assert is_enqueued.wait(60)
             return Task.objects.filter(pk=cancelled_id).retry()
         with transaction.atomic():
             keyed.refresh.enqueue(1)
