@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from django_pglock.models import Queue, Task, Worker
-from django_pglock.store.outcome import Retried, Snoozed
+from django_pglock.store.outcome import Interrupted, Retried, Snoozed
 from django_pglock.store.promote import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
@@ -69,7 +69,7 @@ class TasksAndWorkers(RuleBasedStateMachine):
             assert (claim.id, claim.attempt) not in self.accepted, "one claim, one accepted outcome"
             self.accepted.add((claim.id, claim.attempt))
             del self.live[claim.id]
-            is_due = isinstance(outcome, (Retried, Snoozed)) and outcome.delay <= 0
+            is_due = isinstance(outcome, (Interrupted, Retried, Snoozed)) and outcome.delay <= 0
             status = "READY" if is_due else outcome.status.value
             self.status[claim.id] = "CANCELLED" if claim.id in self.asked and status in WAITING else status
             self.asked.discard(claim.id)
