@@ -24,11 +24,6 @@ class Limits:
         time_left = None if max_time is None else max_time * random.uniform(1 - JITTER, 1)  # noqa: S311
         self._ends_at = None if time_left is None else time.monotonic() + time_left
 
-    @property
-    def are_set(self) -> bool:
-        """Whether there is any limit."""
-        return not (self.in_flight.claims_left is None and self.max_memory is None and self._ends_at is None)
-
     def reached(self) -> str:
         """Say in words which limit is reached; empty: none."""
         if self.in_flight.claims_left == 0 and not self.in_flight.claims:

@@ -11,9 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.supervising import child_process, supervisor
-from django_pglock.worker.supervising.limits import Limits, resident_memory
 from django_pglock.worker.supervising.supervisor import FIRST_PAUSE, LONGEST_PAUSE, Supervisor, in_words, pause_after
 
 #: What each process begins with: its number of the start, from 1, and the line to the supervisor.
@@ -125,7 +123,7 @@ def test_who_takes_long_to_start_is_not_frozen(supervise):
 
 
 @pytest.mark.parametrize(("longest", "seconds", "count"), [(3600, 1, 1), (0.3, 60, 2)])
-def test_what_keeps_its_threads_from_running_is_not_frozen_for_as_long_as_its_guard_speaks(
+def test_what_keeps_its_threads_from_running_is_not_frozen_for_as_long_as_its_heartbeat_process_beats(
     supervise, monkeypatch, longest, seconds, count
 ):
     monkeypatch.setattr(supervisor, "BETWEEN_LOOKS", 0.1)
@@ -154,7 +152,7 @@ def test_who_ends_by_itself_has_no_more_time(supervise, monkeypatch):
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-def test_the_second_signal_is_passed_on_as_a_word(supervise, first):
+def test_the_second_signal_is_passed_on_as_a_message(supervise, first):
     script = f"""
 heard = []
 signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
@@ -204,39 +202,3 @@ def test_exit_codes_in_words():
         "by SIGKILL",
         "by signal 250",
     ]
-
-
-def limits(in_flight=None, **limits):
-    return Limits(in_flight or InFlight(1), **{"max_memory": None, "max_time": None, **limits})
-
-
-def test_the_time_of_processes_is_over_at_different_moments():
-    ends = [limits(max_time=1000)._ends_at - time.monotonic() for _ in range(100)]
-    assert 890 < min(ends) < max(ends) <= 1000
-    assert max(ends) - min(ends) > 20
-    assert "time" in limits(max_time=1e-9).reached()
-    assert not limits(max_time=1000).reached()
-
-
-def test_memory_is_looked_at_after_the_first_task():
-    in_flight = InFlight(1)
-    assert resident_memory() > 5 * 2**20
-    assert not limits(in_flight, max_memory=1).reached()
-    in_flight.threads.slots[0].ended = 1
-    assert "MiB" in limits(in_flight, max_memory=1).reached()
-    assert not limits(in_flight, max_memory=10**6).reached()
-
-
-def test_the_last_of_so_many_tasks_may_end():
-    claim = SimpleNamespace(id=1, attempt=1, task_path="call")
-    in_flight = InFlight(4, most=1)
-    assert limits(in_flight).are_set
-    assert in_flight.claims_left == 1
-    in_flight.begin_all([claim])
-    assert in_flight.claims_left == 0
-    assert not limits(in_flight).reached()
-    in_flight.give_back_waiting()
-    assert in_flight.claims_left == 1
-    in_flight.claims_left, in_flight.claims = 0, {}
-    assert limits(in_flight).reached()
-    assert not limits().are_set
