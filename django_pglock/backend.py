@@ -1,6 +1,6 @@
 """The ``django.tasks`` backend: ``TASKS = {"default": {"BACKEND": "django_pglock.backend.PostgresBackend"}}``.
 
-No model is imported here at module level: ``@task`` makes the backend while a ``models.py`` may still be loading.
+No model is imported at module level, because ``@task`` makes the backend while a ``models.py`` may still be loading.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from django_pglock.tasks.registry import why_not_found
 from django_pglock.tasks.results import make_result
 from django_pglock.tasks.retry import MAX_DELAY
 
-#: The column's width; a longer path is refused before the database would.
+#: The width of the column. A longer path is refused before the database would refuse it.
 LONGEST_PATH = 512
-#: Backends are numbered, so that a task can remember which one has found it valid.
+#: Backends are numbered, so that a task can store which backend has validated it.
 _numbers = count(1)
 
 
 class PostgresBackend(BaseTaskBackend):
-    """Keeps tasks in the ``Task`` table of one database, in the transaction of whoever enqueues them.
+    """Stores tasks in the ``Task`` table of one database, in the transaction of the caller who enqueues them.
 
-    ``OPTIONS``: ``database``, the alias where the tasks live (default ``"default"``). Raises ``ConfigurationError`` for
-    others.
+    ``OPTIONS``: ``database``, the alias of that database (default ``"default"``). Raises ``ConfigurationError`` for any
+    other option.
     """
 
     task_class = PostgresTask
@@ -67,12 +67,12 @@ class PostgresBackend(BaseTaskBackend):
         self._number = next(_numbers)
 
     def validate_task(self, task: Task[..., Any]) -> None:
-        """Raise ``InvalidTask`` unless a worker of this backend could run the task as it is asked for."""
+        """Raise ``InvalidTask`` unless a worker of this backend can run the task with these options."""
         run_after: Any = task.run_after
         if isinstance(run_after, timedelta):
             if run_after.total_seconds() > MAX_DELAY:
-                raise InvalidTask(f"run_after is {run_after}; nobody will wait for that.")
-            # Django's validation takes only a datetime. Making the copy validates it, and so all the rest of the task.
+                raise InvalidTask(f"run_after is {run_after}; the longest time is {timedelta(seconds=MAX_DELAY)}.")
+            # Django's validation takes only a datetime. It validates the copy, and with it all other options.
             replace(task, run_after=None)
             return
         super().validate_task(task)
@@ -84,9 +84,11 @@ class PostgresBackend(BaseTaskBackend):
             raise InvalidTask(f"The path of a task function has at most {LONGEST_PATH} characters: {task.module_path}.")
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> TaskResult[Any, Any]:
-        """Write one call of ``task`` in the current transaction and return its result object.
+        """Write one call of ``task`` in the current transaction and return its ``TaskResult``.
 
-        Raises ``TaskArgumentsError`` before anything is written when the arguments are not JSON, and ``InvalidTask``.
+        If a task with the same unique key exists, returns the result of that task, replaces it, or raises
+        ``DuplicateTask``, as ``unique=`` says. Raises ``InvalidTask``, and ``TaskArgumentsError`` if the arguments
+        cannot be stored as JSON, before anything is written.
         """
         self._check_task(task)
         row = enqueue(self._using, task, _call_of(task, args, kwargs), meta=_meta_of(task))
@@ -105,7 +107,7 @@ class PostgresBackend(BaseTaskBackend):
         return result
 
     def check_call(self, task: Any, args: Any, kwargs: Any) -> None:
-        """Raise what ``enqueue()`` would raise for this call, and write nothing."""
+        """Raise what ``enqueue()`` would raise for these options and arguments. Write nothing."""
         self._check_task(task)
         _call_of(task, args, kwargs)
 
@@ -114,10 +116,10 @@ class PostgresBackend(BaseTaskBackend):
         self._check_task(task)
         using, meta = self._using, _meta_of(task)
         ids: list[str] = []
-        # Checked before they are written, as those of a single call are.
+        # Each call is checked before it is written, as a single call is.
         prepared = (_call_of(task, *arguments_of(call)) for call in calls)
         with transaction.atomic(using=using):
-            # Unique ones all together: everybody takes their keys in one order.
+            # With unique= all calls are one batch, so that all callers lock the keys in the same order.
             for batch in batches(prepared) if task.unique is None else filter(None, [list(prepared)]):
                 ids += [str(row.id) for row in enqueue_many(using, task, batch, meta=meta)]
         return ids
@@ -127,15 +129,19 @@ class PostgresBackend(BaseTaskBackend):
             name = getattr(task, "module_path", None) or repr(task)
             raise InvalidTask(f"{name} was not made for this backend; decorate the function with @task.")
         if task.valid_for != self._number:
-            # Not when it is decorated: a script may define tasks of which it calls the functions and no more.
+            # Not at decoration: a script may define tasks only to call their functions.
             if reason := why_not_found(task.func):
                 raise InvalidTask(f"{task.module_path} cannot be enqueued: {reason}.")
             self.validate_task(task)
-            # Neither of the two changes any more.
+            # Neither the task nor the backend changes after that, so one validation is enough.
             object.__setattr__(task, "valid_for", self._number)
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
-        """Return the result object of a task by its id. Raises ``TaskResultDoesNotExist``."""
+        """Return the ``TaskResult`` of a task by its id.
+
+        Raises ``TaskResultDoesNotExist`` if this backend has no task of this id, or if the process does not know the
+        function of the task.
+        """
         rows = rows_of("Task", self._using)
         row = rows.filter(pk=result_id, backend=self.alias).first() if _is_id(result_id) else None
         if row is None:
@@ -159,12 +165,12 @@ class PostgresBackend(BaseTaskBackend):
         return await await_end_async(task_id, self.database, timeout)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        """Return E007 if the app is not installed: then nobody registers the other checks of ours."""
+        """Return E007 if the app is not installed. The app registers all other checks of the package."""
         if apps.is_installed("django_pglock"):
             return []
         return [
             Error(
-                f"TASKS[{self.alias!r}] keeps tasks in tables of django_pglock, and the app is not installed.",
+                f"TASKS[{self.alias!r}] stores tasks in tables of django_pglock, but the app is not installed.",
                 hint="Add 'django_pglock' to INSTALLED_APPS and run: manage.py migrate",
                 id="django_pglock.E007",
             )
@@ -192,13 +198,13 @@ def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:
 
 
 def _refuse_by_name(task: PostgresTask, args: Any, kwargs: Any, most: int) -> None:
-    """Raise ``TaskArgumentsError`` for the first argument that cannot be stored, if it is one of them alone."""
+    """Raise ``TaskArgumentsError`` with the name of the first argument that cannot be stored, if it is a single one."""
     for name, value in (*zip(positional_names(task, len(args)), args, strict=True), *kwargs.items()):
         to_json(value, what=f"Argument {name!r} of {task.module_path}", most=most)
 
 
 def _meta_of(task: PostgresTask) -> str:
-    """Return what travels with the row: the user's meta, and of our options those that have no column."""
+    """Return the JSON of the column ``meta``: the user's metadata, and the options that have no column."""
     meta = dict(task.meta)
     if task.carried:
         meta["options"] = task.carried
@@ -212,5 +218,5 @@ def _meta_of(task: PostgresTask) -> str:
 
 
 def _is_id(text: Any) -> bool:
-    # Ours are positive bigints; whatever else is asked for does not exist, and PostgreSQL need not be told.
+    # Ids are positive bigints. No other id exists, and PostgreSQL would raise an error for it.
     return str(text).isascii() and str(text).isdigit() and int(text) < 2**63

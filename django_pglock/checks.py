@@ -17,14 +17,14 @@ from django_pglock.conf import get_settings, key_function, redact_hook, task_dat
 from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.tasks import registry
 
-#: The oldest server that is supported, and the one that works but is not tested.
+#: The oldest major version that is supported. The version before it works, but is not tested.
 OLDEST_SERVER = 15
 
-#: What ends a session, and with it every lock in it; the last one is known to PostgreSQL 17 and newer. lock_timeout is
-#: not asked for: each statement that waits for a lock brings its own.
+#: Limits that end a session and release its locks; PostgreSQL 17 and newer have the last one. lock_timeout is not
+#: checked, because each statement that waits for a lock sets its own.
 SESSION_LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
 
-#: One row for each limit that the server knows; what stands before the limit is the same in all.
+#: One row for each limit that the server has. The columns before the limit are the same in all rows.
 ASK_SERVER = """
 SELECT pg_backend_pid(), current_setting('server_version_num')::int / 10000, pg_is_in_recovery(),
        quote_ident(current_user), name, setting::bigint, source
@@ -34,18 +34,18 @@ FROM pg_settings WHERE name = ANY(%s) ORDER BY name
 
 @register("django_pglock")
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
-    """E001: an option of DJANGO_PGLOCK that does not exist or cannot be."""
+    """E001: an option of DJANGO_PGLOCK does not exist or has an invalid value."""
     try:
         key_function()
         redact_hook()
     except ConfigurationError as error:
-        return [Error(str(error), hint="Mend DJANGO_PGLOCK in your settings.", id="django_pglock.E001")]
+        return [Error(str(error), hint="Correct DJANGO_PGLOCK in your settings.", id="django_pglock.E001")]
     return []
 
 
 @register("django_pglock")
 def check_databases(**kwargs: Any) -> list[CheckMessage]:
-    """E002: an alias that locks or tasks use is not there, or is not PostgreSQL."""
+    """E002: an alias that locks or tasks use is not in DATABASES, or is not PostgreSQL."""
     problems: list[CheckMessage] = []
     for alias, source in sorted(_aliases().items()):
         if alias not in connections.settings:
@@ -60,7 +60,7 @@ def check_databases(**kwargs: Any) -> list[CheckMessage]:
 
 @register("django_pglock")
 def check_psycopg(**kwargs: Any) -> list[CheckMessage]:
-    """E003: psycopg 2 only. Without notifications and pipelines of psycopg 3 the worker cannot do its work."""
+    """E003: psycopg 3 is not installed. The worker needs its notifications and pipelines."""
     if find_spec("psycopg") is not None:
         return []
     return [Error("django_pglock needs psycopg 3.", hint="pip install 'psycopg[binary]>=3.2'", id="django_pglock.E003")]
@@ -68,7 +68,7 @@ def check_psycopg(**kwargs: Any) -> list[CheckMessage]:
 
 @register("django_pglock")
 def check_backport(**kwargs: Any) -> list[CheckMessage]:
-    """E004: Django 5.2 has no django.tasks of its own, and the backport is missing."""
+    """E004: Django 5.2 has no django.tasks, and the backport is not installed."""
     is_needed = django.VERSION < (6, 0) and bool(getattr(settings, "TASKS", None))
     if not is_needed or find_spec("django_tasks") is not None:
         return []
@@ -83,7 +83,7 @@ def check_backport(**kwargs: Any) -> list[CheckMessage]:
 
 @register("django_pglock")
 def check_atomic_requests(**kwargs: Any) -> list[CheckMessage]:
-    """W002: every request runs in a transaction, where a session lock is refused."""
+    """W002: SCOPE is "session", but every request runs in a transaction, where session locks are refused."""
     try:
         wanted = get_settings()
     except ConfigurationError:
@@ -92,8 +92,8 @@ def check_atomic_requests(**kwargs: Any) -> list[CheckMessage]:
         return []
     return [
         Caution(
-            "ATOMIC_REQUESTS runs every view in a transaction, where locks of the scope 'session' are refused.",
-            hint="Set DJANGO_PGLOCK['SCOPE'] to 'auto', or take views with locks out with non_atomic_requests.",
+            "ATOMIC_REQUESTS runs every view in a transaction, in which locks of the scope 'session' are refused.",
+            hint="Set DJANGO_PGLOCK['SCOPE'] to 'auto', or decorate views that take locks with non_atomic_requests.",
             id="django_pglock.W002",
         )
     ]
@@ -101,10 +101,10 @@ def check_atomic_requests(**kwargs: Any) -> list[CheckMessage]:
 
 @register("django_pglock")
 def check_sessions_that_end(**kwargs: Any) -> list[CheckMessage]:
-    """W005: session locks are the rule, and Django ends the session after each request.
+    """W005: SCOPE is "session", and Django closes the connection after each request.
 
-    Only with the scope 'session', where acquire() may hold a lock for longer than a request: what a with statement, a
-    decorator or a view holds is given back before, whatever CONN_MAX_AGE is.
+    With this scope acquire() may hold a lock for longer than a request. A with statement, a decorator and lock_view
+    release their locks before the end of the request, whatever CONN_MAX_AGE is.
     """
     try:
         wanted = get_settings()
@@ -118,8 +118,8 @@ def check_sessions_that_end(**kwargs: Any) -> list[CheckMessage]:
         Caution(
             f"Database {wanted.USING!r} has CONN_MAX_AGE = 0: Django closes the connection after each request and at "
             "each close_old_connections(). A session lock that acquire() holds for longer is lost with it.",
-            hint=f"Set DATABASES[{wanted.USING!r}]['CONN_MAX_AGE'] = None, or silence this one if every lock is taken "
-            "by a with statement, a decorator or lock_view.",
+            hint=f"Set DATABASES[{wanted.USING!r}]['CONN_MAX_AGE'] = None, or silence this check if every lock is "
+            "taken by a with statement, a decorator or lock_view.",
             id="django_pglock.W005",
         )
     ]
@@ -127,7 +127,7 @@ def check_sessions_that_end(**kwargs: Any) -> list[CheckMessage]:
 
 @register(Tags.database)
 def check_server(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E005, W001, W003, W004, W006 and W007: what one question to each server tells. Silent if it cannot be asked."""
+    """E005, W001, W003, W004, W006 and W007: found by one query to each server; none if it cannot be reached."""
     return _check_each(databases, _check_one)
 
 
@@ -135,7 +135,7 @@ def check_server(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
 def check_dead_clients(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """W008: the server does not notice that a client which waits for a lock has died.
 
-    Only with ``check --deploy``: it is so in every new project, and does no harm on a desk.
+    Only with ``check --deploy``: it is PostgreSQL's default, and does no harm in development.
     """
     return _check_each(databases, _check_dead_clients)
 
@@ -147,7 +147,7 @@ def _check_each(
     problems: list[CheckMessage] = []
     for alias, source in sorted(_aliases().items()):
         if alias in (databases or []) and connections[alias].vendor == "postgresql":
-            # Whoever cannot reach the server will hear of it from everything else, and of wrong settings from E001.
+            # Everything else reports a server that cannot be reached, and E001 reports wrong settings.
             with suppress(DatabaseError, ConfigurationError):
                 problems += check(alias, source)
     return problems
@@ -162,17 +162,17 @@ def _check_one(alias: str, source: str) -> Iterable[CheckMessage]:
     yield from _check_age(alias, version)
     if _is_pooled(connection, pid) and get_settings().SCOPE != "transaction":
         yield Caution(
-            f"Database {alias!r} is reached through a pooler: libpq's backend is not the server's. In transaction "
-            "mode, session locks would be taken on one session and freed on another.",
+            f"Database {alias!r} is reached through a pooler: the process id that libpq knows is not that of the "
+            "server process. In transaction mode a session lock would be taken in one session and released in another.",
             hint="Set DJANGO_PGLOCK['SCOPE'] = 'transaction' and run runlockworker with --no-listen, or on an alias "
-            "that goes directly to the server.",
+            "that connects directly to the server.",
             id="django_pglock.W001",
         )
     if is_standby:
         yield Caution(
-            f"Database {alias!r} is a standby: locks taken there keep nobody out who takes them on the primary, and "
-            "no task can be written.",
-            hint=f"Name the primary's alias in {source}, or let DATABASES[{alias!r}] connect to no standby: "
+            f"Database {alias!r} is a standby: a lock taken there does not exclude clients of the primary, and no "
+            "task can be written.",
+            hint=f"Name the primary's alias in {source}, or let DATABASES[{alias!r}] connect only to the primary: "
             "OPTIONS = {'target_session_attrs': 'read-write'}.",
             id="django_pglock.W004",
         )
@@ -185,7 +185,7 @@ def _check_age(alias: str, version: int) -> Iterable[CheckMessage]:
         hint = f"Upgrade to PostgreSQL {OLDEST_SERVER} or newer."
         yield Error(f"Database {alias!r} is PostgreSQL {version}.", hint=hint, id="django_pglock.E005")
     elif version < OLDEST_SERVER:
-        hint = f"It works as far as we know; tested is PostgreSQL {OLDEST_SERVER} and newer."
+        hint = f"It is expected to work, but only PostgreSQL {OLDEST_SERVER} and newer are tested."
         yield Caution(f"Database {alias!r} is PostgreSQL {version}.", hint=hint, id="django_pglock.W003")
 
 
@@ -193,18 +193,18 @@ def _check_limit(alias: str, role: str, name: str, milliseconds: int, origin: st
     if milliseconds == 0:
         return
     found = f"Database {alias!r} has {name} = {milliseconds / 1000:g} s (from: {origin})"
-    what = "waits for" if name == "statement_timeout" else "work under"
+    what = "a wait for" if name == "statement_timeout" else "work under"
     hint = f"If {what} a lock may take longer: {_how_to_set(alias, role, name, '0')}"
     if name == "statement_timeout":
         yield Caution(
-            f"{found}. It cuts waits for a lock short that have no timeout or are in a transaction, with "
-            "QueryCanceled instead of LockNotAvailable.",
+            f"{found}. It ends a wait for a lock, without a timeout or in a transaction, with QueryCanceled "
+            "instead of LockNotAvailable.",
             hint=hint,
             id="django_pglock.W007",
         )
     elif name != "idle_session_timeout" or get_settings().SCOPE != "transaction":
         yield Caution(
-            f"{found}. It ends sessions whose locks are still needed, and others get these locks.",
+            f"{found}. It ends sessions that still need their locks, and other sessions take these locks.",
             hint=hint,
             id="django_pglock.W006",
         )
@@ -236,11 +236,11 @@ def _is_pooled(connection: Any, pid: int) -> bool:
 
 @register("django_pglock")
 def check_task_database(**kwargs: Any) -> list[CheckMessage]:
-    """W009: tasks in another database than the default one are not a part of the data's transaction."""
+    """W009: tasks are not in the default database, so enqueueing is not a part of the data's transaction."""
     return [
         Caution(
-            f"{source} keeps tasks in {alias!r}: a task that is enqueued in a transaction of another database is there "
-            "before that commits, and stays when it is rolled back.",
+            f"{source} stores tasks in {alias!r}: a task that is enqueued in a transaction of another database can run "
+            "before that transaction commits, and stays if that transaction is rolled back.",
             hint="Call enqueue_on_commit() instead of enqueue() where the data is in another database.",
             id="django_pglock.W009",
         )
@@ -251,13 +251,14 @@ def check_task_database(**kwargs: Any) -> list[CheckMessage]:
 
 @register("django_pglock")
 def check_schedules(**kwargs: Any) -> list[CheckMessage]:
-    """W010: a function has a schedule, but its backend is not ours, so no worker keeps it."""
+    """W010: a function has a schedule, but another package's backend, so no worker enqueues it."""
     backends = [(task, task.get_backend()) for task in registry.scheduled()]
     return [
         Caution(
-            f"{task.module_path} has a schedule that nobody keeps: "
+            f"{task.module_path} has a schedule, but no worker enqueues it: "
             f"TASKS[{task.backend!r}] is {type(backend).__name__}.",
-            hint=f"Name django_pglock.backend.PostgresBackend in TASKS[{task.backend!r}], or another backend in @task.",
+            hint=f"Set BACKEND of TASKS[{task.backend!r}] to django_pglock.backend.PostgresBackend, or name another "
+            "backend in @task.",
             id="django_pglock.W010",
         )
         for task, backend in backends
@@ -267,10 +268,10 @@ def check_schedules(**kwargs: Any) -> list[CheckMessage]:
 
 @register("django_pglock")
 def check_tables(**kwargs: Any) -> list[CheckMessage]:
-    """E006: a router keeps the table of tasks out of the database in which TASKS has them."""
+    """E006: a router does not allow the table of tasks in the database that TASKS names."""
     return [
         Error(
-            f"{source} keeps tasks in {alias!r}, but a router of the project allows no table of tasks there.",
+            f"{source} stores tasks in {alias!r}, but a router of the project does not allow the table of tasks there.",
             hint=f"Let allow_migrate return True for {alias!r} and the app django_pglock, and run: "
             f"manage.py migrate --database {alias}",
             id="django_pglock.E006",
@@ -294,7 +295,7 @@ def _aliases_of_tasks() -> dict[str, str]:
     aliases: dict[str, str] = {}
     for name, backend in (getattr(settings, "TASKS", None) or {}).items():
         if str(backend.get("BACKEND", "")).startswith("django_pglock."):
-            # What cannot be is said by the backend, which Django makes for its own checks.
+            # The backend reports wrong options: Django makes it for its own checks.
             with suppress(ConfigurationError):
                 alias = task_database(name, backend.get("OPTIONS", {}))
                 aliases.setdefault(alias, f"TASKS[{name!r}]['OPTIONS']['database']")

@@ -1,7 +1,7 @@
 """The one settings dict, ``DJANGO_PGLOCK``, as a typed object.
 
-It is read at the moment of use, never at import, and follows ``override_settings``. What can be an argument of a call
-or of a command is not a setting.
+The settings are read when they are used, never at import, and follow ``override_settings``. An option that can be an
+argument of a call or of a command is not a setting.
 """
 
 from __future__ import annotations
@@ -20,81 +20,88 @@ from django.utils.module_loading import import_string
 from django_pglock.errors import ConfigurationError
 
 SCOPES = ("auto", "session", "transaction")
-#: Statuses of tasks that are over. (tasks/states.py stands on a higher floor.)
+#: The statuses of finished tasks, a second time: tasks/states.py is on a higher floor.
 PRUNABLE = ("SUCCESSFUL", "FAILED", "CANCELLED")
-#: A hundred years: more than anybody means, and less than the server's calendar holds.
+#: A hundred years, which is within the range of PostgreSQL's dates.
 MOST_DAYS = 36_525
-#: PostgreSQL's timeouts are ints of milliseconds, and threads cannot wait for ever either: not quite 25 days.
+#: Almost 25 days: PostgreSQL's timeouts are 32-bit numbers of milliseconds, and waits of threads are limited, too.
 MOST_SECONDS = 2_147_483
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What ``DJANGO_PGLOCK`` may say. Each option carries its sentence in ``metadata["help"]``."""
+    """The options of ``DJANGO_PGLOCK`` and their defaults. ``metadata["help"]`` describes each option."""
 
     USING: str = field(default="default", metadata={"help": "Database alias on which locks are taken."})
     SCOPE: str = field(
         default="auto",
         metadata={
-            "help": "Scope of locks that name none: auto, session or transaction. Behind PgBouncer use transaction."
+            "help": "Default scope of locks: auto, session or transaction. Behind a pooler in transaction mode use "
+            "transaction."
         },
     )
     NAMESPACE: str = field(
         default="",
-        metadata={"help": "Prefix of every lock name, where several projects share one database."},
+        metadata={"help": "Prefix of every lock name, for several projects that share one database."},
     )
     KEY_FUNCTION: str = field(
         default="django_pglock.keys.sha256_key",
-        metadata={"help": "Dotted path of the function that makes the 64-bit key of a name."},
+        metadata={"help": "Dotted path of the function that computes the signed 64-bit key of a lock name."},
     )
     LOCK_COMMENTS: bool = field(
         default=True,
-        metadata={"help": "Write the lock's name as a comment into its statement, so that pg_stat_activity shows it."},
+        metadata={
+            "help": "Write the name of a lock as a comment into its statement, so that pg_stat_activity shows it."
+        },
     )
     SLOW_WAIT: float = field(
         default=5.0,
-        metadata={"help": "Seconds from which on the log warns that a lock was waited for."},
+        metadata={"help": "Seconds. A longer wait for a lock is logged as a warning."},
     )
     SLOW_HOLD: float = field(
         default=60.0,
-        metadata={"help": "Seconds from which on the log warns that a lock was held."},
+        metadata={"help": "Seconds. A lock that was held for longer is logged as a warning."},
     )
     ASYNC_SESSIONS: int = field(
         default=10,
         metadata={
-            "help": "Database sessions that coroutines of one event loop have to themselves for locks. Beyond that, "
-            "they share one more."
+            "help": "Number of database sessions of one event loop that each serve the locks of a single coroutine. "
+            "All further coroutines share one more session."
         },
     )
     MAX_RESPONSE_HOLD: float = field(
         default=3600.0,
-        metadata={"help": "Seconds after which the lock of a response that nobody closes is freed in any case."},
+        metadata={
+            "help": "Seconds after which the lock of a response is released even if the response was never closed."
+        },
     )
     HEARTBEAT_INTERVAL: float = field(
         default=3.0,
-        metadata={"help": "Seconds between two signs of life of a worker. Two missing beats raise suspicion."},
+        metadata={"help": "Seconds between two heartbeats of a worker. A worker that misses two may be dead."},
     )
     HEARTBEAT_LIMIT: float = field(
         default=30.0,
-        metadata={"help": "Seconds without a sign of life within which a worker's tasks run elsewhere in any case."},
+        metadata={
+            "help": "Seconds. A worker without heartbeat for this long counts as dead, and other workers run its tasks."
+        },
     )
     POLL_INTERVAL: float = field(
         default=5.0,
-        metadata={"help": "Seconds between two looks for work when no notification comes. The net under LISTEN."},
+        metadata={"help": "Seconds between two searches for tasks if no notification arrives, in case one was lost."},
     )
     ARGUMENTS_LIMIT: int = field(
         default=1024 * 1024,
-        metadata={"help": "Most bytes of the positional, and of the keyword arguments of a task, as JSON."},
+        metadata={"help": "Maximum size in bytes of the positional, and of the keyword arguments of a task, as JSON."},
     )
     MAX_RESCUES: int = field(
         default=3,
-        metadata={"help": "How often a task may take its worker down before it ends as FAILED."},
+        metadata={"help": "How often workers may die while they run a task. One time more, and the task is FAILED."},
     )
     PRUNE_AFTER: dict[str, float | None] = field(
         default_factory=lambda: {"SUCCESSFUL": 7, "CANCELLED": 30},
         metadata={
-            "help": "Days after which finished tasks are deleted, for each status: never where it is None or missing. "
-            "A task with keep_result goes when that says."
+            "help": "Days after which finished tasks are deleted, by status. None or a missing status: never. A task "
+            "with keep_result is deleted after that time instead."
         },
     )
 
@@ -131,7 +138,7 @@ class Settings:
         if self.HEARTBEAT_LIMIT < 3 * self.HEARTBEAT_INTERVAL:
             raise ConfigurationError(
                 "DJANGO_PGLOCK['HEARTBEAT_LIMIT'] must be at least three times HEARTBEAT_INTERVAL, "
-                "or living workers would be taken for dead ones."
+                "or living workers would count as dead."
             )
         if not isinstance(self.ASYNC_SESSIONS, int) or self.ASYNC_SESSIONS < 1:
             raise ConfigurationError(f"DJANGO_PGLOCK['ASYNC_SESSIONS'] is {self.ASYNC_SESSIONS!r}; use 1 or more.")
@@ -173,9 +180,9 @@ def _require_days(name: str, value: Any) -> None:
 
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
-    """Return the settings in force now.
+    """Return the current settings.
 
-    Raises ``ConfigurationError`` for a name that does not exist (with the nearest one that does) or a wrong value.
+    Raises ``ConfigurationError`` for an unknown option, with the most similar known one, and for a wrong value.
     """
     given = getattr(django_settings, "DJANGO_PGLOCK", {})
     _require_options("DJANGO_PGLOCK", given, [each.name for each in fields(Settings)])
@@ -198,17 +205,17 @@ def _require_options(where: str, given: Any, known: Sequence[str]) -> None:
     for name in given:
         if name not in known:
             nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-            hint = f" Did you mean {nearest[0]!r}?" if nearest else f" It knows {', '.join(known)}."
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else f" Its options are {', '.join(known)}."
             raise ConfigurationError(f"{where} has no option {name!r}.{hint}")
 
 
 def key_function() -> Callable[[str], int]:
-    """Return the function that ``KEY_FUNCTION`` names. Raises ``ConfigurationError``."""
+    """Return the function that ``KEY_FUNCTION`` names. Raises ``ConfigurationError`` if it cannot be imported."""
     return _imported("KEY_FUNCTION", get_settings().KEY_FUNCTION)
 
 
 def redact_hook() -> Callable[[str, str, Any], Any] | None:
-    """Return the function that ``REDACT`` names, if it does. Raises ``ConfigurationError``."""
+    """Return the function of ``REDACT``, or None. Raises ``ConfigurationError`` if it cannot be imported."""
     hook = get_settings().REDACT
     return _imported("REDACT", hook) if isinstance(hook, str) else hook
 

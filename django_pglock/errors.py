@@ -5,25 +5,25 @@
     PGLockError
     ├── ConfigurationError      (also django.core.exceptions.ImproperlyConfigured)
     ├── LockError
-    │   ├── LockNotAvailable    (also TimeoutError)   busy, or the timeout passed; nothing else is
-    │   ├── LockLost                                  held once, but gone before the end
-    │   ├── LockScopeError      (also RuntimeError)   this scope would not protect here
-    │   └── LockKeyError        (also ValueError)     this is not a name for a lock
+    │   ├── LockNotAvailable    (also TimeoutError)   the lock is busy or the timeout has passed; nothing else
+    │   ├── LockLost                                  the lock was held and then lost with its connection
+    │   ├── LockScopeError      (also RuntimeError)   a lock of this scope would not protect anything here
+    │   └── LockKeyError        (also ValueError)     the value cannot name a lock
     └── TaskError
         ├── TaskArgumentsError  (also TypeError,
-        │                        ValueError)          cannot be stored; raised before anything is written
+        │                        ValueError)          the arguments cannot be stored; nothing was written
         ├── TaskResultError     (also TypeError,
-        │                        ValueError)          what the function returned cannot be stored
-        ├── TaskOptionError     (also TypeError)      an option that does not exist or cannot be
-        ├── DuplicateTask                             unique=, and there is such a task already
+        │                        ValueError)          the return value of the function cannot be stored
+        ├── TaskOptionError     (also TypeError)      an option does not exist or has an invalid value
+        ├── DuplicateTask                             a task with the same unique key exists
         ├── TaskTimeout         (also TimeoutError)   the attempt took longer than its timeout
-        ├── TaskCancelled                             somebody asked the running task to stop
-        ├── TooManySnoozes                            stands in the record of a task that snoozed more than max_snoozes
-        ├── DependencyFailed                          stands in the record of a task whose after= failed
+        ├── TaskCancelled                             a cancel of the running task was requested
+        ├── TooManySnoozes                            recorded for a task that snoozed more often than max_snoozes
+        ├── DependencyFailed                          recorded for a task whose after= task did not succeed
         ├── ClaimLost                                 another worker has the task now
-        └── WorkerLost                                stands in the record of an attempt that died with its worker
+        └── WorkerLost                                recorded for an attempt whose worker died
 
-All other database errors pass through untouched, so a connection that broke is never mistaken for a busy lock.
+All other database errors pass through unchanged, so a broken connection is never mistaken for a busy lock.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ NOT_INSTALLED = (
 
 
 def model_of(name: str) -> Any:
-    """Return a model of this app. Raises ``ConfigurationError`` where the project has not installed the app.
+    """Return a model of this app. Raises ``ConfigurationError`` if the app is not in ``INSTALLED_APPS``.
 
-    Locks work without it; leases, tasks, and the list of who holds a lock are in tables.
+    Locks work without the app. Leases, tasks and the list of the holders of locks need its tables and its view.
     """
     try:
         return apps.get_model("django_pglock", name)
@@ -52,32 +52,32 @@ def model_of(name: str) -> Any:
 
 
 class Picklable:
-    """Makes an exception with its attributes from a pickle, and in a copy, without calling its ``__init__``.
+    """Restores an exception with its attributes from a pickle or for a copy, without a call of its ``__init__``.
 
-    Python's own way calls the class with ``args``, which fails where ``__init__`` has other parameters, in a subclass
-    of a project, too. As with all exceptions neither the cause nor the traceback come along.
+    Python by itself calls the class with ``args``. That fails if ``__init__`` has other parameters, also in a subclass
+    that a project defines. As for all exceptions, the cause and the traceback are not restored.
     """
 
     args: tuple[Any, ...]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make it again: class and ``args``, and the attributes as the state that is set."""
-        return _made_again, (type(self), self.args), self.__dict__.copy()
+        """Return how to restore the exception: its class and ``args``, and its attributes as the state."""
+        return _restored, (type(self), self.args), self.__dict__.copy()
 
 
-def _made_again(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+def _restored(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     error = kind.__new__(kind, *args)
-    # OSError, the base of TimeoutError, leaves its args to an __init__ that is not its own.
+    # OSError, the base of TimeoutError, does not set args in __new__ if a subclass has an __init__ of its own.
     error.args = args
     return error
 
 
 class PGLockError(Picklable, Exception):
-    """The base of all our errors. They can be pickled and copied."""
+    """The base of all errors of this package. All can be pickled and copied."""
 
 
 class ConfigurationError(PGLockError, ImproperlyConfigured):
-    """The settings or the way the package is used cannot work; the message says what to change."""
+    """The settings, or the way in which the package is used, cannot work. The message says what to change."""
 
 
 class LockError(PGLockError):
@@ -93,11 +93,11 @@ class LockError(PGLockError):
 
 
 class LockNotAvailable(LockError, TimeoutError):
-    """Somebody else holds the lock, and the time to wait (``timeout``, in seconds) is over.
+    """Another session holds the lock, and the time to wait (``timeout``, in seconds) has passed.
 
-    ``keys`` are all numbers that were asked for, ``using`` the database alias, and ``model`` what lists the holders.
-    ``sqlstate`` is "55P03" where the server waited and reported so, with the server's error as the cause; None where
-    nobody waited (``timeout=0``).
+    ``keys`` are the numbers of all requested locks, ``using`` is the database alias, and ``model`` the name of the
+    model that lists the holders. ``sqlstate`` is "55P03" if the server waited and reported the timeout, with the error
+    of the server as the cause, and None if there was no wait (``timeout=0``).
     """
 
     def __init__(
@@ -120,15 +120,16 @@ class LockNotAvailable(LockError, TimeoutError):
         self._model = model
 
     def holders(self) -> list[Any]:
-        """Ask the database who holds the lock now. Returns rows of ``AdvisoryLock`` or, of a lease, of ``Lease``.
+        """Ask the database who holds the lock now. Returns rows of ``AdvisoryLock`` or, for a lease, of ``Lease``.
 
-        Raises ``ConfigurationError`` where ``django_pglock`` is not in ``INSTALLED_APPS``: the rows are of its view.
+        Raises ``ConfigurationError`` if ``django_pglock`` is not in ``INSTALLED_APPS``, because the rows are from its
+        view or table.
         """
         return list(model_of(self._model).objects.using(self._using).held().filter(key__in=self.keys))
 
 
 class LockLost(LockError):
-    """The lock was held, but its connection went away before the end: the body may not have been alone."""
+    """The lock was held, but its connection was lost before the end. Another session may have had the lock, too."""
 
 
 class LockScopeError(LockError, RuntimeError):
@@ -136,7 +137,7 @@ class LockScopeError(LockError, RuntimeError):
 
 
 class LockKeyError(LockError, ValueError):
-    """The value given cannot name a lock. Raised before any SQL is sent."""
+    """The given value cannot name a lock. Raised before any SQL is sent."""
 
 
 class TaskError(PGLockError):
@@ -146,23 +147,23 @@ class TaskError(PGLockError):
 class TaskArgumentsError(TaskError, TypeError, ValueError):
     """The arguments of a task cannot be stored as JSON. Raised at enqueue, before anything is written.
 
-    A ``TypeError`` as Django documents it, and a ``ValueError``, as of a value that no document can hold.
+    It is a ``TypeError``, as Django documents, and a ``ValueError``, because some values of a right type have no JSON.
     """
 
 
 class TaskResultError(TaskError, TypeError, ValueError):
-    """What a task function returned cannot be stored as JSON, so the task has failed. Never retried: it has run.
+    """The return value of a task function cannot be stored as JSON, so the task has failed.
 
-    Never raised to callers: its path stands in the record.
+    The task is not retried, because the function has run. Never raised to callers: its path is in the attempt's row.
     """
 
 
 class TaskOptionError(TaskError, TypeError):
-    """A task option that does not exist, or a value it cannot have."""
+    """A task option does not exist or has an invalid value."""
 
 
 class DuplicateTask(TaskError):
-    """``unique=`` with ``on_conflict="raise"``, and there is such a task already: ``result_id``."""
+    """With ``on_conflict="raise"`` in ``unique=``: a task with the same key exists. ``result_id`` is its id."""
 
     def __init__(self, message: str, *, result_id: str) -> None:
         super().__init__(message)
@@ -170,30 +171,30 @@ class DuplicateTask(TaskError):
 
 
 class TaskTimeout(TaskError, TimeoutError):
-    """The attempt took longer than its ``timeout``. Raised inside the task function; retried as every exception is."""
+    """The attempt took longer than its ``timeout``. Raised inside the task function, and retried like any exception."""
 
     def __init__(self, message: str = "The attempt took longer than its timeout.") -> None:
         super().__init__(message)
 
 
 class TaskCancelled(TaskError):
-    """Somebody asked the running task to stop. Raised inside the task function by ``context.check()``."""
+    """A cancel of the running task was requested. Raised inside the task function by ``context.check()``."""
 
-    def __init__(self, message: str = "Somebody asked this task to end.") -> None:
+    def __init__(self, message: str = "A cancel of this task was requested.") -> None:
         super().__init__(message)
 
 
 class DependencyFailed(TaskError):
-    """A task that this one was to run ``after=`` did not succeed. Never raised: its path stands in the record."""
+    """A task in ``after=`` did not succeed, so this one never runs. Not raised: its path is in the attempt's row."""
 
 
 class TooManySnoozes(TaskError):
-    """A task snoozed more often than its ``max_snoozes``. Never raised: its path stands in the record."""
+    """A task snoozed more often than its ``max_snoozes``. Never raised: its path is in the attempt's row."""
 
 
 class ClaimLost(TaskError):
-    """The claim on a task is no longer ours: it was rescued, cancelled or reset meanwhile."""
+    """The worker no longer has the claim on the task: the task was rescued, cancelled or reset meanwhile."""
 
 
 class WorkerLost(TaskError):
-    """The worker died while it held the attempt. Never raised: its path stands in the row of the lost attempt."""
+    """The worker died while it held the attempt. Never raised: its path is in the attempt's row."""

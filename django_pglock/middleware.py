@@ -1,4 +1,4 @@
-"""A middleware for projects that take locks somewhere deep inside: busy is answered, wherever it was met."""
+"""A middleware that answers a busy lock, wherever in a view the lock was requested."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from django_pglock.locks.views import busy_response
 
 
 class LockNotAvailableMiddleware:
-    """Answer ``LockNotAvailable`` that a view lets through with 409 and ``Retry-After``, as ``lock_view`` does.
+    """Answers ``LockNotAvailable`` from a view with the status 409 and ``Retry-After: 1``, as ``lock_view`` does.
 
-    Put it anywhere in ``MIDDLEWARE``; sync and async views are both served.
+    It can have any place in ``MIDDLEWARE`` and works for sync and async views.
     """
 
     sync_capable = True
@@ -30,7 +30,7 @@ class LockNotAvailableMiddleware:
         return self.get_response(request)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        """Answer a busy lock; leave every other exception to others."""
+        """Return the response to a busy lock, or None for every other exception."""
         if isinstance(exception, LockNotAvailable):
             return busy_response(exception, request, status=409, retry_after=1)
         return None

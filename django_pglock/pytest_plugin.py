@@ -1,8 +1,8 @@
-"""Fixtures for the tests of projects that use locks. pytest finds this module by itself once the package is installed.
+"""Fixtures for the tests of projects that use locks. pytest loads this module if the package is installed.
 
-- ``hold_lock``: ``hold_lock("order", 5)`` holds a lock in another session to the end of the test.
+- ``hold_lock``: ``hold_lock("order", 5)`` holds a lock in another session until the end of the test.
 - ``no_locks_left``: fails the test if an advisory lock is held or awaited when it ends. With
-  ``django_pglock_no_locks_left = true`` in pytest's configuration, every test that uses the database has it.
+  ``django_pglock_no_locks_left = true`` in pytest's configuration, every test that uses the database has this fixture.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-# Nothing of Django is imported here: pytest loads this before there are settings.
+# No import of Django at module level: pytest loads this module before there are settings.
 
 OPTION = "django_pglock_no_locks_left"
 #: The fixtures by which pytest-django gives a test the database.
@@ -21,13 +21,13 @@ DATABASE_FIXTURES = {"db", "transactional_db", "django_db_reset_sequences", "dja
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the option."""
+    """Declare the option in pytest's configuration."""
     parser.addini(OPTION, "Fail tests that use the database and leave an advisory lock.", type="bool", default=False)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give ``no_locks_left`` to each test that uses the database, if that is wanted."""
+    """Give ``no_locks_left`` to each test that uses the database, if the option is set."""
     if config.getini(OPTION):
         for item in items:
             names = getattr(item, "fixturenames", [])
@@ -38,7 +38,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def hold_lock() -> Iterator[Callable[..., None]]:
-    """Hold locks in other sessions to the end of the test: ``hold_lock("order", 5, shared=True)``."""
+    """Return a function that holds a lock in another session until the end of the test.
+
+    Arguments and errors as for ``django_pglock.testing.hold``: ``hold_lock("order", 5, shared=True)``.
+    """
     from django_pglock.testing import hold
 
     with ExitStack() as held:
@@ -47,7 +50,7 @@ def hold_lock() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def no_locks_left(_django_db_helper: Any) -> Iterator[None]:
-    """Fail if an advisory lock is held or awaited in the database when the test ends, workers' own apart."""
+    """Fail if an advisory lock is held or awaited when the test ends, except the package's own locks."""
     from django_pglock.testing import assert_no_locks
 
     yield

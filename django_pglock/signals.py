@@ -1,7 +1,7 @@
-"""Signals for others to hear. We never depend on them ourselves.
+"""The signals of locks. The package itself has no receivers of them.
 
-The sender of a lock signal is the handle's class; receivers get ``handle``. Signals are sent with ``send_robust``, so a
-receiver that raises is logged and harms nobody.
+The sender is the class of the handle. Receivers get ``handle``. Signals are sent with ``send_robust``: an exception of
+a receiver is logged and has no other effect.
 """
 
 from django.dispatch import Signal
@@ -9,7 +9,7 @@ from django.dispatch import Signal
 #: A lock was taken. Arguments: ``handle`` (its ``waited`` is in seconds).
 lock_acquired = Signal()
 
-#: A lock was given back. Arguments: ``handle``, ``held`` (seconds).
+#: A lock was released. Arguments: ``handle``, ``held`` (seconds).
 lock_released = Signal()
 
 #: A lock was busy and the caller did not get it. Arguments: ``handle``, ``waited`` (seconds).

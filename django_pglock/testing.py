@@ -1,6 +1,7 @@
-"""Tools for the tests of projects that use locks: hold a lock as somebody else would, and see what is left.
+"""Tools for the tests of projects that use locks: hold a lock in another session, and assert which locks are held.
 
-They use a session of their own, so they work inside ``TestCase`` as well.
+The tools use a session of their own, so they work inside ``TestCase``, too. ``using`` is a database alias everywhere;
+the default is the setting ``USING``.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from django_pglock.locks.base_handle import BaseHandle
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.sessions import dedicated_connection
 
-# The locks of workers and of their services are no business of a test about locks, nor are those that the package takes
-# for a moment when a task is enqueued.
+# Without the locks of workers and of their services, and without the locks that the package takes for a moment when a
+# task is enqueued: tests of locks are not about these.
 LEFT = """
 SELECT count(*) FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND a.application_name NOT LIKE 'lockworker%%'
@@ -29,9 +30,10 @@ WHERE l.locktype = 'advisory' AND a.application_name NOT LIKE 'lockworker%%'
 
 @contextmanager
 def hold(*parts: Any, shared: bool = False, using: str | None = None) -> Iterator[None]:
-    """Hold the lock of this name in another session, as a second process would.
+    """Hold the lock of this name in another session for the duration of the block, as a second process would.
 
-    Raises ``AssertionError`` at once if somebody has it already, instead of letting the test hang.
+    ``parts`` are the parts of the name, as for ``lock``; ``shared`` holds the lock in shared mode. Raises
+    ``AssertionError`` at once if another session holds the lock, so that the test does not hang.
     """
     key = make_key(*parts)
     connection = dedicated_connection(using or get_settings().USING, application_name="django_pglock.testing")
@@ -44,8 +46,8 @@ def hold(*parts: Any, shared: bool = False, using: str | None = None) -> Iterato
         try:
             yield
         finally:
-            # The end of the session frees it as well, but only a moment later; a session that was ended has done so.
-            # Below Django, because a fixture may come here when the test may ask the database nothing any more.
+            # The end of the session releases the lock, too, but a moment later. If the session was terminated, the lock
+            # is free already. Without Django's cursor, because pytest-django may have blocked the database by now.
             with suppress(PsycopgError):
                 connection.connection.execute(f"SELECT pg_advisory_unlock{suffix}(%s)", (key.number,))
     finally:
@@ -53,21 +55,21 @@ def hold(*parts: Any, shared: bool = False, using: str | None = None) -> Iterato
 
 
 def assert_locked(*parts: Any, using: str | None = None) -> None:
-    """Fail unless somebody holds the lock of this name."""
+    """Raise ``AssertionError`` unless a session holds the lock of this name."""
     if _is_free(parts, using):
         raise AssertionError(f"Lock {make_key(*parts).name!r} is held by nobody.")
 
 
 def assert_not_locked(*parts: Any, using: str | None = None) -> None:
-    """Fail if somebody holds the lock of this name."""
+    """Raise ``AssertionError`` if a session holds the lock of this name."""
     if not _is_free(parts, using):
         raise AssertionError(f"Lock {make_key(*parts).name!r} is held.")
 
 
 def assert_no_locks(*, using: str | None = None) -> None:
-    """Fail if any advisory lock is held or awaited in this database, those of workers and of the package apart."""
+    """Raise ``AssertionError`` if an advisory lock is held or awaited, except the package's own locks."""
     with connection_for(using or get_settings().USING).cursor() as cursor:
-        # Within one transaction, as that of a TestCase, PostgreSQL tells of the sessions that were there at first.
+        # Otherwise PostgreSQL returns the same list of sessions for a whole transaction, such as that of a TestCase.
         cursor.execute("SELECT pg_stat_clear_snapshot()")
         cursor.execute(LEFT, (list(reserved.ALL),))
         left = cursor.fetchone()[0]
@@ -77,9 +79,9 @@ def assert_no_locks(*, using: str | None = None) -> None:
 
 @contextmanager
 def locks_disabled() -> Iterator[None]:
-    """Let everybody have every lock in this block, in all threads, and ask PostgreSQL nothing. Leases stay.
+    """Grant every lock at once in this block, in all threads, without a statement. Leases are not affected.
 
-    For tests that count statements or have no database; what a lock is for, they do not show.
+    For tests that count statements or have no database. Such tests do not show that a lock excludes anybody.
     """
     before, BaseHandle.is_disabled = BaseHandle.is_disabled, True
     try:

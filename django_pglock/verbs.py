@@ -1,4 +1,4 @@
-"""What people may ask of tasks, in the admin and with ``locktasks``: which tasks each verb moves, and its messages."""
+"""The verbs that users apply to tasks in the admin and with ``locktasks``: permissions, statuses and messages."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_pglock.tasks.states import WAITING, TaskStatus
 
-#: Called now and then with the number of rows moved so far and the last id looked at.
+#: Called after each window of rows with the number of rows changed so far and the last id examined.
 Progress = Callable[[int, int], None]
 
 _LEFT_ALONE = ngettext_lazy(
-    "%(count)s of the chosen tasks was left alone: it is in another state by now, or being settled.",
-    "%(count)s of the chosen tasks were left alone: they are in another state by now, or being settled.",
+    "%(count)s of the selected tasks was not changed: it is in another state now, or its worker is settling it.",
+    "%(count)s of the selected tasks were not changed: they are in another state now, or workers are settling them.",
     "number",
 )
 
 
 @dataclass(frozen=True)
 class Verb:
-    """One thing that a person may ask of rows. Messages take ``count``, a text, and ``number``, for the plural."""
+    """A change that users may apply to rows. Messages take ``count``, a text, and ``number``, for the plural."""
 
     name: str
     #: The permission is ``django_pglock.<permission>_<model>``.
@@ -30,31 +30,31 @@ class Verb:
     #: The name of the action on a list page, and of the button on the page of one row.
     label: Any
     button: Any
-    #: The statuses that the verb leads out of; a row in another one has no button.
+    #: The statuses in which a row can be changed. The page of a row in another status has no button.
     statuses: frozenset[str]
-    #: Moves the rows of a queryset with guarded statements and returns how many were moved.
+    #: Changes the rows of a queryset with guarded statements and returns the number of changed rows.
     apply: Callable[[Any, Progress | None], int]
     done: Any
-    #: About rows that were chosen and not moved.
+    #: The message about selected rows that were not changed.
     left: Any = _LEFT_ALONE
-    #: Asked before the verb is applied to a selection.
+    #: Shown by ``locktasks`` before it asks for confirmation.
     question: Any = ""
 
     def said(self, message: Any, number: int, *, most: int | None = None) -> str:
-        """Return a message about so many rows; ``most`` is where the count stopped."""
+        """Return a message about a number of rows; ``most`` is the number at which counting stops."""
         count = str(number) if most is None or number <= most else f"{most}+"
         return str(message % {"count": count, "number": number})
 
     def movable(self, rows: Any) -> Any:
-        """Return the rows that the verb would move now."""
+        """Return the rows that the verb would change now."""
         return rows.filter(status__in=sorted(self.statuses))
 
 
 class ResetVerb(Verb):
-    """Moves running tasks, but only those whose worker is gone."""
+    """Changes running tasks, but only those whose worker is dead."""
 
     def movable(self, rows: Any) -> Any:
-        """Return the rows that the verb would move now."""
+        """Return the rows that the verb would change now."""
         return rows.stuck()
 
 
@@ -62,50 +62,56 @@ TASK_VERBS = {
     verb.name: verb
     for verb in (
         ResetVerb(
-            "reset_stuck",
-            "reset",
-            gettext_lazy("Reset stuck tasks"),
-            gettext_lazy("Reset"),
-            frozenset({TaskStatus.RUNNING.value}),
-            lambda rows, progress: rows.reset_stuck(),
-            ngettext_lazy("%(count)s stuck task is ready again.", "%(count)s stuck tasks are ready again.", "number"),
-            ngettext_lazy(
-                "%(count)s of the chosen tasks was left alone: its worker is alive, or it no longer runs.",
-                "%(count)s of the chosen tasks were left alone: their workers are alive, or they no longer run.",
+            name="reset_stuck",
+            permission="reset",
+            label=gettext_lazy("Reset stuck tasks"),
+            button=gettext_lazy("Reset"),
+            statuses=frozenset({TaskStatus.RUNNING.value}),
+            apply=lambda rows, progress: rows.reset_stuck(),
+            done=ngettext_lazy(
+                "%(count)s stuck task is ready again.", "%(count)s stuck tasks are ready again.", "number"
+            ),
+            left=ngettext_lazy(
+                "%(count)s of the selected tasks was not changed: its worker is alive, or it no longer runs.",
+                "%(count)s of the selected tasks were not changed: their workers are alive, or they no longer run.",
                 "number",
             ),
-            ngettext_lazy("%(count)s stuck task would be reset.", "%(count)s stuck tasks would be reset.", "number"),
+            question=ngettext_lazy(
+                "%(count)s stuck task would be reset.", "%(count)s stuck tasks would be reset.", "number"
+            ),
         ),
         Verb(
-            "retry",
-            "retry",
-            gettext_lazy("Retry failed or cancelled tasks"),
-            gettext_lazy("Retry"),
-            frozenset({TaskStatus.FAILED.value, TaskStatus.CANCELLED.value}),
-            lambda rows, progress: rows.retry(progress=progress),
-            ngettext_lazy("%(count)s task will run again.", "%(count)s tasks will run again.", "number"),
+            name="retry",
+            permission="retry",
+            label=gettext_lazy("Retry failed or cancelled tasks"),
+            button=gettext_lazy("Retry"),
+            statuses=frozenset({TaskStatus.FAILED.value, TaskStatus.CANCELLED.value}),
+            apply=lambda rows, progress: rows.retry(progress=progress),
+            done=ngettext_lazy("%(count)s task will run again.", "%(count)s tasks will run again.", "number"),
             question=ngettext_lazy("%(count)s task would run again.", "%(count)s tasks would run again.", "number"),
         ),
         Verb(
-            "run_now",
-            "retry",
-            gettext_lazy("Run scheduled tasks now"),
-            gettext_lazy("Run now"),
-            frozenset({TaskStatus.SCHEDULED.value}),
-            lambda rows, progress: rows.run_now(progress=progress),
-            ngettext_lazy("%(count)s task runs before its time.", "%(count)s tasks run before their time.", "number"),
+            name="run_now",
+            permission="retry",
+            label=gettext_lazy("Run scheduled tasks now"),
+            button=gettext_lazy("Run now"),
+            statuses=frozenset({TaskStatus.SCHEDULED.value}),
+            apply=lambda rows, progress: rows.run_now(progress=progress),
+            done=ngettext_lazy(
+                "%(count)s task runs before its time.", "%(count)s tasks run before their time.", "number"
+            ),
             question=ngettext_lazy(
                 "%(count)s task would run before its time.", "%(count)s tasks would run before their time.", "number"
             ),
         ),
         Verb(
-            "cancel",
-            "cancel",
-            gettext_lazy("Cancel tasks"),
-            gettext_lazy("Cancel"),
-            frozenset({*WAITING, TaskStatus.RUNNING.value}),
-            lambda rows, progress: rows.cancel(progress=progress),
-            ngettext_lazy(
+            name="cancel",
+            permission="cancel",
+            label=gettext_lazy("Cancel tasks"),
+            button=gettext_lazy("Cancel"),
+            statuses=frozenset({*WAITING, TaskStatus.RUNNING.value}),
+            apply=lambda rows, progress: rows.cancel(progress=progress),
+            done=ngettext_lazy(
                 "%(count)s task was cancelled, or asked to end if it runs.",
                 "%(count)s tasks were cancelled, or asked to end if they run.",
                 "number",

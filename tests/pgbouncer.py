@@ -72,7 +72,7 @@ class PgBouncer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while not self._answers():
             assert time.monotonic() < deadline, f"PgBouncer does not answer in {self.folder}"
             time.sleep(0.01)

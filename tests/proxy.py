@@ -128,7 +128,7 @@ class Proxy:
     def connect(self) -> socket.socket:
         """Return a connection to the server."""
         if not self.host.startswith("/"):
-            return socket.create_connection((self.host, self.server_port), timeout=10)
+            return socket.create_connection((self.host, self.server_port), timeout=60)
         server = socket.socket(socket.AF_UNIX)
         server.connect(os.path.join(self.host, f".s.PGSQL.{self.server_port}"))
         return server

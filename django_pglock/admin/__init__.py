@@ -1,4 +1,4 @@
-"""The admin: what is stuck, since when, and a guarded button for it."""
+"""The pages of the Django admin: tasks, workers, advisory locks, leases, queues and schedules."""
 
 from django.contrib import admin
 

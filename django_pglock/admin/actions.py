@@ -1,4 +1,4 @@
-"""Actions and buttons: each applies one verb, shows its message and writes one audit entry."""
+"""Actions and buttons: each applies one verb, shows a message and writes to the admin log."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from django_pglock.admin import pages
 from django_pglock.store.move import WINDOW
 from django_pglock.verbs import Verb
 
-#: Tasks that an audit entry names one by one.
+#: A log entry lists the ids of at most this number of tasks.
 MOST_NAMED = 100
 
 
 def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
-    """Ask the verb of the rows, say what became of it, and leave one audit entry. Returns how many moved."""
-    # Actions of the admin arrive ordered for display; the verb needs the plain set, where it may be written.
+    """Apply the verb to the rows, show a message and write a log entry. Return the number of changed rows."""
+    # The admin passes a queryset in display order, possibly on a replica. The verb needs an unordered one on the
+    # database that takes writes.
     chosen = queryset.using(router.db_for_write(queryset.model)).order_by()
     asked = list(chosen.order_by("-pk").values_list("pk", flat=True)[: pages.MOST_COUNTED + 1])
     is_crowd = len(asked) > WINDOW
     if is_crowd:
-        # In one transaction all would wait for the last of them; so the verb commits as it goes. This entry is there
-        # also if the process dies on the way.
-        record(request, chosen.model, f"{verb.name}: begun with more than {WINDOW}")
+        # One transaction would keep all rows locked until the last one is changed, so the verb commits each window of
+        # rows. This first entry exists even if the process dies before the verb is done.
+        record(request, chosen.model, f"{verb.name}: started for more than {WINDOW} rows")
     with nullcontext() if is_crowd else transaction.atomic(using=chosen.db):
         count = verb.apply(chosen, None) if asked else 0
         _audit(verb, request, chosen.model, asked, count)
@@ -38,12 +39,12 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
         messages.success(request, verb.said(verb.done, count))
     skipped = len(asked) - count
     if len(asked) > pages.MOST_COUNTED:
-        text = _("More than %(count)d tasks were chosen; those in another state were left alone.")
+        text = _("More than %(count)d tasks were selected. Tasks in other states were not changed.")
         messages.info(request, text % {"count": pages.MOST_COUNTED})
     elif skipped > 0:
         messages.warning(request, verb.said(verb.left, skipped))
     elif not count:
-        messages.warning(request, _("Nothing of what was chosen is there any more."))
+        messages.warning(request, _("The selected rows no longer exist."))
     return count
 
 
@@ -51,12 +52,12 @@ def _audit(verb: Verb, request: HttpRequest, model: Any, asked: list[int], count
     text = f"{verb.name}: {count}"
     if 1 < len(asked) <= MOST_NAMED:
         text += f" of {', '.join(f'#{key}' for key in sorted(asked))}"
-    # The entry of a single task stands in that task's history too.
+    # With an object id the entry also appears in the history of that task.
     record(request, model, text, object_id=str(asked[0]) if len(asked) == 1 else None)
 
 
 def record(request: HttpRequest, model: Any, text: str, *, object_id: str | None = None) -> None:
-    """Leave one audit entry, however many rows were touched."""
+    """Write one entry to the admin log, for any number of rows."""
     LogEntry.objects.create(
         user_id=request.user.pk or 0,
         content_type=ContentType.objects.get_for_model(model, for_concrete_model=False),

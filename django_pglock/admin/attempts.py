@@ -1,6 +1,6 @@
-"""The attempts of a task that did not succeed: the last ones on its page, all of them by pages, each traceback alone.
+"""The failed and lost attempts of a task: the latest on the task's page, all in a list, each traceback on its own page.
 
-A task may fail a thousand times, and each traceback has up to 60,000 characters. So a list loads no traceback.
+A task may fail a thousand times, and a traceback has up to 60,000 characters. So no list loads tracebacks.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ else:
     AnyInline = admin.TabularInline
     AnyFormSet = BaseInlineFormSet
 
-#: Attempts on the page of a task, and on each page of the list of all.
+#: The number of attempts on the page of a task, and on one page of the list of all its attempts.
 LAST = 20
 PER_PAGE = 100
 
 
 class LastAttempts(AnyFormSet):
-    """Takes the last attempts. A queryset with a limit cannot be filtered by task, so the limit is set here."""
+    """Takes the latest attempts. Django filters the queryset by task, which a sliced queryset does not allow."""
 
     def get_queryset(self) -> Any:
-        """Return the attempts to show. Django asks for them once for each row."""
+        """Return the attempts to show. Django calls this for each row, so the queryset is kept."""
         if not hasattr(self, "_queryset"):
             self._queryset = newest_first(super().get_queryset())[:LAST]
         return self._queryset
 
 
 class AttemptInline(AnyInline):
-    """The last attempts that did not succeed."""
+    """The latest failed and lost attempts, on the page of a task."""
 
     model = Attempt
     formset = LastAttempts
-    verbose_name_plural = _("last attempts that failed or were lost")
+    verbose_name_plural = _("latest failed and lost attempts")
     fields = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "trace")
     readonly_fields = fields
     extra = 0
     can_delete = False
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Attempts are written by workers."""
+        """Return False: only workers write attempts."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """No attempt is edited."""
+        """Return False: nobody edits an attempt."""
         return False
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """A person who may see the task may see its attempts."""
+        """Return whether the user may view tasks: attempts have no permission of their own."""
         return request.user.has_perm("django_pglock.view_task")
 
     @admin.display(description=_("traceback"))
@@ -73,20 +73,20 @@ class AttemptInline(AnyInline):
 
 
 def list_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpResponse:
-    """Show the attempts of a task before the one that ``?before=`` names, the newest first."""
+    """Show the attempts of a task, the newest first; with ``?before=N`` those with a number below N."""
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "HEAD"])
     before = request.GET.get("before", "1")
-    # PostgreSQL is not asked for what is no number of an attempt.
+    # PostgreSQL would raise an error for a number outside of the range of the column.
     if not (before.isascii() and before.isdigit() and int(before) < 2**31):
-        raise BadRequest("before is the number of an attempt.")
+        raise BadRequest("before must be the number of an attempt.")
     task = _seen_task(model_admin, request, task_id)
     rows = newest_first(task.failures.all())
     if "before" in request.GET:
         rows = rows.filter(number__lt=int(before))
     found = list(rows[: PER_PAGE + 1])
     older = found[PER_PAGE - 1].number if len(found) > PER_PAGE else None
-    context = {"title": gettext("Attempts that failed or were lost"), "attempts": found[:PER_PAGE], "older": older}
+    context = {"title": gettext("Failed and lost attempts"), "attempts": found[:PER_PAGE], "older": older}
     return _answer(model_admin, request, task, "attempts", context)
 
 
@@ -95,7 +95,7 @@ def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number:
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "HEAD"])
     task = _seen_task(model_admin, request, task_id)
-    # The default order of attempts would join their tasks.
+    # The default ordering of the model would join the table of tasks.
     attempt = task.failures.filter(number=number).order_by("number").first()
     if attempt is None:
         raise Http404
@@ -104,12 +104,12 @@ def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number:
 
 
 def newest_first(rows: Any) -> Any:
-    """Return attempts in the order of the index that knows a task's numbers, without their tracebacks."""
+    """Return the attempts in the order of the index on task and number, without their tracebacks."""
     return rows.order_by("-number").defer("traceback")
 
 
 def _seen_task(model_admin: Any, request: HttpRequest, task_id: int) -> Task:
-    """Return a task that this person sees in the list. Raises ``PermissionDenied`` or ``Http404``."""
+    """Return a task that the user may view. Raises ``PermissionDenied``, or ``Http404`` if there is no such task."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     task: Task | None = model_admin.get_object(request, str(task_id))

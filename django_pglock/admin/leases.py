@@ -1,4 +1,4 @@
-"""The page of leases: who has which, until when, and a way to take one away."""
+"""The admin page of leases: who holds which lease until when, and an action that takes leases away."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Any
 from django.contrib import admin, messages
 from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, elapsed
+from django_pglock.admin.pages import ReadOnlyAdmin, elapsed, mark
 from django_pglock.models import Lease
 
 
-@admin.action(description=_("Take these leases away from their holders"), permissions=["free"])
+@admin.action(description=_("Take selected leases away from their holders"), permissions=["free"])
 def free(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
-    """Take the chosen leases away. Their holders notice it at their next renewal."""
+    """Take the selected leases away. Each holder notices the loss at its next renewal."""
     chosen = queryset.order_by()
     names = sorted(chosen.values_list("name", flat=True))
     count = chosen.free()
@@ -29,7 +28,7 @@ def free(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
 
 
 class IsHeld(admin.SimpleListFilter):
-    """Held, or free."""
+    """Filter: only leases that are held."""
 
     title = _("state")
     parameter_name = "held"
@@ -39,20 +38,14 @@ class IsHeld(admin.SimpleListFilter):
         return [("1", _("held"))]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Return the leases that are held, if that was chosen."""
+        """Keep the leases that are held, if the filter is set."""
         return queryset.held() if self.value() == "1" else queryset
 
 
-class LeaseChangeList(CappedChangeList):
-    """Turns pages by number: the key is a hash, so there are no older ones along it."""
-
-    older_query = ""
-
-
 class LeaseAdmin(ReadOnlyAdmin):
-    """Leases, the last taken first."""
+    """The list of leases, the latest acquired first, and the page of one lease."""
 
-    list_display = ["name", "state", "owner", "token", "ttl", "held", "renewed", "ends"]
+    list_display = ["name", "state", "owner", "token", "ttl", "held", "renewed", "expires"]
     list_filter = [IsHeld]
     search_fields = ["name", "owner"]
     ordering = ["-acquired_at"]
@@ -64,46 +57,44 @@ class LeaseAdmin(ReadOnlyAdmin):
     )
     readonly_fields = fields
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[CappedChangeList]:
-        """Return our change list."""
-        return LeaseChangeList
-
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """May delete a lease that nobody has. Its next token will be 1 again, which a fence would refuse.
+        """Return whether the user may delete this lease: only one that nobody holds.
 
-        Without a lease, no: Django's deletion of many rows would not look whether they are held.
+        After the deletion the tokens of this name start at 1 again, so code that compares tokens refuses the next
+        holder. False without a lease, because Django's action that deletes many rows does not check whether they are
+        held.
         """
         is_free = obj is not None and not is_held(obj)
         return is_free and request.user.has_perm("django_pglock.delete_lease")
 
     def has_free_permission(self, request: HttpRequest) -> bool:
-        """May take leases away."""
+        """Return whether the user may take leases away."""
         return request.user.has_perm("django_pglock.free_lease")
 
     @admin.display(description=_("state"))
     def state(self, lease: Lease) -> str:
-        """Return whether it is held, given back, or came to its end."""
+        """Return whether the lease is held, free, expired, or released but not free yet."""
         if is_held(lease):
-            return format_html('<span class="pglock-status pglock-running">{}</span>', _("held"))
+            return mark("running", _("held"))
         if lease.released_at is None:
-            return format_html('<span class="pglock-status pglock-failed">{}</span>', _("ended, never given back"))
+            return mark("failed", _("expired, never released"))
         if is_kept(lease):
-            return format_html('<span class="pglock-status pglock-scheduled">{}</span>', _("kept from others"))
-        return format_html('<span class="pglock-status pglock-successful">{}</span>', _("free"))
+            return mark("scheduled", _("released, not free yet"))
+        return mark("successful", _("free"))
 
     @admin.display(description=_("held for"))
     def held(self, lease: Lease) -> str:
-        """Return for how long it has been held."""
+        """Return how long the lease has been held."""
         return elapsed(lease.acquired_at) if is_held(lease) else "-"
 
     @admin.display(description=_("renewed"))
     def renewed(self, lease: Lease) -> str:
-        """Return how long ago its holder gave a sign of life."""
+        """Return how long ago the holder renewed the lease."""
         return str(_("%(time)s ago") % {"time": elapsed(lease.renewed_at)}) if is_held(lease) else "-"
 
-    @admin.display(description=_("ends"))
-    def ends(self, lease: Lease) -> str:
-        """Return in how many seconds it ends without a sign of life."""
+    @admin.display(description=_("expires"))
+    def expires(self, lease: Lease) -> str:
+        """Return in how many seconds the lease expires unless its holder renews it."""
         if not is_held(lease) and not is_kept(lease):
             return "-"
         if lease.expires_at is None:
@@ -112,10 +103,10 @@ class LeaseAdmin(ReadOnlyAdmin):
 
 
 def is_held(lease: Lease) -> bool:
-    """Say whether somebody has it, as far as this host's clock knows."""
+    """Return whether the lease is held, by the clock of this host."""
     return lease.released_at is None and (lease.expires_at is None or lease.expires_at > timezone.now())
 
 
 def is_kept(lease: Lease) -> bool:
-    """Say whether it was given back early and is kept from others for its shortest time."""
+    """Return whether the lease was released before its ``min_hold`` has passed, so nobody can acquire it yet."""
     return lease.released_at is not None and lease.expires_at is not None and lease.expires_at > timezone.now()

@@ -1,4 +1,4 @@
-"""The page of advisory locks: who holds what, who waits for whom, and a way to end a session."""
+"""The admin page of advisory locks: which sessions hold or wait for which lock, and an action that ends sessions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from django_pglock.admin.pages import ReadOnlyAdmin, elapsed
 from django_pglock.models import AdvisoryLock
 
 
-@admin.action(description=_("End the sessions that hold or wait for these locks"), permissions=["terminate"])
+@admin.action(description=_("End the sessions that hold or wait for selected locks"), permissions=["terminate"])
 def terminate(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
-    """End the chosen sessions, if they still hold or wait for an advisory lock."""
+    """End the sessions of the selected rows, if they still hold or wait for an advisory lock."""
     sessions = sorted(set(queryset.values_list("pid", flat=True)))
     ended = [pid for pid in sessions if AdvisoryLock.objects.terminate(pid)]
     record(request, AdvisoryLock, f"terminate: {', '.join(map(str, ended))}")
@@ -26,7 +26,7 @@ def terminate(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
 
 
 class AdvisoryLockAdmin(ReadOnlyAdmin):
-    """Advisory locks of this database: holders, and under each its waiters."""
+    """The list of advisory locks of the database: each holder, and below it the sessions that wait for the lock."""
 
     list_display = [
         "named",
@@ -41,7 +41,7 @@ class AdvisoryLockAdmin(ReadOnlyAdmin):
     ]
     list_filter = [("is_granted", admin.BooleanFieldListFilter), ("mode", admin.AllValuesFieldListFilter)]
     search_fields = ["name"]
-    search_help_text = _("The name of a lock, which is hashed for you; a key; or the number of a session.")
+    search_help_text = _("The name of a lock, a key, or the process id of a session.")
     ordering = ["key", "-is_granted", "since", "pid"]
     sortable_by = ()
     actions = [terminate]
@@ -53,35 +53,35 @@ class AdvisoryLockAdmin(ReadOnlyAdmin):
     readonly_fields = fields
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
-        """Search as a person means it: by name, key or session."""
+        """Search by the name of a lock, which is hashed to its key, by key, or by session."""
         return (queryset.search(search_term) if search_term else queryset), False
 
     def has_terminate_permission(self, request: HttpRequest) -> bool:
-        """May end sessions."""
+        """Return whether the user may end sessions."""
         return request.user.has_perm("django_pglock.terminate_advisorylock")
 
     @admin.display(description=_("lock"))
     def named(self, row: AdvisoryLock) -> str:
-        """Return the name; waiters stand indented under their holder."""
+        """Return the name of the lock. Waiting sessions are indented below the holder."""
         style = "pglock-holder" if row.is_granted else "pglock-waiter"
         return format_html('<span class="{}" title="{}">{}</span>', style, "" if row.key is None else row.key, str(row))
 
     @admin.display(description=_("held"), boolean=True)
     def held_or_waits(self, row: AdvisoryLock) -> bool:
-        """Say whether the session holds it."""
+        """Return True if the session holds the lock, False if it waits for it."""
         return bool(row.is_granted)
 
     @admin.display(description=_("session"))
     def session(self, row: AdvisoryLock) -> str:
-        """Return the server process, as pg_stat_activity knows it."""
+        """Return the process id of the session, as in ``pg_stat_activity``."""
         return str(row.pid)
 
     @admin.display(description=_("waits for"))
     def waits_for(self, row: AdvisoryLock) -> str:
-        """Return the sessions in the way."""
+        """Return the process ids of the sessions that block this one."""
         return format_html_join(", ", "{}", ((pid,) for pid in row.blocked_by)) or "-"
 
     @admin.display(description=_("since"))
     def age(self, row: AdvisoryLock) -> str:
-        """Return for how long."""
+        """Return how long the session has waited or, for a holder, the age of its transaction or last statement."""
         return elapsed(row.since) if row.since else "-"

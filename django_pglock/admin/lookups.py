@@ -1,7 +1,7 @@
-"""The lookups that the address of a list may hold: those of its filters and links, and no others.
+"""The lookups that the query string of a list page may contain: those of its filters and links, and no others.
 
-Django serves any lookup on the fields of a model. With ``?kwargs__email__startswith=u`` a person who may only look at
-tasks would read an argument that is redacted, letter by letter, and each guess would read the whole table.
+Django serves any lookup on the fields of a model. With ``?kwargs__email__startswith=u`` a user who may only view tasks
+could guess a redacted argument letter by letter, and each guess would read the whole table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django.contrib import admin
 from django.contrib.admin.utils import get_fields_from_path
 from django.contrib.admin.widgets import url_params_from_lookup_dict
 
-#: The lookups that Django's filters of fields link to. A filter of another class may link to each of them.
+#: The lookups in the links of Django's field filters. A filter of any other class may use each of these lookups.
 _LOOKUPS = (
     (admin.AllValuesFieldListFilter, ("",)),
     (admin.BooleanFieldListFilter, ("__exact",)),
@@ -25,7 +25,7 @@ _LOOKUPS = (
 
 
 def lookups_of(model: Any, list_filter: Any) -> Iterator[str]:
-    """Return the lookups that one item of ``list_filter`` links to. The filter is not made: some query for choices."""
+    """Yield the lookups in the links of one ``list_filter`` item, without making the filter: some query for choices."""
     if callable(list_filter):
         yield from filter(None, [getattr(list_filter, "parameter_name", None)])
         return
@@ -41,8 +41,10 @@ def lookups_of(model: Any, list_filter: Any) -> Iterator[str]:
 
 
 def is_choice_of_foreign_key(model: Any, lookup: str, value: str) -> bool:
-    """Say whether a foreign key to the model has this lookup and value in ``limit_choices_to``. The icon of
-    ``raw_id_fields`` links to them."""
+    """Return whether a foreign key to the model has this lookup and value in its ``limit_choices_to``.
+
+    The icon of ``raw_id_fields`` opens the list with these lookups.
+    """
     choices = (each() if callable(each) else each for each in model._meta.related_fkey_lookups)
     return any((lookup, value) in url_params_from_lookup_dict(each).items() for each in choices)
 

@@ -1,4 +1,4 @@
-"""What our list pages have in common: nothing is counted beyond ten thousand, and nothing can be added by hand."""
+"""What the admin pages of this package share: counts stop at 10,000 rows, and pages are read-only by default."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from django.core.paginator import Paginator
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.functional import cached_property
+from django.utils.html import format_html
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 
@@ -28,21 +29,26 @@ else:
     AnyModelAdmin = admin.ModelAdmin
     AnyPaginator = Paginator
 
-#: Rows that are counted at most. Counting ten million takes seconds, and nobody turns to page 200.
+#: Counts stop at this number of rows. To count ten million rows takes seconds, and nobody opens page 200.
 MOST_COUNTED = 10_000
 
 
 def elapsed(since: datetime) -> str:
-    """Return how long ago something was: in seconds up to two minutes, then as Django says it."""
+    """Return the time since a moment: in seconds below two minutes, from then on as Django's ``timesince``."""
     seconds = (timezone.now() - since).total_seconds()
     return _("%(seconds).0f s") % {"seconds": max(seconds, 0)} if seconds < 120 else timesince(since)
 
 
+def mark(status: str, text: Any) -> str:
+    """Return a word as a status is shown, in the colour of the task status of this name."""
+    return format_html('<span class="pglock-status pglock-{}">{}</span>', status, text)
+
+
 class AtLeast(int):
-    """A count that stopped: compares and pages as a number, and reads as "10000+" wherever Django's templates do."""
+    """A count that stopped early. Compares and paginates as a number; Django's templates print it as "10000+"."""
 
     def __str__(self) -> str:
-        # Where digits are grouped, a mark behind them would be grouped with them.
+        # With USE_THOUSAND_SEPARATOR Django would take a "+" behind the digits for a digit.
         return f">{int(self)}" if settings.USE_THOUSAND_SEPARATOR else f"{int(self)}+"
 
 
@@ -51,54 +57,45 @@ class CappedPaginator(AnyPaginator):
 
     @cached_property
     def count(self) -> int:
-        """The number of rows, or the cap."""
+        """The number of rows; if there are more than ``MOST_COUNTED``, that number as ``AtLeast``."""
         rows: Any = self.object_list
-        # In the order of the list, so that it walks the index and the rows that the list is about to show.
+        # In the order of the list, so that the count reads the same index and rows as the list.
         found: int = rows.values("pk")[: MOST_COUNTED + 1].count()
         return AtLeast(MOST_COUNTED) if found > MOST_COUNTED else found
 
 
 class CappedChangeList(ChangeList):
-    """Knows whether there are more rows than were counted, and where the next older ones begin."""
+    """Knows whether there are more rows than were counted, and sorts only by columns that the page offers."""
 
     @property
     def is_capped(self) -> bool:
-        """There are more rows than are counted."""
+        """Whether there are more rows than were counted."""
         return isinstance(self.paginator.count, AtLeast)
 
-    @property
-    def older_query(self) -> str:
-        """The query string of the rows behind the last one shown, if there are any: a walk along the key."""
-        rows = list(self.result_list)
-        has_more = self.is_capped or self.page_num < self.paginator.num_pages
-        if not rows or not has_more or rows[0].pk < rows[-1].pk:
-            return ""
-        return self.get_query_string({"id__lt": rows[-1].pk}, remove=["p"])
-
     def get_queryset(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
-        """Refuse what PostgreSQL has no text for, as Django refuses any other value that fits no field."""
+        """Refuse a NUL character, which PostgreSQL cannot store in text, as Django refuses other invalid values."""
         if any("\x00" in text for name, texts in request.GET.lists() if name != SEARCH_VAR for text in texts):
             raise IncorrectLookupParameters
         return super().get_queryset(request, *arguments, **options)
 
     def get_ordering_field(self, field_name: Any) -> Any:
-        """Sort by nothing but what the page offers, whatever the address says: the rest has no index."""
+        """Return None for a column that ``sortable_by`` does not list, although the query string names it: no index."""
         return super().get_ordering_field(field_name) if field_name in (self.sortable_by or ()) else None
 
 
 class ReadOnlyAdmin(AnyModelAdmin):
-    """A list and a page to look at. Changes go through actions, which ask the guarded verbs."""
+    """A list page and a row page without editable fields. Actions and buttons change rows by guarded verbs."""
 
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     list_per_page = 100
     list_max_show_all = 100
     paginator = CappedPaginator
-    #: Lookups that links of our own put into the address of the list. Those of ``list_filter`` are known.
+    #: Lookups in the links of our own templates. Those of ``list_filter`` are added.
     linked_lookups: tuple[str, ...] = ()
 
     class Media:
-        """A stylesheet of our own; no inline style and no script, so that a strict CSP has nothing to forbid."""
+        """One stylesheet, no inline style and no script: the pages work under a strict Content Security Policy."""
 
         css = {"all": ["django_pglock/admin.css"]}
 
@@ -107,9 +104,9 @@ class ReadOnlyAdmin(AnyModelAdmin):
         return CappedChangeList
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Serve the lookups of filters and links, each given once. Django answers 400 to all others, without a query.
+        """Return whether the list serves a lookup: those of filters and links, each at most once in the query string.
 
-        Any other lookup would show a person what is redacted, and no index serves it.
+        Django answers 400 to all others, without a query. They could reveal redacted values, and no index serves them.
         """
         filters: Any = self.list_filter
         if request is not None:
@@ -122,18 +119,18 @@ class ReadOnlyAdmin(AnyModelAdmin):
         return lookup in served or is_choice_of_foreign_key(self.model, lookup, value)
 
     def to_field_allowed(self, request: HttpRequest, to_field: str) -> bool:
-        """Find rows by their key, and by no other field that ``_to_field`` names."""
+        """Return whether ``_to_field`` names the primary key. Rows are found by no other field."""
         return to_field == self.opts.pk.name
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Find nothing by what cannot be a key."""
+        """Return the row, or None for a text that cannot be a primary key."""
         return super().get_object(request, object_id, from_field) if self._is_key(object_id) else None
 
     def response_action(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
-        """Do nothing to what cannot be a key, and say so, where Django would fail."""
+        """Show a warning if a selected value cannot be a primary key. Django would raise an exception."""
         if all(map(self._is_key, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             return super().response_action(request, *arguments, **options)
-        self.message_user(request, _("Nothing of what was chosen is there any more."), messages.WARNING)
+        self.message_user(request, _("The selected rows no longer exist."), messages.WARNING)
         return None
 
     def _is_key(self, text: str) -> bool:
@@ -142,7 +139,7 @@ class ReadOnlyAdmin(AnyModelAdmin):
             key.to_python(text)
         except ValidationError:
             return False
-        # PostgreSQL has no text with a NUL.
+        # PostgreSQL cannot store a NUL character in text.
         return "\x00" not in text
 
     def render_change_form(
@@ -154,23 +151,23 @@ class ReadOnlyAdmin(AnyModelAdmin):
         form_url: str = "",
         obj: Any = None,
     ) -> Any:
-        """Add what the page of a row shows besides its fields."""
+        """Add the values of ``context_of`` to the context of the template."""
         if obj is not None:
             context = {**context, **self.context_of(request, obj)}
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
-        """Return what the template of a row's page shows besides: buttons that this person may press, and warnings."""
+        """Return what the page of a row shows besides its fields: buttons that the user may press, and warnings."""
         return {}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Rows are made by ``enqueue``, by workers, and by PostgreSQL."""
+        """Return False: ``enqueue``, workers and PostgreSQL create the rows."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """No field is edited; actions have permissions of their own."""
+        """Return False: no field is editable. Actions have permissions of their own."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """What runs must not lose its row."""
+        """Return False: a row may be in use."""
         return False

@@ -1,4 +1,4 @@
-"""The page of queues: which are paused, since when and why, and a way to pause and to resume."""
+"""The admin page of queues: which queues are paused, since when and why; actions and buttons to pause and resume."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from django.db import router, transaction
 from django.forms import ModelForm
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, elapsed
+from django_pglock.admin.pages import ReadOnlyAdmin, elapsed, mark
 from django_pglock.models import Queue
 from django_pglock.store.pause import check_pausable
 
@@ -29,36 +28,36 @@ else:
 VERBS = ("pause", "resume")
 
 
-@admin.action(description=_("Pause these queues"), permissions=["pause"])
+@admin.action(description=_("Pause selected queues"), permissions=["pause"])
 def pause(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
-    """Let no worker claim from the chosen queues."""
+    """Pause the selected queues: workers claim no task from them."""
     perform("pause", request, queryset.values_list("pk", flat=True))
 
 
-@admin.action(description=_("Resume these queues"), permissions=["pause"])
+@admin.action(description=_("Resume selected queues"), permissions=["pause"])
 def resume(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
-    """Let workers claim from the chosen queues again."""
+    """Resume the selected queues: workers claim tasks from them again."""
     perform("resume", request, queryset.values_list("pk", flat=True))
 
 
 def perform(verb: str, request: HttpRequest, names: Iterable[str], *, reason: str = "") -> None:
-    """Pause or resume queues, say how many that were, and leave one audit entry."""
+    """Pause or resume queues, show how many changed, and write one log entry."""
     chosen = sorted(names)
     queues = Queue.objects.using(router.db_for_write(Queue))
     with transaction.atomic(using=queues.db):
         if verb == "pause":
             changed = [name for name in chosen if queues.pause(name, by=request.user.get_username(), reason=reason)]
-            text = ngettext("%(count)d queue is paused.", "%(count)d queues are paused.", len(changed))
+            text = ngettext("%(count)d queue was paused.", "%(count)d queues were paused.", len(changed))
         else:
             changed = [name for name in chosen if queues.resume(name)]
-            text = ngettext("%(count)d queue goes on.", "%(count)d queues go on.", len(changed))
+            text = ngettext("%(count)d queue was resumed.", "%(count)d queues were resumed.", len(changed))
         about = f"{verb}: {', '.join(changed) or '-'}"
         record(request, Queue, about, object_id=chosen[0] if len(chosen) == 1 else None)
     (messages.success if changed else messages.warning)(request, text % {"count": len(changed)})
 
 
 class IsPaused(admin.SimpleListFilter):
-    """Paused, or all."""
+    """Filter: only paused queues."""
 
     title = _("state")
     parameter_name = "paused"
@@ -68,21 +67,15 @@ class IsPaused(admin.SimpleListFilter):
         return [("1", _("paused"))]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Return the queues that are paused, if that was chosen."""
+        """Keep the queues that are paused, if the filter is set."""
         return queryset.paused() if self.value() == "1" else queryset
 
 
-class QueueChangeList(CappedChangeList):
-    """Turns pages by number: the key is a name, so there are no older ones along it."""
-
-    older_query = ""
-
-
 class QueueForm(AnyModelForm):
-    """Asks for the name of a queue to pause."""
+    """The form that pauses a queue by its name."""
 
     def clean_name(self) -> str:
-        """Return the name. Raises ``ValidationError`` where ``pause()`` would refuse it."""
+        """Return the name. Raises ``ValidationError`` if ``pause()`` would refuse the name."""
         name: str = self.cleaned_data["name"]
         try:
             check_pausable(router.db_for_write(Queue), name)
@@ -92,7 +85,7 @@ class QueueForm(AnyModelForm):
 
 
 class QueueAdmin(ReadOnlyAdmin):
-    """Queues that have ever been paused. To add one is to pause it."""
+    """The queues that have been paused at least once. To add a row means to pause that queue."""
 
     form = QueueForm
     list_display = ["name", "state", "since", "paused_by", "reason"]
@@ -103,38 +96,34 @@ class QueueAdmin(ReadOnlyAdmin):
     actions = [pause, resume]
     change_form_template = "admin/django_pglock/queue/change_form.html"
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[CappedChangeList]:
-        """Return our change list."""
-        return QueueChangeList
-
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Ask for a name and a reason; show all of what is there."""
+        """Return the fields of the form that pauses a queue, or all fields of an existing row."""
         return ["name", "reason"] if obj is None else ["name", "state", "since", "paused_by", "reason"]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return all fields of a queue that is there."""
+        """Return all fields of an existing row; none of the form that pauses a queue."""
         return [] if obj is None else self.get_fields(request, obj)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """May pause a queue by its name."""
+        """Return whether the user may pause queues."""
         return self.has_pause_permission(request)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """May delete a queue's row that says nothing: while it is paused, that would resume it silently."""
+        """Return whether the user may delete this row: not while the queue is paused, for that would resume it."""
         is_deletable = obj is not None and obj.paused_at is None
         return is_deletable and request.user.has_perm("django_pglock.delete_queue")
 
     def has_pause_permission(self, request: HttpRequest) -> bool:
-        """May pause and resume."""
+        """Return whether the user may pause and resume queues."""
         return request.user.has_perm("django_pglock.pause_queue")
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Pause the queue that was named; Django leaves the audit entry."""
+        """Pause the queue. Django writes the log entry."""
         queues = Queue.objects.using(router.db_for_write(Queue))
         queues.pause(obj.name, by=request.user.get_username(), reason=obj.reason)
 
     def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
-        """Return the button that this person may press."""
+        """Return the button, if the user may press it."""
         if not self.has_pause_permission(request):
             return {}
         verb, label = ("resume", _("Resume")) if obj.paused_at else ("pause", _("Pause"))
@@ -142,12 +131,12 @@ class QueueAdmin(ReadOnlyAdmin):
         return {"pglock_verb": {"label": label, "url": url, "asks_reason": verb == "pause"}}
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the address of the button."""
+        """Add the URL of the button."""
         view = self.admin_site.admin_view(self.verb_view)
         return [path("<path:object_id>/do/<str:verb>/", view, name="django_pglock_queue_verb"), *super().get_urls()]
 
     def verb_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
-        """Do what the button asks. Only by POST, with CSRF protection, and with the permission to pause."""
+        """Pause or resume the queue: only by POST, with CSRF protection, and with the permission to pause."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         queue = self.get_object(request, unquote(object_id))
@@ -155,7 +144,7 @@ class QueueAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         if queue is None:
             raise Http404
-        # A NUL is no text for PostgreSQL.
+        # PostgreSQL cannot store a NUL character in text.
         perform(verb, request, [queue.pk], reason=request.POST.get("reason", "").replace("\x00", ""))
         return HttpResponseRedirect(self._address("change", quote(queue.pk)))
 
@@ -164,12 +153,12 @@ class QueueAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("state"))
     def state(self, queue: Queue) -> str:
-        """Return whether it is paused."""
+        """Return whether the queue is paused."""
         if queue.paused_at:
-            return format_html('<span class="pglock-status pglock-failed">{}</span>', _("paused"))
-        return format_html('<span class="pglock-status pglock-successful">{}</span>', _("open"))
+            return mark("failed", _("paused"))
+        return mark("successful", _("active"))
 
     @admin.display(description=_("since"))
     def since(self, queue: Queue) -> str:
-        """Return for how long it has been paused."""
+        """Return how long the queue has been paused."""
         return elapsed(queue.paused_at) if queue.paused_at else "-"

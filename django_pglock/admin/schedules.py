@@ -1,4 +1,4 @@
-"""The page of schedules: what runs by the clock, when, and a way to stop it or to have it at once."""
+"""The admin page of schedules: which functions run when; actions that enable, disable and run them now."""
 
 from __future__ import annotations
 
@@ -14,68 +14,62 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from django_pglock.admin.actions import admin_action
-from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin
+from django_pglock.admin.pages import ReadOnlyAdmin, mark
 from django_pglock.models import Schedule
 from django_pglock.verbs import Verb
 
-#: From how late on a tick is shown as overdue: workers are not that slow.
+#: A tick that is late by more than this is shown as overdue: no worker is that slow.
 OVERDUE = timedelta(minutes=1)
 
 
 VERBS = (
     Verb(
-        "enable",
-        "switch",
-        _("Enable schedules"),
-        _("Enable"),
-        frozenset(),
-        lambda rows, progress: rows.enable(),
-        ngettext_lazy("%(count)s schedule is enabled.", "%(count)s schedules are enabled.", "number"),
-        ngettext_lazy(
-            "%(count)s schedule was left alone: it was enabled already.",
-            "%(count)s schedules were left alone: they were enabled already.",
+        name="enable",
+        permission="switch",
+        label=_("Enable selected schedules"),
+        button=_("Enable"),
+        statuses=frozenset(),
+        apply=lambda rows, progress: rows.enable(),
+        done=ngettext_lazy("%(count)s schedule was enabled.", "%(count)s schedules were enabled.", "number"),
+        left=ngettext_lazy(
+            "%(count)s schedule was not changed: it was enabled already.",
+            "%(count)s schedules were not changed: they were enabled already.",
             "number",
         ),
     ),
     Verb(
-        "disable",
-        "switch",
-        _("Disable schedules"),
-        _("Disable"),
-        frozenset(),
-        lambda rows, progress: rows.disable(),
-        ngettext_lazy("%(count)s schedule is disabled.", "%(count)s schedules are disabled.", "number"),
-        ngettext_lazy(
-            "%(count)s schedule was left alone: it was disabled already.",
-            "%(count)s schedules were left alone: they were disabled already.",
+        name="disable",
+        permission="switch",
+        label=_("Disable selected schedules"),
+        button=_("Disable"),
+        statuses=frozenset(),
+        apply=lambda rows, progress: rows.disable(),
+        done=ngettext_lazy("%(count)s schedule was disabled.", "%(count)s schedules were disabled.", "number"),
+        left=ngettext_lazy(
+            "%(count)s schedule was not changed: it was disabled already.",
+            "%(count)s schedules were not changed: they were disabled already.",
             "number",
         ),
     ),
     Verb(
-        "run_now",
-        "switch",
-        _("Run now, besides the schedule"),
-        _("Run now"),
-        frozenset(),
-        lambda rows, progress: len(rows.run_now()),
-        ngettext_lazy("%(count)s task was enqueued.", "%(count)s tasks were enqueued.", "number"),
-        ngettext_lazy(
-            "%(count)s schedule was left alone: its function is not known here, or there is such a task already.",
-            "%(count)s schedules were left alone: their functions are not known here, or there are such tasks already.",
+        name="run_now",
+        permission="switch",
+        label=_("Run selected schedules now, in addition to their ticks"),
+        button=_("Run now"),
+        statuses=frozenset(),
+        apply=lambda rows, progress: len(rows.run_now()),
+        done=ngettext_lazy("%(count)s task was enqueued.", "%(count)s tasks were enqueued.", "number"),
+        left=ngettext_lazy(
+            "%(count)s schedule enqueued no task: this process does not know the function, or a unique task exists.",
+            "%(count)s schedules enqueued no task: this process does not know the functions, or unique tasks exist.",
             "number",
         ),
     ),
 )
 
 
-class ScheduleChangeList(CappedChangeList):
-    """Turns pages by number: the key is a path, so there are no older ones along it."""
-
-    older_query = ""
-
-
 class ScheduleAdmin(ReadOnlyAdmin):
-    """Schedules, the next one to come first."""
+    """The list of schedules, ordered by their next tick, and the page of one schedule."""
 
     list_display = ["task_path", "expression", "timezone", "next_at", "last_at", "last", "state"]
     list_filter = [("is_enabled", admin.BooleanFieldListFilter)]
@@ -86,16 +80,16 @@ class ScheduleAdmin(ReadOnlyAdmin):
     fields = ("task_path", "expression", "timezone", "state", "next_at", "last_at", "last")
     readonly_fields = fields
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[CappedChangeList]:
-        """Return our change list."""
-        return ScheduleChangeList
-
     def has_switch_permission(self, request: HttpRequest) -> bool:
-        """May enable, disable and run now."""
+        """Return whether the user may enable, disable and run schedules."""
         return request.user.has_perm("django_pglock.change_schedule")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """May delete what is left of a function that is gone. One that a worker knows comes back when one starts."""
+        """Return whether the user may delete schedules.
+
+        This is for functions that no longer exist. A worker that knows the function creates the row again when it
+        starts.
+        """
         return request.user.has_perm("django_pglock.delete_schedule")
 
     @admin.display(description=_("last task"))
@@ -110,9 +104,9 @@ class ScheduleAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("state"))
     def state(self, schedule: Schedule) -> str:
-        """Return whether it is enabled, and whether somebody keeps it."""
+        """Return whether the schedule is enabled, and whether its last tick is overdue."""
         if not schedule.is_enabled:
-            return format_html('<span class="pglock-status pglock-cancelled">{}</span>', _("disabled"))
+            return mark("cancelled", _("disabled"))
         if schedule.next_at < timezone.now() - OVERDUE:
-            return format_html('<span class="pglock-status pglock-failed">{}</span>', _("overdue: no worker keeps it"))
-        return format_html('<span class="pglock-status pglock-successful">{}</span>', _("enabled"))
+            return mark("failed", _("overdue: no worker enqueues it"))
+        return mark("successful", _("enabled"))

@@ -1,4 +1,4 @@
-"""The filters of the list of tasks. None of them reads the table of tasks to offer its choices."""
+"""The filters of the list of tasks. No filter reads the whole table of tasks to find its choices."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from django_pglock.tasks.compat import task_backends
 
 
 class StatusFilter(admin.ChoicesFieldListFilter):
-    """By status, in words that have an index."""
+    """Filter by status, with the condition of the index that serves it."""
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep the rows with the chosen status."""
+        """Keep the rows with the selected status."""
         return in_status(queryset, status) if (status := status_of(request)) else super().queryset(request, queryset)
 
 
 class KnownValuesFilter(admin.SimpleListFilter):
-    """A filter whose choices come from what the process knows: a DISTINCT over the table would read all of it."""
+    """A filter whose choices come from this process. SELECT DISTINCT would read the whole table."""
 
     def known(self) -> Sequence[str]:
-        """Return the values to offer."""
+        """Return the values that are offered as choices."""
         raise NotImplementedError
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Offer the known values, and the one in use if it is not among them."""
+        """Return the known values, and the selected value if it is not one of them."""
         values = {*self.known(), *filter(None, [self.value()])}
         return [(value, value) for value in sorted(values)]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep the rows with the chosen value."""
+        """Keep the rows with the selected value."""
         return queryset.filter(**{str(self.parameter_name): self.value()}) if self.value() else queryset
 
 
 class QueueFilter(KnownValuesFilter):
-    """By queue: those of the settings, and those with something ready."""
+    """Filter by queue: the queues of the settings, and queues with ready tasks."""
 
     title = _("queue")
     parameter_name = "queue"
@@ -53,7 +53,7 @@ class QueueFilter(KnownValuesFilter):
 
 
 class TaskPathFilter(KnownValuesFilter):
-    """By function: those that this process knows. Nothing is imported for it."""
+    """Filter by task function: the functions that are registered in this process. The filter imports nothing."""
 
     title = _("task function")
     parameter_name = "task_path"
@@ -63,21 +63,21 @@ class TaskPathFilter(KnownValuesFilter):
 
 
 class StuckFilter(admin.SimpleListFilter):
-    """What needs somebody: running without a living worker."""
+    """Filter for tasks that need attention: running tasks whose worker is dead."""
 
     title = _("attention")
     parameter_name = "attention"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Offer the one question."""
-        return [("stuck", _("Stuck: its worker is gone"))]
+        """Return the only choice."""
+        return [("stuck", _("Stuck: worker is dead"))]
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep what is stuck."""
+        """Keep the stuck tasks, if the filter is set."""
         return queryset.stuck() if self.value() == "stuck" else queryset
 
 
 def status_of(request: HttpRequest) -> str:
-    """Return the status that a list is about, if it is about one."""
+    """Return the status by which the list is filtered; an empty string if there is none."""
     chosen = request.GET.getlist("status__exact")
     return chosen[0] if len(chosen) == 1 else ""

@@ -1,4 +1,4 @@
-"""The list of tasks, built for ten million rows: each query walks an index or stops early."""
+"""The list of tasks, for tables of ten million rows: each query reads along an index or stops early."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin.pages import AtLeast, CappedChangeList, elapsed
+from django_pglock.admin.pages import AtLeast, CappedChangeList, elapsed, mark
 from django_pglock.admin.task_filters import status_of
 from django_pglock.models import Task
 from django_pglock.store.count import in_status, search_end
@@ -18,13 +18,13 @@ from django_pglock.tasks import registry
 
 
 class TaskChangeList(CappedChangeList):
-    """Walks the index of what was asked for; where there is no such index, searches only the newest tasks."""
+    """Reads along the index that fits the filters. If no index fits, searches only the newest tasks."""
 
-    #: The id at which the search among the newest tasks stopped, if there are more.
+    #: The id at which the search among the newest tasks stopped; None if it has reached the oldest task.
     search_end: int | None = None
 
     def get_results(self, request: HttpRequest) -> None:
-        """Search for a queue or a function among the newest tasks; actions on all matches are not limited by that."""
+        """Limit a search for a queue or a function to the newest tasks. Actions on all matches are not limited."""
         asked = request.GET
         is_search = asked.get("queue") or asked.get("task_path") or (self.query and not self.query.strip().isdigit())
         if is_search and not asked.get("attention"):
@@ -43,27 +43,30 @@ class TaskChangeList(CappedChangeList):
 
     @property
     def older_query(self) -> str:
-        """The query string of the rows after the last one shown, or after those that were searched."""
-        query = super().older_query
-        if query or self.search_end is None:
-            return query
-        return self.get_query_string({"id__lt": self.search_end + 1}, remove=["p"])
+        """The query string of the tasks below the last one shown or, after a limited search, of those not searched."""
+        rows = list(self.result_list)
+        has_more = self.is_capped or self.page_num < self.paginator.num_pages
+        if rows and has_more and rows[0].pk >= rows[-1].pk:
+            return self.get_query_string({"id__lt": rows[-1].pk}, remove=["p"])
+        if self.search_end is not None:
+            return self.get_query_string({"id__lt": self.search_end + 1}, remove=["p"])
+        return ""
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
-        """Sort by id; within one status by the index on status and id."""
+        """Sort by id; if the list is filtered by a status, in the order of the index on status and id."""
         ordering: list[Any] = super().get_ordering(request, queryset)
         direction = "-" if ordering[0].startswith("-") else ""
         return [f"{direction}status", *ordering] if status_of(request) else ordering
 
 
 def find(queryset: Any, term: str, *, newest_only: bool) -> Any:
-    """Filter tasks by id or by the beginning of the path of the function. The JSON of rows is never read.
+    """Filter tasks by id, by the name of the function, or by the beginning of its path. JSON columns are never read.
 
-    ``newest_only``: stop where the list stops, because no index knows functions.
+    ``newest_only``: search only as many tasks as the list does, because there is no index on functions.
     """
     if term.isascii() and term.isdigit():
         return queryset.filter(pk=int(term)) if int(term) < 2**63 else queryset.none()
-    # The paths are few and known, so the planner gets equality instead of a pattern.
+    # This process knows all paths, and they are few, so the query has a list of values instead of a pattern.
     paths = [path for path in registry.known_paths() if path.startswith(term) or path.endswith(f".{term}")]
     found = queryset.filter(task_path__in=[term.replace("\x00", ""), *paths])
     if newest_only and (end := search_end(Task.objects.using(queryset.db).order_by("-pk"))):
@@ -71,7 +74,7 @@ def find(queryset: Any, term: str, *, newest_only: bool) -> Any:
     return found
 
 
-# Columns, which the page of a task shows as well
+# Columns. The page of a task shows them, too.
 
 
 @admin.display(description=_("task"), ordering="-id")
@@ -84,14 +87,10 @@ def name_and_id(task: Task) -> str:
 
 @admin.display(description=_("status"))
 def status_mark(task: Task) -> str:
-    """Return the status in its colour, and whether a cancel was requested."""
+    """Return the status in its colour, with a note if a cancel was requested."""
     is_asked = task.status == "RUNNING" and task.cancel_requested_at is not None
-    return format_html(
-        '<span class="pglock-status pglock-{}">{}</span>{}',
-        task.status.lower(),
-        task.get_status_display(),
-        f" ({gettext('cancel requested')})" if is_asked else "",
-    )
+    note = f" ({gettext('cancel requested')})" if is_asked else ""
+    return format_html("{}{}", mark(task.status.lower(), task.get_status_display()), note)
 
 
 @admin.display(description=_("attempts"))
@@ -100,9 +99,9 @@ def attempts_made(task: Task) -> int:
     return task.attempts_made
 
 
-@admin.display(description=_("waits or took"))
-def waits_or_took(task: Task) -> str:
-    """Return how long the task has waited or run, or how long it took."""
+@admin.display(description=_("wait or run time"))
+def wait_or_run_time(task: Task) -> str:
+    """Return how long the task has waited so far, has run so far or, once it is finished, ran."""
     if task.finished_at:
         if not task.started_at:
             return "-"

@@ -1,4 +1,4 @@
-"""What the page of one task shows: its call, its keys, its result, and why it does not run."""
+"""The fields on the page of one task: call, keys and result; and the reason why a waiting task does not run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from django_pglock.store.lock_keys import holders
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
 
-#: How many of the tasks that a task waits for are named.
+#: At most this number of the tasks for which a task waits is named.
 FEW = 5
-#: Characters of a value that are shown.
+#: At most this number of characters of a value is shown.
 MOST_SHOWN = 10_000
 
 
@@ -37,19 +37,19 @@ def shown_kwargs(task: Task) -> str:
 
 @admin.display(description=_("lock key"), empty_value="-")
 def shown_lock_key(task: Task) -> str | None:
-    """Return the key whose tasks do not run together."""
+    """Return the lock key, which limits how many tasks with the same key run at once."""
     return _text_of(task, "lock_key")
 
 
 @admin.display(description=_("fair key"), empty_value="-")
 def shown_fair_key(task: Task) -> str | None:
-    """Return the key whose tasks take turns with those of other keys."""
+    """Return the fair key: tasks with different keys take turns."""
     return _text_of(task, "fair_key")
 
 
 @admin.display(description=_("unique key"), empty_value="-")
 def shown_unique_key(task: Task) -> str | None:
-    """Return the key that only one waiting task has."""
+    """Return the unique key: ``unique`` says how long no second task may have the same key."""
     return _text_of(task, "unique_key")
 
 
@@ -65,25 +65,25 @@ def shown_result(task: Task) -> str:
     return _as_json(shown(task, "result"))
 
 
-@admin.display(description=_("carried along"))
+@admin.display(description=_("metadata"))
 def shown_meta(task: Task) -> str:
     """Return the metadata, such as a trace context."""
     return _as_json(shown(task, "meta"))
 
 
 def why_it_waits(task: Task) -> str:
-    """Return what a task waits for, other than its turn; an empty string for a task that does not wait."""
+    """Return what a task waits for, apart from its turn; an empty string for a task that does not wait."""
     if task.status == TaskStatus.READY:
         return _why_no_worker_runs(task)
     if task.status != TaskStatus.BLOCKED:
         return ""
     if task.waits_for:
         awaited = task.awaiting.values_list("awaited", flat=True)[:FEW]
-        return gettext("It waits for the end of %(tasks)s.") % {"tasks": _numbers(awaited)}
+        return gettext("This task waits for %(tasks)s to finish.") % {"tasks": _numbers(awaited)}
     ids = holders(Task.objects.db, str(task.lock_key), limit=FEW)
-    return gettext("It waits for its key, %(key)s, which is with %(tasks)s.") % {
+    return gettext("This task waits for its lock key %(key)s, which is held by %(tasks)s.") % {
         "key": shown(task, "lock_key"),
-        "tasks": _numbers(ids) or gettext("nobody at this moment"),
+        "tasks": _numbers(ids) or gettext("no task at this moment"),
     }
 
 
@@ -96,9 +96,9 @@ def _why_no_worker_runs(task: Task) -> str:
     alive = Worker.objects.all().alive()
     known = list(alive.annotate(knows=Q(task_paths__contains=[task.task_path])).values_list("knows", flat=True))
     if not known:
-        return gettext("No worker knows this task: none is running.")
+        return gettext("No worker knows this task: no worker is running.")
     if not any(known):
-        return gettext("No worker knows this task. Is its module imported, or its deploy still to come?")
+        return gettext("No worker knows this task. Do the workers import its module, and do they run the new version?")
     return ""
 
 

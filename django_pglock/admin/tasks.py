@@ -1,4 +1,4 @@
-"""The pages of tasks: which list, which fields, which buttons, and who may use them."""
+"""The admin pages of tasks: columns, fields, actions, buttons and permissions."""
 
 from __future__ import annotations
 
@@ -17,27 +17,34 @@ from django_pglock.admin import attempts, task_page
 from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.pages import ReadOnlyAdmin
 from django_pglock.admin.task_filters import QueueFilter, StatusFilter, StuckFilter, TaskPathFilter
-from django_pglock.admin.task_list import TaskChangeList, attempts_made, find, name_and_id, status_mark, waits_or_took
+from django_pglock.admin.task_list import (
+    TaskChangeList,
+    attempts_made,
+    find,
+    name_and_id,
+    status_mark,
+    wait_or_run_time,
+)
 from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.tasks.states import FINISHED
 from django_pglock.verbs import TASK_VERBS
 
-#: Pages that show no arguments.
+#: The URL names of pages that do not show arguments.
 _WITHOUT_ARGUMENTS = {
     *("django_pglock_task_changelist", "django_pglock_task_attempts", "django_pglock_task_attempt", "autocomplete"),
 }
 
 
 class TaskAdmin(ReadOnlyAdmin):
-    """Tasks: what waits, runs and has failed, and the verbs for it."""
+    """The list of tasks and the page of one task, with the verbs of tasks as actions and buttons."""
 
-    # Django takes functions here; the types that are published for Django do not say so.
-    list_display: Any = [name_and_id, status_mark, "queue", "priority", attempts_made, waits_or_took, "enqueued_at"]
+    # Django accepts functions here; django-stubs does not.
+    list_display: Any = [name_and_id, status_mark, "queue", "priority", attempts_made, wait_or_run_time, "enqueued_at"]
     list_filter = [("status", StatusFilter), StuckFilter, QueueFilter, TaskPathFilter]
-    #: "Older than these".
+    #: The link "Older tasks".
     linked_lookups = ("id__lt",)
     search_fields = ["task_path"]
-    search_help_text = _("The id of a task, or the beginning of the path of its function.")
+    search_help_text = _("The id of a task, the name of its function, or the beginning of the path of its function.")
     ordering = ["-id"]
     sortable_by: ClassVar[Any] = [name_and_id]
     actions = [admin_action(verb) for verb in TASK_VERBS.values()]
@@ -83,30 +90,30 @@ class TaskAdmin(ReadOnlyAdmin):
         return TaskChangeList
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """Leave out the columns that a list does not show: arguments may be megabytes each."""
+        """Do not load the columns that a list does not show: arguments may have megabytes."""
         rows = super().get_queryset(request)
         is_shown = _page_of(request) not in _WITHOUT_ARGUMENTS
         return rows if is_shown else rows.defer("args", "kwargs", "result", "meta")
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
-        """Find by id or by the beginning of the path of the function."""
+        """Search by id, by the name of the function, or by the beginning of its path."""
         term = search_term.strip()
-        # The list limits its search itself.
+        # TaskChangeList limits the search of the list page.
         return (find(queryset, term, newest_only=_is_choice(request)) if term else queryset), False
 
     # The page of one task
 
-    @admin.display(description=_("failed and lost"))
+    @admin.display(description=_("failed and lost attempts"))
     def shown_attempts(self, task: Task) -> str:
-        """Return a link to all attempts that did not succeed: the page itself has the last ones."""
+        """Return a link to the list of all failed and lost attempts. The page itself shows the latest."""
         return format_html('<a href="{}">{}</a>', self._address("attempts", task.pk), gettext("List of all"))
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
-        """Return all fields: nothing is edited."""
+        """Return all fields: none is editable."""
         return [field for _title, options in self.fieldsets for field in options["fields"]]
 
     def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
-        """Return the buttons that this person may press, and why the task waits."""
+        """Return the buttons that the user may press, and the reason why the task waits."""
         verbs = [
             {"label": verb.button, "url": self._address("verb", obj.pk, verb.name)}
             for verb in TASK_VERBS.values()
@@ -117,7 +124,7 @@ class TaskAdmin(ReadOnlyAdmin):
     # Verbs
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the addresses of the buttons and of attempts."""
+        """Add the URLs of the buttons and of the attempts."""
         site = self.admin_site
         own = (
             ("do/<str:verb>/", self.verb_view, "verb"),
@@ -131,7 +138,7 @@ class TaskAdmin(ReadOnlyAdmin):
         return [*urls, *super().get_urls()]
 
     def attempts_view(self, request: HttpRequest, task_id: int) -> HttpResponse:
-        """Show a page of the attempts that did not succeed."""
+        """Show the list of failed and lost attempts."""
         return attempts.list_page(self, request, task_id)
 
     def attempt_view(self, request: HttpRequest, task_id: int, number: int) -> HttpResponse:
@@ -144,7 +151,7 @@ class TaskAdmin(ReadOnlyAdmin):
             return HttpResponseNotAllowed(["POST"])
         if verb not in TASK_VERBS or not self._may(request, TASK_VERBS[verb].permission):
             raise PermissionDenied
-        # A person may act only on the rows that the pages show to that person.
+        # A user may act only on rows that the admin shows to that user.
         task = self.get_object(request, str(task_id))
         if not self.has_view_permission(request, task):
             raise PermissionDenied
@@ -157,27 +164,27 @@ class TaskAdmin(ReadOnlyAdmin):
         return reverse(f"admin:django_pglock_task_{page}", args=arguments, current_app=self.admin_site.name)
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
-        """May retry and run now."""
+        """Return whether the user may retry tasks and run them now."""
         return self._may(request, "retry")
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
-        """May cancel."""
+        """Return whether the user may cancel tasks."""
         return self._may(request, "cancel")
 
     def has_reset_permission(self, request: HttpRequest) -> bool:
-        """May reset what is stuck."""
+        """Return whether the user may reset stuck tasks."""
         return self._may(request, "reset")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """May delete one finished task. The list has no such action: pruning is not done by hand."""
+        """Return whether the user may delete this task: only if it is finished. To delete many, prune them."""
         is_deletable = obj is not None and obj.status in FINISHED
         return is_deletable and request.user.has_perm("django_pglock.delete_task")
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """Count the rows that go with the tasks. Django would load and list them, with a thousand tracebacks."""
+        """Count the rows that are deleted with the tasks. Django would load and list them, with all tracebacks."""
         related = {each.related_model for each in self.opts.get_fields(include_hidden=True) if each.auto_created}
         if not related <= {Attempt, Waiter}:
-            # Only Django's own way knows what to ask about the models of a project.
+            # Models of the project refer to tasks: only Django's own method checks the permissions for those.
             return super().get_deleted_objects(objs, request)
         database, keys = router.db_for_write(Task), [task.pk for task in objs]
         counts = {str(self.opts.verbose_name_plural): len(keys)}
@@ -188,7 +195,7 @@ class TaskAdmin(ReadOnlyAdmin):
         return [str(task) for task in objs], counts, refused, []
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
-        """Delete the task, unless somebody has started it again since the question was asked."""
+        """Delete the task, unless somebody has retried it since the user was asked to confirm."""
         rows = Task.objects.using(router.db_for_write(Task)).select_for_update()
         if not rows.filter(pk=obj.pk, status__in=FINISHED).exists():
             raise PermissionDenied
@@ -200,10 +207,10 @@ class TaskAdmin(ReadOnlyAdmin):
 
 
 def _page_of(request: HttpRequest) -> str:
-    """Return the name of the page of the admin, without its namespace."""
+    """Return the URL name of the page, without its namespace."""
     return str(request.resolver_match.url_name) if request.resolver_match is not None else ""
 
 
 def _is_choice(request: HttpRequest) -> bool:
-    """Say whether a form asks for tasks to choose from, by ``autocomplete_fields``."""
+    """Return whether a form asks for the choices of ``autocomplete_fields``."""
     return _page_of(request) == "autocomplete"

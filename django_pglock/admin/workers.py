@@ -1,4 +1,4 @@
-"""The page of workers: who is alive and who has not been heard of."""
+"""The admin page of workers: what each worker runs, and when its last heartbeat was."""
 
 from __future__ import annotations
 
@@ -8,51 +8,50 @@ from django.contrib import admin
 from django.db.models import Count, F, IntegerField, OuterRef, Subquery
 from django.db.models.functions import Coalesce, Now
 from django.http import HttpRequest
-from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin.pages import ReadOnlyAdmin
+from django_pglock.admin.pages import ReadOnlyAdmin, mark
 from django_pglock.conf import get_settings
 from django_pglock.models import Task, Worker
 
 
 class WorkerAdmin(ReadOnlyAdmin):
-    """Workers, with what they run and how long ago they were heard."""
+    """The list of workers and the page of one worker."""
 
-    list_display = ["name", "served_queues", "threads", "running", "heard", "state", "started_at"]
+    list_display = ["name", "served_queues", "threads", "running", "heartbeat", "state", "started_at"]
     ordering = ["started_at"]
     sortable_by = ["name"]
-    fields = ("id", "name", "hostname", "pid", "served_queues", "threads", "lock_key", "running", "heard", "state")
+    fields = ("id", "name", "hostname", "pid", "served_queues", "threads", "lock_key", "running", "heartbeat", "state")
     readonly_fields = fields
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """Count what each worker runs, in the same query."""
+        """Add the number of running tasks and the age of the heartbeat, in the same query."""
         owned = Task.objects.filter(worker=OuterRef("pk"), status="RUNNING").order_by().values("worker")
         running = Coalesce(Subquery(owned.annotate(count=Count("pk")).values("count"), output_field=IntegerField()), 0)
-        heard_ago = Now() - F("heartbeat_at")
-        return super().get_queryset(request).annotate(running_tasks=running, heard_ago=heard_ago)
+        heartbeat_age = Now() - F("heartbeat_at")
+        return super().get_queryset(request).annotate(running_tasks=running, heartbeat_age=heartbeat_age)
 
     @admin.display(description=_("queues"))
     def served_queues(self, worker: Worker) -> str:
         """Return the names of the queues."""
         return ", ".join(worker.queues) or str(_("all"))
 
-    @admin.display(description=_("running"))
+    @admin.display(description=_("running tasks"))
     def running(self, worker: Any) -> int:
-        """Return how many tasks it has claimed."""
+        """Return the number of tasks that the worker has claimed and not finished."""
         return int(worker.running_tasks)
 
-    @admin.display(description=_("heard"))
-    def heard(self, worker: Any) -> str:
-        """Return how long ago its heart beat."""
-        return str(_("%(seconds).1f s ago") % {"seconds": worker.heard_ago.total_seconds()})
+    @admin.display(description=_("last heartbeat"))
+    def heartbeat(self, worker: Any) -> str:
+        """Return how long ago the last heartbeat was."""
+        return str(_("%(seconds).1f s ago") % {"seconds": worker.heartbeat_age.total_seconds()})
 
     @admin.display(description=_("state"))
     def state(self, worker: Any) -> str:
-        """Return what it does, or that nobody knows."""
-        if worker.heard_ago.total_seconds() > get_settings().HEARTBEAT_LIMIT:
-            return format_html('<span class="pglock-status pglock-failed">{}</span>', _("silent"))
+        """Return whether the worker is working, idle, stopping, or without heartbeat for too long."""
+        if worker.heartbeat_age.total_seconds() > get_settings().HEARTBEAT_LIMIT:
+            return mark("failed", _("no heartbeat"))
         if worker.is_stopping:
-            return format_html('<span class="pglock-status pglock-scheduled">{}</span>', _("stopping"))
-        word = _("waits for work") if worker.is_sleeping else _("works")
-        return format_html('<span class="pglock-status pglock-successful">{}</span>', word)
+            return mark("scheduled", _("stopping"))
+        word = _("idle") if worker.is_sleeping else _("working")
+        return mark("successful", word)

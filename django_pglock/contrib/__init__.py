@@ -1,1 +1,1 @@
-"""Adapters to other packages. Nothing here is imported unless you do."""
+"""Adapters for other packages. A project imports the module that it needs; the package imports none of them."""

@@ -1,7 +1,8 @@
 """Locks in operations of django-ninja.
 
-``lock_view`` is the core's, below the operation's decorator; ``add_lock_handler(api)`` answers locks that are busy
-anywhere deeper. Both answer with 409, ``Retry-After`` and a problem of RFC 9457::
+``lock_view`` is ``django_pglock.lock_view`` for operations: put it below the decorator of the operation.
+``add_lock_handler(api)`` answers ``LockNotAvailable`` from the code of any operation. Both answer with the status 409,
+``Retry-After`` and a problem detail (RFC 9457)::
 
     add_lock_handler(api)
 
@@ -25,17 +26,21 @@ from django_pglock.locks.views import lock_view as lock_any_view
 
 
 def busy(error: LockNotAvailable, request: HttpRequest, *args: Any, **kwargs: Any) -> JsonResponse:
-    """Return the answer to a request that came second."""
+    """Return the response to a request whose lock is busy: status 409, ``Retry-After`` and a problem detail."""
     return JsonResponse(problem(), status=409, content_type=CONTENT_TYPE, headers={"Retry-After": "1"})
 
 
 def lock_view(key: str, **options: Any) -> Callable[[View], View]:
-    """Run an operation under a lock. Arguments as for ``django_pglock.lock_view``."""
+    """Return a decorator that runs an operation under a lock.
+
+    Arguments and errors as for ``django_pglock.lock_view``. A busy lock is answered with a problem detail, unless
+    ``on_busy`` is given.
+    """
     decorate = lock_any_view(key, **{"on_busy": busy, **options})
 
     def decorate_operation(view: View) -> View:
         locked: Any = decorate(view)
-        # The framework would look for the names of its annotations among ours.
+        # The framework would resolve the names in the annotations of the view in the module of the decorator.
         locked.__signature__ = inspect.signature(view, eval_str=True)
         return locked  # type: ignore[no-any-return]
 
@@ -43,5 +48,5 @@ def lock_view(key: str, **options: Any) -> Callable[[View], View]:
 
 
 def add_lock_handler(api: Any) -> None:
-    """Have a ``NinjaAPI`` answer ``LockNotAvailable`` from any of its operations."""
+    """Let a ``NinjaAPI`` answer ``LockNotAvailable`` from any of its operations as ``busy`` does."""
     api.add_exception_handler(LockNotAvailable, lambda request, error: busy(error, request))

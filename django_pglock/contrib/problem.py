@@ -1,4 +1,4 @@
-"""The answer to a request that came second, for programs: a problem of RFC 9457, as JSON."""
+"""The body of the response to a request whose lock is busy: a problem detail (RFC 9457), as JSON."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ CONTENT_TYPE = "application/problem+json"
 
 
 def problem(status: int = HTTPStatus.CONFLICT) -> dict[str, Any]:
-    """Return the problem. The lock's name stays inside: it may hold a user's id."""
+    """Return the problem detail. It does not contain the name of the lock, which may contain the id of a user."""
     return {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": busy_text()}

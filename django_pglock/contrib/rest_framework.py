@@ -1,8 +1,8 @@
 """Locks in views of Django REST framework.
 
-``lock_view`` is the core's, for handler methods, actions and functions below ``@api_view``: there ``request.user`` is
-the one that the framework has authenticated, and a busy lock is one of its exceptions. ``exception_handler`` makes
-problems of RFC 9457 of locks that are busy anywhere deeper::
+``lock_view`` is ``django_pglock.lock_view`` for handler methods, actions and functions below ``@api_view``. There
+``request.user`` is the user whom the framework has authenticated, and a busy lock raises an exception of the framework.
+``exception_handler`` answers ``LockNotAvailable`` from the code of any view with a problem detail (RFC 9457)::
 
     REST_FRAMEWORK = {"EXCEPTION_HANDLER": "django_pglock.contrib.rest_framework.exception_handler"}
 """
@@ -24,7 +24,7 @@ from django_pglock.locks.views import lock_view as lock_any_view
 
 
 class Busy(APIException):  # type: ignore[misc]
-    """Somebody else is doing this. ``wait`` is in seconds; the framework makes ``Retry-After`` of it."""
+    """The lock of a view is busy. ``status`` is the HTTP status; ``wait``, in seconds, becomes ``Retry-After``."""
 
     default_code = "busy"
 
@@ -35,11 +35,11 @@ class Busy(APIException):  # type: ignore[misc]
 
 
 def lock_view(key: str, *, status: int = 409, retry_after: int = 1, **options: Any) -> Callable[[View], View]:
-    """Run a handler method, an action or a function below ``@api_view`` under a lock.
+    """Return a decorator that runs a handler method, an action or a function below ``@api_view`` under a lock.
 
-    Arguments as for ``django_pglock.lock_view``. A busy lock raises ``Busy``, which the framework answers with
-    ``status`` and ``Retry-After``. Raises ``ConfigurationError`` on a class: its ``dispatch`` begins before anybody is
-    authenticated.
+    Arguments as for ``django_pglock.lock_view``; ``retry_after`` is in seconds. A busy lock raises ``Busy``, which the
+    framework answers with ``status`` and ``Retry-After``. Raises ``ConfigurationError`` for a wrong ``status``, and on
+    a class, because its ``dispatch`` starts before the user is authenticated.
     """
     if status not in STATUSES:
         raise ConfigurationError(f"lock_view cannot answer with {status!r}; use one of {STATUSES}.")
@@ -61,7 +61,7 @@ def lock_view(key: str, *, status: int = 409, retry_after: int = 1, **options: A
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
-    """Answer a busy lock with a problem, and everything else as the framework does."""
+    """Answer a busy lock with a problem detail, and every other exception as the framework does."""
     if isinstance(error, LockNotAvailable):
         error = Busy()
     if not isinstance(error, Busy):
@@ -73,6 +73,6 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
         problem(error.status_code),
         status=error.status_code,
         headers={"Retry-After": str(error.wait)},
-        # Somebody who looks in a browser gets the framework's page.
+        # A browser gets the HTML page of the framework.
         content_type=CONTENT_TYPE if getattr(renderer, "format", "json") == "json" else None,
     )

@@ -1,4 +1,4 @@
-"""How arguments of commands are read."""
+"""Conversion of command line arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def read_by(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a ``type`` for argparse that says what ``read`` says: of a ``ValueError`` it would show nothing."""
+    """Return a ``type`` for argparse that shows the message of a ``ValueError``. argparse itself drops the message."""
 
     def parse(text: str) -> T:
         try:

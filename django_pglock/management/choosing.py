@@ -1,4 +1,4 @@
-"""Which tasks a command is about: ids or filters, as arguments and as a queryset."""
+"""The selection of tasks on a command line: ids or filters, as arguments and as a queryset."""
 
 from __future__ import annotations
 
@@ -17,46 +17,60 @@ from django_pglock.tasks.states import TaskStatus
 
 
 def add_filters(parser: CommandParser) -> None:
-    """Add the filters."""
-    parser.add_argument(
-        "--queue", action="append", type=plain_text, metavar="NAME", help=_("Of this queue. May be given again.")
-    )
+    """Add the options that filter tasks."""
+    add_queues(parser)
     parser.add_argument(
         "--task",
         action="append",
         type=plain_text,
         metavar="FUNCTION",
-        help=_("Of this function: its path, or its name alone. May be given again."),
+        help=_("Only tasks of this function: its path, or its name without the module. Can be repeated."),
     )
     add_statuses(parser, TaskStatus.values)
     parser.add_argument(
-        "--older-than", type=days, metavar="DAYS", help=_("Enqueued more than so many days ago; 0.5 is twelve hours.")
+        "--older-than",
+        type=days,
+        metavar="DAYS",
+        help=_("Only tasks enqueued more than DAYS days ago; 0.5 is twelve hours."),
+    )
+
+
+def add_queues(parser: CommandParser) -> None:
+    """Add the option that filters tasks by queue."""
+    parser.add_argument(
+        "--queue",
+        action="append",
+        type=plain_text,
+        metavar="NAME",
+        help=_("Only tasks of this queue. Can be repeated."),
     )
 
 
 def add_statuses(parser: CommandParser, statuses: Sequence[str]) -> None:
-    """Add the filter by status."""
+    """Add the option that filters tasks by status."""
     parser.add_argument(
         "--status",
         action="append",
         type=str.upper,
         choices=statuses,
         metavar="STATUS",
-        help=_("In this status: %s. May be given again.") % ", ".join(statuses),
+        help=_("Only tasks in this status: %s. Can be repeated.") % ", ".join(statuses),
     )
 
 
 def add_choice(parser: CommandParser) -> None:
-    """Add what a verb may be told: ids or filters, and how to go about it."""
-    parser.add_argument("ids", nargs="*", type=task_id, metavar="ID", help=_("These tasks."))
+    """Add the arguments that select the tasks of a verb, and the options --yes and --dry-run."""
+    parser.add_argument("ids", nargs="*", type=task_id, metavar="ID", help=_("The id of a task."))
     add_filters(parser)
-    parser.add_argument("--all", action="store_true", help=_("All tasks for which the verb means anything."))
-    parser.add_argument("--yes", action="store_true", help=_("Do not ask."))
-    parser.add_argument("--dry-run", action="store_true", help=_("Only say how many tasks that would be."))
+    parser.add_argument("--all", action="store_true", help=_("All tasks that can be changed in this way."))
+    parser.add_argument("--yes", action="store_true", help=_("Do not ask for confirmation."))
+    parser.add_argument(
+        "--dry-run", action="store_true", help=_("Print how many tasks would be changed, and change nothing.")
+    )
 
 
 def filtered(rows: Any, options: dict[str, Any]) -> Any:
-    """Return the tasks that the filters leave."""
+    """Return the tasks that match the filters."""
     if options["queue"]:
         rows = rows.filter(queue__in=options["queue"])
     if options["status"]:
@@ -72,7 +86,10 @@ def filtered(rows: Any, options: dict[str, Any]) -> Any:
 
 
 def chosen(rows: Any, options: dict[str, Any]) -> Any:
-    """Return the tasks that were chosen. Raises ``CommandError`` if none were, or in two ways."""
+    """Return the selected tasks.
+
+    Raises ``CommandError`` if there are neither ids nor filters nor --all, or more than one of these.
+    """
     has_filters = any(options[name] for name in ("queue", "task", "status")) or options["older_than"] is not None
     if options["ids"]:
         if has_filters or options["all"]:
@@ -82,7 +99,7 @@ def chosen(rows: Any, options: dict[str, Any]) -> Any:
         raise CommandError(_("Give filters or --all, not both."))
     if not has_filters and not options["all"]:
         raise CommandError(
-            _("Which tasks? Give ids, filters (--queue, --task, --status, --older-than), or --all for all of them.")
+            _("No tasks are selected. Give ids, filters (--queue, --task, --status, --older-than) or --all.")
         )
     return filtered(rows, options)
 
@@ -94,19 +111,19 @@ def days(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number <= MOST_DAYS:
-        raise argparse.ArgumentTypeError(_("%r is no number of days") % text)
+        raise argparse.ArgumentTypeError(_("%r is not a number of days") % text)
     return number
 
 
 def plain_text(value: str) -> str:
-    """Return a text. Raises ``ArgumentTypeError`` for bytes that the terminal's encoding has no character for."""
+    """Return the text. Raises ``ArgumentTypeError`` for bytes that are invalid in the encoding of the terminal."""
     if not value.isprintable() and any("\ud800" <= each <= "\udfff" for each in value):
-        raise argparse.ArgumentTypeError(_("%r is no text in this terminal's encoding") % value)
+        raise argparse.ArgumentTypeError(_("%r is not a text in the encoding of the terminal") % value)
     return value
 
 
 def task_id(text: str) -> int:
-    """Return the id of a task. Raises ``ArgumentTypeError`` for what cannot be one."""
+    """Return the id of a task. Raises ``ArgumentTypeError`` for a text that cannot be one."""
     if not (text.isascii() and text.isdigit() and int(text) < 2**63):
-        raise argparse.ArgumentTypeError(_("%r is no id of a task") % text)
+        raise argparse.ArgumentTypeError(_("%r is not the id of a task") % text)
     return int(text)

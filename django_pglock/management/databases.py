@@ -1,4 +1,4 @@
-"""Which database a command about tasks is for."""
+"""The database that a command about tasks works on."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from django_pglock.worker.options import our_backends
 
 
 def add_database(parser: CommandParser) -> None:
-    """Add the option of the database."""
+    """Add the option --database."""
     parser.add_argument(
-        "--database", help=_("Database alias of the tasks (default: that of the backend in TASKS, if there is one).")
+        "--database", help=_("Database alias of the tasks (default: the one that the backends in TASKS use).")
     )
 
 
 def database_of_tasks(alias: str | None) -> str:
-    """Return the alias that was given or, if none was, the one where the backends of ``TASKS`` have their tasks.
+    """Return the given alias or, without one, the alias that the backends in ``TASKS`` use.
 
-    Raises ``CommandError`` if that is none or several, and for an alias that is not there.
+    Raises ``CommandError`` if the backends use none or several, and for an alias that is not in ``DATABASES``.
     """
     if alias is None:
         aliases = sorted({backend.database for backend in our_backends()})
         if not aliases:
-            raise no_backend(_("No backend of TASKS has its tasks in PostgreSQL."))
+            raise no_backend(_("No backend in TASKS stores its tasks in PostgreSQL."))
         if len(aliases) > 1:
             known = ", ".join(aliases)
-            raise CommandError(_("TASKS has tasks in several databases: %s. Choose one with --database.") % known)
+            raise CommandError(
+                _("The backends in TASKS use several databases: %s. Choose one with --database.") % known
+            )
         [alias] = aliases
     try:
         connection_for(alias)
@@ -38,6 +40,6 @@ def database_of_tasks(alias: str | None) -> str:
 
 
 def no_backend(what: str) -> CommandError:
-    """Return the refusal of a database that no backend of ``TASKS`` uses, with what to do about it."""
-    hint = _("Set BACKEND to django_pglock.backend.PostgresBackend and OPTIONS to the database in one of TASKS.")
+    """Return the error for a database that no backend in ``TASKS`` uses, with a hint."""
+    hint = _("In one entry of TASKS, set BACKEND to django_pglock.backend.PostgresBackend and OPTIONS to the database.")
     return CommandError(f"{what} {hint}")

@@ -1,4 +1,4 @@
-"""Tables on a terminal."""
+"""Text tables for a terminal."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from django.utils import timezone
 
 
 def aligned(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the head and the lines with their columns below each other."""
+    """Yield the head and the lines with aligned columns."""
     widths = [max(len(line[column]) for line in (head, *lines)) for column in range(len(head))]
     for line in (head, *lines):
         yield "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
 
 
 def printable(text: str) -> str:
-    """Return a text that cannot steer a terminal."""
+    """Return the text with "?" in place of each character that could control the terminal."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def ago(since: Any) -> str:
-    """Return how many seconds ago that was."""
+    """Return the seconds since a moment as text, "-" without a moment."""
     return f"{(timezone.now() - since).total_seconds():.0f} s" if since else "-"

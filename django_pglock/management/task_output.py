@@ -1,4 +1,4 @@
-"""Tasks, attempts and queues as ``locktasks`` shows them: fields, lines of tables, JSON."""
+"""How ``locktasks`` prints tasks, attempts and queues: fields, lines of tables, JSON."""
 
 from __future__ import annotations
 
@@ -14,21 +14,10 @@ from django_pglock.models import Task
 from django_pglock.store.count import COUNTED, QueueCounts
 from django_pglock.tasks.redaction import shown
 
-#: What a list shows of a task; all else may be megabytes.
+#: The fields of a task that a list shows. Other fields may have megabytes.
 LISTED = (
-    *(
-        "id",
-        "status",
-        "queue",
-        "task_path",
-        "priority",
-        "attempts",
-        "uncounted",
-        "retries",
-        "rescues",
-        "worker",
-        "lock_key",
-    ),
+    *("id", "status", "queue", "task_path", "priority", "attempts", "uncounted", "retries"),
+    *("rescues", "worker", "lock_key"),
     *("enqueued_at", "run_after", "started_at", "last_attempted_at", "finished_at", "expires_at"),
 )
 ATTEMPT = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "traceback")
@@ -40,13 +29,13 @@ def fields_of_attempt(row: Any) -> dict[str, Any]:
 
 
 def fields_of_task(task: Task, names: Iterable[str]) -> dict[str, Any]:
-    """Return fields of a task, without what people are not to see."""
+    """Return fields of a task, redacted; ``attempts`` without the claims that were given back or snoozed."""
     fields = {name: shown(task, name) for name in names if name != "uncounted"}
     return {**fields, "attempts": task.attempts_made, "claims": task.attempts}
 
 
 def queue_as_json(queue: QueueCounts) -> dict[str, Any]:
-    """Return the counts of a queue for programs."""
+    """Return the counts of a queue for JSON."""
     return {
         "queue": queue.queue,
         **{status.lower(): count for status, count in queue.counts.items()},
@@ -57,7 +46,7 @@ def queue_as_json(queue: QueueCounts) -> dict[str, Any]:
 
 
 def queue_as_line(queue: QueueCounts) -> tuple[str, ...]:
-    """Return the counts of a queue as a line of the table; "+" is "at least"."""
+    """Return the counts of a queue as a line of the table; "10000+" means "at least 10000"."""
     counts = (f"{queue.counts[status]}{'+' if status in queue.at_least else ''}" for status in COUNTED)
     oldest = "-" if queue.oldest_ready is None else f"{queue.oldest_ready:.0f} s"
     return (printable(queue.queue), *counts, oldest, _("%s ago") % ago(queue.paused_at) if queue.paused_at else "-")

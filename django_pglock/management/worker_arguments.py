@@ -18,14 +18,17 @@ def add_worker_arguments(parser: CommandParser) -> None:
     """Add all arguments of the worker."""
     _add_queues(parser)
     parser.add_argument(
-        "--threads", type=read_by(NUMBERS["threads"]), default=4, help=_("Sync tasks at once (default: 4).")
+        "--threads",
+        type=read_by(NUMBERS["threads"]),
+        default=4,
+        help=_("Number of sync tasks that run at once (default: 4)."),
     )
     parser.add_argument(
         "--grace",
         type=read_by(NUMBERS["grace"]),
         default=30.0,
         metavar="SECONDS",
-        help=_("Time for running tasks to finish after the first signal (default: 30)."),
+        help=_("Time that running tasks have to finish after the first signal (default: 30)."),
     )
     _add_database(parser)
     _add_processes(parser)
@@ -33,15 +36,15 @@ def add_worker_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--drain",
         action="store_true",
-        help=_("End when nothing is left to do. What is scheduled for later, or paused, is left."),
+        help=_("Exit when no task is left to run. Tasks scheduled for later and tasks in paused queues are not run."),
     )
     parser.add_argument(
         "--reload",
         action=argparse.BooleanOptionalAction,
         default=None,
         help=_(
-            "Start again when code changes, after running tasks have finished "
-            "(default: if DEBUG, and none of the options that end processes is given)."
+            "Restart when code changes, after running tasks have finished "
+            "(default: if DEBUG is on, and neither --processes nor --max-… nor --drain is given)."
         ),
     )
 
@@ -51,22 +54,22 @@ def _add_queues(parser: CommandParser) -> None:
         "queues",
         nargs="*",
         metavar="QUEUE",
-        help=_("Queues to serve (default: all), by name or by how names begin: NAME, PREFIX*, NAME=WEIGHT."),
+        help=_("Queues to serve (default: all): NAME, PREFIX* for all names that begin so, NAME=WEIGHT."),
     )
     parser.add_argument(
         "--exclude",
         action="append",
         default=[],
         metavar="QUEUE",
-        help=_("A queue, or PREFIX*, to leave to others."),
+        help=_("A queue, or PREFIX*, that is not served. Can be repeated."),
     )
     parser.add_argument(
         "--order",
         choices=ORDERS,
         default="weighted",
         help=_(
-            "weighted (default): queues come first in proportion to their weights; "
-            "strict: always in the order in which they are given."
+            "weighted (default): each queue is the first in proportion to its weight; "
+            "strict: queues are served in the given order."
         ),
     )
 
@@ -76,13 +79,13 @@ def _add_database(parser: CommandParser) -> None:
     parser.add_argument(
         "--backend",
         metavar="NAME",
-        help=_("Backend of TASKS to serve, where several share a database (default: all that the database has)."),
+        help=_("Name in TASKS of the backend to serve, if several share a database (default: all of that database)."),
     )
     parser.add_argument(
         "--no-listen",
         action="store_false",
         dest="listens",
-        help=_("Only poll. For databases that are reached through a pooler in transaction mode."),
+        help=_("Do not use LISTEN, only poll. For databases behind a pooler in transaction mode."),
     )
 
 
@@ -93,27 +96,27 @@ def _add_processes(parser: CommandParser) -> None:
         default=1,
         metavar="N",
         help=_(
-            "Run so many worker processes, each with these options, and start again those that end (default: 1, "
-            "which is this process; with one of the --max options it is a child of this one, and replaced)."
+            "Number of worker processes, each with these options; one that ends is started again (default: 1, "
+            "which is this process or, with one of the --max options, a child of this process)."
         ),
     )
     parser.add_argument(
         "--max-tasks",
         type=read_by(NUMBERS["max_tasks"]),
         metavar="N",
-        help=_("Replace a process when it has run so many tasks."),
+        help=_("Replace a process after it has run N tasks."),
     )
     parser.add_argument(
         "--max-memory",
         type=read_by(NUMBERS["max_memory"]),
         metavar="MIB",
-        help=_("Replace a process that takes more memory than so many MiB. Running tasks get the grace."),
+        help=_("Replace a process that uses more memory than this. Running tasks have the --grace to finish."),
     )
     parser.add_argument(
         "--max-time",
         type=read_by(NUMBERS["max_time"]),
         metavar="SECONDS",
-        help=_("Replace a process after this time, or up to a tenth sooner. Running tasks get the grace."),
+        help=_("Replace a process after this time or up to a tenth sooner. Running tasks have the --grace to finish."),
     )
 
 
@@ -123,17 +126,18 @@ def _add_probes(parser: CommandParser) -> None:
         type=read_by(NUMBERS["probe_port"]),
         metavar="PORT",
         help=_(
-            "Answer /livez, /readyz and /metrics over HTTP at this port; "
-            "the second of several processes at the next one, and so on."
+            "Serve /livez, /readyz and /metrics over HTTP on this port. "
+            "With several processes, each further process uses the next port."
         ),
     )
     parser.add_argument(
         "--probe-host",
         metavar="ADDRESS",
-        help=_("The address for them (default: %s, as probes and scrapers ask from outside).") % DEFAULT_HOST,
+        help=_("The address to serve them on (default: %s, because probes and scrapers are on other hosts).")
+        % DEFAULT_HOST,
     )
     parser.add_argument(
         "--heartbeat-file",
         metavar="PATH",
-        help=_("A file to touch at each heartbeat that was written, for probes that look at its age."),
+        help=_("A file to touch after each heartbeat that was written, for probes that check the age of the file."),
     )

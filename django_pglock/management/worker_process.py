@@ -18,16 +18,16 @@ from django_pglock.worker.logs import silence_unhandled_loggers
 from django_pglock.worker.running.forked_child import end_process
 from django_pglock.worker.supervising.channel import LEFT_BEHIND, SupervisorChannel
 
-#: Objects that may come to be before Python looks which of them are garbage.
+#: The number of new objects after which Python's garbage collector runs.
 GARBAGE = 10_000
 
 
 def run_until_signal(build: dict[str, Any]) -> None:
-    """Run one worker in the main thread; SIGTERM and SIGINT stop it."""
+    """Run one worker in the main thread. SIGTERM and SIGINT stop the worker."""
     silence_unhandled_loggers()
     worker = Worker(**build)
     stop_at_signals(worker)
-    look_less_for_garbage()
+    collect_garbage_less_often()
     try:
         have_all_finished = worker.run()
     except ConfigurationError as error:
@@ -35,41 +35,43 @@ def run_until_signal(build: dict[str, Any]) -> None:
     if not have_all_finished:
         leave_running_tasks()
     if worker.left_behind:
-        raise CommandError(_("Not all is done: see the log."), returncode=LEFT_BEHIND)
+        raise CommandError(_("Some tasks were not done: see the log."), returncode=LEFT_BEHIND)
 
 
 def leave_running_tasks() -> NoReturn:
-    """End the process at once, with the exit code that it would have: its tasks are about to run elsewhere.
+    """End the process at once, with the exit code that it would have, because other workers are about to run its tasks.
 
-    Python would wait for threads that they have started, ``asyncio.to_thread()`` for example, and both would run.
+    Python would wait for threads that the tasks have started, with ``asyncio.to_thread()`` for example, and a task
+    would run here and in another worker at the same time.
     """
     logging.shutdown()
     end_process(sys.exc_info()[1])
 
 
-def look_less_for_garbage() -> None:
-    """Have Python look for cycles of garbage less often, and never among what is loaded by now, for that stays.
+def collect_garbage_less_often() -> None:
+    """Run the garbage collector less often, and exclude the objects that exist by now, because they stay.
 
-    A worker has thousands of small objects on their way at any time. With Python's own threshold of 700 it looked
-    through them every hundred tasks, and at times through all of Django.
+    A worker has thousands of short-lived objects at any time. With Python's own threshold of 700 the collector examined
+    them every hundred tasks, and at times all objects of Django, too.
     """
     gc.collect()
     gc.freeze()
     often, *rest = gc.get_threshold()
-    if often:  # zero: somebody has switched it off
+    if often:  # zero: the collector is switched off
         gc.set_threshold(max(often, GARBAGE), *rest)
 
 
 def stop_at_signals(worker: Worker) -> None:
-    """Let SIGTERM and SIGINT stop the worker: the first in order, a second at once.
+    """Let SIGTERM and SIGINT stop the worker: the first signal after running tasks have finished, the second at once.
 
-    Under a supervisor all count as the first: service managers tell every process of a service, and so does it.
+    Under a supervisor every signal counts as the first one, because a service manager signals all processes of a
+    service, and the supervisor signals its workers again.
     """
     process = os.getpid()
 
     def stop(number: int, frame: Any) -> None:
         if os.getpid() != process:
-            # A child that a task has forked is meant by itself: multiprocessing's terminate(), for example.
+            # A child that a task has forked: the signal, for example multiprocessing's terminate(), is for the child.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         worker.stop() if worker.channel is None else worker.end()
@@ -79,9 +81,9 @@ def stop_at_signals(worker: Worker) -> None:
 
 
 def show_log(verbosity: int, channel: SupervisorChannel | None = None) -> None:
-    """Let the worker's log be seen on the terminal, unless the project has arranged for it.
+    """Write the worker's log to the terminal, unless the project has configured a handler for it.
 
-    One of several processes gives its name to all records: ``%(processName)s``.
+    Under a supervisor all records of a process carry its name, ``%(processName)s``.
     """
     who = ""
     if channel is not None:
@@ -96,7 +98,7 @@ def show_log(verbosity: int, channel: SupervisorChannel | None = None) -> None:
 
 
 def name_records(name: str) -> None:
-    """Have all log records of this process say that it is called ``name``."""
+    """Set the ``processName`` of all log records of this process."""
     make = logging.getLogRecordFactory()
 
     def make_named(*args: Any, **kwargs: Any) -> logging.LogRecord:

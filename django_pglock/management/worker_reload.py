@@ -1,4 +1,4 @@
-"""A worker that starts again when code changes."""
+"""A worker that restarts when code changes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from django.utils import autoreload
 from django_pglock.management.worker_process import leave_running_tasks, stop_at_signals
 from django_pglock.worker import Worker
 
-#: The exit code with which Django's reloader says that code changed.
+#: The exit code by which Django's reloader reports that code has changed.
 CHANGED = 3
 
 
 def run_reloading(build: dict[str, Any]) -> None:
-    """Run a worker that starts again when code changes, after its running tasks have finished."""
+    """Run a worker that restarts when code changes, after its running tasks have finished."""
     if os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) == "true":
         run_watched(build)
     else:
-        sys.exit(start_again_and_again())
+        sys.exit(restart_until_end())
 
 
-def start_again_and_again() -> int:
-    """Start the watched worker, again each time it ends because of a change; return its exit code at last.
+def restart_until_end() -> int:
+    """Start the watched worker, and again each time it ends because code has changed. Return its last exit code.
 
-    Django's own loop kills the child a quarter of a second after Ctrl-C. Ours passes signals on and waits: the child
-    has a session of its own, so that a Ctrl-C on the terminal reaches it once, through us.
+    Django's own loop kills the child a quarter of a second after Ctrl-C. This loop passes signals on and waits. The
+    child has a session of its own, so that a Ctrl-C on the terminal reaches the child only once, through this process.
     """
     environment = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
     child: subprocess.Popen[bytes] | None = None
@@ -50,8 +50,9 @@ def start_again_and_again() -> int:
 def run_watched(build: dict[str, Any]) -> None:
     """Run one worker under Django's reloader.
 
-    The reloader watches in the main thread and ends the process right after it has said that a file changed, so the
-    worker drains while it hears that; and when a signal ends the reloader, on the way out.
+    The reloader watches files in the main thread. After a change it sends ``file_changed`` and ends the process at
+    once, so the receiver waits until running tasks have finished. A SIGTERM or SIGINT ends the reloader, and the worker
+    stops after that.
     """
     workers: list[Worker] = []
 

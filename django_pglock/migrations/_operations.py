@@ -1,4 +1,4 @@
-"""SQL that asks the vendor of the database and the project's routers, as Django's own operations on models do.
+"""Operations that run SQL only where the database is PostgreSQL and the routers allow it, as Django's operations do.
 
 A project may have databases that are not PostgreSQL, and routers that keep our tables out of some databases. All
 models have ``required_db_vendor``, so Django's operations do nothing in a database of another vendor. The operations of
@@ -32,14 +32,14 @@ class TableSQL(Operation):
         self.backwards = backwards
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Change nothing: storage parameters are no part of a model."""
+        """Change nothing: storage parameters are not part of a model."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Run the SQL."""
         self._run(self.forwards, app_label, schema_editor, to_state)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Run the SQL that takes it back."""
+        """Run the SQL that reverts the change."""
         self._run(self.backwards, app_label, schema_editor, to_state)
 
     def describe(self) -> str:
@@ -55,8 +55,9 @@ class TableSQL(Operation):
 class CreateView(Operation):
     """Create the view that an unmanaged model reads, where the routers allow the model.
 
-    ``from_tables`` are the expressions of the view that read a table of ours: a name in ``{braces}`` in the SQL, the
-    model of the table, and the expression. In a database without this table the expression is NULL.
+    ``from_tables`` are the expressions of the view that read a table of this app. It maps a name, which is in
+    ``{braces}`` in the SQL, to the model of the table and the expression. In a database without this table the
+    expression is NULL.
     """
 
     reduces_to_sql = True
@@ -67,7 +68,7 @@ class CreateView(Operation):
         self.from_tables = from_tables
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Change nothing: the model is a part of the state already."""
+        """Change nothing: the model is in the state already."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Create the view."""
@@ -85,7 +86,7 @@ class CreateView(Operation):
         return f"Create the view of {self.model_name}"
 
     def _is_wanted(self, app_label: str, schema_editor: Any, state: Any) -> bool:
-        # allow_migrate_model() of the operation answers no for every model that is not managed.
+        # Operation.allow_migrate_model() returns False for every unmanaged model.
         connection, model = schema_editor.connection, state.apps.get_model(app_label, self.model_name)
         return connection.vendor == VENDOR and bool(router.allow_migrate_model(connection.alias, model))
 
@@ -100,8 +101,8 @@ class CreateView(Operation):
 def run_without_migrations(using: str) -> None:
     """Run the SQL of this app's migrations in a database whose tables were made from the models.
 
-    ``MIGRATION_MODULES`` may switch migrations off, as ``--nomigrations`` of pytest-django does. Called at each
-    ``post_migrate``, also by ``flush``; does nothing where the app has migrations or the view is there.
+    ``MIGRATION_MODULES`` can disable migrations, as ``--nomigrations`` of pytest-django does. Called after each
+    ``post_migrate``, which ``flush`` sends, too. Does nothing if the app has migrations or the view exists.
     """
     app = apps.get_app_config("django_pglock")
     if MigrationLoader.migrations_module(app.label)[0] is not None or connections[using].vendor != VENDOR:

@@ -1,11 +1,11 @@
-"""The tables: fields, constraints, indexes, words. What happens to them is in the rooms below."""
+"""The models: fields, constraints, indexes and their names for people. Other modules read and change the rows."""
 
 from django.apps import apps
 
 from django_pglock.errors import NOT_INSTALLED, ConfigurationError
 
 if not apps.is_installed("django_pglock"):
-    # Django would say which class has no app label.
+    # Django's own error only says that a class has no app label.
     raise ConfigurationError(NOT_INSTALLED)
 
 from django_pglock.models.advisory_lock import AdvisoryLock

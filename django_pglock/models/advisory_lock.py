@@ -15,15 +15,15 @@ class _DefaultManager(LeftOut, AdvisoryLockManager):
 
 
 class AdvisoryLock(models.Model):
-    """One advisory lock that a session holds or waits for. Read-only; what is shown is true at the moment of asking.
+    """One advisory lock that a session holds or waits for. Read-only: a query returns the locks of that moment.
 
-    ``name`` comes from the comments that a holder's or a waiter's statement begins with; a lock that another program
-    took has none. The package's own locks are shown without a ``key`` and say what they are for; that of a worker has
-    the name of the worker.
+    ``name`` comes from the comment at the beginning of a holder's or a waiter's statement. A lock that another program
+    has taken has no name. The package's own locks have no ``key``, and their ``name`` says what they are for; the name
+    of a worker's lock contains the name of the worker.
     """
 
     id = models.TextField(primary_key=True)
-    key = models.BigIntegerField(_("key"), null=True, help_text=_("Empty: a lock of this package's own."))
+    key = models.BigIntegerField(_("key"), null=True, help_text=_("Empty: one of the package's own locks."))
     name = models.TextField(_("name"), null=True)
     mode = models.CharField(_("mode"), max_length=16)
     is_granted = models.BooleanField(_("held"))
@@ -31,7 +31,7 @@ class AdvisoryLock(models.Model):
     waiters = models.IntegerField(_("waiters"), help_text=_("Sessions that wait for this key."))
     blocked_by = models.JSONField(_("blocked by"), help_text=_("Sessions that this one waits for."))
     since = models.DateTimeField(
-        _("since"), null=True, help_text=_("Waiting since; for a holder, start of its transaction or last statement.")
+        _("since"), null=True, help_text=_("Start of the wait or, for a holder, of its transaction or last statement.")
     )
     application_name = models.TextField(_("application"))
     state = models.TextField(_("state"), null=True)
@@ -44,7 +44,7 @@ class AdvisoryLock(models.Model):
 
     class Meta(OnPostgreSQL):
         managed = False
-        # For dumpdata --all: all means all tables, and this is none.
+        # dumpdata --all uses the base manager. It must leave out this view, which is not a table.
         base_manager_name = "for_dumpdata"
         db_table = "django_pglock_advisorylock"
         verbose_name = _("advisory lock")

@@ -1,4 +1,4 @@
-"""The attempts of a task that did not succeed."""
+"""The failed and lost attempts of tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django_pglock.models.task import Task
 
 
 class Attempt(models.Model):
-    """An attempt that failed, or was lost with its worker. A success leaves none: its row says it all."""
+    """An attempt that failed, or was lost with its worker. A successful attempt is recorded only in the task."""
 
     class Outcome(models.TextChoices):
         """How the attempt ended."""
@@ -23,7 +23,7 @@ class Attempt(models.Model):
     task = models.ForeignKey(
         Task, on_delete=models.CASCADE, related_name="failures", verbose_name=_("task"), db_index=False
     )
-    number = models.IntegerField(_("number"), help_text=_("The task's attempts when it was claimed."))
+    number = models.IntegerField(_("number"), help_text=_("The number of claims of the task, with this one."))
     worker = models.UUIDField(_("worker"), null=True, help_text=_("Empty: the task never ran."))
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"))

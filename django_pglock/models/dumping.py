@@ -15,7 +15,7 @@ from django.db import connections, models
 
 
 class Dumped:
-    """Makes the rows of a default manager dumped, in each database that can have them."""
+    """Includes the rows of a default manager in a dump, in each database that can have the table."""
 
     def using(self, alias: str | None) -> Any:
         """Return all rows, or none in a database of another vendor."""
@@ -24,7 +24,7 @@ class Dumped:
 
 
 class LeftOut:
-    """Keeps the rows of a default manager out of a dump: in another database they would say what is not so."""
+    """Excludes the rows of a default manager from a dump, because they would be wrong in another database."""
 
     def using(self, alias: str | None) -> Any:
         """Return no row."""

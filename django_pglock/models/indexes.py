@@ -1,4 +1,4 @@
-"""The one kind of index that Django offers only through ``django.contrib.postgres``, which we do not ask users for."""
+"""A BRIN index. Django has one only in ``django.contrib.postgres``, which a project need not have installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leases: who holds which, until when, and the token of the last holder."""
+"""The leases: who holds which lease until when, and the token of the last holder."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ class _DefaultManager(LeftOut, LeaseManager):
 
 
 class Lease(models.Model):
-    """One lease. Its row stays when it is given back, because the next token has to be larger.
+    """One lease. The row stays after the lease is released, because the next token has to be larger.
 
-    ``expires_at`` says until when others are kept out; None is for ever. ``released_at`` is None while it is held.
+    Nobody else can acquire the lease before ``expires_at``; None means never. ``released_at`` is None while the lease
+    is held.
     """
 
     key = models.BigIntegerField(_("key"), primary_key=True)
     name = models.TextField(_("name"))
     owner = models.TextField(_("owner"))
-    holder = models.UUIDField(_("holder"), help_text=_("The number of the one handle that may renew it."))
-    token = models.BigIntegerField(_("token"), help_text=_("Grows with each holder; use it as a fence."))
-    ttl = models.DurationField(_("lifetime"), null=True, help_text=_("Without a sign of life it ends after this."))
+    holder = models.UUIDField(_("holder"), help_text=_("The id of the only handle that may renew the lease."))
+    token = models.BigIntegerField(_("token"), help_text=_("Grows with each holder; use it as a fencing token."))
+    ttl = models.DurationField(
+        _("lifetime"), null=True, help_text=_("The lease expires this long after its last renewal.")
+    )
     acquired_at = models.DateTimeField(_("acquired at"))
     renewed_at = models.DateTimeField(_("renewed at"))
-    expires_at = models.DateTimeField(_("ends at"), null=True)
-    released_at = models.DateTimeField(_("given back at"), null=True)
+    expires_at = models.DateTimeField(_("expires at"), null=True)
+    released_at = models.DateTimeField(_("released at"), null=True)
 
     for_dumpdata = _DefaultManager()
     objects = LeaseManager()
@@ -41,7 +44,7 @@ class Lease(models.Model):
         ordering = ["name"]
         default_permissions = ("view", "delete")
         indexes = [
-            # The admin's list, and the few that are held among the many that were.
+            # The first for the list of the admin, the second for the few leases that are held.
             models.Index(fields=["-acquired_at"], name="django_pglock_lease_recent"),
             models.Index(fields=["-acquired_at"], name="django_pglock_lease_held", condition=Q(released_at=None)),
         ]

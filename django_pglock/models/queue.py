@@ -1,4 +1,4 @@
-"""The queues that somebody has paused."""
+"""The queues that have been paused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _DefaultManager(Dumped, QueueManager):
 
 
 class Queue(models.Model):
-    """One queue with a setting of its own. A queue needs no row to be used; one without is not paused."""
+    """A queue that has been paused at least once. Other queues need no row; a queue without a row is not paused."""
 
     name = models.CharField(_("name"), max_length=128, primary_key=True)
     paused_at = models.DateTimeField(_("paused at"), null=True, editable=False)

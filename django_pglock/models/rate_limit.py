@@ -10,9 +10,9 @@ from django_pglock.models.requirements import OnPostgreSQL
 
 
 class RateLimit(models.Model):
-    """One bucket, as the generic cell rate algorithm keeps it: a single date (ITU-T I.371, "virtual scheduling").
+    """The token bucket of one key. The generic cell rate algorithm stores one date (ITU-T I.371, "virtual scheduling").
 
-    ``arrives_at`` is the theoretical arrival time of the next token; ``opens_at`` is set while tasks wait for one.
+    ``arrives_at`` is the theoretical arrival time of the next token; ``opens_at`` is set while tasks wait for a token.
     """
 
     key = models.CharField(_("key"), max_length=512, primary_key=True)

@@ -1,4 +1,4 @@
-"""The schedules that workers keep, and when each is due."""
+"""The schedules of task functions, and when each is due."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class _DefaultManager(Dumped, ScheduleManager):
 
 
 class Schedule(models.Model):
-    """One task function that runs by the clock. The first worker that knows the function makes the row."""
+    """One task function that runs by the clock. The first worker that knows the function creates the row."""
 
     task_path = models.CharField(_("task function"), max_length=512, primary_key=True)
-    expression = models.CharField(_("when"), max_length=255, help_text=_("As it is written in the code."))
+    expression = models.CharField(_("when"), max_length=255, help_text=_("As written in the code."))
     timezone = models.CharField(_("time zone"), max_length=64)
     is_enabled = models.BooleanField(_("enabled"), db_default=True)
-    next_at = models.DateTimeField(_("next"), help_text=_("The tick that is enqueued next."))
-    last_at = models.DateTimeField(_("last"), null=True, help_text=_("The tick that was enqueued last."))
+    next_at = models.DateTimeField(_("next tick"), help_text=_("The tick that is enqueued next."))
+    last_at = models.DateTimeField(_("last tick"), null=True, help_text=_("The tick that was enqueued last."))
     last_task = models.BigIntegerField(_("last task"), null=True)
 
     for_dumpdata = _DefaultManager()

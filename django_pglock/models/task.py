@@ -1,4 +1,4 @@
-"""The Task row."""
+"""The model of a task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope
 
 _OPEN = Q(finished_at__isnull=True)
-#: What has to be so in which status.
+#: The condition that a row must meet in each status.
 _NEEDS: dict[str, Q] = {
     TaskStatus.READY.value: _OPEN,
     TaskStatus.RUNNING.value: _OPEN & Q(worker__isnull=False, last_attempted_at__isnull=False),
@@ -41,30 +41,32 @@ class Task(models.Model):
     kwargs = models.JSONField(_("keyword arguments"), db_default=models.Value({}, models.JSONField()))
     backend = models.CharField(_("backend"), max_length=64)
     retries = models.SmallIntegerField(_("retries"), db_default=0, help_text=_("Failed attempts that were retried."))
-    max_retries = models.SmallIntegerField(_("most retries"), db_default=0)
+    max_retries = models.SmallIntegerField(_("maximum retries"), db_default=0)
     attempts = models.IntegerField(_("attempts"), db_default=0, help_text=_("Claims so far: the fencing token."))
     uncounted = models.IntegerField(
-        _("uncounted claims"), db_default=0, help_text=_("Claims that are no attempts: given back, or snoozed.")
+        _("uncounted claims"), db_default=0, help_text=_("Claims that do not count as attempts: given back or snoozed.")
     )
-    rescues = models.SmallIntegerField(_("rescues"), db_default=0, help_text=_("Times its worker died."))
+    rescues = models.SmallIntegerField(
+        _("rescues"), db_default=0, help_text=_("How often a worker died while it ran the task.")
+    )
     worker = models.UUIDField(_("worker"), null=True, editable=False)
     lock_key = models.CharField(
-        _("lock key"), max_length=512, null=True, help_text=_("Tasks of one key do not run together.")
+        _("lock key"), max_length=512, null=True, help_text=_("Limits how many tasks with the same key run at once.")
     )
     concurrency = models.SmallIntegerField(
-        _("concurrency"), null=True, help_text=_("How many tasks of the lock key may run at once.")
+        _("concurrency"), null=True, help_text=_("How many tasks with the same lock key may run at once.")
     )
     group_key = models.CharField(
-        _("group key"), max_length=512, null=True, help_text=_("Waiting tasks of one group run in one call.")
+        _("group key"), max_length=512, null=True, help_text=_("Waiting tasks with the same key run in one call.")
     )
     fair_key = models.CharField(
-        _("fair key"), max_length=512, null=True, help_text=_("Tasks of different keys take turns.")
+        _("fair key"), max_length=512, null=True, help_text=_("Tasks with different keys take turns.")
     )
     unique_key = models.CharField(_("unique key"), max_length=512, null=True)
     unique_scope = models.CharField(_("unique"), max_length=16, choices=UniqueScope.choices, null=True)
     unique_until = models.DateTimeField(_("unique until"), null=True)
     waits_for = models.IntegerField(
-        _("waits for"), db_default=0, help_text=_("Other tasks that have to finish before it.")
+        _("waits for"), db_default=0, help_text=_("Number of tasks that have to finish before this one.")
     )
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True)
     run_after = models.DateTimeField(_("run after"), null=True)
@@ -73,7 +75,7 @@ class Task(models.Model):
     last_attempted_at = models.DateTimeField(_("last attempted at"), null=True)
     finished_at = models.DateTimeField(_("finished at"), null=True)
     keep_result = models.IntegerField(
-        _("keep result"), null=True, help_text=_("Seconds to keep the row once it is finished.")
+        _("keep result"), null=True, help_text=_("Seconds for which the row is kept after the task has finished.")
     )
     expires_at = models.DateTimeField(_("expires at"), null=True)
     progress = models.JSONField(_("progress"), null=True)
@@ -92,7 +94,7 @@ class Task(models.Model):
             ("cancel_task", _("Can cancel tasks")),
             ("reset_task", _("Can reset stuck tasks")),
         ]
-        # Few and partial: every change of status writes an entry into each index that the row is then in.
+        # Few and partial: every change of a status adds an entry to each index that contains the row.
         indexes = [
             models.Index(
                 fields=["queue", "-priority", "id"],
@@ -109,7 +111,7 @@ class Task(models.Model):
                 name="pglock_task_lock",
                 condition=Q(lock_key__isnull=False, finished_at__isnull=True),
             ),
-            # Of keys that one at a time has: whose turn it still is, while it waits to be tried again.
+            # For keys of which one task runs at a time: a task that waits for its retry keeps its turn.
             models.Index(
                 fields=["lock_key"],
                 name="pglock_task_retried",
@@ -122,15 +124,15 @@ class Task(models.Model):
             BrinIndex(fields=["finished_at"], name="pglock_task_finished"),
         ]
         constraints = [
-            # A waiting task is unique until it is claimed for the first time, and never enters the set again: neither a
-            # retry nor a rescue can meet a conflict.
+            # With the scope WAITING a task is in the index until its first claim, and never again: so neither a retry
+            # nor a rescue can violate the constraint.
             models.UniqueConstraint(
                 fields=["unique_key"],
                 name="pglock_task_unique",
                 condition=HAS_UNIQUE_KEY,
             ),
-            # What each status needs, as one expression: PostgreSQL reads each constraint anew for each statement, which
-            # for one of each status took an eighth of the time of an INSERT.
+            # One expression for all statuses: PostgreSQL parses each constraint again for each statement. One for
+            # each status took an eighth of the time of an INSERT.
             models.CheckConstraint(
                 name="pglock_task_status",
                 condition=Case(
@@ -154,11 +156,11 @@ class Task(models.Model):
 
     @property
     def attempts_made(self) -> int:
-        """How often the function was begun, without what was snoozed; ``attempts`` is the number of claims."""
-        # Before it is saved both are expressions, the defaults of the database.
+        """How often the function was started, without snoozes; ``attempts`` is the number of claims."""
+        # Before the row is saved both fields are expressions: the defaults of the database.
         return 0 if self.pk is None else int(self.attempts - self.uncounted)
 
     @property
     def name(self) -> str:
-        """The function's own name, without its module: what a list has room for."""
+        """The name of the function without its module: short enough for a list."""
         return str(self.task_path).rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Who waits for a task to finish."""
+"""Tasks and processes that wait for a task to finish."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from django_pglock.models.task import Task
 
 
 class Waiter(models.Model):
-    """Somebody waits until the task ``awaited`` is finished: another task, or, without one, a process that listens.
+    """One wait for the end of the task ``awaited``, by ``task`` or, if that is None, by a process that listens.
 
-    The row goes when the wait is over, so the table holds only what is open. ``awaited`` is no foreign key: a task that
-    is finished and pruned needs nobody's permission.
+    The row is deleted when the wait is over. ``awaited`` is not a foreign key, so that finished tasks can be pruned
+    without a look at this table.
     """
 
     id = models.BigAutoField(_("id"), primary_key=True)

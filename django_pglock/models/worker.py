@@ -1,4 +1,4 @@
-"""The worker processes that are alive, or were a moment ago."""
+"""The worker processes that are alive, or were until recently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _DefaultManager(LeftOut, WorkerManager):
 
 
 class Worker(models.Model):
-    """One worker process. Its id is drawn anew at each start, so no restart can pass for the one before."""
+    """One worker process. Each start has a new random id, so a restarted worker is not taken for the one before."""
 
     id = models.UUIDField(_("id"), primary_key=True, editable=False)
     name = models.CharField(_("name"), max_length=128)
@@ -25,19 +25,25 @@ class Worker(models.Model):
     queues = models.JSONField(_("queues"), help_text=_("Empty: all queues."))
     threads = models.SmallIntegerField(_("threads"))
     task_paths = models.JSONField(
-        _("task functions"), db_default=models.Value([], models.JSONField()), help_text=_("What this worker can run.")
+        _("task functions"),
+        db_default=models.Value([], models.JSONField()),
+        help_text=_("The task functions that this worker can run."),
     )
     lock_key = models.IntegerField(
         _("lock key"),
         null=True,
-        help_text=_("Number of the advisory lock that its session holds while it lives. Empty behind a pooler."),
+        help_text=_(
+            "Number of the advisory lock that the worker's session holds while the worker lives. Empty behind a pooler."
+        ),
     )
-    is_sleeping = models.BooleanField(_("sleeping"), db_default=False, help_text=_("Wants a NOTIFY when work comes."))
+    is_sleeping = models.BooleanField(
+        _("sleeping"), db_default=False, help_text=_("The worker is idle and wants a NOTIFY for new tasks.")
+    )
     is_stopping = models.BooleanField(_("stopping"), db_default=False)
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now())
     beating_since = models.DateTimeField(
-        _("beating since"), db_default=Now(), help_text=_("Since then no heartbeat was late, and no session was lost.")
+        _("on time since"), db_default=Now(), help_text=_("No heartbeat was late and no session was lost since then.")
     )
 
     for_dumpdata = _DefaultManager()

@@ -107,7 +107,7 @@ class Rush:
         return response.status
 
 
-def wait_for_shop(port: int, *, seconds: float = 30) -> None:
+def wait_for_shop(port: int, *, seconds: float = 120) -> None:
     """Wait until the shop answers. Raises ``TimeoutError``."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

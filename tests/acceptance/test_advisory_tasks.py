@@ -48,7 +48,7 @@ def views(path):
     yield counts
     over.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -64,7 +64,7 @@ def test_a_view_and_the_tasks_of_several_workers_are_never_together(worker_proce
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() > 10)
     victim.send(signal.SIGKILL)
     before = sum(views)
-    eventually(done(60), seconds=60, why="a task was lost, or waits for ever")
+    eventually(done(60), why="a task was lost, or waits for ever")
     assert sum(views) > before > 0, "the views had their turns, too"
     assert not were_together(path)
 
@@ -76,7 +76,7 @@ def test_what_runs_keeps_a_view_out_and_a_kill_lets_it_in(worker_process, eventu
     with try_lock("shelf", 7) as is_held, try_lock("shelf", 8) as is_other_held:
         assert (bool(is_held), bool(is_other_held)) == (False, True)
     worker.send(signal.SIGKILL)
-    with lock("shelf", 7, timeout=10), tasks.alone(path):
+    with lock("shelf", 7, timeout=60), tasks.alone(path):
         pass
     assert not were_together(path)
 
@@ -89,7 +89,7 @@ def test_a_frozen_worker_keeps_everybody_out_until_it_goes_on(worker_process, ev
     eventually((tmp_path / "go on.inside").exists)
     frozen.send(signal.SIGSTOP)
     worker_process("--threads", "1")
-    eventually(lambda: Task.objects.filter(attempts=2).exists(), seconds=30, why="the task was not taken over")
+    eventually(lambda: Task.objects.filter(attempts=2).exists(), why="the task was not taken over")
     with try_lock("shelf", 7, timeout=0.5) as is_held:
         assert not is_held
     go_on.touch()

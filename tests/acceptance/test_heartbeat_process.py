@@ -51,7 +51,7 @@ def test_a_task_that_keeps_the_gil_runs_once(worker_process, eventually):
     eventually(lambda: Effect.objects.exists(), why="the task did not begin")
     worker_process("--threads", "1")
 
-    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists(), seconds=30, why=busy.output)
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists(), why=busy.output)
     task = Task.objects.get()
     assert (task.attempts, task.rescues, task.result) == (1, 0, "once")
     assert Effect.objects.get().pid == busy.process.pid
@@ -66,7 +66,7 @@ def test_a_stopped_worker_is_rescued_although_its_heartbeat_process_lives(worker
     stopped.send(signal.SIGSTOP)
     worker_process("--threads", "1")
 
-    eventually(lambda: Effect.objects.count() == 2, seconds=30, why="it was not rescued")
+    eventually(lambda: Effect.objects.count() == 2, why="it was not rescued")
     Effect.objects.create(name="go on")
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
     assert is_there(helper)
@@ -81,7 +81,7 @@ def test_the_heartbeat_process_reports_at_once_that_its_worker_has_died(worker_p
     helper = helper_of(victim)
     victim.send(signal.SIGKILL)
 
-    eventually(lambda: not Worker.objects.exists(), seconds=10, why="the row of the dead worker is still there")
+    eventually(lambda: not Worker.objects.exists(), why="the row of the dead worker is still there")
     [rescued] = rescue("default")
     assert rescued.status == "READY"
     eventually(lambda: not is_there(helper), why="the heartbeat process outlives its worker")
@@ -99,7 +99,7 @@ def test_the_heartbeat_process_ends_with_its_worker_whatever_ends_that(worker_pr
     assert is_there(helpers[1]), "it ended while its worker lives"
     asked.send(signal.SIGTERM)
     assert asked.wait() == 0
-    eventually(lambda: not is_there(helpers[1]), seconds=2)
+    eventually(lambda: not is_there(helpers[1]))
 
 
 def test_a_heartbeat_process_that_is_killed_is_replaced(worker_process, helper_of, eventually):
@@ -117,7 +117,8 @@ def test_it_has_no_connection_while_the_worker_beats_by_itself(worker_process, h
     helper_of(process)
     first = Worker.objects.get().heartbeat_at
     eventually(lambda: Worker.objects.get().heartbeat_at > first)
-    assert sessions_of_helpers() == 0
+    # On a slow machine a beat may be late: then it has spoken for a moment.
+    eventually(lambda: sessions_of_helpers() == 0)
 
 
 def sessions_of_helpers():
@@ -177,7 +178,7 @@ class Charge:
 
     def end(self):
         self.socket.close()
-        self.process.wait(5)
+        self.process.wait(60)
         self.process.stderr.close()
 
 
@@ -250,7 +251,7 @@ def test_it_says_once_that_it_cannot_connect_and_goes_on(charge, eventually):
     time.sleep(0.5)
     assert helper.process.poll() is None
     helper.socket.close()
-    assert helper.process.wait(5) == 0
+    assert helper.process.wait(60) == 0
     assert helper.process.stderr.read() == ""
 
 

@@ -48,7 +48,7 @@ def ask(what):
 @pytest.fixture
 def finish(eventually):
     unfinished = Task.objects.exclude(status__in=("SUCCESSFUL", "FAILED"))
-    return lambda: eventually(lambda: not unfinished.exists(), seconds=60, why="tasks are left")
+    return lambda: eventually(lambda: not unfinished.exists(), why="tasks are left")
 
 
 def enqueue(tasks_, first):

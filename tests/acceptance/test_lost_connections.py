@@ -39,7 +39,7 @@ def test_every_connection_of_a_worker_may_be_terminated(worker_process, eventual
         eventually(lambda: Effect.objects.exists())
         eventually(lambda: count_others() >= 5, why="fetcher, settler, listener, heartbeat and upkeep are not back")
         terminate_all_others()
-    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), seconds=40, why=process.output)
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why=process.output)
     assert sorted(Effect.objects.values_list("number", flat=True)) == list(range(60))
     assert process.process.poll() is None
     assert Worker.objects.count() == 1, "it is still the same worker"
@@ -50,7 +50,7 @@ def test_a_storm_of_cut_connections_is_no_poison_pill(worker, eventually, monkey
     monkeypatch.setattr(attempt, "FIRST_PAUSE", 0.02)
     worker(threads=1)
     session_tasks.end_own_session.enqueue(6)
-    eventually(lambda: Task.objects.filter(status__in=("SUCCESSFUL", "FAILED")).exists(), seconds=30)
+    eventually(lambda: Task.objects.filter(status__in=("SUCCESSFUL", "FAILED")).exists())
     task = Task.objects.get()
     assert (task.status, task.attempts, task.retries, task.rescues) == ("SUCCESSFUL", 7, 0, 0)
     assert Effect.objects.count() == 1
@@ -74,6 +74,6 @@ def test_outcomes_are_kept_until_they_can_be_written(worker, eventually):
     task = tasks.note_and_sleep.enqueue("kept", 0.5)
     eventually(lambda: Effect.objects.exists())
     terminate_all_others()
-    eventually(lambda: Task.objects.filter(pk=task.id, status="SUCCESSFUL").exists(), seconds=20)
+    eventually(lambda: Task.objects.filter(pk=task.id, status="SUCCESSFUL").exists())
     assert Task.objects.get().attempts == 1
     eventually(lambda: not running.in_flight.claims)

@@ -53,7 +53,7 @@ def migrate(database, *names):
 
 
 def readiness(port):
-    client = HTTPConnection("127.0.0.1", port, timeout=10)
+    client = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         client.request("GET", "/readyz")
         return client.getresponse().read().decode()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.acceptance
 
 
 def is_ready(port):
-    with closing(HTTPConnection("127.0.0.1", port, timeout=10)) as client:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as client:
         try:
             client.request("GET", "/readyz")
         except ConnectionError:
@@ -44,7 +44,7 @@ def test_each_process_answers_at_a_port_of_its_own(worker_process, eventually, p
 
 
 def test_a_replacement_answers_while_the_old_process_drains(worker_process, eventually, port):
-    options = ["--max-tasks", "1", "--grace", "30", "--probe-port", str(port), "--probe-host", "127.0.0.1"]
+    options = ["--max-tasks", "1", "--grace", "600", "--probe-port", str(port), "--probe-host", "127.0.0.1"]
     process = worker_process(*options)
     running_tasks.ask.enqueue()
     eventually(lambda: Effect.objects.exists(), why="the task did not begin")

@@ -59,7 +59,7 @@ def test_it_holds_locks_and_tells_of_locks_that_are_left(tmp_path, is_wanted):
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     outcome = ran.stdout.splitlines()[-1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from django.db import connection, connections
 
@@ -56,7 +54,7 @@ def begin(function):
     tasks.HAS_BEGUN.clear()
     tasks.GO_ON.clear()
     function.enqueue()
-    assert tasks.HAS_BEGUN.wait(10)
+    assert tasks.HAS_BEGUN.wait(60)
 
 
 @pytest.fixture
@@ -72,7 +70,7 @@ def test_a_statement_on_a_half_open_connection(member, proxy, eventually, caplog
     begin(tasks.ask_twice)
     proxy.black_hole(new=False)
     tasks.GO_ON.set()
-    eventually(is_done, seconds=30, why="the thread hangs")
+    eventually(is_done, why="the thread hangs")
     assert [row.exception_path for row in Attempt.objects.all()] == ["django.db.utils.OperationalError"]
     assert "lockworker-thread-1 (<Claim" in caplog.text
     assert "the session is idle at the server" in caplog.text
@@ -82,7 +80,7 @@ def test_the_commit_of_an_atomic_task(member, proxy, eventually, caplog):
     begin(tasks.write_and_pause)
     proxy.black_hole(new=False)
     tasks.GO_ON.set()
-    eventually(is_done, seconds=30, why="the thread hangs")
+    eventually(is_done, why="the thread hangs")
     assert Effect.objects.count() == 2, "the effects of each task are there once"
     assert "The connection is closed" in caplog.text
 
@@ -95,8 +93,8 @@ def test_a_begin_and_a_health_check(proxy, quick, worker, eventually, caplog, mo
     eventually(is_done)
     proxy.black_hole(new=False)
     tasks.write.enqueue()
-    eventually(lambda: "The connection is closed" in caplog.text, seconds=30, why="the thread hangs")
-    eventually(is_done, seconds=30)
+    eventually(lambda: "The connection is closed" in caplog.text, why="the thread hangs")
+    eventually(is_done)
     assert Effect.objects.count() == 2
 
 
@@ -112,8 +110,8 @@ def test_a_check_of_a_pool(proxy, quick, worker, eventually, caplog, monkeypatch
         eventually(is_done)
         proxy.black_hole(new=False)
         tasks.write.enqueue()
-        eventually(lambda: "The connection is closed" in caplog.text, seconds=30, why="the thread hangs")
-        eventually(is_done, seconds=30)
+        eventually(lambda: "The connection is closed" in caplog.text, why="the thread hangs")
+        eventually(is_done)
     finally:
         connections["default"].close_pool()
 
@@ -123,9 +121,9 @@ def test_nobody_can_be_reached_at_all(member, proxy, eventually, caplog, monkeyp
     begin(tasks.ask_twice)
     proxy.black_hole()
     tasks.GO_ON.set()
-    eventually(lambda: "the server cannot be reached" in caplog.text, seconds=40, why="the thread hangs")
+    eventually(lambda: "the server cannot be reached" in caplog.text, why="the thread hangs")
     proxy.pass_through()
-    eventually(is_done, seconds=30)
+    eventually(is_done)
 
 
 def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(member, proxy, eventually, caplog, monkeypatch):
@@ -136,7 +134,7 @@ def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(member, 
     begin(tasks.ask_twice_in_time)
     proxy.black_hole(new=False)
     tasks.GO_ON.set()
-    eventually(is_done, seconds=30, why="the thread hangs")
+    eventually(is_done, why="the thread hangs")
     assert [row.exception_path for row in Attempt.objects.all()] == ["django_pglock.errors.TaskTimeout"]
     assert "does not end although it was cancelled" in caplog.text
 
@@ -146,15 +144,15 @@ def test_a_timeout_ends_the_wait_where_the_cancel_does_not_arrive(member, proxy,
     begin(tasks.ask_twice_in_time)
     proxy.black_hole(new=False)
     tasks.GO_ON.set()
-    eventually(is_done, seconds=30, why="the thread hangs")
+    eventually(is_done, why="the thread hangs")
     assert "could not be cancelled" in caplog.text
 
 
 def test_a_long_statement_is_left_alone_and_named_once(proxy, quick, worker, eventually, caplog, monkeypatch):
     monkeypatch.setattr(session_watch, "REPORT", 15)
     member = worker(threads=1)
-    tasks.sleep_in_server.enqueue(4)
-    eventually(is_done, seconds=20)
+    tasks.sleep_in_server.enqueue(8)
+    eventually(is_done)
     assert Task.objects.get().attempts == 1
     assert caplog.text.count("It goes on waiting") == 1
     assert "the server says that the session is active" in caplog.text
@@ -163,17 +161,16 @@ def test_a_long_statement_is_left_alone_and_named_once(proxy, quick, worker, eve
 
 def test_the_watch_itself_does_not_hang(member, proxy, eventually):
     """Its session falls mute while it asks for a long statement."""
-    tasks.sleep_in_server.enqueue(8)
+    tasks.sleep_in_server.enqueue(10)
     eventually(lambda: member.session_watch._sessions)
     proxy.black_hole(new=False)
-    before = time.monotonic()
-    eventually(lambda: Task.objects.filter(status="FAILED").exists(), seconds=40, why="the watch hangs")
-    assert time.monotonic() - before > 5, "the statement was under way at the server"
+    failed = eventually(lambda: Task.objects.filter(status="FAILED").first(), why="the watch hangs")
+    assert (failed.finished_at - failed.started_at).total_seconds() >= 10, "the statement was under way at the server"
 
 
 def test_who_does_something_else_or_asks_again_and_again_is_left_alone(member, eventually, caplog):
     tasks.read_slowly.enqueue(1.5)
     tasks.ask_often.enqueue(3)
-    eventually(is_done, seconds=30)
+    eventually(is_done)
     assert {task.attempts_made for task in Task.objects.all()} == {1}
     assert "has had no answer" not in caplog.text

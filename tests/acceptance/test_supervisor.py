@@ -66,7 +66,7 @@ def test_a_killed_process_is_replaced_and_its_task_runs_again(supervisor, eventu
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_lets_the_tasks_of_all_finish(supervisor, eventually, number):
-    process = supervisor("--grace", "20")
+    process = supervisor("--grace", "600")
     for _ in range(2):
         running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.count() == 2)
@@ -83,9 +83,9 @@ def test_the_first_signal_lets_the_tasks_of_all_finish(supervisor, eventually, n
 
 def test_the_second_signal_gives_everything_back(supervisor, eventually):
     """And a SIGTERM that the processes get besides, as from systemd, is no second one."""
-    process = supervisor("--grace", "60")
+    process = supervisor("--grace", "600")
     for name in "ab":
-        tasks.note_and_sleep.enqueue(name, 30)
+        tasks.note_and_sleep.enqueue(name, running_tasks.FOREVER)
     eventually(lambda: Effect.objects.count() == 2)
     process.send(signal.SIGTERM)
     eventually(lambda: process.output.count("Waiting up to") == 2, why=process.output)
@@ -96,7 +96,7 @@ def test_the_second_signal_gives_everything_back(supervisor, eventually):
     assert Task.objects.filter(status="RUNNING").count() == 2
     process.send(signal.SIGTERM)
 
-    assert process.wait(10) == 0
+    assert process.wait() == 0
     assert list(Task.objects.values_list("status", "rescues")) == [("SCHEDULED", 0)] * 2
 
 
@@ -107,9 +107,9 @@ def test_a_killed_supervisor_leaves_no_process_behind(supervisor, eventually):
     eventually(lambda: Effect.objects.exists())
     process.send(signal.SIGKILL)
 
-    process.process.wait(10)
+    process.process.wait(60)
     # Whoever still lives holds the other end of this pipe.
-    process._reader.join(20)
+    process._reader.join(60)
     if process._reader.is_alive():
         for pid in ready(process):
             with suppress(ProcessLookupError):
@@ -156,7 +156,7 @@ def test_processes_that_drain_end_together(supervisor, eventually, worker_proces
 
 def test_a_process_with_a_task_that_does_not_end_is_replaced(worker_process, eventually):
     """What sleeps in C cannot be interrupted. Its neighbour may finish; then it is tried again, in the new process."""
-    process = worker_process("--max-time", "3600", "--threads", "2", "--grace", "6")
+    process = worker_process("--max-time", "3600", "--threads", "2", "--grace", "60")
     neighbour = running_tasks.wait_for_note.enqueue("go on")
     stuck = running_tasks.stuck_once.enqueue()
     eventually(lambda: "The process is replaced." in process.output, why=process.output)

@@ -50,22 +50,22 @@ def shop():
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     address = f"http://127.0.0.1:{port}"
-    for _ in range(200):
+    for _ in range(1200):
         try:
-            urllib.request.urlopen(f"{address}/admin/", timeout=5).close()
+            urllib.request.urlopen(f"{address}/admin/", timeout=60).close()
             break
         except OSError:
             time.sleep(0.05)
     yield address
     process.terminate()
-    process.wait(10)
+    process.wait(60)
 
 
 def console_of(url, tmp_path):
     """Return what a browser's console says about a page, and the page as it is after all scripts."""
     visit = subprocess.run(
         [str(CHROMIUM), *QUIET, f"--user-data-dir={tmp_path}", "--dump-dom", url],
-        capture_output=True, text=True, timeout=90, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     return [line for line in visit.stderr.splitlines() if "CONSOLE" in line], visit.stdout
 

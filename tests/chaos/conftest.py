@@ -90,12 +90,16 @@ def server(shared_server: PrivatePostgres) -> PrivatePostgres:
 
 @pytest.fixture
 def stage(
-    request: pytest.FixtureRequest, server: PrivatePostgres, django_db_blocker: Any, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    server: PrivatePostgres,
+    is_short: bool,
+    django_db_blocker: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Stage]:
     """The stage of a test marked with ``fault``. Django's connection of this process leads to its server, too."""
     for name, value in {"HOST": str(server.folder), "NAME": "postgres", "USER": "postgres"}.items():
         monkeypatch.setitem(connection.settings_dict, name, value)
-    stage = Stage(server, fault_of(request.node), request.config.stash[_ROWS])
+    stage = Stage(server, fault_of(request.node), request.config.stash[_ROWS], is_short=is_short)
     with django_db_blocker.unblock():
         connection.close()
         stage.clear()

@@ -18,18 +18,18 @@ from tests.sample import chaos_tasks
 from tests.sample.models import Run
 
 #: Quick signs of life, where the short form cannot wait for the default limit.
-QUICK = {"HEARTBEAT_INTERVAL": 0.5, "HEARTBEAT_LIMIT": 4.0, "POLL_INTERVAL": 2.0}
+QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 8.0, "POLL_INTERVAL": 2.0}
 
 
 @pytest.mark.short
 @pytest.mark.fault("SIGKILL of a worker")
 def test_a_killed_worker(stage, eventually):
     victim, *_others = stage.workers(3, "--threads", "2")
-    stage.load(40, seconds=0.1)
-    eventually(lambda: stage.running(10) and stage.hands(victim.id), why="the work did not begin")
+    begun = stage.under_load(lambda: stage.running(10) and stage.hands(victim.id), seconds=0.5)
+    eventually(begun, why="the work did not begin")
     blow = stage.strike(victim, signal.SIGKILL)
     assert blow.hands, "the victim had nothing in hand"
-    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    eventually(stage.is_over, why="some task is stuck")
     recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
     stage.show("its tasks run elsewhere", recovery.last, bound=10)
     stage.show("others go on", recovery.others, bound=2)
@@ -49,9 +49,8 @@ def test_all_workers_dead_at_once(stage, eventually, whom, fault):
     """Nobody is left who has seen what was before. Others are started at once, as a supervisor or a cluster does."""
     stage.fault = fault
     crew = stage.workers(3, "--threads", "2")
-    stage.load(40, seconds=0.1)
-    everybody = {member.id for member in crew}
-    eventually(lambda: set(Run.objects.values_list("worker", flat=True)) == everybody, why="not all have begun")
+    busy = stage.under_load(lambda: all(stage.hands(each.id) for each in crew), seconds=0.5)
+    eventually(busy, why="not all have begun")
     if whom == "everything":
         stage.kill_heartbeat_processes(*crew)
     at = time.time()
@@ -61,7 +60,7 @@ def test_all_workers_dead_at_once(stage, eventually, whom, fault):
     assert hands, "the victims had nothing in hand"
     stage.workers(2, "--threads", "4")
     started = time.time() - at
-    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    eventually(stage.is_over, why="some task is stuck")
     recovery = stage.judge().recovery(hands, None, at)
     # How long a process takes to start is the machine's business.
     stage.show("their tasks run elsewhere, once others have started", max(0.0, recovery.last - started), bound=10)
@@ -71,11 +70,10 @@ def test_all_workers_dead_at_once(stage, eventually, whom, fault):
 @pytest.mark.fault("SIGTERM, tasks shorter than the grace")
 def test_a_worker_that_ends_in_order(stage, eventually):
     victim, *_others = stage.workers(2, "--threads", "2")
-    stage.load(4, seconds=0.7)
-    eventually(lambda: len(stage.hands(victim.id)) >= 2, why="the work did not begin")
+    eventually(stage.under_load(lambda: len(stage.hands(victim.id)) >= 2, seconds=0.7), why="the work did not begin")
     blow = stage.strike(victim, signal.SIGTERM)
     assert victim.wait() == 0
-    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    eventually(stage.is_over, why="some task is stuck")
     stage.judge()
     assert not Attempt.objects.exists(), "a task that runs is left to finish"
     stage.show("the worker ends as soon as its tasks have", victim.ended_at - blow.at, bound=0.7 + 2)
@@ -85,13 +83,13 @@ def test_a_worker_that_ends_in_order(stage, eventually):
 @pytest.mark.fault("SIGTERM, tasks longer than the grace")
 def test_a_worker_whose_grace_is_over(stage, eventually):
     victim = stage.worker("--threads", "6", "--grace", "1")
-    stage.load(2, seconds=4)
-    eventually(lambda: len(stage.hands(victim.id)) == 6, why="the work did not begin")
     stage.worker("--threads", "6")
+    eventually(stage.under_load(lambda: len(stage.hands(victim.id)) == 6, seconds=4), why="the work did not begin")
     blow = stage.strike(victim, signal.SIGTERM)
     assert victim.wait() == 0
-    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    eventually(stage.is_over, why="some task is stuck")
     recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at + 1)
+    assert Task.objects.filter(pk__in=blow.hands, attempts=2).exists(), "nothing was interrupted"
     assert not Attempt.objects.exists(), "neither a retry nor a rescue is spent"
     stage.show("the worker ends", victim.ended_at - blow.at, bound=1 + 2)
     stage.show("its tasks run elsewhere", recovery.last, bound=6)
@@ -105,11 +103,11 @@ def test_a_zombie(stage, eventually, pglock):
     """Everything that it had runs elsewhere; what it brings when it wakes is dropped, and it works again."""
     limit = Settings(**pglock).HEARTBEAT_LIMIT
     zombie, *_others = stage.workers(3, "--threads", "3", pglock=pglock)
-    stage.load(12, seconds=0.3)
-    eventually(lambda: stage.running(9), why="the work did not begin")
+    begun = stage.under_load(lambda: stage.running(9) and stage.hands(zombie.id), seconds=0.5)
+    eventually(begun, why="the work did not begin")
     blow = stage.strike(zombie, signal.SIGSTOP)
     assert blow.hands, "the victim had nothing in hand"
-    eventually(stage.is_over, seconds=limit + 60, why="some task is stuck")
+    eventually(stage.is_over, why="some task is stuck")
     before = dict(Task.objects.values_list("pk", "finished_at"))
     stage.strike(zombie, signal.SIGCONT)
     eventually(lambda: not Run.objects.filter(worker=zombie.id, ended_at=None).exists(), why="it does not wake")
@@ -117,13 +115,11 @@ def test_a_zombie(stage, eventually, pglock):
     assert dict(Task.objects.values_list("pk", "finished_at")) == before, "an outcome came too late and was written"
     evidence = stage.judge()
     recovery = evidence.recovery(blow.hands, blow.victim, blow.at)
-    # The short form shares its machine with everything else.
-    bound = limit + 10 if pglock else limit
-    stage.show(f"its tasks run elsewhere (limit: {limit:.0f} s)", recovery.last, bound=bound)
+    stage.show(f"its tasks run elsewhere (limit: {limit:.0f} s)", recovery.last, bound=limit)
     stage.show("others go on", recovery.others, bound=2)
     runs = Run.objects.filter(worker=zombie.id).count()
-    stage.load(10)
-    eventually(lambda: Run.objects.filter(worker=zombie.id).count() > runs, why="the zombie does not work again")
+    again = stage.under_load(lambda: Run.objects.filter(worker=zombie.id).count() > runs)
+    eventually(again, why="the zombie does not work again")
 
 
 @pytest.mark.short
@@ -132,16 +128,16 @@ def test_wrong_clocks(stage, eventually):
     """The others judge who lives, promote what is due, and rescue: nothing of it by their own clocks."""
     stage.worker("--threads", "2", CHAOS_CLOCK="3600")
     told = chaos_tasks.tell_time.enqueue()
-    assert told.wait(20).return_value > time.time() + 3500, "the clock is right"
+    assert told.wait(60).return_value > time.time() + 3500, "the clock is right"
     Task.objects.all().delete()
     stage.worker("--threads", "2", CHAOS_CLOCK="-3600")
     victim = stage.worker("--threads", "2")
     due = timezone.now() + timedelta(seconds=4)
     later = stage.expect(chaos_tasks.work.using(run_after=due).enqueue(0))
-    stage.load(30, seconds=0.1)
-    eventually(lambda: Run.objects.filter(worker=victim.id).count() > 5, why="the work did not begin")
+    begun = stage.under_load(lambda: Run.objects.filter(worker=victim.id).count() > 5, seconds=0.1)
+    eventually(begun, why="the work did not begin")
     blow = stage.strike(victim, signal.SIGKILL)
-    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    eventually(stage.is_over, why="some task is stuck")
     recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
     stage.show("the tasks of a killed worker run elsewhere", recovery.last, bound=10)
     assert set(Attempt.objects.values_list("worker", flat=True)) <= {victim.id}, "a living worker was taken for dead"
@@ -163,7 +159,7 @@ def test_a_task_that_takes_its_worker_down(stage, eventually, how):
     eventually(lambda: any(member.ended_at for member in stage.crew), why="nobody went down")
     (victim,) = [member for member in stage.crew if member.ended_at]
     hands = stage.hands(victim.id)
-    eventually(lambda: stage.replace_dead() and stage.is_over(), seconds=60, why="some task is stuck")
+    eventually(lambda: stage.replace_dead() and stage.is_over(), why="some task is stuck")
     recovery = stage.judge().recovery(hands, victim.id, victim.ended_at)
     stage.show("its tasks run elsewhere", recovery.last, bound=10)
 
@@ -175,7 +171,7 @@ def test_a_task_that_eats_memory(stage, eventually):
     stage.workers(2, "--threads", "2", CHAOS_MEMORY="1024")
     hungry = stage.expect(*[chaos_tasks.eat.enqueue() for _ in range(3)])
     stage.load(20)
-    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    eventually(stage.is_over, why="some task is stuck")
     stage.judge("it fails by itself; nothing else is lost, stuck, or fails", may_fail=hungry)
     errors = Attempt.objects.filter(task__in=hungry)
     assert set(errors.values_list("exception_path", flat=True)) == {"builtins.MemoryError"}
@@ -191,7 +187,7 @@ def test_a_poison_pill(stage, eventually):
     with transaction.atomic():
         pill = stage.expect(chaos_tasks.take_down.enqueue("out-of-memory kill", times=1000, after=0.3))
         innocent = stage.expect(*[chaos_tasks.work.enqueue(1.5) for _ in range(3)])
-    eventually(lambda: stage.replace_dead() and stage.is_over(), seconds=90, why="some task is stuck")
+    eventually(lambda: stage.replace_dead() and stage.is_over(), why="some task is stuck")
     stage.judge("it ends FAILED, and nobody else does", may_fail=pill)
     row = Task.objects.get(pk=pill[0])
     assert row.status == "FAILED"
@@ -211,7 +207,7 @@ def test_deploys_in_a_row(stage, eventually, count):
         stage.strike(old, signal.SIGTERM)
         stage.worker("--threads", "2")
         assert old.wait() == 0
-    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    eventually(stage.is_over, why="some task is stuck")
     stage.judge()
     assert not Attempt.objects.exists(), "no task is interrupted"
     assert Worker.objects.count() == 2, "whoever ends signs off"
@@ -224,12 +220,12 @@ def test_two_versions_of_the_code(stage, eventually):
     new = stage.expect(*[chaos_tasks.work_newly.enqueue(0.05) for _ in range(20)])
     stage.load(10)
     others = Task.objects.exclude(pk__in=new)
-    eventually(lambda: not others.filter(finished_at=None).exists(), seconds=60, why="known tasks have to wait")
+    eventually(lambda: not others.filter(finished_at=None).exists(), why="known tasks have to wait")
     waiting = Task.objects.filter(pk__in=new)
     assert set(waiting.values_list("status", "attempts")) == {("READY", 0)}, "an old worker touched a new task"
     began = time.time()
     worker = stage.worker("--threads", "2")
-    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    eventually(stage.is_over, why="some task is stuck")
     evidence = stage.judge()
     assert {run.worker for run in evidence.runs if run.task in new} == {worker.id}
     assert waiting.aggregate(Max("attempts"))["attempts__max"] == 1, "an attempt was spent"
@@ -245,7 +241,7 @@ def test_a_long_transaction(stage, eventually, count):
         holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         holder.execute("SELECT pg_current_xact_id()")
         stage.load(count, seconds=0)
-        eventually(stage.is_over, seconds=240, why="some task is stuck")
+        eventually(stage.is_over, seconds=500, why="some task is stuck")
         began = time.time()
         last = stage.expect(chaos_tasks.work.enqueue(0))
         eventually(stage.is_over, why="the last one is stuck")

@@ -30,7 +30,7 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 #: Seconds within which work goes on, and within which each worker has part in it.
 GOES_ON, ALL_GO_ON = 5.0, 10.0
 #: Signs of life for the short form, where the fault has to last longer than the limit.
-QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 4.0}
+QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 8.0}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def show_work_goes_on(stage, eventually):
     """Show that all work is done, and how soon each worker worked again after each of some moments."""
 
     def show(crew, *moments, **exceptions):
-        eventually(stage.is_over, seconds=90, why="some task is stuck")
+        eventually(stage.is_over, why="some task is stuck")
         evidence = stage.judge(**exceptions)
         begins = [[evidence.begins(member.id, moment) for member in crew] for moment in moments]
         stage.show("work goes on", max(map(min, begins)), GOES_ON)
@@ -66,15 +66,7 @@ def show_work_goes_on(stage, eventually):
 @pytest.fixture
 def keep_busy(stage, eventually):
     """Enqueue a little until each of the workers has begun something after a moment."""
-
-    def keep(crew, since):
-        def all_begun():
-            stage.load(2)
-            return all(stage.evidence().begins(member.id, since) < 60 for member in crew)
-
-        eventually(all_begun, seconds=60, why="some worker does not work again")
-
-    return keep
+    return lambda crew, since: eventually(stage.all_begin(crew, since), why="some worker does not work again")
 
 
 def connect(server, **options):
@@ -94,12 +86,11 @@ def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_work
     stage.load(5)
     eventually(stage.running, why="the work did not begin")
     terminated, end = 0, time.monotonic() + (4 if is_short else 30)
-    while time.monotonic() < end:
+    while time.monotonic() < end or terminated <= 20:
         stage.load(1)
         terminated += ask(TERMINATE)
         time.sleep(0.25)
     since = time.time()
-    assert terminated > 20, "hardly any session was there to be terminated"
     keep_busy(crew, since)
     show_work_goes_on(crew, since)
 
@@ -108,12 +99,12 @@ def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_work
 def test_a_worker_dies_while_all_are_cut(stage, eventually):
     """All are silent for a moment; those who live are heard again, and then the one that is not is known to be dead."""
     victim, *_others = stage.workers(3, "--threads", "2")
-    stage.load(40, seconds=0.1)
-    eventually(lambda: stage.running(20) and stage.hands(victim.id), why="the work did not begin")
+    begun = stage.under_load(lambda: stage.running(20) and stage.hands(victim.id), seconds=0.5)
+    eventually(begun, why="the work did not begin")
     stage.kill_heartbeat_processes(victim)
     blow = stage.strike(victim, signal.SIGKILL)
     ask(TERMINATE)
-    eventually(stage.is_over, seconds=60, why="some task is stuck")
+    eventually(stage.is_over, why="some task is stuck")
     recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
     stage.show("its tasks run elsewhere", recovery.last, bound=10)
     rescued = Attempt.objects.filter(exception_path=LOST_WITH_WORKER)
@@ -132,7 +123,7 @@ def test_an_immediate_restart(stage, keep_busy, show_work_goes_on, eventually, i
         connection.close()
         moments.append(time.time())
         keep_busy(crew, moments[-1])
-        eventually(stage.is_over, seconds=90, why="some task is stuck")
+        eventually(stage.is_over, why="some task is stuck")
     show_work_goes_on(crew, *moments)
 
 
@@ -171,7 +162,7 @@ def test_all_connections_are_taken(stage, keep_busy, show_work_goes_on, eventual
             take_all(stage.server, guests)
         new = stage.start("--threads", "2")
         for member in (old, new):
-            member.wait_for("has lost the database and keeps trying", 60)
+            member.wait_for("has lost the database and keeps trying")
         time.sleep(1 if is_short else 20)
         assert "is ready" not in new.output
     since = time.time()
@@ -222,7 +213,7 @@ def test_the_table_is_locked(stage, keep_busy, show_work_goes_on, eventually, is
 @pytest.mark.fault("ACCESS EXCLUSIVE on the tasks for longer than HEARTBEAT_LIMIT")
 def test_the_table_is_locked_for_long(stage, keep_busy, show_work_goes_on, eventually, is_short):
     """While functions run. Whoever waits for a table is alive."""
-    seconds, beats = (6, QUICK) if is_short else (40, {})
+    seconds, beats = (10, QUICK) if is_short else (40, {})
     crew = stage.workers(2, pglock=beats)
     long = stage.expect(*[chaos_tasks.work.enqueue(seconds + 4) for _ in range(3)])
     eventually(lambda: stage.running(3), why="the work did not begin")
@@ -246,7 +237,7 @@ def test_an_old_snapshot(stage, eventually):
         reader.execute("SELECT count(*) FROM django_pglock_task")
         enqueue_many(nothing, range(count))
         stage.load(20, seconds=0)
-        eventually(lambda: time.sleep(0.5) or stage.is_over(), seconds=120, why="some task is stuck")
+        eventually(lambda: time.sleep(0.5) or stage.is_over(), why="some task is stuck")
     done = Task.objects.filter(task_path="tests.sample.tasks.nothing", status="SUCCESSFUL")
     times = sorted(done.values_list("finished_at", flat=True))
     assert len(times) == count

@@ -75,7 +75,7 @@ def test_a_cut_ends_a_statement_that_waits_for_its_answer(proxy, connect, eventu
     thread.start()
     eventually(lambda: raw.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE)
     proxy.cut()
-    thread.join(5)
+    thread.join(60)
     assert failed
 
 
@@ -97,7 +97,7 @@ def test_a_black_hole_says_nothing_and_gives_back_what_it_swallowed(proxy, conne
         connect(connect_timeout=2)
     assert answers == []
     proxy.pass_through()
-    thread.join(5)
+    thread.join(60)
     assert answers == [(1,)]
 
 
@@ -110,5 +110,5 @@ def test_a_black_hole_for_old_connections_only(proxy, connect):
     thread.join(0.2)
     assert thread.is_alive()
     proxy.pass_through()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()

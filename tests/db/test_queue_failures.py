@@ -143,7 +143,7 @@ def heard():
     def hear():
         # Notifications come in the order of their commits: before this one, all that there were.
         ask("SELECT pg_notify(%s, 'the end')", wakeup.READY_CHANNEL)
-        notes = listener.connection.notifies(timeout=20)
+        notes = listener.connection.notifies(timeout=60)
         return list(itertools.takewhile(lambda payload: payload != "the end", (note.payload for note in notes)))
 
     yield hear
@@ -219,7 +219,7 @@ def test_the_clock_of_the_host_does_not_matter(worker, eventually, monkeypatch, 
         """SELECT max(abs(EXTRACT(EPOCH FROM date - clock_timestamp()))) FROM django_pglock_task,
            unnest(ARRAY[enqueued_at, started_at, last_attempted_at, finished_at]) AS date"""
     )
-    assert most < 60
+    assert most < 3600
     assert Worker.objects.alive().count() == 2
 
 
@@ -252,7 +252,8 @@ def test_no_transaction_is_open_while_a_task_runs(worker, eventually):
     open_ = """SELECT application_name, state, query FROM pg_stat_activity
                WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"""
     try:
-        eventually(lambda: not ask(open_), seconds=5, why="a transaction stays open")
+        # The server ends what a service leaves open, after thirty seconds.
+        eventually(lambda: not ask(open_), seconds=25, why="a transaction stays open")
         assert Task.objects.get().status == "RUNNING"
     finally:
         Task.objects.cancel()

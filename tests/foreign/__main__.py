@@ -30,7 +30,7 @@ EXTENSIONS = {"postgis": "postgis"}
 #: The project that takes longest goes first, so that nobody waits for it alone in the end.
 FIRST = "sessions"
 #: Longest that one project may take, in seconds: a hang has to end before the whole run is ended.
-LONGEST = 300
+LONGEST = 1200
 RESULTS = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)")
 
 

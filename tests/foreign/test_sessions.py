@@ -128,7 +128,7 @@ def sessions() -> list[tuple[str, str]]:
         return cursor.fetchall()
 
 
-def eventually(function: Callable[[], bool], tell: Callable[[], Any] = str, seconds: float = 15) -> None:
+def eventually(function: Callable[[], bool], tell: Callable[[], Any] = str, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not function():
         assert time.monotonic() < deadline, f"it did not come true: {tell()}"
@@ -203,13 +203,13 @@ def test_a_worker_with_all_its_sessions(using, drain):
     worker = Worker(using=using, threads=2, grace=5)
     worker.start()
     try:
-        assert started.wait(30)
+        assert started.wait(60)
         with seen(using):
             pass
         rotate()
         result = on(using).enqueue()
         release.set()
-        assert result.wait(30)
+        assert result.wait(60)
     finally:
         release.set()
         worker.shutdown()
@@ -223,7 +223,7 @@ def test_waiting_for_a_result(using):
     worker = Worker(using=using, threads=1, grace=5)
     worker.start()
     try:
-        assert started.wait(30)
+        assert started.wait(60)
         before = len(sessions())
         waiter = threading.Thread(target=result.wait, args=(30,))
         waiter.start()
@@ -231,7 +231,7 @@ def test_waiting_for_a_result(using):
         with seen(using):
             pass
         release.set()
-        waiter.join(30)
+        waiter.join(60)
         assert not waiter.is_alive()
         assert result.status == "SUCCESSFUL"
     finally:
@@ -274,7 +274,7 @@ def test_the_pool_gets_its_connections_back():
     for _ in range(12):
         thread = threading.Thread(target=work)
         thread.start()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
     assert Task.objects.using(using).count() == 24
     with lock("pooled", timeout=0, using=using):
@@ -324,7 +324,7 @@ def worker_process(using: str) -> Iterator[None]:
     finally:
         worker.kill()
         # pytest shows it when the test has failed.
-        print(worker.communicate(timeout=30)[0])
+        print(worker.communicate(timeout=60)[0])
 
 
 def last_beat() -> Any:

@@ -68,7 +68,7 @@ class Project:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=300,
             check=False,
         )
         assert bool(ran.returncode) == fails, f"{arguments} returned {ran.returncode}:\n{ran.stdout}{ran.stderr}"

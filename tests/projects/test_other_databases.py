@@ -244,7 +244,7 @@ def test_results_are_read_where_they_were_written(project):
         Worker(drain=True, threads=1).run()
         result.refresh()
         print(result.status, [error.exception_class.__name__ for error in result.errors], result.attempts)
-        print(ship.get_result(result.id).wait(5).errors[0].traceback[-15:])
+        print(ship.get_result(result.id).wait(60).errors[0].traceback[-15:])
         """
     )
     assert "FAILED ['LookupError', 'LookupError'] 2" in said

@@ -46,7 +46,7 @@ def test_the_app_works_alone(project):
     )
     assert "['django_pglock.testing']" in shown
     assert "report" in shown
-    assert "Nothing waits, runs or has failed." in shown
+    assert "No task is waiting, running or failed." in shown
     assert "worked" in made.manage("withlock", "order:5", "--", "echo", "worked")
     made.manage("runlockworker", "--drain")
 

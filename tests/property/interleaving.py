@@ -64,11 +64,11 @@ class Schedule:
         for thread in self._threads:
             thread.start()
         self._turns[0].may_run.release()
-        assert self._is_over.wait(10), f"nobody ends: {self.places()}"
+        assert self._is_over.wait(60), f"nobody ends: {self.places()}"
         for turn in self._turns:
             turn.may_run.release()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
         if self._failure is not None:
             raise self._failure
 

@@ -25,7 +25,7 @@ def select(statement="SELECT 1"):
 
 def pause():
     HAS_BEGUN.set()
-    assert GO_ON.wait(30)
+    assert GO_ON.wait(60)
 
 
 @task(max_attempts=2, backoff=0)
@@ -35,7 +35,7 @@ def ask_twice():
     select()
 
 
-@task(timeout=1, max_attempts=2, backoff=0)
+@task(timeout=3, max_attempts=2, backoff=0)
 def ask_twice_in_time():
     select()
     pause()
@@ -170,15 +170,14 @@ async def write_in_coroutine():
     await Effect.objects.acreate(name="kept")
 
 
-is_free = threading.Event()
-
-
 @task
 async def occupy():
-    """Keep the thread in which the ORM runs for all coroutines until ``is_free`` is set."""
-    await sync_to_async(is_free.wait)(60)
+    """Keep the thread in which the ORM runs for all coroutines."""
+    await sync_to_async(pause)()
 
 
 @task
-async def wait_until(seconds):
-    await asyncio.sleep(seconds)
+async def wait_until_told():
+    while not GO_ON.is_set():
+        await asyncio.sleep(0.01)
+    return "told"

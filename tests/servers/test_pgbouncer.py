@@ -61,7 +61,7 @@ def test_transaction_locks_exclude_and_leave_nothing_behind(pgbouncer, alias, in
     def visit_all(client):
         try:
             for number in range(200):
-                meet.wait(30)
+                meet.wait(60)
                 visit(client, number)
         except BaseException:
             meet.abort()  # or the other one would wait for us
@@ -138,8 +138,8 @@ def test_coroutines_exclude_each_other_with_a_transaction_each(pgbouncer, alias)
 def test_leases_need_no_session_and_work_here_as_anywhere(pgbouncer, alias, in_threads):
     """No notification comes through, so who waits has to look."""
     alias("pooled", NAME="one", **pgbouncer)
-    with Lease("a", ttl=0.6, using="pooled") as lease, pytest.raises(LockNotAvailable):
-        assert not lease.lost.wait(1)
+    with Lease("a", ttl=3, using="pooled") as lease, pytest.raises(LockNotAvailable):
+        assert not lease.lost.wait(4)
         with Lease("a", using="pooled"):
             pass
     tokens = []
@@ -188,7 +188,7 @@ def test_a_worker_takes_no_session_lock_behind_it(pgbouncer, alias, eventually, 
         assert locks_of_workers() == 0
     finally:
         heartbeat.stop()
-        heartbeat.wait(10)
+        heartbeat.wait(60)
 
 
 def test_a_worker_runs_tasks_behind_it(pgbouncer, alias, eventually):

@@ -27,7 +27,7 @@ from example_project.postgres import PrivatePostgres
 primary = PrivatePostgres().start()
 standby = PrivatePostgres(standby_of=primary).start()
 print(primary.home, standby.home, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

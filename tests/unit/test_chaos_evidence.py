@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from uuid import UUID
 
 import pytest
@@ -21,6 +22,7 @@ from tests.chaos.evidence import (
     TaskRow,
 )
 from tests.chaos.report import BEGIN, END, Row, write
+from tests.chaos.stage import Stage
 
 ONE, OTHER = UUID(int=1), UUID(int=2)
 
@@ -122,3 +124,15 @@ def test_the_table_is_written_between_its_marks(tmp_path):
     row = "| a fault | a guarantee | 10.0 s | 2.3 s | BROKEN |\n"
     assert page.read_text().startswith(f"before\n{BEGIN}\n| fault |")
     assert page.read_text().endswith(f"{row}{END}\nafter\n")
+
+
+@pytest.mark.parametrize(
+    ("is_short", "measured", "is_kept"),
+    [(False, 10.0, True), (False, 10.1, False), (True, 99.0, True), (True, 101.0, False)],
+)
+def test_a_time_that_is_too_long(is_short, measured, is_kept):
+    """In the short form only what has never happened, as on a machine that is slow, is too late."""
+    stage = Stage(None, "a fault", rows := [], is_short=is_short)
+    with nullcontext() if is_kept else pytest.raises(AssertionError, match="it is done: after"):
+        stage.show("it is done", measured, bound=10)
+    assert [row.is_kept for row in rows] == [is_kept]

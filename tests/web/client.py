@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 #: Seconds until a server that does not answer counts as broken.
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 # Close with a reset: the server hears at its next look or write that nobody is there.
 RESET = struct.pack("ii", 1, 0)
 

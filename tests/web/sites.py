@@ -18,7 +18,7 @@ from example_project.demo.processes import free_port
 from tests.conftest import ROOT
 
 #: Seconds for a server to start, on a machine that is busy.
-START_LIMIT = 90.0
+START_LIMIT = 180.0
 
 _PERSISTENT = {"WEB_CONN_MAX_AGE": "600"}
 _POOL = {"WEB_POOL": "1"}
@@ -116,18 +116,12 @@ class Site:
                 ["sh", "-c", RUN, "sh", *command], env=self._environment(), cwd=ROOT, start_new_session=True,
                 stdin=subprocess.PIPE, stdout=output, stderr=output,
             )  # fmt: skip
-        self._wait_until_ready()
+        assert self._becomes_ready(), f"{self.name} does not answer:\n{self.output.read_text()}"
         return self
 
     def revive(self) -> None:
         """Have a server again after a process of it was killed: who has a parent is started anew by that."""
-        assert self._process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            # A process that was killed may not have ended yet.
-            self._process.wait(0.5)
-        if self._process.poll() is None:
-            self._wait_until_ready()
-        else:
+        if not self._becomes_ready():
             self.start()
 
     def stop(self) -> None:
@@ -137,7 +131,7 @@ class Site:
         # At once, for what is open may never end by itself: a test may have failed.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(30)
+        self._process.wait(60)
         self._end_pipe()
 
     def _end_pipe(self) -> None:
@@ -157,18 +151,19 @@ class Site:
             "WEB_ERRORS": str(self.errors),
         }
 
-    def _wait_until_ready(self) -> None:
+    def _becomes_ready(self) -> bool:
+        """Wait until the server answers; say whether it does, or has ended."""
         deadline = time.monotonic() + START_LIMIT
         while not _answers(f"http://127.0.0.1:{self.port}/ready/"):
-            assert self._process is not None
-            is_over = self._process.poll() is not None or time.monotonic() > deadline
-            assert not is_over, f"{self.name} does not answer:\n{self.output.read_text()}"
+            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+                return False
             time.sleep(0.05)
+        return True
 
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=20) as response:
             return bool(response.status == 200)
     except (OSError, urllib.error.URLError):
         return False

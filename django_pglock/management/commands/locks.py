@@ -1,4 +1,4 @@
-"""``manage.py locks``: who holds which advisory lock, who waits, and an end to a session."""
+"""``manage.py locks``: show advisory locks and leases, end a session, take a lease away."""
 
 from __future__ import annotations
 
@@ -23,42 +23,48 @@ from django_pglock.worker.options import amount
 
 
 class Command(BaseCommand):
-    """Shows advisory locks of this database."""
+    """Shows the advisory locks of a database."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.help = _(
-            "Show the advisory locks of a database: holders, and under each those who wait for it. A name is shown "
-            "where it can be proved; give one to find its lock."
+            "Show the advisory locks of a database: each holder, and below it the sessions that wait. The name of a "
+            "lock is shown if a statement of its holder or of a waiting session contains it. Give a name to find the "
+            "lock by its key."
         )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Say what can be asked for."""
-        parser.add_argument("search", nargs="?", metavar="NAME", help=_("Only this name, key or session."))
-        parser.add_argument("--json", action="store_true", help=_("Print JSON for programs."))
+        """Add the arguments."""
+        parser.add_argument("search", nargs="?", metavar="NAME", help=_("Only locks of this name, key or session."))
+        parser.add_argument("--json", action="store_true", help=_("Print JSON."))
         parser.add_argument(
             "--watch",
             type=read_by(amount),
             nargs="?",
             const=2.0,
             metavar="SECONDS",
-            help=_("Look again and again, every so many seconds (default: 2), until Ctrl-C."),
+            help=_("Repeat at this interval (default: 2) until Ctrl-C."),
         )
         ways = parser.add_mutually_exclusive_group()
-        ways.add_argument("--blocked", action="store_true", help=_("Only locks that somebody waits for."))
+        ways.add_argument("--blocked", action="store_true", help=_("Only locks for which a session waits."))
         ways.add_argument(
-            "--terminate", type=int, metavar="PID", help=_("End this session, if it holds or waits for a lock here.")
+            "--terminate",
+            type=int,
+            metavar="PID",
+            help=_("End this session, if it holds or waits for an advisory lock."),
         )
         ways.add_argument(
-            "--leases", action="store_true", help=_("Show leases instead: rows with an owner and an end.")
+            "--leases", action="store_true", help=_("Show leases instead: rows with an owner and an expiry.")
         )
         ways.add_argument(
-            "--free-lease", metavar="NAME", help=_("Take this lease away from its holder, who notices it and stops.")
+            "--free-lease",
+            metavar="NAME",
+            help=_("Take this lease away from its holder, which notices the loss at its next renewal."),
         )
         parser.add_argument("--database", help=_("Database alias (default: the setting USING)."))
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Ask, and show the answer."""
+        """Show rows, end a session or take a lease away."""
         try:
             connection = connection_for(options["database"] or get_settings().USING)
         except ConfigurationError as error:
@@ -87,7 +93,7 @@ class Command(BaseCommand):
         try:
             while True:
                 show(rows.all(), kind)
-                # A pipe would keep it until there are some kilobytes.
+                # Python buffers some kilobytes when it writes to a pipe.
                 self.stdout.flush()
                 if options["watch"] is None:
                     break
@@ -95,17 +101,17 @@ class Command(BaseCommand):
         except KeyboardInterrupt:
             return
         except BrokenPipeError:
-            # Who reads has enough, as head has. Python would complain again when it flushes the rest at its end.
+            # The reader, for example head, has closed the pipe. Python would fail again when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stdout.fileno())
 
     def _free(self, leases: Any, name: str) -> None:
         if not leases.filter(name=name).free():
-            raise CommandError(_("Nobody holds a lease of the name %r.") % name)
-        self.stdout.write(_("The lease was taken away. Its holder notices it at the next renewal."))
+            raise CommandError(_("No lease of the name %r is held.") % name)
+        self.stdout.write(_("The lease was taken away. Its holder notices the loss at its next renewal."))
 
     def _terminate(self, rows: Any, pid: int) -> None:
         if not rows.terminate(pid):
-            raise CommandError(_("Session %d neither holds nor awaits an advisory lock of this database.") % pid)
+            raise CommandError(_("Session %d neither holds nor waits for an advisory lock of this database.") % pid)
         self.stdout.write(_("Session %d was ended.") % pid)
 
     def _show_json(self, rows: Iterable[Any], kind: type[Kind]) -> None:
@@ -122,7 +128,7 @@ class Command(BaseCommand):
 
 
 class Kind:
-    """What is shown of one kind of row: as JSON ``fields``, as a table ``head`` and ``line``."""
+    """How the rows of one model are shown: ``fields`` as JSON, ``head`` and ``line`` as a table."""
 
     fields: tuple[str, ...]
 
@@ -138,12 +144,12 @@ class Kind:
 
     @staticmethod
     def nothing() -> str:
-        """Return the sentence that stands for an empty table."""
+        """Return the sentence that is printed if there are no rows."""
         raise NotImplementedError
 
 
 class Locks(Kind):
-    """Advisory locks; waiters stand under their holder."""
+    """Advisory locks. Waiting sessions are indented below the holder."""
 
     fields = (
         *("key", "name", "mode", "is_granted", "pid", "waiters", "blocked_by", "since"),
@@ -170,7 +176,7 @@ class Locks(Kind):
 
     @staticmethod
     def nothing() -> str:
-        """Return the sentence that stands for an empty table."""
+        """Return the sentence that is printed if there are no rows."""
         return _("No advisory lock is held or awaited.")
 
 
@@ -182,7 +188,7 @@ class Leases(Kind):
     @staticmethod
     def head() -> tuple[str, ...]:
         """Return the titles of the columns."""
-        return (_("LEASE"), _("OWNER"), _("TOKEN"), _("HELD FOR"), _("RENEWED"), _("ENDS IN"))
+        return (_("LEASE"), _("OWNER"), _("TOKEN"), _("HELD FOR"), _("RENEWED"), _("EXPIRES IN"))
 
     @staticmethod
     def line(row: Lease) -> tuple[str, ...]:
@@ -195,5 +201,5 @@ class Leases(Kind):
 
     @staticmethod
     def nothing() -> str:
-        """Return the sentence that stands for an empty table."""
+        """Return the sentence that is printed if there are no rows."""
         return _("No lease is held.")

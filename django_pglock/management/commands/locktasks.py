@@ -1,4 +1,4 @@
-"""``manage.py locktasks``: what is in the queues, and the verbs for it."""
+"""``manage.py locktasks``: show queues and tasks, and apply verbs to them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from django_pglock.conf import PRUNABLE
 from django_pglock.management.choosing import (
     add_choice,
     add_filters,
+    add_queues,
     add_statuses,
     chosen,
     days,
@@ -42,58 +43,58 @@ from django_pglock.store.move import WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys
 from django_pglock.verbs import TASK_VERBS, Verb
 
-#: The verbs by their subcommands.
+#: The verbs by the names of their subcommands.
 VERBS = {name.replace("_stuck", "").replace("_", "-"): verb for name, verb in TASK_VERBS.items()}
 
 
 class HelpFormatter(DjangoHelpFormatter):
-    """Leaves examples in their lines and wraps everything else."""
+    """Keeps the lines of the examples and wraps all other text."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 class Command(BaseCommand):
-    """Shows tasks and acts on them."""
+    """Shows queues and tasks, and changes tasks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.help = _(
-            "Look at the queues and act on tasks. A verb takes ids, or filters; with filters it says first how many "
-            "tasks that are, and asks. Each verb moves only what it can: a task that somebody else has changed "
-            "meanwhile is left alone."
+            "Show queues and tasks, and change tasks. A verb takes ids or filters. With filters it first prints how "
+            "many tasks match, and asks for confirmation. A verb changes only tasks that are in the right state at "
+            "that moment; it does not change tasks that somebody else has changed meanwhile."
         )
         self.examples = _(
             """examples:
-  locktasks status                              what waits, runs and has failed, by queue
-  locktasks list --status FAILED --limit 5      the last five failures
-  locktasks show 4711                           all about one task, tracebacks included
-  locktasks retry 4711 4712                     run these two again
-  locktasks retry --task send_mail              run all failures of one function again; asks first
-  locktasks cancel --queue mail --dry-run       how many would that be?
-  locktasks reset --all --yes                   give back what workers that are gone have left
+  locktasks status                              number of tasks by queue and status
+  locktasks list --status FAILED --limit 5      the five latest failed tasks
+  locktasks show 4711                           one task with its attempts and tracebacks
+  locktasks retry 4711 4712                     run these two tasks again
+  locktasks retry --task send_mail              run failed tasks of one function again; asks first
+  locktasks cancel --queue mail --dry-run       how many tasks would be cancelled?
+  locktasks reset --all --yes                   make running tasks of dead workers ready again
   locktasks prune --older-than 30 --status FAILED
   locktasks pause mail --reason "provider is down"
   locktasks resume mail
   locktasks keda --queue mail                   one number, for an autoscaler
 
-"locktasks SUBCOMMAND --help" tells more. The exit code is 0 if it is done, 1 if not."""
+"locktasks SUBCOMMAND --help" shows all options. The exit code is 0 on success and 1 on failure."""
         )
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Show examples below the help."""
+        """Add the examples below the help."""
         return super().create_parser(
             prog_name, subcommand, epilog=self.examples, formatter_class=HelpFormatter, **kwargs
         )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Say what can be asked for."""
+        """Add the subcommands and their arguments."""
         verbs = parser.add_subparsers(metavar="SUBCOMMAND", required=True)
 
         def add(name: str, run: Callable[..., None], help_: str) -> CommandParser:
             sub: CommandParser = verbs.add_parser(name, help=help_, description=help_, formatter_class=HelpFormatter)
             add_database(sub)
-            # Django's own options stand before the subcommand; some people write these two behind it.
+            # Django's own options come before the subcommand. These two may also come after it.
             for option in ("--settings", "--pythonpath"):
                 sub.add_argument(option, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
             sub.set_defaults(run=run, verb=name)
@@ -101,53 +102,66 @@ class Command(BaseCommand):
 
         self._add_looks(add)
         for name, help_ in (
-            ("retry", _("Run failed or cancelled tasks again, with all their retries.")),
-            ("cancel", _("Cancel what has not finished. What runs is asked to end.")),
-            ("reset", _("Make stuck tasks ready again: running ones whose worker is gone.")),
-            ("run-now", _("Run scheduled tasks before their time.")),
+            ("retry", _("Run failed or cancelled tasks again, with their full number of retries.")),
+            ("cancel", _("Cancel unfinished tasks. Running tasks are asked to end.")),
+            ("reset", _("Make stuck tasks ready again: running tasks whose worker is dead.")),
+            ("run-now", _("Run scheduled tasks now instead of at their time.")),
         ):
             add_choice(add(name, self._act, help_))
         self._add_prune(add)
-        pause = add("pause", self._pause, _("Let no worker claim from a queue; what runs, ends."))
+        pause = add("pause", self._pause, _("Pause a queue: workers claim no task from it, and running tasks finish."))
         pause.add_argument("queue", type=plain_text, metavar="QUEUE")
-        pause.add_argument("--reason", type=plain_text, default="", help=_("For those who wonder."))
-        add("resume", self._resume, _("Let workers claim from a queue again.")).add_argument(
+        pause.add_argument(
+            "--reason", type=plain_text, default="", help=_("Why the queue is paused; shown in the admin.")
+        )
+        add("resume", self._resume, _("Resume a queue: workers claim tasks from it again.")).add_argument(
             "queue", type=plain_text, metavar="QUEUE"
         )
 
     def _add_looks(self, add: Callable[..., CommandParser]) -> None:
-        status = add("status", self._status, _("Show the queues. Counts stop at %s.") % f"{MOST_COUNTED:,}")
+        status = add(
+            "status",
+            self._status,
+            _("Show the number of tasks by queue and status. Counts stop at %s.") % f"{MOST_COUNTED:,}",
+        )
         listing = add("list", self._list, _("List tasks, the newest first."))
         add_filters(listing)
-        listing.add_argument("--limit", type=_positive, default=20, help=_("At most so many (default: 20)."))
+        listing.add_argument("--limit", type=_positive, default=20, help=_("Maximum number of tasks (default: 20)."))
         show = add("show", self._show, _("Show a task with its attempts and their tracebacks."))
         show.add_argument("id", type=task_id, metavar="ID")
-        keda = add("keda", self._keda, _("Print one number: tasks that are ready or due, in queues not paused."))
-        keda.add_argument(
-            "--queue", action="append", type=plain_text, metavar="NAME", help=_("Of this queue. May be given again.")
+        keda = add(
+            "keda", self._keda, _("Print the number of tasks that are ready or due in queues that are not paused.")
         )
+        add_queues(keda)
         for parser in (status, listing, show, keda):
-            parser.add_argument("--json", action="store_true", help=_("Print JSON for programs."))
+            parser.add_argument("--json", action="store_true", help=_("Print JSON."))
 
     def _add_prune(self, add: Callable[..., CommandParser]) -> None:
-        prune = add("prune", self._prune, _("Delete finished tasks that are older than PRUNE_AFTER says."))
+        prune = add(
+            "prune", self._prune, _("Delete finished tasks that are older than the setting PRUNE_AFTER allows.")
+        )
         prune.add_argument(
-            "--older-than", type=days, metavar="DAYS", help=_("Finished so many days ago, instead of PRUNE_AFTER.")
+            "--older-than",
+            type=days,
+            metavar="DAYS",
+            help=_("Delete tasks that finished more than DAYS days ago, instead of PRUNE_AFTER."),
         )
         add_statuses(prune, PRUNABLE)
-        prune.add_argument("--dry-run", action="store_true", help=_("Only say how many tasks that would be."))
+        prune.add_argument(
+            "--dry-run", action="store_true", help=_("Print how many tasks would be deleted, and delete nothing.")
+        )
         prune.add_argument(
             "--batch",
             type=_positive,
             default=WINDOW,
-            help=_("Rows that one statement looks at (default: %d).") % WINDOW,
+            help=_("Number of rows that one statement examines (default: %d).") % WINDOW,
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Do what the subcommand says."""
+        """Run the subcommand."""
         options["run"](Task.objects.using(database_of_tasks(options["database"])), options)
 
-    # To look
+    # Subcommands that show
 
     def _status(self, rows: Any, options: dict[str, Any]) -> None:
         queues: list[QueueCounts] = rows.queue_counts()
@@ -159,11 +173,11 @@ class Command(BaseCommand):
             head = (_("QUEUE"), *COUNTED, _("OLDEST READY"), _("PAUSED"))
             self._print_table(head, [queue_as_line(each) for each in queues])
         else:
-            self.stdout.write(_("Nothing waits, runs or has failed."))
+            self.stdout.write(_("No task is waiting, running or failed."))
         self.stdout.write(ngettext("%d worker is alive.", "%d workers are alive.", workers) % workers)
 
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
-        # Each status by itself, in the order of an index.
+        # One query for each status, in the order of the index on status and id.
         loaded = (*LISTED, "meta", *fields_behind_keys())
         parts = [in_status(rows, status).order_by("-status", "-pk") for status in sorted(set(options["status"] or ()))]
         found = [
@@ -185,7 +199,7 @@ class Command(BaseCommand):
             ]
             self._print_table(head, lines)
         else:
-            self.stdout.write(_("There is no such task."))
+            self.stdout.write(_("No task matches."))
 
     def _show(self, rows: Any, options: dict[str, Any]) -> None:
         task = rows.filter(pk=options["id"]).first()
@@ -207,7 +221,7 @@ class Command(BaseCommand):
         count = rows.count_workable(options["queue"] or ())
         self.stdout.write(json.dumps({"tasks": count}) if options["json"] else str(count))
 
-    # To act
+    # Subcommands that change
 
     def _act(self, rows: Any, options: dict[str, Any]) -> None:
         verb = VERBS[options["verb"]]
@@ -224,12 +238,12 @@ class Command(BaseCommand):
         count = verb.apply(tasks, progress)
         left = len(set(ids)) - count
         if ids and not count:
-            raise CommandError(_("None of these tasks is there in a state for this; see locktasks show."))
+            raise CommandError(_("No task of these ids exists in a state that allows this; see locktasks show."))
         self.stdout.write(verb.said(verb.done, count))
         if left > 0:
             text = ngettext(
-                "%d was left alone: it is gone, or in another state.",
-                "%d were left alone: they are gone, or in another state.",
+                "%d task was not changed: it does not exist, or is in another state.",
+                "%d tasks were not changed: they do not exist, or are in another state.",
                 left,
             )
             self.stdout.write(text % left)
@@ -249,7 +263,7 @@ class Command(BaseCommand):
         self.stdout.write(text % count)
 
     def _progress(self) -> Callable[[int, int], None]:
-        """Return a function that says how far it is, every few seconds."""
+        """Return a function that prints the progress every two seconds."""
         said_at = time.monotonic()
 
         def say(count: int, last: int) -> None:
@@ -263,10 +277,10 @@ class Command(BaseCommand):
     def _pause(self, rows: Any, options: dict[str, Any]) -> None:
         queue = options["queue"]
         try:
-            is_news = Queue.objects.using(rows.db).pause(queue, by=_who(), reason=options["reason"])
+            is_new = Queue.objects.using(rows.db).pause(queue, by=_who(), reason=options["reason"])
         except ValueError as error:
             raise CommandError(str(error)) from error
-        self.stdout.write((_("Queue %r is paused.") if is_news else _("Queue %r was paused already.")) % queue)
+        self.stdout.write((_("Queue %r was paused.") if is_new else _("Queue %r is paused already.")) % queue)
 
     def _resume(self, rows: Any, options: dict[str, Any]) -> None:
         queue = options["queue"]
@@ -276,9 +290,9 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         if not was_paused:
             raise CommandError(_("Queue %r is not paused.") % queue)
-        self.stdout.write(_("Queue %r goes on.") % queue)
+        self.stdout.write(_("Queue %r was resumed.") % queue)
 
-    # How it is shown
+    # Output
 
     def _print_json(self, value: Any) -> None:
         self.stdout.write(json.dumps(value, cls=DjangoJSONEncoder, indent=2))
@@ -292,15 +306,15 @@ class Command(BaseCommand):
 
 def _ask() -> None:
     try:
-        answer = input(_("Go on? [y/N] "))
+        answer = input(_("Continue? [y/N] "))
     except EOFError as error:
-        raise CommandError(_("Nobody is there to say yes; give --yes.")) from error
+        raise CommandError(_("There is no terminal to ask for confirmation; give --yes.")) from error
     if answer.strip().lower() not in ("y", "yes"):
-        raise CommandError(_("Nothing was done."))
+        raise CommandError(_("No task was changed."))
 
 
 def _who() -> str:
-    """Return the name of who types, where there is one: a container has none."""
+    """Return the name of the system user. A user without a name, as in some containers, is called locktasks."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -309,5 +323,5 @@ def _who() -> str:
 
 def _positive(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(_("%r is no number from 1 to 1,000,000") % text)
+        raise argparse.ArgumentTypeError(_("%r is not a number from 1 to 1,000,000") % text)
     return int(text)

@@ -1,4 +1,4 @@
-"""``manage.py runlockworker``: parse, refuse what cannot work, and run one worker, a reloading one, or a supervisor."""
+"""``manage.py runlockworker``: check the arguments and run a worker, a reloading worker, or a supervisor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from django_pglock.worker.options import LAST_PORT, check_options, database_of, 
 from django_pglock.worker.supervising.channel import to_supervisor
 from django_pglock.worker.supervising.supervisor import Supervisor
 
-#: Options that are arguments of ``Worker``, too.
+#: Options that are passed to ``Worker`` by the same names.
 PASSED_ON = (
     "backend",
     "queues",
@@ -35,18 +35,18 @@ PASSED_ON = (
     "probe_host",
     "heartbeat_file",
 )
-#: So are those after which a process is replaced.
+#: Options of ``Worker``, too. Each makes a supervisor replace the process.
 RECYCLING = ("max_tasks", "max_memory", "max_time")
 
 
 class Command(BaseCommand):
-    """Runs tasks until it is told to stop."""
+    """Runs tasks until a signal stops the process."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.help = _(
-            "Run tasks. Start as many of these as you like, on as many hosts as you like: they share the work. "
-            "The first SIGTERM or Ctrl-C lets running tasks finish, the second gives them back."
+            "Run a worker. Any number of workers, on any number of hosts, share the tasks. After the first SIGTERM or "
+            "Ctrl-C the worker lets running tasks finish; after the second it gives them back to other workers."
         )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -72,7 +72,7 @@ class Command(BaseCommand):
         is_supervised = options["processes"] > 1 or any(options[name] for name in RECYCLING)
         if reload and (is_supervised or options["drain"]):
             raise CommandError(
-                _("--reload runs one process for long; it cannot be combined with --processes, --max-… or --drain.")
+                _("--reload runs one endless process, so it cannot be combined with --processes, --max-… or --drain.")
             )
         if is_supervised:
             sys.exit(supervise(options))
@@ -83,16 +83,16 @@ class Command(BaseCommand):
 
 
 def chosen_database(database: str | None, backend: str | None) -> str:
-    """Return the database of the tasks: as it was given, or that of the backend, or that of all backends."""
+    """Return the given database or, without one, that of the given backend, or that of all backends."""
     return database_of(backend) if backend and database is None else database_of_tasks(database)
 
 
 def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:
-    """Raise ``CommandError`` for a database or a queue that nobody could mean: such a worker would idle for ever."""
+    """Raise ``CommandError`` for a database or a queue that can have no tasks: the worker would idle for ever."""
     backends = [each for each in our_backends() if each.database == database and alias in (None, each.alias)]
     if not backends:
-        raise no_backend(_("No backend of TASKS has its tasks in database %r.") % database)
-    # An empty QUEUES means that every name is one.
+        raise no_backend(_("No backend in TASKS stores its tasks in the database %r.") % database)
+    # With an empty QUEUES every name is allowed.
     if all(backend.queues for backend in backends):
         configured = {queue for backend in backends for queue in backend.queues}
         known = ", ".join(sorted(configured))
@@ -102,21 +102,21 @@ def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:
                     _("QUEUES has no %(name)r; it has %(known)s.") % {"name": pattern.text, "known": known}
                 )
         if not any(map(queues.serves, configured)):
-            raise CommandError(_("All of QUEUES is excluded: %(known)s.") % {"known": known})
+            raise CommandError(_("All queues of QUEUES are excluded: %(known)s.") % {"known": known})
 
 
 def refuse_ports(first: int, processes: int) -> None:
-    """Raise ``CommandError`` where the last processes would have no port: they would be started again for ever."""
+    """Raise ``CommandError`` if there are too few ports: a process without one would be restarted for ever."""
     last = first + processes - 1
     if last > LAST_PORT:
         raise CommandError(
-            _("The processes would answer probes at the ports %(first)d to %(last)d, and the last one is %(most)d.")
+            _("The processes would need the ports %(first)d to %(last)d for probes, but the highest port is %(most)d.")
             % {"first": first, "last": last, "most": LAST_PORT}
         )
 
 
 def supervise(options: dict[str, Any]) -> int:
-    """Run our own command line in processes of their own, without a database; return the exit code at last."""
+    """Run this command line in child processes. The supervisor has no database session. Return its exit code."""
     return Supervisor(
         autoreload.get_child_arguments(),
         processes=options["processes"],

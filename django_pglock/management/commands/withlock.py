@@ -1,4 +1,4 @@
-"""``manage.py withlock KEY -- COMMAND``: run anything while nobody else does, such as ``migrate`` over all pods."""
+"""``manage.py withlock KEY -- COMMAND``: run a command under a lock, for example ``migrate`` once over all pods."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from django.utils.translation import gettext as _
 from django_pglock.errors import ConfigurationError, LockError, LockLost, LockNotAvailable
 from django_pglock.locks import Handle, lock
 
-#: sysexits.h: somebody else is at it, try again later; and something that must not happen did.
+#: Exit codes of sysexits.h: the lock is busy, try again later; and an internal error, the lock was lost.
 EX_TEMPFAIL, EX_SOFTWARE = 75, 70
-#: Seconds between two looks at the lock while the command runs.
-LOOK = 1.0
+#: Seconds between two checks of the lock while the command runs.
+CHECK_INTERVAL = 1.0
 
 
 class Command(BaseCommand):
-    """Takes a lock, runs a command, gives the lock back."""
+    """Takes a lock, runs a command, releases the lock."""
 
     requires_system_checks: list[str] = []
 
@@ -30,40 +30,42 @@ class Command(BaseCommand):
         super().__init__(*args, **kwargs)
         self.command: list[str] = []
         self.help = _(
-            "Run a command while holding a lock, for example once over all hosts: "
+            "Run a command while holding a lock, so that only one host runs it at a time: "
             "manage.py withlock migrate -- python manage.py migrate --noinput. "
-            "Signals are passed on, and the exit code of the command is returned. When the lock is busy: 75, or 0 "
-            "with --skip. When the lock is lost: the command is ended and 70 is returned."
+            "Signals are passed on to the command. The exit code is that of the command; 75 if the lock is busy, or 0 "
+            "with --skip; 70 if the lock is lost, in which case the command is terminated."
         )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Say what can be asked for."""
+        """Add the arguments."""
         parser.add_argument(
             "key", metavar="KEY", help=_('Name of the lock. Always a text: 5 is lock("5") in Python, and not lock(5).')
         )
         parser.add_argument(
-            "--timeout", type=float, metavar="SECONDS", help=_("Time to wait for the lock (default: without limit).")
+            "--timeout", type=float, metavar="SECONDS", help=_("Time to wait for the lock (default: no limit).")
         )
         parser.add_argument(
-            "--skip", action="store_true", help=_("Do not wait, and be content if somebody else has it.")
+            "--skip",
+            action="store_true",
+            help=_("Do not wait. If the lock is busy, do not run the command and exit with 0."),
         )
         parser.add_argument("--database", help=_("Database alias (default: the setting USING)."))
         parser.usage = "%(prog)s [options] KEY -- COMMAND [ARGUMENT ...]"
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Keep what follows ``--`` away from the parser, which would look for our options in it."""
+        """Remove the arguments after ``--``, in which the parser would look for options of withlock."""
         if "--" in argv:
             at = argv.index("--")
             argv, self.command = argv[:at], argv[at + 1 :]
         super().run_from_argv(argv)
 
     def handle(self, *args: Any, key: str, timeout: float | None, skip: bool, **options: Any) -> None:
-        """Take the lock, run, give it back, end with the command's exit code."""
+        """Take the lock, run the command, release the lock and exit with the exit code of the command."""
         if not self.command:
             raise CommandError(_("There is no command. Usage: withlock KEY -- COMMAND [ARGUMENT …]"))
         try:
-            # Of the scope that the settings say: where sessions are anybody's, a session lock would keep nobody out.
-            # Nothing is read in its transaction, if it has one, so no snapshot can be too old.
+            # The scope comes from the settings: behind a pooler in transaction mode a session lock excludes nobody.
+            # stale_ok: nothing is read in the transaction of the lock, so its snapshot cannot be too old.
             with lock(key, timeout=0 if skip else timeout, using=options["database"], stale_ok=True) as handle:
                 code = self._run(handle, self.command)
         except LockNotAvailable as busy:
@@ -78,19 +80,19 @@ class Command(BaseCommand):
 
     def _run(self, handle: Handle, command: list[str]) -> int:
         try:
-            child = subprocess.Popen(command)  # noqa: S603 - to run what it is told is what this is for
+            child = subprocess.Popen(command)  # noqa: S603 - the purpose is to run the given command
         except OSError as error:
             raise CommandError(f"{command[0]}: {error.strerror or error}") from error
         pass_signals_on(child)
         code = self._wait(handle, child)
-        # A shell's way to say that a signal ended it.
+        # As in a shell: 128 and the number of the signal that ended the command.
         return code if code >= 0 else 128 - code
 
     def _wait(self, handle: Handle, child: subprocess.Popen[bytes]) -> int:
-        """Wait for the end of the command. Ends it if the lock is lost: it may not be alone any more."""
+        """Wait until the command ends. Terminate it if the lock is lost, because another host may run it now."""
         while child.poll() is None:
             with suppress(subprocess.TimeoutExpired):
-                child.wait(LOOK)
+                child.wait(CHECK_INTERVAL)
             try:
                 handle.assert_held()
             except LockLost:
@@ -101,10 +103,10 @@ class Command(BaseCommand):
 
 
 def pass_signals_on(child: subprocess.Popen[bytes]) -> None:
-    """Let the command decide what a signal means; the lock is held until it has ended."""
+    """Pass signals on to the command. The lock is held until the command has ended."""
 
     def forward(number: int, frame: Any) -> None:
-        # Ctrl-C on a terminal reaches the whole group, so the command has it already.
+        # Ctrl-C on a terminal signals the whole process group, so the command has received it already.
         if number != signal.SIGINT or os.getpgid(child.pid) != os.getpgrp() or not sys.stdin.isatty():
             child.send_signal(number)
 

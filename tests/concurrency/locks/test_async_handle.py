@@ -58,7 +58,7 @@ def _closing(function):
 
 
 async def until(predicate, why):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not await predicate():
         assert time.monotonic() < deadline, why
         await asyncio.sleep(0.01)
@@ -367,7 +367,7 @@ def test_sessions_are_few_are_used_again_and_end_with_the_loop():
         assert await asessions_of_locks() <= 3
 
     asyncio.run(main())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while lock_sessions() or rows() != (0, 0):
         assert time.monotonic() < deadline, "the loop ended, its sessions did not"
         time.sleep(0.01)

@@ -119,10 +119,10 @@ def test_shared_holders_are_together_and_an_exclusive_one_is_alone(in_threads):
 
     def read(_):
         with lock("book", shared=True):
-            inside.wait(10)
+            inside.wait(60)
             with try_lock("book") as held:
                 was_held = bool(held)
-            inside.wait(10)  # nobody leaves before everybody has tried
+            inside.wait(60)  # nobody leaves before everybody has tried
         return was_held
 
     assert in_threads(read, 4) == [False] * 4
@@ -139,8 +139,8 @@ def test_a_waiter_gets_the_lock_when_the_holder_leaves(in_threads, eventually):
                 time.sleep(0.2)
                 others.append("holder leaves")
         else:
-            is_held.wait(10)
-            with lock("baton", timeout=10) as handle:
+            is_held.wait(60)
+            with lock("baton", timeout=60) as handle:
                 others.append("waiter enters")
                 return handle.waited
 

@@ -116,7 +116,7 @@ def test_a_worker_whose_number_is_taken_draws_another_and_says_so(eventually):
         assert AdvisoryLock.objects.filter(name=f"worker {row.name}").count() == 1
     finally:
         heartbeat.stop()
-        heartbeat.wait(10)
+        heartbeat.wait(60)
         session.close()
 
 
@@ -135,7 +135,7 @@ def test_a_worker_that_has_its_lock_does_not_ask_for_it_again(eventually):
         assert sum(asked) == 1
     finally:
         heartbeat.stop()
-        heartbeat.wait(10)
+        heartbeat.wait(60)
 
 
 @lru_cache

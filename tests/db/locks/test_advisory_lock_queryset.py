@@ -40,7 +40,7 @@ def test_holder_and_waiter_are_named_and_joined(somebody, in_threads, eventually
 
     def wait_or_look(number):
         if number == 0:
-            with lock("contended", timeout=30):
+            with lock("contended", timeout=300):
                 return None
         try:
             return eventually(lambda: len(found := list(AdvisoryLock.objects.for_name("contended"))) == 2 and found)

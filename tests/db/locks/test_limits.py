@@ -62,7 +62,7 @@ def test_a_holder_that_stalls_loses_the_lock_and_hears_of_it(somebody, eventuall
         eventually(lambda: somebody.can_have("a"), why="the lock was kept")
         # The server frees the lock a moment before it closes its end of the connection.
         with pytest.raises(LockLost):
-            eventually(handle.assert_held, seconds=5)
+            eventually(handle.assert_held)
     with lock("a"):
         pass
 
@@ -71,7 +71,7 @@ def test_a_coroutine_that_stalls_loses_it_too(somebody):
     async def main():
         with pytest.raises(LockLost):
             async with lock("a", max_hold=0.2):
-                deadline = time.monotonic() + 10
+                deadline = time.monotonic() + 60
                 while not await asyncio.to_thread(somebody.can_have, "a"):
                     assert time.monotonic() < deadline, "the lock was kept"
         async with lock("b", max_hold=5):
@@ -148,7 +148,7 @@ def test_a_deadlock_is_no_busy_lock_and_leaves_nothing(in_threads):
         first, second = ("a", "b") if number else ("b", "a")
         try:
             with lock(first):
-                both.wait(10)
+                both.wait(60)
                 with lock(second):
                     return "held"
         except Exception as error:
@@ -176,7 +176,7 @@ def test_ctrl_c_while_waiting_leaves_nothing(somebody, scope, request, eventuall
 
     thread = threading.Thread(target=interrupt_who_waits)
     thread.start()
-    with pytest.raises(KeyboardInterrupt), lock("a", scope=scope, timeout=30):
+    with pytest.raises(KeyboardInterrupt), lock("a", scope=scope, timeout=300):
         pytest.fail("the body ran without the lock")
     thread.join()
     assert advisory_rows() == 0
@@ -197,7 +197,7 @@ def test_a_waiter_whose_session_is_ended_hears_that_and_not_busy(somebody, in_th
             )
             somebody.ends_session(pid)
             return None
-        with pytest.raises(Exception, match="terminat") as caught, lock("a", timeout=20):
+        with pytest.raises(Exception, match="terminat") as caught, lock("a", timeout=60):
             pass
         assert not isinstance(caught.value, LockNotAvailable)
         with lock("b"):

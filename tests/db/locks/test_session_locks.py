@@ -226,8 +226,8 @@ def test_a_generator_that_another_thread_closes_frees_its_lock(somebody, one_for
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_advisory_lock(4711)")
                 cursor.execute("SELECT pg_advisory_unlock(4711)")
-        closed.wait(30)
-        left.wait(30)
+        closed.wait(60)
+        left.wait(60)
         connections.close_all()
 
     if busy:
@@ -450,7 +450,7 @@ def test_an_exit_stack_that_another_thread_closes_frees_its_own_block(somebody, 
         stack = ExitStack()
         stack.enter_context(shared)
         stacks.append(stack)
-        done.wait(30)
+        done.wait(60)
         connections.close_all()
 
     thread = threading.Thread(target=work)

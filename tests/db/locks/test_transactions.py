@@ -62,7 +62,7 @@ def test_why_it_is_refused(isolation, in_threads):
 
     def work(number):
         if number == 1:
-            is_held.wait(10)
+            is_held.wait(60)
             connection.settings_dict["OPTIONS"]["isolation_level"] = IsolationLevel.REPEATABLE_READ
             connection.close()
             with transaction.atomic(), lock("counter", stale_ok=True):

@@ -124,7 +124,7 @@ def test_a_long_wait_leaves_the_other_threads_alone(somebody, in_threads):
                 beats.append(threading.get_ident())
             somebody.leaves()
         else:
-            with lock("a", timeout=10):
+            with lock("a", timeout=60):
                 return len(beats)
 
     assert in_threads(work, 2)[1] == 50

@@ -39,7 +39,7 @@ def run_to_its_end(**options: Any) -> Worker:
     worker = Worker(threads=2, grace=5, **options)
     ended = threading.Thread(target=worker.run, daemon=True)
     ended.start()
-    ended.join(20)
+    ended.join(60)
     is_over = not ended.is_alive()
     worker.shutdown()
     assert is_over, "it did not end"

@@ -30,7 +30,7 @@ def test_a_worker_leaves_no_trace_when_it_stops(worker):
 
 def test_what_has_not_begun_is_given_back_at_the_end(worker, eventually):
     """One thread, one long task: the others were at most claimed, and are free again at once."""
-    running = worker(threads=1, grace=10)
+    running = worker(threads=1, grace=60)
     for _ in range(50):
         tasks.nothing.enqueue()
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 50)
@@ -60,7 +60,7 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped(monkeypatch):
     thread.start()
     time.sleep(0.3)
     worker.stop()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -105,7 +105,7 @@ def test_a_signal_may_come_between_any_two_lines():
 
     waiting = threading.Thread(target=wait_and_end, daemon=True)
     waiting.start()
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive(), "it waits for itself"
     assert process.is_stopping
 

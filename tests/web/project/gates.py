@@ -17,7 +17,7 @@ from django.db import connection
 from django.http import HttpRequest
 
 #: Seconds after which a request goes on by itself: its test has ended without opening the gate.
-LIMIT = 90.0
+LIMIT = 180.0
 #: Seconds between two looks at a gate.
 PAUSE = 0.01
 CHUNK = b"x" * 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from django_pglock.errors import TaskTimeout
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.task_thread import TaskThread
 from django_pglock.worker.running.watchdog import Watchdog
+from tests.conftest import NEVER
 
 
 class Call(StoppableAttempt):
@@ -39,16 +41,22 @@ def watchdog():
     watchdog = Watchdog()
     yield watchdog
     watchdog.stop()
-    assert watchdog.wait(10)
+    assert watchdog.wait(60)
 
 
 @pytest.fixture
 def quick_switches():
-    """Let threads take turns at as many lines as possible."""
+    """Let threads take turns at as many lines as possible.
+
+    Without the garbage of other tests: Python swallows an exception that strikes in the callback of a weak reference.
+    """
     before = sys.getswitchinterval()
+    gc.collect()
+    gc.disable()
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
+    gc.enable()
 
 
 @pytest.mark.parametrize("is_traced", [False, True])
@@ -57,14 +65,19 @@ def test_nothing_is_raised_after_the_function_has_returned(watchdog, in_threads,
     timeout = 0.0005
     # To be traced takes time, by us or by what measures coverage.
     turns = 80 if is_traced or sys.gettrace() else 400
+    enough = turns // 8
 
     def work(number):
         if is_traced:
             sys.settrace(lambda *_: None)
         thread = watchdog.watch_this_thread()
         ends = {"returned": 0, "struck": 0}
-        for turn in range(turns):
-            call = Call(timeout * (0.9 + turn % 20 / 100), timeout)
+        # On a slow machine most come too late: then ever more of them have ever more time left.
+        for turn in range(10 * turns):
+            if turn >= turns and ends["struck"] > enough and (is_traced or ends["returned"] > enough):
+                break
+            spread = min(1.0, 0.1 * (1 + turn // turns))
+            call = Call(timeout * (1 + spread * (turn % 20 / 10 - 1)), timeout)
             try:
                 ends[thread.call(call)] += 1
             except TaskTimeout:
@@ -76,9 +89,8 @@ def test_nothing_is_raised_after_the_function_has_returned(watchdog, in_threads,
         return ends
 
     ends = in_threads(work, 4)
-    assert [sum(each.values()) for each in ends] == [turns] * 4
-    assert sum(each["struck"] for each in ends) > turns // 8, "the deadlines were never met"
-    assert is_traced or sum(each["returned"] for each in ends) > turns // 8, "all were too late"
+    assert min(each["struck"] for each in ends) > enough, "the deadlines were never met"
+    assert is_traced or min(each["returned"] for each in ends) > enough, "all were too late"
 
 
 def test_a_time_of_nothing_is_over_at_once(watchdog, in_threads, quick_switches):
@@ -87,15 +99,16 @@ def test_a_time_of_nothing_is_over_at_once(watchdog, in_threads, quick_switches)
     def work(number):
         thread = watchdog.watch_this_thread()
         struck = 0
-        for _ in range(200):
+        for turn in range(200):
+            # Every second one may return before, the others run until they are struck.
             try:
-                thread.call(Call(0.005, timeout=0.0))
+                thread.call(Call(0.005 if turn % 2 else NEVER, timeout=0.0))
             except TaskTimeout:
                 struck += 1
             assert thread.call(Call(0)) == "returned"
         return struck
 
-    assert min(in_threads(work, 4)) > 100
+    assert min(in_threads(work, 4)) >= 100
 
 
 def test_the_thread_waits_until_nobody_stops_it_any_more(watchdog, monkeypatch, in_threads):
@@ -104,7 +117,7 @@ def test_the_thread_waits_until_nobody_stops_it_any_more(watchdog, monkeypatch, 
 
     def cancel_slowly(thread, attempt):
         arrived.set()
-        assert returned.wait(10)
+        assert returned.wait(60)
         time.sleep(0.1)
         order.append("strike")
         return True
@@ -113,7 +126,7 @@ def test_the_thread_waits_until_nobody_stops_it_any_more(watchdog, monkeypatch, 
     call = Call(0, timeout=0.01)
 
     def wait_and_return():
-        assert arrived.wait(10)
+        assert arrived.wait(60)
         returned.set()
 
     call.call = wait_and_return

@@ -59,8 +59,8 @@ def test_what_was_enqueued_before_the_worker_started_is_found(worker, eventually
 
 
 def test_a_worker_that_sleeps_finds_it_when_it_is_told(worker, eventually, settings):
-    """Not with its next poll, which here is a minute away."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 60.0}
+    """Not with its next poll, which here is ten minutes away."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
     asleep = worker()
     eventually(lambda: asleep.fetcher._sleeping_since)
     first = tasks.nothing.enqueue()
@@ -78,7 +78,7 @@ def test_a_worker_that_sleeps_finds_it_when_it_is_told(worker, eventually, setti
 def test_a_draining_worker_runs_it_before_it_ends(worker):
     rows = [wait_for_somebody(), wait_for_somebody(status="SCHEDULED", run_after="2020-01-01T00:00Z")]
     running = worker(drain=True)
-    assert running._asked_to_stop.wait(20)
+    assert running._asked_to_stop.wait(60)
     running.shutdown()
     assert succeeded(*rows)()
 

@@ -45,7 +45,7 @@ def test_an_outcome_waits_until_the_table_is_back(worker, eventually, request):
     assert Task.objects.get().attempts == 1
     result = tasks.echo.enqueue("still here")
     eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
-    eventually(lambda: not running.upkeep._failing, seconds=30, why="the upkeep does not work again")
+    eventually(lambda: not running.upkeep._failing, why="the upkeep does not work again")
 
 
 def test_nothing_is_pending_here():

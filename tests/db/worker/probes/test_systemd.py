@@ -43,7 +43,7 @@ def heard(request, tmp_path, monkeypatch):
         def take():
             lines = []
             send(b"the end")
-            while (text := came.get(timeout=10)) != "the end":
+            while (text := came.get(timeout=60)) != "the end":
                 lines += text.split("\n")
             return lines
 
@@ -53,7 +53,7 @@ def heard(request, tmp_path, monkeypatch):
 
         yield take
         send(b"")
-        listener.join(10)
+        listener.join(60)
 
 
 def test_systemd_hears_of_start_life_and_end(heard, worker, eventually, monkeypatch):

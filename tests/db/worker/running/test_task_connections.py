@@ -31,7 +31,7 @@ def test_the_next_task_has_a_connection_at_rest(worker, eventually, caplog, what
     tasks.write_to.enqueue("default")
     tasks.leave.enqueue(what)
     tasks.write_to.enqueue("default")
-    eventually(is_over, seconds=20)
+    eventually(is_over)
     assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
     assert Effect.objects.count() == 2
     assert ("has left a transaction open" in caplog.text) == (what != "a closed connection")

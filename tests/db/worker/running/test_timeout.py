@@ -10,6 +10,7 @@ import pytest
 from django_pglock.errors import TaskOptionError
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks.compat import TaskResultStatus
+from tests.conftest import NEVER
 from tests.sample import running_tasks as running
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 TIMEOUT = "django_pglock.errors.TaskTimeout"
 
 
-def ends(result, eventually, seconds=15.0):
+def ends(result, eventually):
     rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
-    return eventually(lambda: rows.first(), seconds=seconds, why=f"task {result.id} did not end")
+    return eventually(lambda: rows.first(), why=f"task {result.id} did not end")
 
 
 @pytest.mark.parametrize("kind", ["sql", "python"])
@@ -32,7 +33,6 @@ def test_an_attempt_that_takes_too_long_fails_and_is_tried_again(worker, eventua
     assert (row.status, row.result, row.attempts) == ("SUCCESSFUL", "second", 2)
     attempt = Attempt.objects.get()
     assert (attempt.outcome, attempt.exception_path) == ("FAILED", TIMEOUT)
-    assert (attempt.finished_at - attempt.started_at).total_seconds() < 5, "it would sleep for thirty seconds"
     result.refresh()
     assert issubclass(result.errors[0].exception_class, TimeoutError)
 
@@ -44,7 +44,7 @@ def test_a_coroutine_is_cancelled(worker, eventually):
     assert (row.status, row.result, row.attempts) == ("SUCCESSFUL", "second", 2)
     attempt = Attempt.objects.get()
     assert attempt.exception_path == TIMEOUT
-    assert "timeout of 0.2 s" in attempt.traceback
+    assert "timeout of 1 s" in attempt.traceback
 
 
 def test_an_atomic_task_rolls_back(worker, eventually):
@@ -59,7 +59,7 @@ def test_who_swallows_the_error_of_the_database_is_struck_a_moment_later(worker,
     """The exception itself comes once: who catches it may go on."""
     monkeypatch.setattr("django_pglock.worker.running.task_thread.BETWEEN_STOPS", 0.2)
     worker()
-    row = ends(running.swallow_once.enqueue(kind, 30 if kind == "sql" else 1), eventually)
+    row = ends(running.swallow_once.enqueue(kind, running.FOREVER if kind == "sql" else 1), eventually)
     assert row.status == status
     assert [each.exception_path for each in Attempt.objects.all()] == ([TIMEOUT] if kind == "sql" else [])
 
@@ -85,8 +85,8 @@ def test_what_does_not_end_keeps_its_claim_and_the_log_says_what_to_do(worker, e
     result = running.block_in_c.enqueue()
     eventually(lambda: "thread is lost" in caplog.text)
     assert "--processes" in caplog.text
-    assert "in block_in_c\n    gate.wait(60)" in caplog.text
-    assert tasks.echo.enqueue("the other thread").wait(10)
+    assert "in block_in_c\n    gate.wait(FOREVER)" in caplog.text
+    assert tasks.echo.enqueue("the other thread").wait(60)
     assert Task.objects.get(pk=result.id).status == "RUNNING"
     gate.set()
     eventually(lambda: Task.objects.get(pk=result.id).status == "SCHEDULED")
@@ -100,12 +100,12 @@ def test_a_worker_does_not_wait_for_what_does_not_end(worker, eventually, gate, 
     process = worker(grace=0.0)
     result = running.block_in_c.enqueue()
     eventually(lambda: process.executor.stuck())
-    process.grace = 60
+    process.grace = running.FOREVER / 2
     neighbour = tasks.note_and_sleep.enqueue("neighbour", 0.5)
     eventually(lambda: Effect.objects.filter(name="neighbour").exists())
     began = time.monotonic()
     assert process.shutdown() is False
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < NEVER
     assert Task.objects.get(pk=neighbour.id).status == "SUCCESSFUL"
     row = Task.objects.get(pk=result.id)
     assert (row.status, row.retries) == ("SCHEDULED", 1)
@@ -114,8 +114,8 @@ def test_a_worker_does_not_wait_for_what_does_not_end(worker, eventually, gate, 
 
 def test_one_call_may_have_its_own(worker, eventually):
     worker()
-    patient = running.sleep_in_c.using(timeout=30).enqueue(0.3)
-    hasty = running.keep_busy.using(timeout=0.1).enqueue(30)
+    patient = running.sleep_in_c.using(timeout=300).enqueue(0.3)
+    hasty = running.keep_busy.using(timeout=0.1).enqueue(running.FOREVER)
     assert ends(patient, eventually).result == "asleep"
     assert ends(hasty, eventually).status == "FAILED"
     assert Attempt.objects.get().exception_path == TIMEOUT
@@ -128,7 +128,7 @@ def test_many_that_end_right_at_their_deadline(worker, eventually):
     process = worker(threads=4)
     results = [running.end_at_deadline.enqueue(number) for number in range(200)]
     others = [tasks.record.enqueue("unharmed", number) for number in range(200)]
-    eventually(lambda: not Task.objects.filter(finished_at__isnull=True).exists(), seconds=40)
+    eventually(lambda: not Task.objects.filter(finished_at__isnull=True).exists())
     assert all(thread.is_alive() for thread in process.executor._threads)
     ended = Counter(Task.objects.filter(pk__in=[each.id for each in results]).values_list("status", flat=True))
     assert sum(ended.values()) == 200
@@ -144,13 +144,13 @@ def test_the_sessions_of_a_thread_that_was_struck_are_new(worker, eventually):
     worker(threads=1)
     before = ends(tasks.connection_pid.enqueue(), eventually).result
     assert ends(tasks.connection_pid.enqueue(), eventually).result == before
-    ends(running.keep_busy.using(timeout=0.1).enqueue(30), eventually)
+    ends(running.keep_busy.using(timeout=0.1).enqueue(running.FOREVER), eventually)
     assert ends(tasks.connection_pid.enqueue(), eventually).result != before
 
 
 def test_a_task_in_time_is_none_of_the_watchdogs_business(worker, eventually):
     process = worker()
-    result = running.keep_busy.using(timeout=30).enqueue(0.01)
+    result = running.keep_busy.using(timeout=300).enqueue(0.01)
     assert ends(result, eventually).status == "SUCCESSFUL"
     eventually(lambda: all(thread.attempt is None for thread in process.executor.watchdog.task_threads))
     result.refresh()

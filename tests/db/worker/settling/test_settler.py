@@ -77,14 +77,14 @@ def test_a_row_that_somebody_has_locked_holds_up_no_other(in_flight, eventually,
     with locked(held.id):
         for each in claims:
             running.in_flight.outbox.put(EndedClaim(each, FAILED if each is claims[5] else outcome))
-        eventually(lambda: list(running.in_flight.claims.values()) == [held], seconds=5)
+        eventually(lambda: list(running.in_flight.claims.values()) == [held])
         assert not Task.objects.filter(pk__in=[each.id for each in others], status="RUNNING").exists()
         # To give it up when the worker ends comes too late: it has ended.
         running.in_flight.abandon([held], 60)
         time.sleep(0.3)
         assert running.in_flight.unsettled == 1, "what is held waits for nothing else"
         assert Task.objects.get(pk=held.id).status == "RUNNING"
-    eventually(lambda: not running.in_flight.claims, seconds=5)
+    eventually(lambda: not running.in_flight.claims)
     row = Task.objects.get(pk=held.id)
     assert (row.status, row.progress) == (outcome.status, {"done": 9} if tells else None)
     assert (running.settler.reconnects, running.settler.counts[None]) == (0, 0)
@@ -100,7 +100,7 @@ def test_a_claim_that_is_lost_while_its_row_is_locked_is_lost(in_flight, eventua
             eventually(lambda: running.settler._locked, seconds=5)
 
     in_threads(take_away, 1)
-    eventually(lambda: not running.in_flight.claims, seconds=5)
+    eventually(lambda: not running.in_flight.claims)
     assert running.settler.counts[None] == 1
     assert Task.objects.get().status == "RUNNING"
 

@@ -27,7 +27,7 @@ def test_another_is_asked_for_as_soon_as_the_last_task_is_claimed(worker, eventu
     channel = SimpleNamespace(number=1, tell=words.append, start=lambda: None)
     worker(max_tasks=1, channel=channel)
     running_tasks.wait_for_note.enqueue("go on")
-    eventually(lambda: words == [REPLACE], seconds=5)
+    eventually(lambda: words == [REPLACE])
     Effect.objects.create(name="go on")
     eventually(lambda: statuses() == {"SUCCESSFUL": 1})
 

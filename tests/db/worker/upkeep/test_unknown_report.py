@@ -153,7 +153,7 @@ def test_workers_say_what_they_know_when_it_is_news_and_only_then(worker, deploy
     known = registry.known_paths()
     assert [each.task_paths for each in row] == [known]
     for _ in range(3):
-        assert beats.acquire(timeout=10)
+        assert beats.acquire(timeout=60)
     assert said[:3] == [known, None, None]
 
     deploy()
@@ -170,6 +170,6 @@ def test_a_worker_that_knows_no_function_claims_nothing_and_drains(monkeypatch):
     assert claim_statement("default", worker=uuid4(), paths=[]).execute(1, "default") == []
     draining = WorkerUnderTest(threads=1, drain=True)
     draining.start()
-    assert draining._asked_to_stop.wait(20), "it never ends"
+    assert draining._asked_to_stop.wait(60), "it never ends"
     draining.shutdown()
     assert Task.objects.get().attempts == 0

@@ -13,6 +13,7 @@ import pytest
 
 from django_pglock.worker.supervising import child_process, supervisor
 from django_pglock.worker.supervising.supervisor import FIRST_PAUSE, LONGEST_PAUSE, Supervisor, in_words, pause_after
+from tests.conftest import NEVER
 
 #: What each process begins with: its number of the start, from 1, and the line to the supervisor.
 BEGIN = """
@@ -87,7 +88,7 @@ def test_a_replacement_ends_a_row_of_failures(supervise, monkeypatch):
 
 def test_without_drain_an_end_in_order_is_unexpected_too(supervise, monkeypatch):
     monkeypatch.setattr(supervisor, "pause_after", lambda number: 0.0)
-    code, starts = supervise("start < 3 or os.kill(os.getppid(), signal.SIGTERM) or time.sleep(60)", drain=False)
+    code, starts = supervise("start < 3 or os.kill(os.getppid(), signal.SIGTERM) or time.sleep(600)", drain=False)
     assert (code, len(starts)) == (0, 3), "one that SIGTERM ends before it waits for it has ended in order"
 
 
@@ -115,14 +116,14 @@ def test_what_is_frozen_is_killed(supervise, caplog):
     assert (code, len(starts)) == (0, 2)
     assert "frozen" in caplog.text
     assert "by SIGKILL" in caplog.text
-    assert 0.3 <= time.monotonic() - began < 20
+    assert 0.3 <= time.monotonic() - began < NEVER
 
 
 def test_who_takes_long_to_start_is_not_frozen(supervise):
     assert len(supervise("time.sleep(0.5)", silence=0.1)[1]) == 1
 
 
-@pytest.mark.parametrize(("longest", "seconds", "count"), [(3600, 1, 1), (0.3, 60, 2)])
+@pytest.mark.parametrize(("longest", "seconds", "count"), [(3600, 1, 1), (0.3, 600, 2)])
 def test_what_keeps_its_threads_from_running_is_not_frozen_for_as_long_as_its_heartbeat_process_beats(
     supervise, monkeypatch, longest, seconds, count
 ):
@@ -140,14 +141,14 @@ os.kill(os.getppid(), signal.SIGTERM)
 
 def test_who_outlives_grace_and_margin_is_killed(supervise, monkeypatch, caplog):
     monkeypatch.setattr(supervisor, "MARGIN", 0.2)
-    code, starts = supervise(f"{IGNORES}\nwhile True: time.sleep(60)", grace=0.3)
+    code, starts = supervise(f"{IGNORES}\nwhile True: time.sleep(600)", grace=0.3)
     assert (code, len(starts)) == (1, 1)
     assert "has not ended in time" in caplog.text
 
 
 def test_who_ends_by_itself_has_no_more_time(supervise, monkeypatch):
     monkeypatch.setattr(supervisor, "MARGIN", 0.2)
-    code, starts = supervise("start > 1 or line.send(b're') and time.sleep(60)")
+    code, starts = supervise("start > 1 or line.send(b're') and time.sleep(600)")
     assert (code, len(starts)) == (0, 2)
 
 
@@ -167,7 +168,7 @@ sys.exit(0 if line.recv(1) == b"h" and len(heard) == 1 else 5)
 def test_who_fails_while_it_ends_makes_the_exit_code(supervise):
     assert (
         supervise(
-            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\n" + IGNORES.splitlines()[-1] + "\ntime.sleep(60)"
+            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\n" + IGNORES.splitlines()[-1] + "\ntime.sleep(600)"
         )[0]
         == 1
     )

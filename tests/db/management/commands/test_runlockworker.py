@@ -18,7 +18,7 @@ DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
         (["mial"], "QUEUES has no 'mial'; it has default, mail"),
         (["mali*"], "QUEUES has no 'mali[*]'; it has default, mail"),
         (["--exclude", "mial"], "QUEUES has no 'mial'; it has default, mail"),
-        (["--exclude", "mail", "--exclude", "d*"], "All of QUEUES is excluded: default, mail"),
+        (["--exclude", "mail", "--exclude", "d*"], "All queues of QUEUES are excluded: default, mail"),
         (["mail", "--exclude", "mail"], "No queue is left to serve"),
         (["mail=0"], "weight of queue 'mail' is '0'; use a whole number from 1 to 1000"),
         (["mail=2", "--order", "strict"], "'mail' is served in strict order"),
@@ -35,7 +35,10 @@ DUMMY = f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"
         (["--max-memory", "0"], "'0' is not above zero"),
         (["--max-tasks", "0"], "no number from 1"),
         (["--probe-port", "65536"], "'65536' is no port from 0 to 65535"),
-        (["--probe-port", "65535", "--processes", "3"], "at the ports 65535 to 65537, and the last one is 65535"),
+        (
+            ["--probe-port", "65535", "--processes", "3"],
+            "need the ports 65535 to 65537 for probes, but the highest port is 65535",
+        ),
         (["--probe-host", "127.0.0.1"], "Probes have an address, '127.0.0.1', but no port"),
         (["--heartbeat-file", ""], "The path of the heartbeat file is empty"),
         (["--heartbeat-file", "", "--processes", "2"], "The path of the heartbeat file is empty"),
@@ -49,7 +52,7 @@ def test_a_worker_that_would_idle_for_ever_is_refused_with_what_there_is(argumen
 
 @override_settings(TASKS={"default": {"BACKEND": OURS, "OPTIONS": {"database": "other"}}})
 def test_a_database_without_tasks_is_refused():
-    with pytest.raises(CommandError, match="No backend of TASKS has its tasks in database 'default'"):
+    with pytest.raises(CommandError, match="No backend in TASKS stores its tasks in the database 'default'"):
         call_command("runlockworker", "--database", "default")
 
 
@@ -57,9 +60,12 @@ def test_a_database_without_tasks_is_refused():
 @pytest.mark.parametrize(
     ("databases", "text"),
     [
-        ([], "No backend of TASKS has its tasks in PostgreSQL. Set BACKEND to"),
+        ([], "No backend in TASKS stores its tasks in PostgreSQL. In one entry of TASKS, set BACKEND to"),
         (["other"], "DATABASES has no 'other'; it has default"),
-        (["other", "default", "other"], "TASKS has tasks in several databases: default, other. Choose one with --data"),
+        (
+            ["other", "default", "other"],
+            "The backends in TASKS use several databases: default, other. Choose one with --data",
+        ),
     ],
 )
 def test_the_database_is_that_of_the_backend_if_there_is_just_one(command, databases, text):

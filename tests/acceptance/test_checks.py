@@ -24,6 +24,6 @@ def test_the_checks_are_there_once_django_is_ready():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.settings"},
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert "'django_pglock.checks'" in done.stdout, done.stdout + done.stderr

@@ -33,7 +33,7 @@ def test_a_changed_file_restarts_the_worker_after_its_task(worker_process, event
         os.utime(settings)
         return process.output.count("is ready") >= 2
 
-    eventually(change_and_look, seconds=30, why=process.output)
+    eventually(change_and_look, why=process.output)
     task = Task.objects.get()
     assert (task.status, task.attempts) == ("SUCCESSFUL", 1)
 
@@ -41,4 +41,4 @@ def test_a_changed_file_restarts_the_worker_after_its_task(worker_process, event
     eventually(lambda: Effect.objects.count() == 2)
     process.send(signal.SIGINT)
     process.wait()
-    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), seconds=10, why=process.output)
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why=process.output)

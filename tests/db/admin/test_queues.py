@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_pglock.models import Queue
-from tests.db.test_admin import act, person, said
+from tests.db.admin.visits import act, person, said
 
 pytestmark = pytest.mark.django_db
 
@@ -44,14 +44,14 @@ def test_a_button_pauses_and_another_resumes(client, queue):
     assert button("resume") not in page
     assert 'name="reason"' in page
     response = client.post(button("pause"), {"reason": "provider \x00is down"}, follow=True)
-    assert said(response) == ["1 queue is paused."]
+    assert said(response) == ["1 queue was paused."]
     queue.refresh_from_db()
     assert (queue.paused_by, queue.reason) == (user.username, "provider is down")
     page = response.content.decode()
     assert "provider is down" in page
     assert button("resume") in page
-    assert said(client.post(button("pause"), follow=True)) == ["0 queues are paused."]
-    assert said(client.post(button("resume"), follow=True)) == ["1 queue goes on."]
+    assert said(client.post(button("pause"), follow=True)) == ["0 queues were paused."]
+    assert said(client.post(button("resume"), follow=True)) == ["1 queue was resumed."]
     assert not is_paused()
     messages = list(LogEntry.objects.filter(user=user).order_by("pk").values_list("object_id", "change_message"))
     assert messages == [("mail", "pause: mail"), ("mail", "pause: -"), ("mail", "resume: mail")]
@@ -84,8 +84,8 @@ def test_actions_on_the_list(client, queue):
     act(client, "pause", *rows, url=LIST)
     assert not is_paused()
     person(client, "view_queue", "pause_queue")
-    assert said(act(client, "pause", *rows, url=LIST)) == ["1 queue is paused."]
-    assert said(act(client, "resume", *rows, url=LIST)) == ["2 queues go on."]
+    assert said(act(client, "pause", *rows, url=LIST)) == ["1 queue was paused."]
+    assert said(act(client, "resume", *rows, url=LIST)) == ["2 queues were resumed."]
     assert not Queue.objects.paused().exists()
     assert list(LogEntry.objects.order_by("pk").values_list("object_id", "change_message")) == [
         (None, "pause: mail"),

@@ -61,7 +61,7 @@ def failed(**fields):
 
 
 def test_an_empty_system_says_so():
-    assert locktasks("status") == "Nothing waits, runs or has failed.\n0 workers are alive.\n"
+    assert locktasks("status") == "No task is waiting, running or failed.\n0 workers are alive.\n"
     assert json.loads(locktasks("status", "--json")) == {"queues": [], "workers": 0}
 
 
@@ -124,7 +124,7 @@ def test_list_shows_the_newest_first_and_only_what_was_asked_for():
     assert ids("--limit", "2")[1:] == [third]
     table = locktasks("list", "--status", "FAILED", "--limit", "1").splitlines()
     assert table[1].split()[:5] == [str(third), "FAILED", "a", "y.two", "0"]
-    assert locktasks("list", "--queue", "nobody") == "There is no such task.\n"
+    assert locktasks("list", "--queue", "nobody") == "No task matches.\n"
 
 
 def test_show_tells_all_with_the_tracebacks_and_steers_no_terminal():
@@ -162,7 +162,7 @@ def test_each_verb_moves_what_it_can(verb, before, after):
     row, other = make(before), make("SUCCESSFUL")
     assert locktasks(verb, "--all", "--dry-run").startswith("1 ")
     assert status_of(row) == [before]
-    assert locktasks(verb, row.pk, other.pk).splitlines()[1].startswith("1 was left alone: it is gone")
+    assert locktasks(verb, row.pk, other.pk).splitlines()[1].startswith("1 task was not changed: it does not exist")
     assert status_of(row, other) == [after, "SUCCESSFUL"]
     Task.objects.all().delete()
     row = make(before)
@@ -185,14 +185,14 @@ def test_a_living_workers_task_is_not_reset(slow_beats):
     beat("default", living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     row = make("RUNNING", worker=living)
     assert locktasks("reset", "--all", "--yes") == "0 stuck tasks are ready again.\n"
-    with pytest.raises(CommandError, match="None of these tasks"):
+    with pytest.raises(CommandError, match="No task of these ids"):
         locktasks("reset", row.pk)
 
 
 def test_filters_say_how_many_and_ask(answer):
     mine, other = failed(queue="mail"), failed()
     asked = answer("n")
-    with pytest.raises(CommandError, match="Nothing was done"):
+    with pytest.raises(CommandError, match="No task was changed"):
         locktasks("retry", "--queue", "mail")
     assert status_of(mine) == ["FAILED"]
     assert len(asked) == 1
@@ -241,18 +241,18 @@ def test_filters_choose(filters, expected):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["retry"], "Which tasks"),
-        (["retry", "--yes"], "Which tasks"),
+        (["retry"], "No tasks are selected"),
+        (["retry", "--yes"], "No tasks are selected"),
         (["cancel", "1", "--all"], "ids or filters, not both"),
         (["cancel", "1", "--queue", "x"], "ids or filters, not both"),
         (["cancel", "--all", "--queue", "x"], "filters or --all, not both"),
-        (["retry", "999999999"], "None of these tasks"),
-        (["retry", "x"], "'x' is no id of a task"),
-        (["retry", "9" * 30], "is no id of a task"),
+        (["retry", "999999999"], "No task of these ids"),
+        (["retry", "x"], "'x' is not the id of a task"),
+        (["retry", "9" * 30], "is not the id of a task"),
         (["retry", "--status", "LOST"], "invalid choice: 'LOST'"),
         (["retry", "--older-than", "-1"], "-1"),
-        (["retry", "--older-than", "nan"], "'nan' is no number of days"),
-        (["list", "--limit", "0"], "'0' is no number"),
+        (["retry", "--older-than", "nan"], "'nan' is not a number of days"),
+        (["list", "--limit", "0"], "'0' is not a number"),
         (["prune", "--status", "RUNNING"], "invalid choice: 'RUNNING'"),
         (["prune", "--status", "FAILED"], "keeps FAILED tasks for ever"),
         (["resume", "mail"], "Queue 'mail' is not paused"),
@@ -308,13 +308,13 @@ def test_long_work_says_how_far_it_is(monkeypatch):
 
 
 def test_pause_and_resume():
-    assert locktasks("pause", "mail", "--reason", "provider is down") == "Queue 'mail' is paused.\n"
-    assert "paused already" in locktasks("pause", "mail")
+    assert locktasks("pause", "mail", "--reason", "provider is down") == "Queue 'mail' was paused.\n"
+    assert "is paused already" in locktasks("pause", "mail")
     row = Queue.objects.get()
     assert row.paused_at
     assert row.paused_by
     assert row.reason == "provider is down"
-    assert locktasks("resume", "mail") == "Queue 'mail' goes on.\n"
+    assert locktasks("resume", "mail") == "Queue 'mail' was resumed.\n"
     row.refresh_from_db()
     assert row.paused_at is None
 
@@ -332,9 +332,9 @@ def test_a_queue_whose_name_ends_in_a_star_is_one(settings):
     make("SCHEDULED", queue="has tasks*")
     settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["default", "is set*"]}}
     for name in ("has tasks*", "is set*"):
-        assert "is paused" in locktasks("pause", name)
+        assert "was paused" in locktasks("pause", name)
     Task.objects.all().delete()
-    assert "goes on" in locktasks("resume", "has tasks*"), "its row is there"
+    assert "was resumed" in locktasks("resume", "has tasks*"), "its row is there"
 
 
 def test_a_container_without_users_can_pause(monkeypatch):

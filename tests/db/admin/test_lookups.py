@@ -13,7 +13,7 @@ from django_pglock import task
 from django_pglock.admin.pages import ReadOnlyAdmin
 from django_pglock.admin.tasks import TaskAdmin
 from django_pglock.models import AdvisoryLock, Lease, Queue, Schedule, Task, Worker
-from tests.db.test_admin import make, person
+from tests.db.admin.visits import make, person
 
 pytestmark = pytest.mark.django_db
 

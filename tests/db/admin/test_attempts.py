@@ -17,7 +17,7 @@ from django.urls import reverse
 from django_pglock.admin import attempts
 from django_pglock.admin.tasks import TaskAdmin
 from django_pglock.models import Attempt, Task
-from tests.db.test_admin import make, person
+from tests.db.admin.visits import make, person
 
 pytestmark = pytest.mark.django_db
 
@@ -109,7 +109,7 @@ def test_older_attempts_are_offered_only_where_there_are_any(client, count):
 def test_a_task_without_failures_has_an_empty_list(client):
     person(client, "view_task")
     page, _queries = visit(client, address("attempts", make().pk))
-    assert "No attempt of this task has failed or was lost." in page
+    assert "No attempt of this task has failed or been lost." in page
     assert numbers_in(page) == []
 
 

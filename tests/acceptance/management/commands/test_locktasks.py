@@ -22,7 +22,7 @@ def locktasks(*arguments):
     return subprocess.run(
         [sys.executable, str(ROOT / "manage.py"), "locktasks", *map(str, arguments)],
         env={**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 

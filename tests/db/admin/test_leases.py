@@ -1,0 +1,40 @@
+"""The admin page of leases."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.urls import reverse
+
+from django_pglock import Lease, LockLost
+from django_pglock.models import Lease as LeaseRow
+from tests.db.admin.visits import act, person, said
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.django_db(transaction=True)
+def test_leases_are_listed_and_taken_away_only_with_permission(client):
+    url = reverse("admin:django_pglock_lease_changelist")
+    with Lease("early", ttl=60, min_hold=30):
+        pass
+    with pytest.raises(LockLost), Lease("nightly", ttl=60) as held, Lease("mutex"):
+        row = LeaseRow.objects.get(name="nightly")
+        person(client, "view_lease")
+        page = client.get(url).content.decode()
+        for text in ("nightly", held.owner, "mutex", "never", "released, not free yet"):
+            assert text in page
+        assert [each.name for each in client.get(url, {"held": "1"}).context["cl"].result_list] == ["mutex", "nightly"]
+        assert [each.name for each in client.get(url, {"q": "night"}).context["cl"].result_list] == ["nightly"]
+        assert client.get(reverse("admin:django_pglock_lease_change", args=[row.pk])).status_code == 200
+        act(client, "free", row, url=url)
+        held.extend()
+        person(client, "view_lease", "free_lease", "delete_lease")
+        assert client.post(reverse("admin:django_pglock_lease_delete", args=[row.pk])).status_code == 403
+        assert said(act(client, "free", row, url=url)) == ["1 lease was taken away."]
+        assert said(act(client, "free", row, url=url)) == ["0 leases were taken away."]
+    assert LogEntry.objects.filter(change_message="free: 1 of nightly").count() == 1
+    page = client.get(url).content.decode()
+    assert "delete_selected" not in page
+    client.post(reverse("admin:django_pglock_lease_delete", args=[row.pk]), {"post": "yes"})
+    assert not LeaseRow.objects.filter(name="nightly").exists()

@@ -1,0 +1,19 @@
+"""Counts that stop."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.admin import pages
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize(("grouped", "text"), [(False, "10000+"), (True, "&gt;10,000")])
+def test_a_count_that_stopped_says_so(settings, grouped, text):
+    from django.template import Context, Template
+
+    settings.USE_THOUSAND_SEPARATOR = grouped
+    count = pages.AtLeast(10_000)
+    assert count == 10_000
+    assert Template("{{ count }}").render(Context({"count": count})) == text

@@ -1,0 +1,62 @@
+"""The page of one task: why the task does not run."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_pglock.models import Task
+from django_pglock.store.liveness import beat
+from tests.db.admin.visits import make, person
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize(
+    ("paths", "status", "text"),
+    [
+        (None, "READY", "No worker knows this task: no worker is running."),
+        ([[], ["shop.other"]], "READY", "No worker knows this task. Do the workers import its module"),
+        ([["shop.other"], ["shop.other", "tests.sample.tasks.nothing"]], "READY", None),
+        (None, "SUCCESSFUL", None),
+    ],
+)
+def test_a_waiting_task_that_no_worker_knows_says_so(client, paths, status, text):
+    for known in paths or ():
+        beat(
+            "default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=known
+        )
+    person(client, "view_task")
+    with CaptureQueriesContext(connection) as queries:
+        page = client.get(reverse("admin:django_pglock_task_change", args=[make(status).pk])).content.decode()
+    assert ("No worker knows" in page) is (text is not None)
+    assert (text or "") in page
+    assert len([each for each in queries if "task_paths" in each["sql"]]) == (status == "READY")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_blocked_task_says_what_it_waits_for(client):
+    first, second = (keyed.step.enqueue("7") for _ in range(2))
+    child = tasks.nothing.using(after=[first, second]).enqueue()
+    person(client, "view_task")
+
+    def page(result):
+        return client.get(reverse("admin:django_pglock_task_change", args=[result.id])).content.decode()
+
+    key = Task.objects.get(pk=second.id).lock_key
+    assert f"This task waits for its lock key {key}, which is held by #{first.id}." in page(second)
+    assert "This task waits" not in page(first)
+    assert f"This task waits for #{first.id}, #{second.id} to finish." in page(child)
+    Task.objects.filter(pk=first.id).update(status="SCHEDULED", run_after=Now(), started_at=Now())
+    assert f"which is held by #{first.id}." in page(second), "it will be tried again"
+    Task.objects.filter(pk=first.id).update(started_at=None)
+    assert "which is held by no task at this moment" in page(second), "it has never begun"
+    Task.objects.filter(pk=first.id).update(status="SUCCESSFUL", finished_at=Now())
+    assert "which is held by no task at this moment" in page(second)

@@ -1,0 +1,129 @@
+"""The admin pages of tasks: fields, buttons and permissions."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db.models.functions import Now
+from django.urls import reverse
+
+from django_pglock.models import Attempt, Task
+from tests.db.admin.visits import LIST, make, person
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("status", ["READY", "SCHEDULED", "RUNNING", "SUCCESSFUL", "FAILED", "CANCELLED"])
+def test_list_and_page_of_each_status_can_be_looked_at(client, status):
+    person(client, "view_task")
+    row = make(status)
+    assert f"#{row.pk}" in client.get(LIST).content.decode()
+    page = client.get(reverse("admin:django_pglock_task_change", args=[row.pk]))
+    assert page.status_code == 200
+    assert "_save" not in page.content.decode(), "nothing is edited by hand"
+
+
+def test_what_tasks_carry_is_escaped(client):
+    person(client, "view_task")
+    evil = "<script>alert('x')</script>"
+    row = make("FAILED", args=[evil], queue=evil, task_path=f"x.{evil}")
+    Attempt.objects.create(
+        task=row, number=1, worker=uuid4(), started_at=Now(), finished_at=Now(), outcome="FAILED",
+        exception_path=evil, traceback=evil,
+    )  # fmt: skip
+    for url in (LIST, reverse("admin:django_pglock_task_change", args=[row.pk])):
+        assert evil not in client.get(url).content.decode()
+
+
+def test_pages_have_no_inline_style_or_script_of_ours(client):
+    """For a strict Content-Security-Policy."""
+    person(client, "view_task")
+    row = make("FAILED")
+    for url in (LIST, reverse("admin:django_pglock_task_change", args=[row.pk])):
+        page = client.get(url).content.decode()
+        assert " style=" not in page
+        assert "<style" not in page
+        assert "onclick" not in page
+        assert "django_pglock/admin.css" in page
+
+
+def test_buttons_need_post_and_csrf_and_a_verb_that_exists(client):
+    from django.test import Client
+
+    user = person(client, "view_task", "retry_task")
+    row = make("FAILED")
+    url = reverse("admin:django_pglock_task_verb", args=[row.pk, "retry"])
+    assert client.get(url).status_code == 405
+    assert client.post(reverse("admin:django_pglock_task_verb", args=[row.pk, "explode"])).status_code == 403
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(user)
+    assert strict.post(url).status_code == 403
+    assert url in client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).content.decode()
+    assert client.post(url).status_code == 302
+    row.refresh_from_db()
+    assert row.status == "READY"
+    client.logout()
+    assert "login" in client.post(url)["Location"]
+
+
+@pytest.mark.parametrize("verb", ["reset_stuck", "retry", "run_now", "cancel"])
+@pytest.mark.parametrize("key", [2**63 - 1, 10**30])
+def test_a_button_of_no_task_is_not_found(client, verb, key):
+    person(client, "view_task", "retry_task", "cancel_task", "reset_task")
+    assert client.post(reverse("admin:django_pglock_task_verb", args=[key, verb])).status_code == 404
+    assert not LogEntry.objects.exists()
+
+
+def test_neither_buttons_nor_actions_are_shown_to_who_may_only_look(client):
+    person(client, "view_task")
+    row = make("FAILED")
+    assert 'name="action"' not in client.get(LIST).content.decode()
+    page = reverse("admin:django_pglock_task_change", args=[row.pk])
+    assert "pglock-verb" not in client.get(page).content.decode()
+    assert client.post(page, {"status": "READY"}).status_code == 403
+
+
+def test_who_may_not_look_may_not_press(client):
+    person(client, "retry_task")
+    row = make("FAILED")
+    assert client.post(reverse("admin:django_pglock_task_verb", args=[row.pk, "retry"])).status_code == 403
+    row.refresh_from_db()
+    assert row.status == "FAILED"
+
+
+def test_a_task_that_was_started_again_is_not_deleted(client, monkeypatch):
+    """Between the check of the permission and the deletion somebody presses Retry."""
+    from django_pglock.admin.tasks import TaskAdmin
+
+    person(client, "view_task", "delete_task")
+    row = make("FAILED")
+    Attempt.objects.create(
+        task=row, number=1, worker=uuid4(), started_at=Now(), finished_at=Now(), outcome="FAILED",
+        exception_path="x", traceback="x",
+    )  # fmt: skip
+    log = TaskAdmin.log_deletions
+
+    def retry_first(self, request, queryset):
+        Task.objects.filter(pk=row.pk).retry()
+        return log(self, request, queryset)
+
+    url = reverse("admin:django_pglock_task_delete", args=[row.pk])
+    monkeypatch.setattr(TaskAdmin, "log_deletions", retry_first)
+    assert client.post(url, {"post": "yes"}).status_code == 403
+    assert Task.objects.filter(pk=row.pk).exists()
+    monkeypatch.undo()
+    Task.objects.filter(pk=row.pk).update(status="FAILED", finished_at=Now())
+    assert client.post(url, {"post": "yes"}).status_code == 302
+    assert not Task.objects.exists()
+
+
+def test_nothing_is_added_and_only_what_is_finished_is_deleted(client):
+    person(client, "view_task", "add_task", "change_task", "delete_task")
+    assert client.get(reverse("admin:django_pglock_task_add")).status_code == 403
+    running, finished = make("RUNNING"), make("SUCCESSFUL")
+    for row, status in ((running, 403), (finished, 302)):
+        url = reverse("admin:django_pglock_task_delete", args=[row.pk])
+        assert client.post(url, {"post": "yes"}).status_code == status
+    assert list(Task.objects.all()) == [running]

@@ -1,0 +1,31 @@
+"""The admin page of workers."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_pglock.store.liveness import beat
+from tests.db.admin.visits import make, person
+
+pytestmark = pytest.mark.django_db
+
+
+def test_workers_are_listed_with_what_they_run_in_one_query(client):
+    person(client, "view_worker")
+    worker = uuid4()
+    beat("default", worker, name="web1:42", hostname="h", pid=42, queues=["mail"], threads=3, is_stopping=False)
+    make("RUNNING", worker=worker)
+    url = reverse("admin:django_pglock_worker_changelist")
+    with CaptureQueriesContext(connection) as queries:
+        page = client.get(url).content.decode()
+    assert "web1:42" in page
+    assert "mail" in page
+    assert (
+        sum('FROM "django_pglock_worker"' in each["sql"] and "COUNT" not in each["sql"][:20] for each in queries) == 1
+    )
+    assert client.get(reverse("admin:django_pglock_worker_change", args=[worker])).status_code == 200

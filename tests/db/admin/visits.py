@@ -1,0 +1,39 @@
+"""What the tests of the admin do: log in with permissions, make a task, apply an action, read the messages."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from django.contrib.auth.models import Permission, User
+from django.db.models.functions import Now
+from django.urls import reverse
+
+from django_pglock.models import Task
+
+LIST = reverse("admin:django_pglock_task_changelist")
+
+
+def person(client, *permissions):
+    """Log in somebody of the staff with just these permissions."""
+    user = User.objects.create_user(f"user{uuid4().hex}", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    assert user.user_permissions.count() == len(permissions)
+    client.force_login(user)
+    return user
+
+
+def make(status="READY", **fields):
+    dates = {"last_attempted_at": Now(), "run_after": Now(), "worker": uuid4()}
+    finished = Now() if status in ("SUCCESSFUL", "FAILED", "CANCELLED") else None
+    defaults = {"queue": "default", "backend": "default", "task_path": "tests.sample.tasks.nothing"}
+    defaults["waits_for"] = status == "BLOCKED"
+    return Task.objects.create(**{**defaults, **dates, "status": status, "finished_at": finished, **fields})
+
+
+def act(client, action, *rows, url=LIST):
+    data = {"action": action, "_selected_action": [row.pk for row in rows]}
+    return client.post(url, data, follow=True)
+
+
+def said(response):
+    return [str(message) for message in response.context["messages"]]
