@@ -293,7 +293,7 @@ def test_many_candidates_lead_one_after_another(in_threads, eventually):
 
 
 def test_a_wait_that_times_out(monkeypatch):
-    monkeypatch.setattr("django_pglock.locks.tenure.LOOK_AGAIN", 600.0)
+    monkeypatch.setattr("django_pglock.locks.leases.holder.POLL_INTERVAL", 600.0)
     with Lease("a", ttl=300):
         began = time.monotonic()
         with pytest.raises(LockNotAvailable, match=r"0\.3 s"), leader("a", timeout=0.3):
