@@ -117,7 +117,7 @@ def test_it_has_no_connection_while_the_worker_beats_by_itself(worker_process, h
     helper_of(process)
     first = Worker.objects.get().heartbeat_at
     eventually(lambda: Worker.objects.get().heartbeat_at > first)
-    # On a slow machine a beat may be late: then it has spoken for a moment.
+    # On a slow machine a beat may be late: then it has beaten for a moment.
     eventually(lambda: sessions_of_helpers() == 0)
 
 

@@ -51,7 +51,7 @@ def test_an_atomic_task_that_lost_its_claim_leaves_no_effect(worker, eventually,
 def test_what_goes_wrong_around_a_function_fails_its_task_and_nothing_else(
     worker, finished, eventually, monkeypatch, task
 ):
-    """A thread, or a coroutine, that ended without an outcome would leave the task RUNNING, kept by the heartbeat."""
+    """A thread, or a coroutine, that ended without an outcome would leave the task running, kept by the heartbeat."""
     running = worker(threads=1)
     with monkeypatch.context() as patch:
         patch.setattr(Attempt, "ended", lambda *args, **kwargs: sys.exit("a mistake of ours"))

@@ -97,7 +97,7 @@ def test_a_claim_that_is_lost_while_its_row_is_locked_is_lost(in_flight, eventua
         with transaction.atomic():
             Task.objects.filter(pk=mine.id).update(attempts=mine.attempt + 1)
             running.in_flight.outbox.put(EndedClaim(mine, Succeeded()))
-            eventually(lambda: running.settler._locked, seconds=5)
+            eventually(lambda: running.settler._locked)
 
     in_threads(take_away, 1)
     eventually(lambda: not running.in_flight.claims)
@@ -119,6 +119,6 @@ def test_a_worker_that_ends_says_what_is_still_locked(in_flight, eventually, loc
     running, [mine] = in_flight(1)
     with locked(mine.id):
         running.in_flight.outbox.put(EndedClaim(mine, Succeeded()))
-        eventually(lambda: running.settler._locked, seconds=5)
+        eventually(lambda: running.settler._locked)
         running.shutdown()
     assert f"task {mine.id} ({mine.task_path}) attempt 1> has ended, but somebody has locked its row" in caplog.text
