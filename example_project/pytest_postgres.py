@@ -16,7 +16,7 @@ _IS_PRIVATE = pytest.StashKey[bool]()
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
-    """Start the server before all else that happens here, for pytest-django reads the settings in this hook."""
+    """Start the server before other plugins run this hook, because pytest-django reads the settings in it."""
     options = early_config.known_args_namespace
     only_distributes = getattr(options, "numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ
     if "DATABASE_URL" not in os.environ and not (options.help or options.version or only_distributes):
@@ -30,7 +30,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def _start(config: pytest.Config) -> None:
-    # Imported late: with DATABASE_URL set, the tests also run where there can be no private server (Windows).
+    # Imported here: with DATABASE_URL the tests also run on Windows, where the private server does not work.
     from example_project.postgres import NoPostgres, PrivatePostgres
 
     server = PrivatePostgres()

@@ -10,7 +10,7 @@ env = environ.Env()
 
 BASE_DIR = Path(__file__).resolve().parent
 
-# The demo and the tests run on this machine only; whoever deploys the shop sets a key of their own.
+# The demo and the tests run on this machine only. Set another key to deploy the shop.
 SECRET_KEY = env.str("SECRET_KEY", default="only-for-the-demo-and-the-tests")
 DEBUG = env.bool("DEBUG", default=False)
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["127.0.0.1", "localhost", "[::1]", "testserver"])
@@ -18,7 +18,7 @@ ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["127.0.0.1", "localhost", "[:
 DATABASES = {"default": env.db("DATABASE_URL", default="postgres:///django_pglock")}
 DATABASES["default"]["CONN_MAX_AGE"] = env.int("CONN_MAX_AGE", default=60)
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
-# A client that dies while it waits for a lock must not wait on: the server looks every two seconds.
+# The server checks every two seconds whether a client that waits for a lock is still connected.
 DATABASES["default"].setdefault("OPTIONS", {})["options"] = "-c client_connection_check_interval=2s"
 
 INSTALLED_APPS = [

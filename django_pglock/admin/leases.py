@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin, messages
@@ -12,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.pages import ReadOnlyAdmin, elapsed, mark
+from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark
 from django_pglock.models import Lease
 
 
@@ -27,19 +26,13 @@ def free(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
     (messages.success if count else messages.warning)(request, text % {"count": count})
 
 
-class IsHeld(admin.SimpleListFilter):
+class IsHeld(OneChoiceFilter):
     """Filter: only leases that are held."""
 
     title = _("state")
     parameter_name = "held"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, Any]]:
-        """Return the choices."""
-        return [("1", _("held"))]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep the leases that are held, if the filter is set."""
-        return queryset.held() if self.value() == "1" else queryset
+    choice = ("1", _("held"))
+    method = "held"
 
 
 class LeaseAdmin(ReadOnlyAdmin):

@@ -83,6 +83,23 @@ class CappedChangeList(ChangeList):
         return super().get_ordering_field(field_name) if field_name in (self.sortable_by or ()) else None
 
 
+class OneChoiceFilter(admin.SimpleListFilter):
+    """A filter with one choice, which keeps the rows that a method of the queryset returns."""
+
+    #: The value of the choice in the query string, and its label.
+    choice: tuple[str, Any]
+    #: The name of the method.
+    method: str
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return the only choice."""
+        return [self.choice]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Return the rows of the choice if it is selected, else all."""
+        return getattr(queryset, self.method)() if self.value() == self.choice[0] else queryset
+
+
 class ReadOnlyAdmin(AnyModelAdmin):
     """A list page and a row page without editable fields. Actions and buttons change rows by guarded verbs."""
 

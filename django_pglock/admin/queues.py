@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import record
-from django_pglock.admin.pages import ReadOnlyAdmin, elapsed, mark
+from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark
 from django_pglock.models import Queue
 from django_pglock.store.pause import check_pausable
 
@@ -56,19 +56,13 @@ def perform(verb: str, request: HttpRequest, names: Iterable[str], *, reason: st
     (messages.success if changed else messages.warning)(request, text % {"count": len(changed)})
 
 
-class IsPaused(admin.SimpleListFilter):
+class IsPaused(OneChoiceFilter):
     """Filter: only paused queues."""
 
     title = _("state")
     parameter_name = "paused"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, Any]]:
-        """Return the choices."""
-        return [("1", _("paused"))]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep the queues that are paused, if the filter is set."""
-        return queryset.paused() if self.value() == "1" else queryset
+    choice = ("1", _("paused"))
+    method = "paused"
 
 
 class QueueForm(AnyModelForm):

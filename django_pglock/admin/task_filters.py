@@ -9,6 +9,7 @@ from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.admin.pages import OneChoiceFilter
 from django_pglock.models import Task
 from django_pglock.store.count import in_status
 from django_pglock.store.ready import ready_queues
@@ -62,19 +63,13 @@ class TaskPathFilter(KnownValuesFilter):
         return registry.known_paths()
 
 
-class StuckFilter(admin.SimpleListFilter):
+class StuckFilter(OneChoiceFilter):
     """Filter for tasks that need attention: running tasks whose worker is dead."""
 
     title = _("attention")
     parameter_name = "attention"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return the only choice."""
-        return [("stuck", _("Stuck: worker is dead"))]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep the stuck tasks, if the filter is set."""
-        return queryset.stuck() if self.value() == "stuck" else queryset
+    choice = ("stuck", _("Stuck: worker is dead"))
+    method = "stuck"
 
 
 def status_of(request: HttpRequest) -> str:

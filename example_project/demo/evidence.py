@@ -1,4 +1,4 @@
-"""What the demo claims, asked of the database in SQL. Each claim is a number of violations, which must be zero."""
+"""The claims of the demo, checked by SQL. Each claim is a number of violations, which must be zero."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db import connection
 
 from example_project.demo.shoppers import SHOPPER
 
-#: Sentence, and the statement that counts what contradicts it.
+#: The claims, each with the statement that counts its violations.
 CLAIMS = [
     (
         "Every task ended successfully",
@@ -57,14 +57,14 @@ FROM (SELECT 1000 * EXTRACT(EPOCH FROM started_at - enqueued_at)::float8 AS wait
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim, and how many rows contradict it."""
+    """A claim and the number of rows that violate it."""
 
     claim: str
     violations: int
 
     @property
     def holds(self) -> bool:
-        """Nothing contradicts it."""
+        """Whether no row violates the claim."""
         return self.violations == 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ TABLES = (
 
 
 def is_empty() -> bool:
-    """Say whether the demo may begin: there is nothing in its tables that it would count, or harm."""
+    """Return whether the tables of the demo are empty, so that it counts and deletes no other rows."""
     with connection.cursor() as cursor:
         return not any(
             _number(cursor, f"SELECT count(*) FROM (SELECT FROM {table} LIMIT 1) AS one") for table in _tables()
@@ -97,7 +97,7 @@ def is_empty() -> bool:
 
 
 def forget() -> None:
-    """Empty the demo's tables and remove its shoppers, whoever has filled them."""
+    """Empty the demo's tables and remove its shoppers."""
     with connection.cursor() as cursor:
         cursor.execute("DROP TABLE IF EXISTS demo_expected")
         cursor.execute(f"TRUNCATE {TABLES}")
@@ -119,7 +119,7 @@ def latency() -> tuple[float, float]:
 
 
 def counts() -> dict[str, int]:
-    """Return how many tasks there are in each state, and how many were taken over from a dead worker."""
+    """Return the number of tasks in each status, and how many were rescued from a dead worker."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT status, count(*) FROM django_pglock_task GROUP BY status")
         found = dict(cursor.fetchall())

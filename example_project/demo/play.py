@@ -1,4 +1,4 @@
-"""The course of the demo: open the shop, let people and tasks come, kill a worker, look at what is left."""
+"""The course of the demo: start the shop, send clicks and tasks, kill a worker, check the rows."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PLAIN, ATOMIC, LUCKY, SPENDING, SLOW = 1200, 500, 160, 120, 20
 TASKS = PLAIN + ATOMIC + LUCKY + SPENDING + SLOW
 CLICKS = 100
 SHOPPERS, CARTS = 25, 4
-#: Seconds over which the tasks are enqueued, so that there is something to see and somebody to kill in the middle.
+#: Seconds over which the tasks are enqueued, so that the worker is killed while tasks run.
 ENQUEUE_OVER = 3.0
 LONGEST = 300.0
 
 
 @dataclass
 class Report:
-    """What the demo has seen."""
+    """The results of a run."""
 
     seconds: float = 0.0
     tasks: int = 0
@@ -59,7 +59,7 @@ class Report:
 
 
 class Play:
-    """One performance."""
+    """One run of the demo."""
 
     def __init__(self, screen: Screen, fleet: Fleet) -> None:
         self.screen = screen
@@ -69,7 +69,7 @@ class Play:
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> Report:
-        """Perform, and return what was seen."""
+        """Run the demo and return the results."""
         began = time.monotonic()
         shoppers = make_shoppers(SHOPPERS + 1, gift=1_000, price=30)
         self.open_shop()
@@ -81,7 +81,7 @@ class Play:
         return self.report
 
     def open_shop(self) -> None:
-        """Start the server and the workers and wait until they are there."""
+        """Start the server and the workers, and wait until they are ready."""
         self.screen.say(f"The shop opens on http://127.0.0.1:{self.port}/ with {WORKERS} worker processes.")
         server = self.fleet.start("serveshop", str(self.port), CONN_MAX_AGE="0")
         self.workers = [self.fleet.start("runlockworker", "--threads", "4", "--no-reload") for _ in range(WORKERS)]
@@ -132,7 +132,7 @@ class Play:
         calls += [(tasks.count_slowly.enqueue, (number, 0.6)) for number in range(SLOW)]
         users = list(Order.objects.values_list("user_id", flat=True)[:1])
         calls += [(tasks.spend.enqueue, (users[0], 30, f"task {number}")) for number in range(SPENDING)]
-        # Every kind is spread over the whole time.
+        # Tasks of each kind are spread over the whole time.
         mixed = [call for start in range(40) for call in calls[start::40]]
         for start in range(0, len(mixed), 50):
             with transaction.atomic():

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 MANAGE = Path(__file__).resolve().parent.parent.parent / "manage.py"
-#: Linux: the signal that the kernel sends to a process when its parent ends, however that ends.
+#: Linux: the option by which the kernel signals a process when its parent ends for any reason.
 PR_SET_PDEATHSIG = 1
 
 
@@ -41,7 +41,7 @@ class Fleet:
         return process
 
     def stop(self) -> None:
-        """Stop all: politely, then not."""
+        """Stop all: first by SIGTERM, then by SIGKILL."""
         for process in self.started:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -70,7 +70,7 @@ def _end_with_parent() -> None:
 
 
 def free_port(wanted: int = 8000) -> int:
-    """Return the port that is wanted if it is free on loopback, else any that is."""
+    """Return the wanted port if it is free on loopback, else any free port."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: a bar that moves on a terminal, a line now and then elsewhere."""
+"""The output while the demo runs: a progress bar on a terminal, or a line every two seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""People who buy: real HTTP requests, many at once, some pressing the button a hundred times."""
+"""Users who buy: real HTTP requests, many at once; some users press the button a hundred times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOPPER = "demo-shopper-"
 
 @dataclass(frozen=True)
 class Shopper:
-    """Somebody with a session and credits."""
+    """A user with a session and credits."""
 
     session: str
     product: int
@@ -50,7 +50,7 @@ def _log_in(user: User) -> str:
 
 
 class Rush:
-    """Checkouts over HTTP, and what they were answered."""
+    """Sends checkouts over HTTP and counts the answers."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -72,8 +72,8 @@ class Rush:
                 press_.result()
 
     def stream(self, shoppers: list[Shopper], *, carts: int, threads: int = 3) -> None:
-        """Let everybody else buy: two clicks on each cart at once, and again while the answer is "later"."""
-        # Shopper by shopper, so that one's carts seldom meet. When they do, the second waits its turn.
+        """Let all other shoppers buy: two clicks on each cart at once, repeated while the answer is 409."""
+        # Shopper by shopper, so that two carts of one shopper are seldom paid at once. If they are, the second waits.
         baskets = [(shopper, str(uuid4())) for _ in range(carts) for shopper in shoppers]
 
         def buy(basket: tuple[Shopper, str]) -> None:

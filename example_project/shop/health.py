@@ -1,4 +1,4 @@
-"""Is somebody working, and how long does work wait?"""
+"""Whether workers are alive, and how long tasks wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.db.models.functions import Coalesce, Greatest, Now
 
 from django_pglock.models import Task, Worker
 
-#: Seconds that a task may wait after it was due before something is wrong.
+#: Seconds. A task that is due for longer shows that something is wrong.
 LONGEST_WAIT = 300
 
 

@@ -1,4 +1,4 @@
-"""What the shop keeps: products, orders, receipts, and a ledger of credits that may never go below zero."""
+"""The models of the shop: products, orders, receipts, and a ledger of credits that never goes below zero."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Product(models.Model):
 
 
 class CreditQuerySet(models.QuerySet):
-    """A log of what came and went; the balance is its sum."""
+    """The entries of the ledger; the balance of a user is the sum of the user's entries."""
 
     def balance_of(self, user_id: int) -> int:
-        """Return what a user has. Whoever spends on the strength of it holds ``lock("ledger", user_id)``."""
+        """Return the balance of a user. To spend credits, hold ``lock("ledger", user_id)`` until the new entry."""
         return self.filter(user_id=user_id).aggregate(sum=Sum("amount"))["sum"] or 0
 
 
@@ -67,7 +67,7 @@ class Order(models.Model):
 
 
 class Receipt(models.Model):
-    """The letter that follows an order. One for each order, however often its task runs."""
+    """The receipt of an order. One for each order, even if its task runs several times."""
 
     order = models.OneToOneField(Order, models.CASCADE, verbose_name=_("order"))
     sent_at = models.DateTimeField(_("sent at"), db_default=Now())

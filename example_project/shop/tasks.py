@@ -1,4 +1,4 @@
-"""What the shop does later."""
+"""The tasks of the shop and of the demo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def send_receipt(order_id: int) -> None:
 
 @task(queue_name="ledger", atomic=True)
 def spend(user_id: int, amount: int, reason: str) -> bool:
-    """Spend credits if there are enough; return whether there were. Happens exactly once, whoever dies."""
+    """Spend credits if there are enough; return whether there were. Happens exactly once, even if the worker dies."""
     with lock("ledger", user_id):
         if CreditEntry.objects.balance_of(user_id) < amount:
             return False

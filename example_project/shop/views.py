@@ -39,7 +39,7 @@ def checkout(request: HttpRequest) -> HttpResponse:
     order = Order.objects.filter(cart=cart, user=request.user).first()
     if order is not None:
         return JsonResponse({"order": order.pk, "charged": False})
-    time.sleep(settings.SHOP_PAYMENT_SECONDS)  # the bank takes its time
+    time.sleep(settings.SHOP_PAYMENT_SECONDS)  # the time that the bank needs
     return pay(request.user.pk, cart, product)
 
 
@@ -56,6 +56,6 @@ def pay(user_id: int, cart: UUID, product: Product) -> HttpResponse:
 
 @require_GET
 def healthz(request: HttpRequest) -> HttpResponse:
-    """Say whether work gets done, for a load balancer or a person: 200, or 503 with the reason."""
+    """Answer 200 if tasks are processed, or 503 with the reason, for load balancers and people."""
     report = health()
     return JsonResponse(report, status=200 if report["healthy"] else 503)

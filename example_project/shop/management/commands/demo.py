@@ -1,4 +1,4 @@
-"""``manage.py demo``: the door of the demo."""
+"""``manage.py demo``: run the demo and show what it proves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Say what can be asked for."""
+        """Add the arguments."""
         parser.add_argument("--no-serve", action="store_true", help=_("End after the evidence instead of serving."))
         parser.add_argument(
             "--erase", action="store_true", help=_("Delete the tasks and orders that are in the database before.")
@@ -62,7 +62,7 @@ class Command(BaseCommand):
 
 
 def prepare(*, erase: bool) -> None:
-    """Begin with empty tables. Raises ``CommandError`` rather than deleting what nobody asked to delete."""
+    """Empty the tables. Raises ``CommandError`` if they have rows and ``erase`` is False."""
     if not (erase or evidence.is_empty()):
         raise CommandError(
             _("The database of DATABASE_URL has tasks or orders. Name another one, or add --erase to delete them all.")

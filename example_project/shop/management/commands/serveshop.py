@@ -12,9 +12,9 @@ from django.utils.translation import gettext_lazy as _
 
 
 class ShopServer(ThreadedWSGIServer):
-    """Django's threaded server, with room for everybody who presses the button at the same moment."""
+    """Django's threaded server, with a listen queue for many requests at the same moment."""
 
-    # Ten, as in runserver, turns the eleventh of a crowd away with a reset connection.
+    # With ten, as in runserver, the eleventh request of the same moment gets a reset connection.
     request_queue_size = 256
 
 
@@ -24,7 +24,7 @@ class Command(BaseCommand):
     help = _("Serve the shop and the admin on 127.0.0.1, one thread for each request.")
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Say what can be asked for."""
+        """Add the arguments."""
         parser.add_argument("port", type=int, help=_("Port on loopback."))
 
     def handle(self, *args: Any, port: int, **options: Any) -> None:

@@ -1,43 +1,36 @@
-"""``locktasks`` as a script calls it: nobody to ask, and an exit code."""
+"""``manage.py locktasks`` in a script: exit codes, stdout and stderr, and no terminal to ask for confirmation."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from django.db import connection
 
 from django_pglock.models import Task
-from tests.conftest import ROOT
+from tests.acceptance.management.commands.processes import manage
 from tests.db.store.test_prune import make
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
 
 def locktasks(*arguments):
-    url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
-    return subprocess.run(
-        [sys.executable, str(ROOT / "manage.py"), "locktasks", *map(str, arguments)],
-        env={**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    process = manage("locktasks", *map(str, arguments))
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
 
 
 def test_exit_codes_and_streams():
     row = make("FAILED", days=0)
-    shown = locktasks("status", "--json", "--settings", "tests.settings")
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert json.loads(shown.stdout)["queues"][0]["failed"] == 1
+    code, out, err = locktasks("status", "--json", "--settings", "tests.settings")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["queues"][0]["failed"] == 1
 
-    refused = locktasks("retry", "--all")
-    assert refused.returncode == 1
-    assert refused.stdout.startswith("1 task would run again.")
-    assert "give --yes" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    code, out, err = locktasks("retry", "--all")
+    assert code == 1
+    assert out.startswith("1 task would run again.")
+    assert "give --yes" in err
+    assert "Traceback" not in err
 
-    done = locktasks("retry", row.pk)
-    assert (done.returncode, done.stdout) == (0, "1 task will run again.\n")
+    code, out, _err = locktasks("retry", row.pk)
+    assert (code, out) == (0, "1 task will run again.\n")
     assert Task.objects.get().status == "READY"

@@ -1,0 +1,18 @@
+"""``manage.py locks`` in a pipe."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.acceptance.management.commands.processes import manage
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+
+def test_who_reads_may_have_enough():
+    """As in "locks --watch | head -1", which ends with its first line, and not with a traceback."""
+    with manage("locks", "--watch", "0.1") as process:
+        assert "No advisory lock" in process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 0

@@ -1,0 +1,90 @@
+"""``manage.py locks``: tables, JSON, ended sessions and leases."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_pglock import Lease, LockLost, lock
+from django_pglock.testing import hold
+from tests.db.locks.test_api import Somebody
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def locks(*arguments):
+    out = StringIO()
+    call_command("locks", *arguments, stdout=out)
+    return out.getvalue()
+
+
+def test_locks_are_shown_to_people_and_to_programs(in_threads, eventually):
+    assert "No advisory lock" in locks()
+    with hold("order:5"):
+        assert locks("order:5").splitlines()[0].split() == [
+            "LOCK",
+            "MODE",
+            "SESSION",
+            "WAITS",
+            "FOR",
+            "SINCE",
+            "APPLICATION",
+        ]
+        assert "django_pglock.testing" in locks("order:5")
+        assert "No advisory lock" in locks("--blocked")
+
+        def wait_or_look(number):
+            if number:
+                with lock("order:5", timeout=300):
+                    return None
+            eventually(lambda: "↳ order:5" in locks("--blocked"))
+            [held, waiting] = json.loads(locks("order:5", "--json"))
+            assert (held["is_granted"], held["name"], waiting["blocked_by"]) == (True, "order:5", [held["pid"]])
+            call_command("locks", "--terminate", str(held["pid"]), stdout=StringIO())
+            return True
+
+        assert in_threads(wait_or_look, 2) == [True, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--database", "nope"), "DATABASES has no 'nope'; it has default"),
+        (("--watch", "-1"), "'-1' are no seconds"),
+        (("--watch", "nan"), "'nan' are no seconds"),
+        (("--watch", "1e300"), "'1e300' are no seconds"),
+        (("--watch", "0"), "'0' is not above zero"),
+        (("--free-lease", "a", "--terminate", "1"), "not allowed with"),
+        (("--blocked", "--leases"), "not allowed with"),
+    ],
+)
+def test_what_cannot_be_meant_gets_a_sentence(arguments, text):
+    with pytest.raises(CommandError, match=text):
+        locks(*arguments)
+
+
+def test_only_sessions_with_locks_are_terminated():
+    somebody = Somebody()
+    try:
+        pid = somebody.ask("SELECT pg_backend_pid()")
+        with pytest.raises(CommandError, match="neither holds nor waits for"):
+            locks("--terminate", str(pid))
+    finally:
+        somebody.leaves()
+
+
+def test_leases_are_shown_and_taken_away():
+    assert locks("--leases") == "No lease is held.\n"
+    with pytest.raises(LockLost), Lease("night\tly", ttl=60) as lease, Lease("mutex"):
+        table = locks("--leases")
+        assert "night?ly" in table
+        assert lease.owner in table
+        assert table.count("\n") == 3
+        [row] = json.loads(locks("--leases", "night\tly", "--json"))
+        assert (row["name"], row["token"]) == ("night\tly", 1)
+        assert "taken away" in locks("--free-lease", "night\tly")
+        with pytest.raises(CommandError, match="No lease of the name"):
+            locks("--free-lease", "night\tly")
