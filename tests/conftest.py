@@ -17,7 +17,8 @@ import pytest
 from django.db import connection, connections
 from django.test import TransactionTestCase
 
-from django_pglock.tasks import registry, wakeup
+from django_pglock.store import wake as wakeup
+from django_pglock.tasks import registry
 from django_pglock.worker import Worker
 from django_pglock.worker.liveness import heartbeat_process
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from django_pglock.store.outcome import Outcome
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import Outcome
 
 if TYPE_CHECKING:
     from django_pglock.tasks.compat import TaskResult

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from operator import attrgetter
 from queue import SimpleQueue
 
+from django_pglock.store.outcome import Abandoned, Released
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import Abandoned, Released
 from django_pglock.worker.capacity import LoopCapacity, ThreadCapacity
 from django_pglock.worker.ended_claim import EndedClaim
 

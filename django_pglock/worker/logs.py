@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from django_pglock.store.outcome import Failure
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import Failure
 
 logger = logging.getLogger("django_pglock.worker")
 

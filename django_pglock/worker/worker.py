@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from django_pglock.errors import model_of
 from django_pglock.worker.claiming.drain import Drain
@@ -107,18 +106,18 @@ class Worker:
         self._has_ended = False
         self.in_flight = InFlight(threads, most=max_tasks)
         self.limits = Limits(self.in_flight, max_memory=max_memory, max_time=max_time)
-        rows: Any = model_of("Task").objects.using(using)
+        model_of("Task")  # raises where the app is not installed
         watchdog = Watchdog(patience=max(grace, LEAST_PATIENCE), stuck=self._give_up_thread)
         self.executor = Executor(self.in_flight, using, watchdog)
         self.session_watch = SessionWatch(self.executor.claim_of)
-        progress = Progress(self.in_flight, rows)
-        self.heartbeat = self._make_heartbeat(rows, progress, is_pooled=not listens)
-        self.upkeep = Upkeep(rows, self.identity.id, promoted=self.in_flight.tell_news)
-        self.settler = Settler(self.in_flight, rows, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
-        self.drain = Drain(rows, self.queues, self.identity.id, end=self.end, backend=backend) if drain else None
+        progress = Progress(self.in_flight, using)
+        self.heartbeat = self._make_heartbeat(using, progress, is_pooled=not listens)
+        self.upkeep = Upkeep(using, self.identity.id, promoted=self.in_flight.tell_news)
+        self.settler = Settler(self.in_flight, using, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
+        self.drain = Drain(using, self.queues, self.identity.id, end=self.end, backend=backend) if drain else None
         self.fetcher = Fetcher(
             self.in_flight,
-            rows,
+            using,
             self.identity,
             self.queues,
             listens=listens,
@@ -132,10 +131,10 @@ class Worker:
         self._make_signs_of_life(probe_host, probe_port, heartbeat_file)
         self._connect_parts()
 
-    def _make_heartbeat(self, rows: Any, progress: Progress, *, is_pooled: bool) -> Heartbeat:
+    def _make_heartbeat(self, using: str, progress: Progress, *, is_pooled: bool) -> Heartbeat:
         return Heartbeat(
             self.in_flight,
-            rows,
+            using,
             self.identity,
             self.queues.asked,
             progress=progress,

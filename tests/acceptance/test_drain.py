@@ -97,7 +97,7 @@ def test_it_does_not_wait_for_a_rescue_that_never_comes(settings):
     Task.objects.update(status="RUNNING", worker=uuid4(), attempts=1, started_at=Now(), last_attempted_at=Now())
     assert not Worker.objects.exists()
     ended = []
-    drain = Drain(Task.objects.all(), Queues(), uuid4(), end=lambda: ended.append(1))
+    drain = Drain("default", Queues(), uuid4(), end=lambda: ended.append(1))
     began = time.monotonic()
     while drain.waits_for_rescue():
         assert time.monotonic() - began < NEVER

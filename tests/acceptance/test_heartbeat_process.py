@@ -13,6 +13,8 @@ import time
 import pytest
 
 from django_pglock.models import Task, Worker
+from django_pglock.store.liveness import witnesses
+from django_pglock.store.rescue import rescue
 from django_pglock.worker.liveness import heartbeat_process, heartbeat_process_main
 from tests.conftest import heartbeat_processes_of
 from tests.sample import running_tasks, tasks
@@ -80,7 +82,7 @@ def test_the_heartbeat_process_reports_at_once_that_its_worker_has_died(worker_p
     victim.send(signal.SIGKILL)
 
     eventually(lambda: not Worker.objects.exists(), why="the row of the dead worker is still there")
-    [rescued] = Task.objects.all().rescue()
+    [rescued] = rescue("default")
     assert rescued.status == "READY"
     eventually(lambda: not is_there(helper), why="the heartbeat process outlives its worker")
 
@@ -230,7 +232,7 @@ def test_a_worker_whose_heartbeat_process_beats_is_no_witness(charge, eventually
     _helper, row = charge()
     eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
     assert Worker.objects.get(pk=row.pk).beating_since > row.heartbeat_at
-    assert not Worker.objects.all().witnesses().exists()
+    assert not witnesses(Worker.objects.all()).exists()
 
 
 def test_it_makes_no_row_of_a_worker_that_signed_off(charge, eventually):

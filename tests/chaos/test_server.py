@@ -15,8 +15,8 @@ import pytest
 from django.db import OperationalError, connection
 
 from django_pglock.models import Attempt, Task
+from django_pglock.store.rescue import LOST_WITH_WORKER
 from django_pglock.tasks import enqueue_many
-from django_pglock.tasks.queryset import LOST_WITH_WORKER
 from example_project.postgres import PrivatePostgres, account
 from tests.chaos.conftest import make_tables
 from tests.sample import chaos_tasks

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_pglock.tasks.outcome import SUCCEEDED, Outcome
+from django_pglock.store.outcome import SUCCEEDED, Outcome
 from django_pglock.worker import capacity, in_flight
 from django_pglock.worker.claiming import claimer, fetcher, function_kinds
 from django_pglock.worker.claiming.claimer import Claimer

@@ -16,7 +16,7 @@ from django_pglock.keys import reserved
 from django_pglock.models import AdvisoryLock, Task, Waiter
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Worker as WorkerRow
-from django_pglock.tasks.await_result import await_end
+from django_pglock.store.await_end import await_end
 from django_pglock.testing import assert_no_locks
 from django_pglock.worker import Worker
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server

@@ -16,7 +16,6 @@ from django_pglock.worker.in_flight import InFlight
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 
 class Claimer:
@@ -26,10 +25,10 @@ class Claimer:
     """
 
     def __init__(
-        self, in_flight: InFlight, rows: TaskQuerySet, worker: UUID, queues: Queues, *, backend: str | None = None
+        self, in_flight: InFlight, using: str, worker: UUID, queues: Queues, *, backend: str | None = None
     ) -> None:
         self.in_flight = in_flight
-        self.rows = rows
+        self.using = using
         self.worker = worker
         self.queues = queues
         self.backend = backend
@@ -40,7 +39,7 @@ class Claimer:
         self.was_ready = False
         #: Whether the last claim took as many as it could. Then more may be ready than the smaller room lets in.
         self.was_full = False
-        self._ready = ReadyQueues(rows)
+        self._ready = ReadyQueues(using)
         self._paths: list[str] = []
         self._cursors: dict[FunctionKind, QueueCursors] = {}
 
@@ -126,7 +125,7 @@ class Claimer:
             self._paths = known
             self._cursors = {
                 kind: QueueCursors(
-                    self.rows, worker=self.worker, paths=paths[kind], is_fair=is_fair, backend=self.backend
+                    self.using, worker=self.worker, paths=paths[kind], is_fair=is_fair, backend=self.backend
                 )
                 for kind in paths
             }

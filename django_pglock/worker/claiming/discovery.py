@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+from django_pglock.store.ready import ready_paths
 from django_pglock.tasks import registry
 from django_pglock.tasks.importing import learn
 from django_pglock.worker.claiming.queues import Queues
-
-if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 #: Seconds between two looks while something is ready that cannot be claimed, and while there is other work.
 BETWEEN_LOOKS, BETWEEN_LOOKS_AT_WORK = 1.0, 30.0
@@ -19,8 +16,8 @@ BETWEEN_LOOKS, BETWEEN_LOOKS_AT_WORK = 1.0, 30.0
 class Discovery:
     """Imports the modules that ready tasks of the served queues name; ``tasks/importing.py`` says which it may."""
 
-    def __init__(self, rows: TaskQuerySet, queues: Queues) -> None:
-        self.rows = rows
+    def __init__(self, using: str, queues: Queues) -> None:
+        self.using = using
         self.queues = queues
         self._looked_at = float("-inf")
 
@@ -34,7 +31,7 @@ class Discovery:
         if not is_urgent and time.monotonic() - self._looked_at < BETWEEN_LOOKS:
             return False
         self._looked_at = time.monotonic()
-        served = {path for queue, path in self.rows.ready_paths() if self.queues.serves(queue)}
+        served = {path for queue, path in ready_paths(self.using) if self.queues.serves(queue)}
         unknown = [path for path in sorted(served) if registry.find(path) is None]
         learned = [path for path in unknown if learn(path)]
         return bool(learned)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from django_pglock.conf import get_settings
+from django_pglock.store.pause import paused_queues
+from django_pglock.store.rescue import doubtful
+from django_pglock.store.unknown import unknown
 from django_pglock.tasks import registry
 from django_pglock.worker.claiming.queues import Queues
-
-if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -32,14 +31,14 @@ class Drain:
 
     def __init__(
         self,
-        rows: TaskQuerySet,
+        using: str,
         queues: Queues,
         worker: UUID,
         *,
         end: Callable[[], None],
         backend: str | None = None,
     ) -> None:
-        self.rows = rows
+        self.using = using
         self.queues = queues
         self.worker = worker
         self.backend = backend
@@ -54,7 +53,7 @@ class Drain:
         now = time.monotonic()
         if now - self._looked_at >= BETWEEN_LOOKS:
             self._looked_at = now
-            found = self.rows.doubtful(backend=self.backend)
+            found = doubtful(self.using, backend=self.backend)
             self._doubtful = {queue: count for queue, count in found if self.queues.serves(queue)}
         if not self._doubtful:
             self._waits_since = None
@@ -70,11 +69,11 @@ class Drain:
             "that seems to be dead"
             for queue, count in sorted(self._doubtful.items())
         ]
-        paused, known = self.rows.paused_queues(), registry.known_paths()
+        paused, known = paused_queues(self.using), registry.known_paths()
         self.left_behind += [
             f"{_tasks(each.waiting)} of queue {each.queue!r} that {'calls' if each.waiting == 1 else 'call'} "
             f"{each.task_path!r}, which this worker does not know"
-            for each in self.rows.unknown(worker=self.worker, backend=self.backend)
+            for each in unknown(self.using, worker=self.worker, backend=self.backend)
             if self.queues.serves(each.queue) and each.queue not in paused and each.task_path not in known
         ]
         for what in self.left_behind:

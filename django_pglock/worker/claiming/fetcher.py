@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from django.apps import apps
-
 from django_pglock.conf import get_settings
-from django_pglock.tasks.wakeup import NEGATIVE_TTL
+from django_pglock.store.admit import admit
+from django_pglock.store.give_back import give_back, server_time
+from django_pglock.store.lock_keys import blocked_keys
+from django_pglock.store.plans import keep_plans_in
+from django_pglock.store.promote import next_due_in, promote
+from django_pglock.store.wake import NEGATIVE_TTL, note_sleep
 from django_pglock.worker.claiming.claimer import Claimer
 from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.drain import Drain
@@ -23,7 +26,6 @@ from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 #: Seconds without any progress after which claims that no thread has begun are given back.
 HOARDING = 0.2
@@ -47,7 +49,7 @@ class Fetcher(ConnectedService):
     def __init__(
         self,
         in_flight: InFlight,
-        rows: TaskQuerySet,
+        using: str,
         identity: Identity,
         queues: Queues,
         *,
@@ -56,18 +58,17 @@ class Fetcher(ConnectedService):
         drain: Drain | None = None,
         spent: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(rows.db)
+        super().__init__(using)
         self.spent = spent
         self.drain = drain
         self.in_flight = in_flight
-        self.rows = rows
         self.identity = identity
         self.queues = queues
         self.listens = listens
-        self.claimer = Claimer(in_flight, rows, identity.id, queues, backend=backend)
+        self.claimer = Claimer(in_flight, using, identity.id, queues, backend=backend)
         # Queues that notifications have named since the last claim.
         self._told: set[str] = set()
-        self._discovery = Discovery(rows, queues)
+        self._discovery = Discovery(using, queues)
         # Whether the present look follows a notification.
         self._was_told = False
         self._sleeping_since: float | None = None
@@ -108,12 +109,12 @@ class Fetcher(ConnectedService):
         self._sleeping_since = None
         if self.listens:
             # Not behind a pooler, where other clients use the session, too.
-            self.rows.prepare_session()
+            keep_plans_in(self.using)
         # A thread may be claiming for its group at this moment. The order matters: what is claimed from now on is not
         # lost; what was claimed before is under way until it is in flight.
-        before, under_way = self.rows.server_time(), self.in_flight.group_keys_being_claimed()
+        before, under_way = server_time(self.using), self.in_flight.group_keys_being_claimed()
         known = self.in_flight.task_ids()
-        lost = self.rows.release_unknown(self.identity.id, known, before=before, except_keys=under_way)
+        lost = give_back(self.using, self.identity.id, known, before=before, except_keys=under_way)
         if lost:
             logger.warning("Gave back %d tasks whose claim was answered too late.", lost)
 
@@ -198,12 +199,12 @@ class Fetcher(ConnectedService):
         assert self.drain is not None  # noqa: S101 - for the type checker
         if self.in_flight.claims or self.drain.waits_for_rescue():
             return False
-        due_in = self.rows.next_due_in()
+        due_in = next_due_in(self.using)
         if due_in is not None and due_in <= 0:
-            self.rows.promote()
+            promote(self.using)
             return False
         # Another worker may have promoted tasks and not yet admitted the first of each key.
-        self.rows.admit(self.rows.blocked_keys(""))
+        admit(self.using, blocked_keys(self.using, ""))
         return True
 
     def _pause(self, seconds: float) -> None:
@@ -238,5 +239,4 @@ class Fetcher(ConnectedService):
             self._sleeping_since = None
 
     def _ask_for_news(self, *, is_sleeping: bool) -> None:
-        workers = apps.get_model("django_pglock", "Worker").objects.using(self.using)
-        workers.note_sleep(self.identity.id, is_sleeping=is_sleeping)
+        note_sleep(self.using, self.identity.id, is_sleeping=is_sleeping)

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import connections
 
-from django_pglock.tasks.wakeup import CANCEL_CHANNEL, READY_CHANNEL, SCHEDULED_CHANNEL
+from django_pglock.store.wake import CANCEL_CHANNEL, READY_CHANNEL, SCHEDULED_CHANNEL
 from django_pglock.worker.service import ConnectedService
 
 #: Seconds without a notification after which the listener asks whether the server is still there.

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from django_pglock.store.claim import claim_statement, claims_of
+from django_pglock.store.claim_fair import claim_fair
+
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 #: The longest lifetime of a cursor in seconds. A claim from the start of the index then sees tasks that are more
 #: urgent, and tasks that were committed late.
@@ -31,7 +33,7 @@ class QueueCursors:
 
     def __init__(
         self,
-        rows: TaskQuerySet,
+        using: str,
         *,
         worker: UUID,
         paths: Sequence[str],
@@ -39,15 +41,15 @@ class QueueCursors:
         backend: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.rows = rows
+        self.using = using
         self.worker = worker
         self.paths = paths
         self.is_fair = is_fair
         self.backend = backend
         self.clock = clock
         # One statement for all queues, with the name as a parameter: there may be a hundred thousand queues.
-        self.first = rows.claim_statement(worker=worker, paths=paths, backend=backend)
-        self.behind = rows.claim_statement(worker=worker, paths=paths, backend=backend, behind=True)
+        self.first = claim_statement(using, worker=worker, paths=paths, backend=backend)
+        self.behind = claim_statement(using, worker=worker, paths=paths, backend=backend, behind=True)
         self._queues: dict[str, QueueCursor] = {}
 
     def of(self, queue: str) -> QueueCursor:
@@ -115,7 +117,7 @@ class QueueCursor:
             self._valid_until = self.shared.clock() + min(
                 LONGEST_LIFETIME, LIFETIME_FACTOR * (self.shared.clock() - began)
             )
-        claims = self.shared.rows.claims_of(rows, self.shared.worker)
+        claims = claims_of(rows, self.shared.worker)
         self._position = (claims[-1].priority, claims[-1].id) if len(claims) == limit else None
         return claims
 
@@ -131,7 +133,8 @@ class QueueCursor:
 
     def _claim_turn(self, limit: int, after: str) -> tuple[list[Claim], str]:
         shared = self.shared
-        return shared.rows.claim_fair(
+        return claim_fair(
+            shared.using,
             worker=shared.worker,
             queue=self.queue,
             paths=shared.paths,

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from django_pglock.store.ready import ready_queues
 from django_pglock.worker.claiming.queue_cursor import LIFETIME_FACTOR, LONGEST_LIFETIME
-
-if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 
 class ReadyQueues:
@@ -20,8 +17,8 @@ class ReadyQueues:
     proportion to the time that the look took. A task in another queue waits no longer than that.
     """
 
-    def __init__(self, rows: TaskQuerySet, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.rows = rows
+    def __init__(self, using: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.using = using
         self._clock = clock
         self._names: list[str] = []
         self._until = 0.0
@@ -33,7 +30,7 @@ class ReadyQueues:
         began = self._clock()
         self.is_from_memory = began < self._until
         if not self.is_from_memory:
-            self._names = self.rows.ready_queues()
+            self._names = ready_queues(self.using)
             now = self._clock()
             self._until = now + min(LONGEST_LIFETIME, LIFETIME_FACTOR * (now - began))
         return self._names

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from django.apps import apps
 from django.db import Error as DatabaseFailure
@@ -22,17 +22,15 @@ from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import WORKER, draw_number
 from django_pglock.postgres.connections import backend_pid
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
+from django_pglock.store.cancel import cancel_requests
+from django_pglock.store.give_back import give_back
+from django_pglock.store.liveness import beat, depart
 from django_pglock.tasks import registry
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess
 from django_pglock.worker.liveness.pending_migrations import pending_migrations
 from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
-
-if TYPE_CHECKING:
-    from django_pglock.tasks.liveness import WorkerQuerySet
-    from django_pglock.tasks.queryset import TaskQuerySet
-
 
 #: Takes the worker's lock. NULL behind a pooler, where the lock would stay in a session that other clients use. CASE,
 #: because the server must compare the process numbers before it tries to take the lock.
@@ -66,7 +64,7 @@ class Heartbeat(ConnectedService):
     def __init__(
         self,
         in_flight: InFlight,
-        rows: TaskQuerySet,
+        using: str,
         identity: Identity,
         queues: list[str],
         *,
@@ -74,10 +72,9 @@ class Heartbeat(ConnectedService):
         cancel: Callable[[list[tuple[int, int]]], None],
         is_pooled: bool = False,
     ) -> None:
-        super().__init__(rows.db)
+        super().__init__(using)
         self.is_pooled = is_pooled
         self.in_flight = in_flight
-        self.rows = rows
         self.identity = identity
         self.queues = queues
         self.progress = progress
@@ -172,13 +169,14 @@ class Heartbeat(ConnectedService):
             self.progress.note()
 
     def _pass_on_requests(self) -> None:
-        if self.in_flight.claims and (requests := self.rows.cancel_requests(self.identity.id)):
+        if self.in_flight.claims and (requests := cancel_requests(self.using, self.identity.id)):
             self.cancel(requests)
 
     def beat(self) -> None:
         """Write that this worker lives and, if that is new, which functions it knows."""
         me, known = self.identity, registry.known_paths()
-        self._told, is_sleeping = self._workers().beat(
+        self._told, is_sleeping = beat(
+            self.using,
             me.id,
             name=me.name,
             hostname=me.hostname,
@@ -205,7 +203,7 @@ class Heartbeat(ConnectedService):
     def _depart(self) -> None:
         """Delete the worker's row: the worker ends in order and owns no task any more."""
         try:
-            self._workers().depart(self.identity.id)
+            depart(self.using, self.identity.id)
         except DatabaseFailure as error:
             logger.warning("Could not sign off; the others will notice: %s", error)
 
@@ -215,7 +213,7 @@ class Heartbeat(ConnectedService):
         if time.monotonic() - self._compared_at < limit:
             return
         self._compared_at = time.monotonic()
-        lost = self.rows.release_unknown(self.identity.id, self.in_flight.task_ids(), older_than=limit)
+        lost = give_back(self.using, self.identity.id, self.in_flight.task_ids(), older_than=limit)
         if lost:
             logger.warning("Gave back %d tasks that this worker owned without knowing.", lost)
 
@@ -224,7 +222,7 @@ class Heartbeat(ConnectedService):
         return {
             "connection": parameters_of(connection),
             "session": {**self._session_settings(), "statement_timeout": "5s"},
-            "table": connection.ops.quote_name(self._workers().model._meta.db_table),
+            "table": connection.ops.quote_name(apps.get_model("django_pglock", "Worker")._meta.db_table),
             "worker": str(self.identity.id),
             "interval": get_settings().HEARTBEAT_INTERVAL,
             "limit": get_settings().HEARTBEAT_LIMIT,
@@ -236,6 +234,3 @@ class Heartbeat(ConnectedService):
             cursor.execute("SELECT current_setting('search_path'), current_setting('role')")
             search_path, role = cursor.fetchone()
         return {"search_path": search_path, "role": role}
-
-    def _workers(self) -> WorkerQuerySet:
-        return apps.get_model("django_pglock", "Worker").objects.using(self.using)  # type: ignore[no-any-return]

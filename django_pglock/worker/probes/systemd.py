@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 from django_pglock.conf import get_settings
-from django_pglock.tasks.outcome import Failed, Succeeded
+from django_pglock.store.outcome import Failed, Succeeded
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.service import Service

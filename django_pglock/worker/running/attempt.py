@@ -17,14 +17,7 @@ from django_pglock.errors import TaskCancelled, TaskOptionError, TaskResultError
 from django_pglock.locks import lock
 from django_pglock.postgres.connection_registry import leads_to_standby
 from django_pglock.postgres.connections import is_read_only
-from django_pglock.tasks import registry
-from django_pglock.tasks.arguments import from_json, to_json
-from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.compat import TaskResult
-from django_pglock.tasks.context import TaskContext
-from django_pglock.tasks.definition import PostgresTask
-from django_pglock.tasks.flow import Cancel, Retry, Snooze
-from django_pglock.tasks.outcome import (
+from django_pglock.store.outcome import (
     SUCCEEDED,
     Cancelled,
     Failed,
@@ -35,6 +28,13 @@ from django_pglock.tasks.outcome import (
     Snoozed,
     Succeeded,
 )
+from django_pglock.tasks import registry
+from django_pglock.tasks.arguments import from_json, to_json
+from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.compat import TaskResult
+from django_pglock.tasks.context import TaskContext
+from django_pglock.tasks.fields import TaskFields
+from django_pglock.tasks.flow import Cancel, Retry, Snooze
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, delay_after
 from django_pglock.worker.ended_claim import EndedClaim
@@ -56,7 +56,7 @@ class Attempt(StoppableAttempt):
             raise LookupError(f"{claim.task_path} is not registered")
         self.claim = claim
         self.using = using
-        self.definition: PostgresTask = definition
+        self.definition: TaskFields = definition
         meta: dict[str, Any] = {} if claim.meta == "{}" else from_json(claim.meta)
         self.options: dict[str, Any] = meta.get("options", {})
         #: How often the task has snoozed, where that is limited.

@@ -14,11 +14,11 @@ from django.core.cache import caches
 from django.db import Error as DatabaseFailure
 from django.db import connections
 
+from django_pglock.store.outcome import Released, Succeeded
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
-from django_pglock.tasks.outcome import Released, Succeeded
 from django_pglock.worker.capacity import Slot
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight

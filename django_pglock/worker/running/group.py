@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from django.apps import apps
-
 from django_pglock.postgres.connections import connection_for
+from django_pglock.store.claim_group import claim_group
+from django_pglock.store.outcome import Cancelled, Failed, Outcome, Released, Retried, Snoozed
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.options import Group
-from django_pglock.tasks.outcome import Cancelled, Failed, Outcome, Released, Retried, Snoozed
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.running.attempt import Attempt
@@ -67,10 +66,11 @@ def with_others(leader: Attempt, group: Group, in_flight: InFlight) -> Attempt:
     """Claim what waits in the group of ``leader`` and return the attempt that stands for all of it."""
     # Made before anything is claimed: if its earlier attempts cannot be read, only the leader has to be given back.
     attempt = GroupAttempt(leader.claim, leader.using)
-    rows = apps.get_model("django_pglock", "Task").objects.using(leader.using)
     in_flight.claiming_groups[leader.claim] = leader.claim.lock_key
     try:
-        claims = rows.claim_group(leader.claim, limit=group.limit - 1, gather=group.seconds) if group.limit > 1 else []
+        claims = []
+        if group.limit > 1:
+            claims = claim_group(leader.using, leader.claim, limit=group.limit - 1, gather=group.seconds)
         connection = connection_for(leader.using)
         if claims and not connection.get_autocommit():
             # With AUTOCOMMIT off, the function would commit the claims or roll them back.

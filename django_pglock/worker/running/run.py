@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache
 from typing import Any
 
-from django.apps import apps
 from django.db import Error as DatabaseFailure
 from django.db import transaction
 
 from django_pglock.errors import ClaimLost, TaskCancelled
 from django_pglock.postgres.connections import connection_for
+from django_pglock.store.outcome import Cancelled, Failed, Failure, Outcome, Released, Succeeded
+from django_pglock.store.progress import note_progress
+from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import Cancelled, Failed, Failure, Outcome, Released, Succeeded
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.running.attempt import Attempt
 
@@ -108,12 +108,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
 
 
 def _settle_and_commit(attempt: Attempt, outcome: Outcome) -> None:
-    rows = _rows(attempt.using)
     if told := [each for each in attempt.claims if each.progress is not each.noted_progress]:
-        rows.note_progress(told, is_last=True)
-    rows.settle_and_commit(attempt.outcomes(outcome))
-
-
-@cache
-def _rows(using: str) -> Any:
-    return apps.get_model("django_pglock", "Task").objects.using(using)
+        note_progress(attempt.using, told, is_last=True)
+    successes: Any = attempt.outcomes(outcome)
+    settle_and_commit(attempt.using, successes)

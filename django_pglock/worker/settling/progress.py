@@ -6,11 +6,11 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from django_pglock.store.progress import note_progress
 from django_pglock.worker.in_flight import InFlight
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 
 class Progress:
@@ -20,9 +20,9 @@ class Progress:
     end.
     """
 
-    def __init__(self, in_flight: InFlight, rows: TaskQuerySet) -> None:
+    def __init__(self, in_flight: InFlight, using: str) -> None:
         self.in_flight = in_flight
-        self.rows = rows
+        self.using = using
         # The newest value must be written last, whichever of the two writes it.
         self._writing = threading.Lock()
 
@@ -38,5 +38,5 @@ class Progress:
         told = [claim for claim in claims if claim.progress is not claim.noted_progress]
         if told:
             with self._writing:
-                self.rows.note_progress(told)
+                note_progress(self.using, told)
         return [claim for claim in told if claim.progress is not claim.noted_progress]

@@ -9,10 +9,7 @@ import logging
 from typing import Any
 
 from django_pglock.errors import TaskCancelled
-from django_pglock.tasks.arguments import from_json
-from django_pglock.tasks.claim import Claim, date_of
-from django_pglock.tasks.compat import TaskResult, TaskResultStatus, task_finished
-from django_pglock.tasks.outcome import (
+from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
     Failed,
@@ -23,6 +20,9 @@ from django_pglock.tasks.outcome import (
     Snoozed,
     Succeeded,
 )
+from django_pglock.tasks.arguments import from_json
+from django_pglock.tasks.claim import Claim, date_of
+from django_pglock.tasks.compat import TaskResult, TaskResultStatus, task_finished
 from django_pglock.tasks.results import error_of
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.logs import log_claim

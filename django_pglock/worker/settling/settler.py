@@ -23,7 +23,12 @@ from uuid import UUID
 from django.db import DatabaseError, OperationalError
 from psycopg.errors import LockNotAvailable
 
-from django_pglock.tasks.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
+from django_pglock.store.admit import admit
+from django_pglock.store.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
+from django_pglock.store.release import release
+from django_pglock.store.settle import held, settle
+from django_pglock.store.sql import rows_of
+from django_pglock.store.wake import wake
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.service import ConnectedService
@@ -32,7 +37,6 @@ from django_pglock.worker.settling.report import report, report_lost
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -81,15 +85,14 @@ class Settler(ConnectedService):
     def __init__(
         self,
         in_flight: InFlight,
-        rows: TaskQuerySet,
+        using: str,
         worker: UUID,
         *,
         progress: Progress,
         scheduled: Callable[[], None],
     ) -> None:
-        super().__init__(rows.db)
+        super().__init__(using)
         self.in_flight = in_flight
-        self.rows = rows
         self.worker = worker
         self.progress = progress
         self.scheduled = scheduled
@@ -157,7 +160,7 @@ class Settler(ConnectedService):
     def _set_locked_aside(self, ended_claims: list[EndedClaim]) -> list[EndedClaim]:
         """Set aside the ended claims whose rows another transaction has locked, and return the others."""
         self._check_locked_at = time.monotonic() + BETWEEN_LOCK_CHECKS
-        locked = self.rows.held([ended.claim for ended in ended_claims])
+        locked = held(self.using, [ended.claim for ended in ended_claims])
         for ended in ended_claims:
             if ended.claim.id in locked:
                 self._locked.setdefault(ended.claim, ended)
@@ -225,7 +228,7 @@ class Settler(ConnectedService):
         """Read when tasks finished that their own transactions have settled, for the observers."""
         if ended_claims:
             ids = [ended.claim.id for ended in ended_claims]
-            dates = dict(self.rows.filter(pk__in=ids).values_list("pk", "finished_at"))
+            dates = dict(rows_of("Task", self.using).filter(pk__in=ids).values_list("pk", "finished_at"))
             for ended in ended_claims:
                 date = dates.get(ended.claim.id)
                 ended.finished_at = date and date.timestamp()
@@ -237,8 +240,8 @@ class Settler(ConnectedService):
         if not is_plain(ended_claims):
             finals = [ended for ended in ended_claims if isinstance(ended.outcome, FINAL)]
         # First those that waited for an end: they may have been enqueued before others of their key.
-        released = self.rows.release(map(TASK_ID, finals))
-        admitted = self.rows.admit(keys) if keys != {None} else 0
+        released = release(self.using, map(TASK_ID, finals))
+        admitted = admit(self.using, keys) if keys != {None} else 0
         if admitted or released:
             self.in_flight.tell_news()
 
@@ -246,7 +249,7 @@ class Settler(ConnectedService):
         """Tell other workers and services of tasks that will run again, now or later."""
         again = [ended for ended in ended_claims if not isinstance(ended.outcome, FINAL)]
         if again:
-            self.rows.wake(ended.claim.queue for ended in again)
+            wake(self.using, (ended.claim.queue for ended in again))
             self.in_flight.tell_news()
             self.scheduled()
 
@@ -264,8 +267,8 @@ class Settler(ConnectedService):
 
     def _settle_alike(self, ended_claims: list[EndedClaim]) -> dict[int, Any]:
         try:
-            return self.rows.settle(
-                list(zip(map(CLAIM, ended_claims), map(OUTCOME, ended_claims), strict=True)), self.worker
+            return settle(
+                self.using, list(zip(map(CLAIM, ended_claims), map(OUTCOME, ended_claims), strict=True)), self.worker
             )
         except DatabaseError as error:
             if isinstance(error.__cause__, LockNotAvailable):

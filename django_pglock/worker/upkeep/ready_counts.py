@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
+from django_pglock.store.count import ready_counts
 
 #: Seconds between two counts, and the age at which a count is too old to return: then the database is away.
 BETWEEN_COUNTS, TOO_OLD = 10.0, 60.0
@@ -22,8 +20,8 @@ class ReadyCounts:
     often than every ``BETWEEN_COUNTS`` seconds, and no session is needed for it.
     """
 
-    def __init__(self, rows: TaskQuerySet) -> None:
-        self.rows = rows
+    def __init__(self, using: str) -> None:
+        self.using = using
         self._asked_at = -math.inf
         self._counted_at = -math.inf
         self._counts: dict[str, tuple[int, float]] = {}
@@ -40,6 +38,6 @@ class ReadyCounts:
         """Count, if it is time to and somebody has asked lately."""
         now = time.monotonic()
         if now - self._asked_at < INTEREST and now - self._counted_at >= BETWEEN_COUNTS:
-            found = {queue: (count, age or 0.0) for queue, (count, age) in self.rows.ready_counts().items()}
+            found = {queue: (count, age or 0.0) for queue, (count, age) in ready_counts(self.using).items()}
             self._counts = {**dict.fromkeys(self._counts, (0, 0.0)), **found}
             self._counted_at = now

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 from uuid import UUID
 
-from django.apps import apps
-
-if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet, UnknownTasks
+from django_pglock.store.liveness import is_eldest
+from django_pglock.store.unknown import UnknownTasks, unknown
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -22,8 +19,8 @@ BETWEEN_LOOKS = 30.0
 class UnknownReport:
     """Warns once of each function, and again after its tasks were gone. Only the eldest of all workers looks."""
 
-    def __init__(self, rows: TaskQuerySet, worker: UUID) -> None:
-        self.rows = rows
+    def __init__(self, using: str, worker: UUID) -> None:
+        self.using = using
         self.worker = worker
         self._looked_at = time.monotonic()
         self._reported: set[str] = set()
@@ -33,9 +30,8 @@ class UnknownReport:
         if time.monotonic() - self._looked_at < BETWEEN_LOOKS:
             return
         self._looked_at = time.monotonic()
-        workers = apps.get_model("django_pglock", "Worker").objects.using(self.rows.db)
-        if workers.is_eldest(self.worker):
-            self._report(self.rows.unknown())
+        if is_eldest(self.using, self.worker):
+            self._report(unknown(self.using))
 
     def _report(self, found: list[UnknownTasks]) -> None:
         for each in found:

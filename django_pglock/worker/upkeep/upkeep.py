@@ -17,25 +17,26 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from django.apps import apps
 from django.db import IntegrityError, connections, transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
-from django_pglock.tasks.gates import KEYS_AT_ONCE
-from django_pglock.tasks.liveness import SETTLED
-from django_pglock.tasks.pruning import ages_of
-from django_pglock.tasks.queryset import COMPARED_AT_ONCE
-from django_pglock.tasks.statements import BY_INDEX
-from django_pglock.tasks.waiting import WAITERS_AT_ONCE
+from django_pglock.store import schedule
+from django_pglock.store.admit import admit
+from django_pglock.store.liveness import SETTLED, forget_dead
+from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
+from django_pglock.store.promote import next_due_in, promote
+from django_pglock.store.prune import ages_of, prune_window
+from django_pglock.store.rate import forget_rates, open_rates
+from django_pglock.store.release import WAITERS_AT_ONCE, release, stray_waiters
+from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
+from django_pglock.store.sql import BY_INDEX
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.upkeep.ready_counts import ReadyCounts
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
-    from django_pglock.tasks.schedule_queryset import ScheduleQuerySet
     from django_pglock.tasks.schedules import Timing
 
 T = TypeVar("T")
@@ -61,15 +62,13 @@ class Upkeep(ConnectedService):
 
     name = "upkeep"
 
-    def __init__(self, rows: TaskQuerySet, worker: UUID, promoted: Callable[[], None]) -> None:
-        super().__init__(rows.db)
-        self.rows = rows
+    def __init__(self, using: str, worker: UUID, promoted: Callable[[], None]) -> None:
+        super().__init__(using)
         self.promoted = promoted
-        self.schedules: ScheduleQuerySet = apps.get_model("django_pglock", "Schedule").objects.using(rows.db)
         self._registered: dict[str, Timing] = {}
         self._news = threading.Event()
-        self.unknown = UnknownReport(rows, worker)
-        self.ready_counts = ReadyCounts(rows)
+        self.unknown = UnknownReport(using, worker)
+        self.ready_counts = ReadyCounts(using)
         self._rescued_at = self._rescue_from = 0.0
         # When this turn began, and when the first of several turns in a row began that were another worker's.
         self._began_at = self._kept_out_since = 0.0
@@ -117,8 +116,8 @@ class Upkeep(ConnectedService):
                 return None
             # The worker that kept us out for so long was delayed, and so may have been all others.
             self._began_at, self._kept_out_since = self._kept_out_since or self._began_at, 0.0
-            promoted = self._attempt(self.rows.promote) or 0
-            keys, awaited = self._attempt(self.rows.open_rates) or [], []
+            promoted = self._attempt(promote, self.using) or 0
+            keys, awaited = self._attempt(open_rates, self.using) or [], []
             has_moved = bool(promoted or keys)
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
                 self._rescued_at = time.monotonic()
@@ -128,12 +127,12 @@ class Upkeep(ConnectedService):
                     self._attempt(self._rescue)
                 keys += self._attempt(self._stray_keys) or []
                 awaited = self._attempt(self._stray_waiters) or []
-            due_in = self._attempt(self.rows.next_due_in)
+            due_in = self._attempt(next_due_in, self.using)
         # Outside of the round's transaction, because admission holds the locks of the keys to the end of a transaction.
         if keys or awaited:
-            promoted += self._attempt(self.rows.release, awaited) or 0
-            promoted += self._attempt(self.rows.admit, keys) or 0
-            due_in = self._attempt(self.rows.next_due_in)
+            promoted += self._attempt(release, self.using, awaited) or 0
+            promoted += self._attempt(admit, self.using, keys) or 0
+            due_in = self._attempt(next_due_in, self.using)
         if promoted:
             self.promoted()
         self._attempt(self.unknown.look)
@@ -173,13 +172,13 @@ class Upkeep(ConnectedService):
 
     def _keep_schedules(self) -> float | None:
         """Enqueue the ticks that are due; return the seconds until the next tick, None if there is none."""
-        timings = self.schedules.timings()
+        timings = schedule.timings(self.using)
         if timings != self._registered:
-            self.schedules.register()
+            schedule.register(self.using)
             self._registered = timings
         if not timings:
             return None
-        ticks = self.schedules.enqueue_due()
+        ticks = schedule.enqueue_due(self.using)
         if ticks.tasks:
             self.promoted()
         return ticks.next_in
@@ -187,12 +186,12 @@ class Upkeep(ConnectedService):
     # Keys and waiters that a crash has left blocked, some at a time
 
     def _stray_keys(self) -> list[str]:
-        keys = self.rows.blocked_keys(self._key)
+        keys = blocked_keys(self.using, self._key)
         self._key = keys[-1] if len(keys) == KEYS_AT_ONCE else ""
         return keys
 
     def _stray_waiters(self) -> list[int]:
-        waiters = self.rows.stray_waiters(self._waiter)
+        waiters = stray_waiters(self.using, self._waiter)
         self._waiter = waiters[-1][0] if len(waiters) == WAITERS_AT_ONCE else 0
         return [awaited for _, awaited in waiters if awaited is not None]
 
@@ -200,8 +199,8 @@ class Upkeep(ConnectedService):
         """Delete some old tasks. Outside of the round's transaction: two workers may do it at once without harm."""
         rest = PRUNING_REST
         try:
-            count, self._pruned_to = self.rows.prune_window(self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
-            if self.rows.forget_rates() or count or self._pruned_to:
+            count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
+            if forget_rates(self.using) or count or self._pruned_to:
                 rest = get_settings().HEARTBEAT_INTERVAL * ROUND
         except IntegrityError as error:
             # A table of the project refers to tasks, with a rule that Django's deletion would have applied.
@@ -215,7 +214,7 @@ class Upkeep(ConnectedService):
 
     def _rescue(self) -> None:
         for _ in range(RESCUES):
-            rescued = self.rows.rescue()
+            rescued = rescue(self.using)
             for task in rescued:
                 logger.warning(
                     "Task %d (%r) was taken back from worker %s, which is dead; it is %s now.",
@@ -224,6 +223,6 @@ class Upkeep(ConnectedService):
                     task.worker,
                     task.status,
                 )
-            if len(rescued) < COMPARED_AT_ONCE:
+            if len(rescued) < RESCUED_AT_ONCE:
                 break
-        apps.get_model("django_pglock", "Worker").objects.using(self.using).forget()
+        forget_dead(self.using)

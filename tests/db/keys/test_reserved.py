@@ -17,7 +17,8 @@ from django_pglock.keys.reserved import WORKER
 from django_pglock.models import AdvisoryLock, Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.tasks.statements import LOCK_KEYS
+from django_pglock.store.admit import LOCK_KEYS, admit
+from django_pglock.store.sql import filled
 from django_pglock.testing import assert_no_locks, hold
 from django_pglock.worker import Worker
 from django_pglock.worker.upkeep.upkeep import TURN
@@ -42,7 +43,7 @@ def held(application=""):
 
 def lock_keys(*keys, cursor=None):
     """Be about to admit tasks to these keys."""
-    statement = Task.objects.all()._sql(LOCK_KEYS)
+    statement = filled(LOCK_KEYS)
     if cursor is not None:
         cursor.execute(statement, [list(keys)])
         return
@@ -154,7 +155,7 @@ def test_two_keys_of_one_number_are_admitted_together():
     results = [keyed.step.enqueue(order) for order in (one, other, one)]
     rows = [Task.objects.get(pk=each.id) for each in results]
     assert [row.status for row in rows] == ["READY", "READY", "BLOCKED"]
-    assert Task.objects.all().admit({row.lock_key for row in rows}) == 0
+    assert admit("default", {row.lock_key for row in rows}) == 0
     with transaction.atomic():
         lock_keys(*(row.lock_key for row in rows))
         assert len(held()) == 1, "not two keys of one number"

@@ -7,7 +7,9 @@ from uuid import uuid4
 import pytest
 
 from django_pglock.models import Task
-from django_pglock.tasks.outcome import Released
+from django_pglock.store.claim import claim_statement, claims_of
+from django_pglock.store.outcome import Released
+from django_pglock.store.settle import settle
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
 
@@ -28,11 +30,10 @@ def test_a_task_that_was_given_back_and_claimed_again_stays_in_flight():
 
 def _claims_of_one_task():
     row = Task.objects.create(queue="elsewhere", backend="default", task_path="nobody.knows")
-    rows = Task.objects.all()
     for _ in range(2):
         worker = uuid4()
-        taken = rows.claim_statement(worker=worker, paths=["nobody.knows"]).execute(1, "elsewhere")
-        claims = rows.claims_of(taken, worker)
+        taken = claim_statement("default", worker=worker, paths=["nobody.knows"]).execute(1, "elsewhere")
+        claims = claims_of(taken, worker)
         yield claims
-        rows.settle([(claims[0], Released())], worker)
+        settle("default", [(claims[0], Released())], worker)
     assert row.pk == claims[0].id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from django_pglock.tasks.outcome import SUCCEEDED
+from django_pglock.store.outcome import SUCCEEDED
 from django_pglock.worker import in_flight as module
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight

@@ -8,8 +8,8 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task, Worker
-from django_pglock.tasks.queryset import TaskQuerySet
 from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker.claiming import ready_queues
 from django_pglock.worker.claiming.queue_cursor import FEW_QUEUES
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -97,8 +97,8 @@ def test_what_is_remembered_of_the_queues_keeps_no_task_waiting(monkeypatch):
 )
 def test_nobody_asks_which_queues_are_ready_where_there_is_one(worker, eventually, monkeypatch, options, looks):
     asked = []
-    look = TaskQuerySet.ready_queues
-    monkeypatch.setattr(TaskQuerySet, "ready_queues", lambda rows: asked.append(rows) or look(rows))
+    look = ready_queues.ready_queues
+    monkeypatch.setattr(ready_queues, "ready_queues", lambda using: asked.append(using) or look(using))
     worker(**options)
     fill("mail", 3)
     eventually(lambda: Effect.objects.count() == 3)

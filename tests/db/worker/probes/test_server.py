@@ -25,6 +25,7 @@ from django_pglock.worker.probes import health
 from django_pglock.worker.probes import server as probes
 from django_pglock.worker.probes.server import ProbeServer
 from django_pglock.worker.supervising.channel import REPLACE, SupervisorChannel
+from django_pglock.worker.upkeep import ready_counts
 from tests.conftest import NEVER
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
@@ -290,8 +291,8 @@ def test_what_is_in_flight_is_counted(probed, eventually):
 def test_ready_tasks_are_counted_while_somebody_asks_and_never_by_who_asks(probed, eventually, monkeypatch):
     worker = probed(queues=["other"])
     counted = []
-    count = worker.upkeep.rows.ready_counts
-    monkeypatch.setattr(worker.upkeep.rows, "ready_counts", lambda: counted.append(1) or count())
+    count = ready_counts.ready_counts
+    monkeypatch.setattr(ready_counts, "ready_counts", lambda using: counted.append(1) or count(using))
     for _ in range(3):
         tasks.nothing.using(queue_name='an "odd\\one"').enqueue()
     worker.upkeep.ready_counts.look()

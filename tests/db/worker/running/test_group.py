@@ -10,8 +10,11 @@ from django.db import OperationalError, connection, transaction
 
 from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Task
+from django_pglock.store.admit import admit
+from django_pglock.store.claim import claim_statement, claims_of
+from django_pglock.store.claim_group import claim_group
+from django_pglock.store.outcome import Interrupted
 from django_pglock.tasks.compat import TaskResultStatus
-from django_pglock.tasks.outcome import Interrupted
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.running import attempt as attempts
 from django_pglock.worker.running.attempt import Attempt as AttemptUnderTest
@@ -115,13 +118,12 @@ def test_a_group_that_is_cancelled_meanwhile_does_not_disturb_the_rest(worker, e
 def test_who_has_lost_the_claim_of_the_first_takes_nobody_along(is_lost):
     for number in range(3):
         keyed.digest.enqueue(user=1, text=number)
-    rows = Task.objects.all()
     worker = uuid4()
-    statement = rows.claim_statement(worker=worker, paths=[keyed.digest.module_path])
-    [leader] = rows.claims_of(statement.execute(10, "default"), worker)
+    statement = claim_statement("default", worker=worker, paths=[keyed.digest.module_path])
+    [leader] = claims_of(statement.execute(10, "default"), worker)
     if is_lost:
         Task.objects.filter(pk=leader.id).update(attempts=leader.attempt + 1)
-    assert len(rows.claim_group(leader, limit=10, gather=0.0)) == (0 if is_lost else 2)
+    assert len(claim_group("default", leader, limit=10, gather=0.0)) == (0 if is_lost else 2)
 
 
 def test_between_two_messages_nothing_is_held(claim):
@@ -141,8 +143,8 @@ def test_between_two_messages_nothing_is_held(claim):
 
     [leader] = claim()
     with connection.execute_wrapper(look):
-        assert len(Task.objects.all().claim_group(leader, limit=10, gather=0.0)) == 2
-        Task.objects.all().admit([leader.lock_key])
+        assert len(claim_group("default", leader, limit=10, gather=0.0)) == 2
+        admit("default", [leader.lock_key])
     assert held == [[], []]
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from django_pglock.errors import TaskCancelled
 from django_pglock.models import Task
+from django_pglock.store.outcome import Failure, Released
 from django_pglock.tasks.compat import BaseTaskBackend, task_finished, task_started
-from django_pglock.tasks.outcome import Failure, Released
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.settling.report import report, report_lost
 from tests.sample import result_tasks as sample

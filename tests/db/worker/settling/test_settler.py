@@ -8,9 +8,9 @@ import pytest
 from django.db import transaction
 
 from django_pglock.models import Task
-from django_pglock.tasks.outcome import Failed, Failure, Succeeded
-from django_pglock.tasks.queryset import TaskQuerySet
+from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.settling import settler
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -57,8 +57,8 @@ def test_an_outcome_that_the_database_refuses_fails_alone(in_flight, eventually,
 
 def test_large_results_are_written_a_few_at_a_time(in_flight, eventually, monkeypatch):
     monkeypatch.setattr("django_pglock.worker.settling.settler.LARGEST_TEXT", 200)
-    settle, sizes = TaskQuerySet.settle, []
-    monkeypatch.setattr(TaskQuerySet, "settle", lambda *args: (sizes.append(len(args[1])), settle(*args))[1])
+    settle, sizes = settler.settle, []
+    monkeypatch.setattr(settler, "settle", lambda *args: (sizes.append(len(args[1])), settle(*args))[1])
     running, claims = in_flight(9)
     for each in claims:
         running.in_flight.outbox.put(EndedClaim(each, Succeeded(f'"{"x" * 90}"')))

@@ -124,7 +124,7 @@ def test_who_takes_long_to_start_is_not_frozen(supervise):
 
 
 @pytest.mark.parametrize(("longest", "seconds", "count"), [(3600, 1, 1), (0.3, 600, 2)])
-def test_what_keeps_its_threads_from_running_is_not_frozen_for_as_long_as_its_guard_speaks(
+def test_what_keeps_its_threads_from_running_is_not_frozen_for_as_long_as_its_heartbeat_process_beats(
     supervise, monkeypatch, longest, seconds, count
 ):
     monkeypatch.setattr(supervisor, "BETWEEN_LOOKS", 0.1)
