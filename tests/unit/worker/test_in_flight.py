@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_pglock.management.worker_process import GARBAGE, look_less_for_garbage
+from django_pglock.management.worker_process import GARBAGE, collect_garbage_less_often
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.outcome import SUCCEEDED
 from django_pglock.worker import capacity
@@ -146,11 +146,11 @@ def test_python_looks_less_often_for_garbage_and_not_among_what_stays(before, af
     was = gc.get_threshold()
     try:
         gc.set_threshold(*before)
-        look_less_for_garbage()
+        collect_garbage_less_often()
         assert gc.get_threshold() == after
         assert gc.get_freeze_count() > 10_000
         gc.set_threshold(0)
-        look_less_for_garbage()
+        collect_garbage_less_often()
         assert gc.get_threshold()[0] == 0, "somebody wanted it off"
     finally:
         gc.unfreeze()
