@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bench.contestants.base import Contestant
-    from bench.tasks import Bench
+    from bench.rounds import Bench
 
 #: Milliseconds that a task waits.
 NAPS = (5, 20, 30, 50, 100, 400)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     # Type checkers read the names here, Python reads them in _NAMES; a test compares the two.
     from django_pglock.errors import *  # noqa: F403
     from django_pglock.locks import *  # noqa: F403
+    from django_pglock.store.claim_manager import ClaimManager as ClaimManager
     from django_pglock.tasks import *  # noqa: F403
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ _NAMES = {
         "semaphore",
         "try_lock",
     ),
+    "store.claim_manager": ("ClaimManager",),
     "tasks": (
         "Cancel",
         "Constant",

@@ -19,6 +19,11 @@ from django.utils.functional import cached_property
 from django_pglock.conf import get_settings, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for
+from django_pglock.store.await_end import await_end, await_end_async
+from django_pglock.store.call import Call, batches
+from django_pglock.store.enqueue import enqueue, enqueue_many
+from django_pglock.store.result import result_of_row
+from django_pglock.store.sql import rows_of
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
 from django_pglock.tasks.call_keys import keys_of, positional_names
@@ -32,10 +37,9 @@ from django_pglock.tasks.compat import (
     task_enqueued,
 )
 from django_pglock.tasks.definition import PostgresTask
-from django_pglock.tasks.enqueueing import Call, batches
 from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.registry import why_not_found
-from django_pglock.tasks.results import make_result, result_of_row
+from django_pglock.tasks.results import make_result
 from django_pglock.tasks.retry import MAX_DELAY
 
 #: The width of the column. A longer path is refused before the database would refuse it.
@@ -87,7 +91,7 @@ class PostgresBackend(BaseTaskBackend):
         cannot be stored as JSON, before anything is written.
         """
         self._check_task(task)
-        row = self._rows.enqueue(task, _call_of(task, args, kwargs), meta=_meta_of(task))
+        row = enqueue(self._using, task, _call_of(task, args, kwargs), meta=_meta_of(task))
         if not row.is_new:
             return self.get_result(str(row.id))
         result = make_result(
@@ -110,15 +114,14 @@ class PostgresBackend(BaseTaskBackend):
     def enqueue_many(self, task: Any, calls: Iterable[Any]) -> list[str]:
         """Write many calls of ``task``, all or none, and return their ids; see ``django_pglock.enqueue_many``."""
         self._check_task(task)
-        rows = self._rows
-        meta = _meta_of(task)
+        using, meta = self._using, _meta_of(task)
         ids: list[str] = []
         # Each call is checked before it is written, as a single call is.
         prepared = (_call_of(task, *arguments_of(call)) for call in calls)
-        with transaction.atomic(using=self.database):
+        with transaction.atomic(using=using):
             # With unique= all calls are one batch, so that all callers lock the keys in the same order.
             for batch in batches(prepared) if task.unique is None else filter(None, [list(prepared)]):
-                ids += [str(row.id) for row in rows.enqueue_many(task, batch, meta=meta)]
+                ids += [str(row.id) for row in enqueue_many(using, task, batch, meta=meta)]
         return ids
 
     def _check_task(self, task: Any) -> None:
@@ -139,7 +142,8 @@ class PostgresBackend(BaseTaskBackend):
         Raises ``TaskResultDoesNotExist`` if this backend has no task of this id, or if the process does not know the
         function of the task.
         """
-        row = self._rows.filter(pk=result_id, backend=self.alias).first() if _is_id(result_id) else None
+        rows = rows_of("Task", self._using)
+        row = rows.filter(pk=result_id, backend=self.alias).first() if _is_id(result_id) else None
         if row is None:
             raise TaskResultDoesNotExist(f"No task of backend {self.alias!r} has the id {result_id!r}.")
         result = result_of_row(row)
@@ -148,6 +152,17 @@ class PostgresBackend(BaseTaskBackend):
                 f"Task {result_id} calls {row.task_path}, which this process does not know; import its module first."
             )
         return result
+
+    def await_end(self, task_id: int, timeout: float | None) -> bool | None:
+        """Wait until a task has ended, for ``timeout`` seconds at most (None: as long as it takes).
+
+        Returns True when it has, False when there is no such task, None when the time is over.
+        """
+        return await_end(task_id, self.database, timeout)
+
+    async def await_end_async(self, task_id: int, timeout: float | None) -> bool | None:
+        """Do as ``await_end`` in a coroutine, which holds no thread while it waits."""
+        return await await_end_async(task_id, self.database, timeout)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """Return E007 if the app is not installed. The app registers all other checks of the package."""
@@ -162,9 +177,11 @@ class PostgresBackend(BaseTaskBackend):
         ]
 
     @cached_property
-    def _rows(self) -> Any:
+    def _using(self) -> str:
+        """The alias of the database. Raises ``ConfigurationError`` where the tasks cannot be there."""
         connection_for(self.database)
-        return model_of("Task").objects.using(self.database)
+        model_of("Task")
+        return self.database
 
 
 def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:

@@ -78,7 +78,7 @@ class Settings:
     HEARTBEAT_INTERVAL: float = field(
         default=3.0,
         metadata={
-            "help": "Seconds between two heartbeats of a worker. One that misses two and has no session is dead."
+            "help": "Seconds between two heartbeats of a worker. If it misses two and has no session, it is dead."
         },
     )
     HEARTBEAT_LIMIT: float = field(

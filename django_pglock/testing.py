@@ -12,10 +12,9 @@ from typing import Any
 
 from psycopg import Error as PsycopgError
 
-from django_pglock import own_locks
 from django_pglock.conf import get_settings
-from django_pglock.keys import make_key
-from django_pglock.locks.holding import Holding
+from django_pglock.keys import make_key, reserved
+from django_pglock.locks.base_handle import BaseHandle
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.sessions import dedicated_connection
 
@@ -72,7 +71,7 @@ def assert_no_locks(*, using: str | None = None) -> None:
     with connection_for(using or get_settings().USING).cursor() as cursor:
         # Otherwise PostgreSQL returns the same list of sessions for a whole transaction, such as that of a TestCase.
         cursor.execute("SELECT pg_stat_clear_snapshot()")
-        cursor.execute(LEFT, (list(own_locks.ALL),))
+        cursor.execute(LEFT, (list(reserved.ALL),))
         left = cursor.fetchone()[0]
     if left:
         raise AssertionError(f"{left} advisory locks are held or awaited.")
@@ -84,11 +83,11 @@ def locks_disabled() -> Iterator[None]:
 
     For tests that count statements or have no database. Such tests do not show that a lock excludes anybody.
     """
-    before, Holding.is_disabled = Holding.is_disabled, True
+    before, BaseHandle.is_disabled = BaseHandle.is_disabled, True
     try:
         yield
     finally:
-        Holding.is_disabled = before
+        BaseHandle.is_disabled = before
 
 
 def _is_free(parts: tuple[Any, ...], using: str | None) -> bool:

@@ -17,9 +17,10 @@ import pytest
 from django.db import connection, connections
 from django.test import TransactionTestCase
 
-from django_pglock.tasks import registry, wakeup
+from django_pglock.store import wake as wakeup
+from django_pglock.tasks import registry
 from django_pglock.worker import Worker
-from django_pglock.worker.liveness import heartbeat_process as guarding
+from django_pglock.worker.liveness import heartbeat_process
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Seconds after which something counts as never happening. Only what is broken takes so long, on any machine.
@@ -196,11 +197,15 @@ class WorkerProcess:
         return code
 
 
-def guards_of(pid: int) -> list[int]:
-    """Return the numbers of the guards that a process has started and that have not ended."""
+def heartbeat_processes_of(pid: int) -> list[int]:
+    """Return the process ids of the heartbeat processes that a process has started and that have not ended."""
     told = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True)
     rows = [line.split(None, 3) for line in told.stdout.splitlines()]
-    return [int(row[0]) for row in rows if int(row[1]) == pid and row[2][0] != "Z" and str(guarding.SCRIPT) in row[3]]
+    return [
+        int(row[0])
+        for row in rows
+        if int(row[1]) == pid and row[2][0] != "Z" and str(heartbeat_process.SCRIPT) in row[3]
+    ]
 
 
 @pytest.fixture

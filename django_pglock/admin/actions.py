@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_pglock.admin import pages
-from django_pglock.tasks.pruning import WINDOW
+from django_pglock.store.move import WINDOW
 from django_pglock.verbs import Verb
 
 #: A log entry lists the ids of at most this number of tasks.

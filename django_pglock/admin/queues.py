@@ -18,6 +18,7 @@ from django.utils.translation import ngettext
 from django_pglock.admin.actions import record
 from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark
 from django_pglock.models import Queue
+from django_pglock.store.pause import check_pausable
 
 if TYPE_CHECKING:
     AnyModelForm = ModelForm[Queue]
@@ -71,7 +72,7 @@ class QueueForm(AnyModelForm):
         """Return the name. Raises ``ValidationError`` if ``pause()`` would refuse the name."""
         name: str = self.cleaned_data["name"]
         try:
-            Queue.objects.using(router.db_for_write(Queue)).check_name(name)
+            check_pausable(router.db_for_write(Queue), name)
         except ValueError as error:
             raise ValidationError(str(error)) from error
         return name

@@ -11,6 +11,8 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import OneChoiceFilter
 from django_pglock.models import Task
+from django_pglock.store.count import in_status
+from django_pglock.store.ready import ready_queues
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import task_backends
 
@@ -20,7 +22,7 @@ class StatusFilter(admin.ChoicesFieldListFilter):
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         """Keep the rows with the selected status."""
-        return queryset.in_status(status) if (status := status_of(request)) else super().queryset(request, queryset)
+        return in_status(queryset, status) if (status := status_of(request)) else super().queryset(request, queryset)
 
 
 class KnownValuesFilter(admin.SimpleListFilter):
@@ -48,7 +50,7 @@ class QueueFilter(KnownValuesFilter):
 
     def known(self) -> Sequence[str]:
         configured = {queue for backend in task_backends.all() for queue in backend.queues}
-        return sorted(configured | set(Task.objects.all().ready_queues()))
+        return sorted(configured | set(ready_queues(Task.objects.db)))
 
 
 class TaskPathFilter(KnownValuesFilter):

@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from django_pglock.admin.pages import AtLeast, CappedChangeList, elapsed, mark
 from django_pglock.admin.task_filters import status_of
 from django_pglock.models import Task
+from django_pglock.store.count import in_status, search_end
 from django_pglock.tasks import registry
 
 
@@ -27,7 +28,7 @@ class TaskChangeList(CappedChangeList):
         asked = request.GET
         is_search = asked.get("queue") or asked.get("task_path") or (self.query and not self.query.strip().isdigit())
         if is_search and not asked.get("attention"):
-            self.search_end = self._searched(request).search_end()
+            self.search_end = search_end(self._searched(request))
         if self.search_end is not None:
             self.queryset = self.queryset.filter(pk__gt=self.search_end)
         super().get_results(request)
@@ -37,7 +38,7 @@ class TaskChangeList(CappedChangeList):
     def _searched(self, request: HttpRequest) -> Any:
         status, below = status_of(request), request.GET.get("id__lt")
         rows = Task.objects.using(self.root_queryset.db)
-        rows = rows.in_status(status).order_by("-status", "-pk") if status else rows.order_by("-pk")
+        rows = in_status(rows, status).order_by("-status", "-pk") if status else rows.order_by("-pk")
         return rows.filter(pk__lt=below) if below else rows
 
     @property
@@ -68,7 +69,7 @@ def find(queryset: Any, term: str, *, newest_only: bool) -> Any:
     # This process knows all paths, and they are few, so the query has a list of values instead of a pattern.
     paths = [path for path in registry.known_paths() if path.startswith(term) or path.endswith(f".{term}")]
     found = queryset.filter(task_path__in=[term.replace("\x00", ""), *paths])
-    if newest_only and (end := Task.objects.using(queryset.db).order_by("-pk").search_end()):
+    if newest_only and (end := search_end(Task.objects.using(queryset.db).order_by("-pk"))):
         found = found.filter(pk__gt=end)
     return found
 

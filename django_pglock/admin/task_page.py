@@ -13,6 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models import Task, Worker
+from django_pglock.store.lock_keys import holders
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
 
@@ -79,10 +80,10 @@ def why_it_waits(task: Task) -> str:
     if task.waits_for:
         awaited = task.awaiting.values_list("awaited", flat=True)[:FEW]
         return gettext("This task waits for %(tasks)s to finish.") % {"tasks": _numbers(awaited)}
-    holders = Task.objects.all().holders(str(task.lock_key), limit=FEW)
+    ids = holders(Task.objects.db, str(task.lock_key), limit=FEW)
     return gettext("This task waits for its lock key %(key)s, which is held by %(tasks)s.") % {
         "key": shown(task, "lock_key"),
-        "tasks": _numbers(holders) or gettext("no task at this moment"),
+        "tasks": _numbers(ids) or gettext("no task at this moment"),
     }
 
 

@@ -2,7 +2,7 @@
 
 from django_pglock.locks.api import lock, lock_all, semaphore, try_lock
 from django_pglock.locks.handle import Handle
-from django_pglock.locks.lease import Lease, leader
+from django_pglock.locks.leases.lease import Lease, leader
 from django_pglock.locks.table import lock_table, lock_timeout
 from django_pglock.locks.views import lock_view
 

@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, o
 
 from django_pglock.errors import LockKeyError, LockNotAvailable
 from django_pglock.keys import Key, key_of, make_key, name_of
-from django_pglock.locks.async_handle import AsyncHandle, AsyncSlotHandle
-from django_pglock.locks.handle import Handle, SlotHandle
-from django_pglock.locks.lockable import Lockable
-from django_pglock.locks.options import OnBusy, Options, Timeout, max_hold_of, scope_of, seconds_of
+from django_pglock.locks.async_handle import AsyncHandle
+from django_pglock.locks.context_decorator import ContextDecorator
+from django_pglock.locks.handle import Handle
+from django_pglock.locks.options import OnBusy, Options, Timeout, checked_max_hold, checked_scope, to_seconds
+from django_pglock.locks.semaphore_handles import AsyncSlotHandle, SlotHandle
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     class SemaphoreOptions(TypedDict, total=False):
-        """The options that do not change what a decorated function returns."""
+        """The options of ``semaphore`` that do not change what a decorated function returns."""
 
         timeout: Timeout
         scope: str | None
         using: str | None
 
     class LockOptions(SemaphoreOptions, total=False):
-        """Those of ``lock`` and ``lock_all``."""
+        """The same of ``lock`` and ``lock_all``."""
 
         shared: bool
         reentrant: bool
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
         max_hold: Timeout
 
 
-#: PostgreSQL keeps locks in shared memory that all sessions share; thousands of them in one call could fill it up,
-#: and then nobody can connect any more.
+#: PostgreSQL keeps the locks of all sessions in one table in shared memory. Thousands of them in one call could fill
+#: it, and then nobody can connect any more.
 MOST_KEYS = 1000
 
 
@@ -65,18 +66,21 @@ def lock(
     - ``scope``: ``"auto"`` (the setting's default: transaction inside ``atomic()``, else session), ``"session"`` or
       ``"transaction"``.
     - ``using``: database alias; default from the setting ``USING``.
-    - ``on_busy``: what a decorated call does when the lock is not to be had: ``"raise"``, ``"skip"`` (return None) or
-      a callable that gets the exception and the call's arguments and whose result is returned.
+    - ``on_busy``: what a decorated call does when the lock is busy: ``"raise"``, ``"skip"`` (return None) or a callable
+      that gets the exception and the call's arguments and whose result is returned.
     - ``reentrant``: False refuses a lock that this thread or coroutine holds already.
-    - ``stale_ok``: take a transaction lock also at REPEATABLE READ and above, where the snapshot is older than it.
+    - ``stale_ok``: take a transaction lock also at REPEATABLE READ and above, where the snapshot is older than the
+      lock.
     - ``max_hold``: seconds or a timedelta for which the holder may leave its database session idle. A holder that
       stalls for longer has its session ended by PostgreSQL, and the lock with it.
 
     ``async with`` and coroutine functions take the lock in a session of their own, which excludes other coroutines of
     the same process; such a lock knows nothing of an ``atomic()`` block around it.
 
-    Raises ``LockNotAvailable`` when busy, ``LockLost`` at the end if the lock was lost, ``LockScopeError`` where it
-    would not protect, ``LockKeyError`` for a bad name, ``ValueError`` for a bad time or ``on_busy``.
+    Returns a ``Lock``: a context manager and a decorator, whose ``acquire()`` and ``aacquire()`` return a handle.
+    Raises ``ValueError`` for a bad time or ``on_busy`` and ``LockKeyError`` for a bad name; its use raises
+    ``LockNotAvailable`` when busy, ``LockLost`` at the end if the lock was lost, ``LockScopeError`` where it would not
+    protect. PostgreSQL's rules: https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
     """
     options = _options(timeout, shared, scope, using, reentrant=reentrant, stale_ok=stale_ok, max_hold=max_hold)
     return Lock(parts, options, on_busy)
@@ -94,7 +98,8 @@ def try_lock(
 ) -> TryLock:
     """Like ``lock``, but the body decides: ``with try_lock("report") as held: if held: ...``.
 
-    The default timeout is 0. Nothing is raised when the lock is busy; the handle is false then.
+    The arguments are ``lock``'s; the default timeout is 0 seconds. Nothing is raised when the lock is busy; the handle
+    is false then. Raises everything else as ``lock`` does.
     """
     options = _options(timeout, shared, scope, using, reentrant=reentrant, stale_ok=stale_ok, max_hold=max_hold)
     return TryLock(parts, options, "skip")
@@ -121,9 +126,9 @@ def lock_all(
 ) -> Lock:
     """Hold several locks, all or none: ``with lock_all("a", ("order", 5), account): ...``.
 
-    Each of ``names`` is what ``lock`` takes: a string, an int, a saved model instance, or a tuple of parts. They are
-    taken in one statement and in the order of their numbers, so that two callers never wait for each other. The
-    ``timeout`` is for all together. A decorator's strings are templates, each of them.
+    Each of ``names`` is what ``lock`` takes: a string, an int, a saved model instance, or a tuple of parts. The locks
+    are taken in one statement and in the order of their numbers, so that two callers never wait for each other. The
+    ``timeout`` is for all together. Each string of a decorator is a template.
 
     Raises as ``lock`` does, and ``LockKeyError`` for no names or more than a thousand: lock what they have in common.
     """
@@ -151,9 +156,9 @@ def semaphore(
 ) -> Lock:
     """Let at most ``limit`` holders in at once: ``with semaphore("render", limit=3): ...``.
 
-    The other arguments are ``lock``'s. Everybody must name the same limit. A holder has one of the slots ``name#1`` to
-    ``name#limit``, each of which is a lock. Waiters queue up for the lock ``name#queue`` and are served in the order of
-    their arrival.
+    The other arguments are ``lock``'s. All callers must name the same limit. A holder has one of the slots ``name#1``
+    to ``name#limit``, each of which is a lock. Waiters queue up for the lock ``name#queue`` and are served in the order
+    of their arrival.
 
     Raises as ``lock`` does, and ``ValueError`` for a limit below one or above a thousand.
     """
@@ -165,11 +170,11 @@ def semaphore(
 def _options(
     timeout: Timeout, shared: bool, scope: str | None, using: str | None, *, max_hold: Timeout = None, **more: Any
 ) -> Options:
-    seconds, limit = seconds_of(timeout), max_hold_of(max_hold)
-    return Options(timeout=seconds, shared=shared, scope=scope_of(scope), using=using, max_hold=limit, **more)
+    seconds, limit = to_seconds(timeout), checked_max_hold(max_hold)
+    return Options(timeout=seconds, shared=shared, scope=checked_scope(scope), using=using, max_hold=limit, **more)
 
 
-class Lock(Lockable[Handle, AsyncHandle]):
+class Lock(ContextDecorator[Handle, AsyncHandle]):
     """Options of a lock; made by ``lock()``."""
 
     def __init__(self, parts: tuple[Any, ...], options: Options, on_busy: OnBusy) -> None:
@@ -187,13 +192,13 @@ class Lock(Lockable[Handle, AsyncHandle]):
 
 
 class TryLock(Lock):
-    """Options of a lock that one may not get; made by ``try_lock()``. A handle that did not get it is false."""
+    """Options of a lock whose acquire may fail without an error; made by ``try_lock()``. The handle is false then."""
 
-    def _take(self, handle: Handle, *, may_begin: bool) -> None:
+    def _acquire(self, handle: Handle, *, may_begin: bool) -> None:
         with suppress(LockNotAvailable):
             handle.acquire(may_begin=may_begin)
 
-    async def _atake(self, handle: AsyncHandle) -> None:
+    async def _aacquire(self, handle: AsyncHandle) -> None:
         with suppress(LockNotAvailable):
             await handle.acquire()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,76 +16,79 @@ from django.db import Error as DatabaseFailure
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
-from django_pglock.keys import Key
-from django_pglock.locks import statements
-from django_pglock.locks.conversation import HANG_UP, Busy, Conversation, Row, carry_async, clean, take, take_slot
-from django_pglock.locks.coroutines import FIRST_LOOK, LONGEST_PAUSE, Place, Places, places_for
-from django_pglock.locks.holding import Holding, Slots, first_line
-from django_pglock.locks.holds import Hold, State
-from django_pglock.locks.options import Options, Request
+from django_pglock.locks.base_handle import NOT_HELD_BY_SESSION, BaseHandle, first_line
+from django_pglock.locks.coroutine_sessions import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    LockSession,
+    LockSessions,
+    lock_sessions_for,
+)
+from django_pglock.locks.options import Request
+from django_pglock.locks.session_locks import LockRecord, RecordState
+from django_pglock.locks.statements.session_scope import acquire_session_locks, free_after_error, free_session_locks
+from django_pglock.locks.statements.steps import Busy, Row, Steps, run_steps_async
+from django_pglock.locks.statements.transaction_scope import BEGIN, acquire_transaction_locks
 from django_pglock.postgres.connections import shut
 
 
-class AsyncHandle(Holding):
-    """A lock of the coroutine that took it."""
+class AsyncHandle(BaseHandle):
+    """A lock of the coroutine that acquired it."""
 
     _scopes_to_free = ("session", "transaction")
-    _places: Places
-    _place: Place
+    _loop: asyncio.AbstractEventLoop
+    _sessions: LockSessions
+    #: The session in which the lock is requested or held.
+    _session: LockSession
+    #: What stands for the coroutine.
+    _owner: Any
+    #: Whether the lock is the first one in its session, so that it begins and ends the session's transaction.
+    _is_outermost = False
 
-    def __init__(self, keys: Sequence[Key], options: Options) -> None:
-        super().__init__(keys, options)
-        self._is_outermost = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._owner: Any = None
-
-    # Taking it
+    # Acquire
 
     async def acquire(self) -> AsyncHandle:
-        """Take the lock. Raises as ``lock`` says; also when cancelled, nothing is held or awaited afterwards."""
+        """Acquire the lock. Raises as ``lock`` says; also when cancelled, nothing is held or awaited afterwards."""
         if self.is_disabled:
-            self._pretend()
+            self._acquire_disabled()
             return self
-        self.scope = self._choose_scope()
-        self._places = places_for(self.using)
-        await self._places.watch_the_loop()
-        self._loop, self._owner = asyncio.get_running_loop(), self._places.owner()
+        scope = self.options.scope or get_settings().SCOPE
+        self.scope = "transaction" if scope == "transaction" else "session"
+        self._sessions = lock_sessions_for(self.using)
+        await self._sessions.watch_the_loop()
+        self._loop, self._owner = asyncio.get_running_loop(), self._sessions.owner()
         began = time.monotonic()
         try:
-            await self._take(began)
+            await self._acquire(began)
         except Busy as busy:
             self.waited = time.monotonic() - began
-            raise self._note_busy(busy.__cause__) from busy.__cause__
+            raise self._busy_error(busy.__cause__) from busy.__cause__
         self.waited = time.monotonic() - began
         try:
-            self._note_taken()
+            self._note_acquired()
         except BaseException:
             await self.release()
             raise
         return self
 
-    def _choose_scope(self) -> str:
-        scope = self.options.scope or get_settings().SCOPE
-        return "transaction" if scope == "transaction" else "session"
-
-    async def _take(self, began: float) -> None:
-        """Take it in the place that the coroutine has, in one of its own, or in the shared one. Raises ``Busy``."""
-        pause = FIRST_LOOK
+    async def _acquire(self, began: float) -> None:
+        """Acquire the lock in the coroutine's own session, in a new one, or in the shared one. Raises ``Busy``."""
+        pause = FIRST_PAUSE
         may_share = self.scope == "session" and self.request.max_hold is None
-        # What it has in the shared session it gets again there, and nowhere else.
+        # A lock that the coroutine has in the shared session is granted again there, and nowhere else.
         must_share = self._has_it_shared(may_share=may_share)
-        place = None if must_share else self._places.place_of(self.scope)
+        session = None if must_share else self._sessions.own_session(self.scope)
         while True:
-            if place is None and not must_share:
-                place = await self._places.place(self.scope, may_share=may_share)
-            if place is not None:
-                return await self._take_in(place, self._request_for(began))
-            if may_share and await self._take_in_shared(await self._places.shared_place()):
+            if session is None and not must_share:
+                session = await self._sessions.new_session(self.scope, may_share=may_share)
+            if session is not None:
+                return await self._acquire_in(session, self._request_for(began))
+            if may_share and await self._acquire_in_shared(await self._sessions.shared_session()):
                 return None
             left = self._left(began)
             if left is not None and left <= 0:
                 raise Busy
-            await self._places.wait_for_change(pause if left is None else min(pause, left))
+            await self._sessions.wait_for_change(pause if left is None else min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _has_it_shared(self, *, may_share: bool) -> bool:
@@ -94,11 +96,11 @@ class AsyncHandle(Holding):
 
         Raises ``LockError`` where it has one in a session that this request cannot go to: it would wait for itself.
         """
-        for scope, place in self._places.with_common(self._owner, self.request):
-            is_right = may_share if place.is_shared else scope == self.scope
+        for scope, session in self._sessions.sessions_with(self._owner, self.request):
+            is_right = may_share if session.is_shared else scope == self.scope
             if not is_right or not self.options.reentrant:
-                raise LockError(f"Lock {self.name!r} is held by this coroutine already.", name=self.name, key=self.key)
-            if place.is_shared:
+                raise self._error(LockError, "is held by this coroutine already")
+            if session.is_shared:
                 return True
         return False
 
@@ -113,198 +115,174 @@ class AsyncHandle(Holding):
             return self.request
         return self.request._replace(wait=max(1, round(left * 1000)))
 
-    async def _take_in(self, place: Place, request: Request) -> None:
-        self._place, self._is_outermost = place, place.depth == 1
+    async def _acquire_in(self, session: LockSession, request: Request) -> None:
+        self._session, self._is_outermost = session, session.lock_count == 1
         try:
-            await self._ask(place, self._note_asked(place, request))
+            await self._run(self._new_record(request))
         except BaseException:
-            self._places.leave(place)
+            self._sessions.give_back(session)
             raise
 
-    async def _take_in_shared(self, place: Place) -> bool:
-        """Take it where nobody waits in the server; say whether it was to be had."""
+    async def _acquire_in_shared(self, session: LockSession) -> bool:
+        """Acquire the lock without a wait in the server; say whether it was granted."""
+        self._session, self._is_outermost = session, False
         request = self.request._replace(wait=0)
-        if not self._may_ask(place, request):
+        if not self._may_request(request):
             return False
-        self._place, self._is_outermost = place, False
-        # A statement that is cut short here would leave it open what the session holds, and others' locks with it.
-        asking = asyncio.ensure_future(self._ask(place, self._note_asked(place, request)))
+        # A statement that is cut short here would leave unknown what the session holds, and others' locks with it.
+        running = asyncio.ensure_future(self._run(self._new_record(request)))
         try:
-            await asyncio.shield(asking)
+            await asyncio.shield(running)
         except Busy:
             return False
         except asyncio.CancelledError:
-            asking.add_done_callback(self._drop_what_came)
+            running.add_done_callback(self._free_unused)
             raise
         return True
 
-    def _drop_what_came(self, asking: asyncio.Future[None]) -> None:
-        if not asking.cancelled() and asking.exception() is None:
-            self.free_from_elsewhere()
+    def _free_unused(self, running: asyncio.Future[None]) -> None:
+        if not running.cancelled() and running.exception() is None:
+            self.free_from_any_thread()
 
-    def _may_ask(self, place: Place, request: Request) -> bool:
+    def _may_request(self, request: Request) -> bool:
         """Say whether no other coroutine that shares the session has the lock; PostgreSQL could not tell."""
-        return place.has_room_for(request, self._owner)
+        return self._session.allows(request, self._owner)
 
-    def _note_asked(self, place: Place, request: Request) -> Hold:
-        """Let the session know what is about to be asked for, before another coroutine comes in between."""
-        asked = self._what_is_asked(lambda: place.holds.numbers(place.session.connection))
-        asked = asked._replace(wait=request.wait)
-        hold = Hold(place.holds, asked, self.scope, place.session.raw, self._owner)
-        self._hold = hold
-        place.holds.add(hold, place.session.connection)
-        return hold
+    def _new_record(self, request: Request) -> LockRecord:
+        """Let the session know of the request before another coroutine comes in between."""
+        session, locks = self._session.session, self._session.locks
+        asked = self._build_request(self._session.numbers)._replace(wait=request.wait)
+        record = self._record = LockRecord(locks, asked, self.scope, session.raw, self._owner)
+        locks.add(record, session.connection)
+        return record
 
-    async def _ask(self, place: Place, hold: Hold) -> None:
-        """Ask for it in a place. Raises ``Busy``; nothing is held after any error."""
-        ask = self._ask_in_transaction if self.scope == "transaction" else self._ask_in_session
+    async def _run(self, record: LockRecord) -> None:
+        """Send the request. Raises ``Busy``; nothing is held after any error."""
         try:
-            row = await ask(place, hold)
+            if self._is_outermost and self.scope == "transaction":
+                row = await self._run_in_own_transaction(record)
+            else:
+                row = await run_steps_async(self._steps(record), partial(self._session.send, record))
         except Busy:
-            place.holds.remove(hold)
+            record.locks.remove(record)
             raise
         except BaseException:
-            await self._clean(place, hold)
+            await self._free_after_error(record)
             raise
-        self._note_answer(hold, row or ())
-        hold.state = State.HELD
+        self._note_granted(record, row or ())
+        record.state = RecordState.HELD
 
-    async def _ask_in_session(self, place: Place, hold: Hold) -> Row | None:
-        return await carry_async(self._conversation(hold), partial(self._send, place, hold))
-
-    async def _ask_in_transaction(self, place: Place, hold: Hold) -> Row | None:
-        """Ask in the session's transaction, which the first lock begins in the same message."""
-        begin = iter([statements.BEGIN] if self._is_outermost else [])
+    async def _run_in_own_transaction(self, record: LockRecord) -> Row | None:
+        """Run the steps in a transaction that begins in their first message."""
+        begin = iter([BEGIN])
 
         async def send(statement: str) -> Row | None:
-            return await self._send(place, hold, next(begin, "") + statement)
+            return await self._session.send(record, next(begin, "") + statement)
 
         try:
-            return await carry_async(self._conversation(hold), send)
+            return await run_steps_async(self._steps(record), send)
         except Busy:
-            if self._is_outermost:
-                await self._send(place, hold, "ROLLBACK")
+            await self._session.send(record, "ROLLBACK")
             raise
 
-    def _conversation(self, hold: Hold) -> Conversation:
-        return take(hold.request, self.scope)
+    def _steps(self, record: LockRecord) -> Steps:
+        if record.scope == "transaction":
+            return acquire_transaction_locks(record.request)
+        return acquire_session_locks(record.request)
 
-    async def _clean(self, place: Place, hold: Hold) -> None:
-        """See to it that nothing remains. The end of a session's transaction, broken or not, is that of the session."""
+    async def _free_after_error(self, record: LockRecord) -> None:
+        """See to it that nothing stays held."""
+        session = self._session
         if self.scope == "transaction":
-            place.session.end()
+            # Broken or not: with the session the transaction ends.
+            session.session.end()
         else:
-            others = place.holds.numbers(place.session.connection, without=hold)
-            await carry_async(clean(hold.request, others=others), partial(self._send, place, hold))
-        place.holds.remove(hold)
+            steps = free_after_error(record.request, others=session.numbers(without=record))
+            await run_steps_async(steps, partial(session.send, record))
+        record.locks.remove(record)
 
-    async def _send(self, place: Place, hold: Hold, statement: str) -> Row | None:
-        if statement == HANG_UP:
-            place.session.end()
-            return None
-        try:
-            return await place.session.send(place.holds.comment(without=hold) + statement)
-        finally:
-            if place.holds.due:
-                place.holds.free_what_is_due()
-
-    # Holding it
+    # Hold
 
     @property
     def is_held(self) -> bool:
-        hold = self._hold
-        if hold is None:
+        record = self._record
+        if record is None:
             return self.is_open
-        return self.is_open and hold.state is State.HELD and not hold.raw.closed
+        return self.is_open and record.state is RecordState.HELD and not record.raw.closed
 
-    def _why_lost(self) -> str:
-        return "" if self.is_held and not self._place.session.has_ended else "its session is gone"
+    def _lost_reason(self) -> str:
+        return "" if self.is_held and not self._session.session.has_ended else "its session is gone"
 
-    # Giving it back
+    # Release
 
     async def release(self, error: BaseException | None = None) -> None:
-        """Give the lock back, from whichever coroutine; ``error`` is what the body raised, and is kept if it was lost.
+        """Release the lock, in any coroutine. ``error`` is what the body raised, if it did: a lost lock is logged then
+        instead of raised.
 
-        Raises ``LockLost``, and ``LockError`` when it is not held.
+        Raises ``LockLost``, and ``LockError`` when the lock is not held.
         """
         if not self.is_open:
-            raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
+            raise self._error(LockError, "is not held")
         self.is_open = False
-        if self._hold is not None and self._place.is_shared:
-            await asyncio.shield(asyncio.ensure_future(self._give_back(self._hold, error)))
-        elif self._hold is not None:
-            await self._give_back(self._hold, error)
-        self._note_given_back()
+        if self._record is not None and self._session.is_shared:
+            await asyncio.shield(asyncio.ensure_future(self._release(self._record, error)))
+        elif self._record is not None:
+            await self._release(self._record, error)
+        self._note_released()
 
-    async def _give_back(self, hold: Hold, error: BaseException | None) -> None:
-        place = self._place
-        if place.session.is_busy and not place.is_shared:
+    async def _release(self, record: LockRecord, error: BaseException | None) -> None:
+        session = self._session
+        if session.session.is_busy and not session.is_shared:
             # The coroutine that has the session waits there for another lock. Right after that, this one is freed.
-            self.free_from_elsewhere()
+            self.free_from_any_thread()
             return
         try:
-            reason = await self._free(place, hold)
+            reason = await self._free(record)
         except BaseException:
-            await self._clean(place, hold)
+            await self._free_after_error(record)
             raise
         finally:
-            place.holds.remove(hold)
-            self._places.leave(place)
+            record.locks.remove(record)
+            self._sessions.give_back(session)
         if reason is not None:
-            self._note_lost(reason, error)
+            self._report_lost(reason, error)
 
-    async def _free(self, place: Place, hold: Hold) -> str | None:
+    async def _free(self, record: LockRecord) -> str | None:
         """Free the lock; return why that was not possible, or None."""
-        if hold.state is State.OVER or place.session.has_ended:
+        session = self._session
+        if record.state is RecordState.ENDED or session.session.has_ended:
             return self._reason or "its session is gone"
         try:
             if self.scope == "session":
-                row = await self._send(
-                    place, hold, statements.free_session(hold.request, hold.holds.limits_after(hold))
-                )
-                return None if row and row[0] else "PostgreSQL says that this session did not hold it"
-            if place.depth == 1:
-                await self._send(place, hold, "COMMIT")
+                limits = record.locks.limits_without(record)
+                row = await session.send(record, free_session_locks(record.request, limits))
+                return None if row and row[0] else NOT_HELD_BY_SESSION
+            if session.lock_count == 1:
+                await session.send(record, "COMMIT")
         except DatabaseFailure as error:
-            place.session.end()
+            session.session.end()
             return f"its session has ended ({first_line(error)})"
         return None
 
-    # For a response, which others close
+    # For a response, which somebody else closes
 
     def detach(self) -> None:
-        """Let the lock outlive the event loop and the coroutine that took it."""
-        if self._hold is not None and not self._place.is_shared:
-            self._places.detach(self._place.session)
+        """Let the lock outlive the event loop and the coroutine that acquired it."""
+        if self._record is not None and not self._session.is_shared:
+            self._sessions.detach(self._session.session)
 
-    def free_from_elsewhere(self) -> None:
-        hold, self.is_open = self._hold, False
-        if hold is None or hold.state is State.OVER:
+    def free_from_any_thread(self) -> None:
+        record, self.is_open = self._record, False
+        if record is None or record.state is RecordState.ENDED:
             return
         if self.scope == "session":
-            hold.holds.free_from_elsewhere(hold)
+            record.locks.free_from_any_thread(record)
         else:
-            shut(hold.raw)
-            hold.state = State.OVER
-        self._leave_from_elsewhere()
-
-    def _leave_from_elsewhere(self) -> None:
-        """Say in the loop that the place is free, if there is a loop yet; else the session has no use any more."""
-        loop = self._loop
+            shut(record.raw)
+            record.state = RecordState.ENDED
         try:
-            if loop is None:
-                return
-            loop.call_soon_threadsafe(self._places.leave, self._place)
+            self._loop.call_soon_threadsafe(self._sessions.give_back, self._session)
         except RuntimeError:
-            if not self._place.is_shared:
-                self._place.session.end()
-
-
-class AsyncSlotHandle(Slots, AsyncHandle):
-    """One of several slots of a semaphore. ``key`` is the slot's once it is held."""
-
-    def _may_ask(self, place: Place, request: Request) -> bool:
-        return bool(self.request.without(place.holds.numbers(place.session.connection)).keys)
-
-    def _conversation(self, hold: Hold) -> Conversation:
-        return take_slot(hold.request, hold.scope, self._queue, inside=hold.scope == "transaction")
+            # The loop has ended: nobody else will use the session.
+            if not self._session.is_shared:
+                self._session.session.end()

@@ -1,11 +1,11 @@
-"""A lock of one thread, on its Django connection: how it is taken, noticed when lost, and given back.
+"""A lock of one thread, on its Django connection: how it is acquired, noticed when lost, and released.
 
 What the scopes mean:
 
-- *session*: held by the database session until it is freed. If the session is gone at the end, or PostgreSQL says that
-  the lock was not held, the lock was lost and ``LockLost`` says so.
-- *transaction*: held by the transaction and freed by PostgreSQL with COMMIT or ROLLBACK, never by us: whoever comes
-  next sees what was committed. A rollback to a savepoint before the lock frees it, too. The handle is true until then.
+- *session*: held by the database session until it is freed. If the session is gone at the release, or PostgreSQL says
+  that the session did not hold the lock, the lock was lost and ``LockLost`` is raised.
+- *transaction*: held by the transaction and freed by PostgreSQL with COMMIT or ROLLBACK, never by us: the next holder
+  sees what was committed. A rollback to a savepoint before the lock frees it, too. The handle is true until then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error as DatabaseFailure
-from django.db import connections, transaction
+from django.db import connections
 from django.utils.asyncio import async_unsafe
 from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
@@ -25,16 +25,18 @@ from psycopg.pq import TransactionStatus
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
 from django_pglock.keys import Key
-from django_pglock.locks import statements
-from django_pglock.locks.conversation import HANG_UP, Busy, Conversation, Row, Stale, carry, clean, take, take_slot
-from django_pglock.locks.holding import Holding, Slots, first_line
-from django_pglock.locks.holds import Hold, Holds, State, holds_of, keep_from_pool
+from django_pglock.locks.base_handle import NOT_HELD_BY_SESSION, BaseHandle, first_line
+from django_pglock.locks.connection_hooks import keep_out_of_pool, session_locks_of
 from django_pglock.locks.options import Options
+from django_pglock.locks.own_transaction import OwnTransaction
+from django_pglock.locks.session_locks import LockRecord, RecordState, SessionLocks
+from django_pglock.locks.statements.session_scope import acquire_session_locks, free_after_error, free_session_locks
+from django_pglock.locks.statements.steps import END_SESSION, Busy, Row, StaleSnapshot, Steps, run_steps
+from django_pglock.locks.statements.timeouts import BACK_TO_SAVEPOINT
+from django_pglock.locks.statements.transaction_scope import acquire_transaction_locks
 from django_pglock.postgres.connections import (
     connection_for,
-    end_session,
     ensure_usable,
-    hang_up,
     has_ended,
     has_hung_up,
     in_test_case,
@@ -48,10 +50,10 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 
-class Handle(Holding):
+class Handle(BaseHandle):
     """A lock of this thread."""
 
-    # Also where the making of a handle was interrupted.
+    # Here as well, because __del__ runs also where __init__ was interrupted.
     _own_transaction: OwnTransaction | None = None
     _connection: DatabaseWrapper
 
@@ -59,95 +61,97 @@ class Handle(Holding):
         super().__init__(keys, options)
         self._thread = threading.get_ident()
 
-    # Taking it
+    # Acquire
 
-    @async_unsafe("Taking a lock stops the event loop here. Use 'async with', or await its aacquire().")
+    @async_unsafe("Acquiring a lock blocks the event loop here. Use 'async with', or await its aacquire().")
     def acquire(self, *, may_begin: bool) -> Handle:
-        """Take the lock. ``may_begin``: the caller will also call ``release``, so a transaction may be opened for it.
+        """Acquire the lock. ``may_begin``: the caller will also call ``release``, so the lock may open a transaction.
 
-        Raises ``LockNotAvailable`` when it is busy for longer than the timeout and ``LockScopeError`` where it would
-        not protect; every other error passes through, and nothing is held then.
+        Raises ``LockNotAvailable`` when the lock is busy for longer than the timeout and ``LockScopeError`` where it
+        would not protect; every other error passes through, and nothing is held then.
         """
         if self.is_disabled:
-            self._pretend()
+            self._acquire_disabled()
             return self
         connection = self._connection = connection_for(self.using)
         ensure_usable(connection)
         inside = in_transaction(connection)
         self.scope = self._choose_scope(inside=inside, may_begin=may_begin)
-        holds = holds_of(connection)
-        if not self.options.reentrant and not holds.numbers(connection).isdisjoint(self.keys):
-            raise LockError(f"Lock {self.name!r} is held by this thread already.", name=self.name, key=self.key)
+        locks = session_locks_of(connection)
+        if not self.options.reentrant and not locks.numbers(connection).isdisjoint(self.keys):
+            raise self._error(LockError, "is held by this thread already")
         try:
             if self.scope == "transaction" and not inside:
                 self._own_transaction = OwnTransaction(connection)
                 self._own_transaction.begin()
-            self._take(connection, holds)
+            self._acquire(connection, locks)
         except BaseException as error:
-            self._undo(connection, holds, error)
+            self._undo(error)
             raise
         return self
 
     def _choose_scope(self, *, inside: bool, may_begin: bool) -> str:
-        """Return the scope, inside of a transaction or not. Raises ``LockScopeError`` where it would not protect."""
+        """Return the scope. Raises ``LockScopeError`` for one that would not protect here."""
         scope = self.options.scope or get_settings().SCOPE
         if scope == "auto":
             if not inside and self.options.using is None and len(connections.settings) > 1:
                 self._refuse_foreign_transaction()
             return "transaction" if inside else "session"
         if scope == "session" and inside:
-            raise self._wrong_scope(
-                "a session lock inside a transaction would be freed before the commit, and whoever comes next would "
+            raise self._scope_error(
+                "a session lock inside a transaction would be freed before the commit, and the next holder would "
                 "read old data. Take it outside the block, or use scope='transaction'"
             )
         if scope == "transaction" and not inside and not may_begin:
-            raise self._wrong_scope(
+            raise self._scope_error(
                 "a transaction lock without a transaction is gone at once. Use it inside atomic(), or in a with "
                 "statement, which opens one"
             )
         return scope
 
     def _refuse_foreign_transaction(self) -> None:
-        """Refuse to guess where the caller is inside ``atomic()`` of another database than the lock's."""
+        """Raise ``LockScopeError`` inside ``atomic()`` of another database than the lock's: either could be meant."""
         other: Any
         for other in connections.all(initialized_only=True):
             if other.alias != self.using and other.in_atomic_block and in_transaction(other):
-                raise self._wrong_scope(
+                raise self._scope_error(
                     f"it would be freed before the COMMIT of atomic(using={other.alias!r}), because locks are taken "
                     f"on {self.using!r}. Take it outside the block, or name the database: using={other.alias!r} lasts "
                     f"to that COMMIT, using={self.using!r} to the end of the with block"
                 )
 
-    def _take(self, connection: DatabaseWrapper, holds: Holds) -> None:
+    def _acquire(self, connection: DatabaseWrapper, locks: SessionLocks) -> None:
         began = time.monotonic()
-        request = self._what_is_asked(lambda: holds.numbers(connection))
-        hold = self._hold = Hold(holds, request, self.scope, connection.connection)
-        holds.add(hold, connection)
+        request = self._build_request(partial(locks.numbers, connection))
+        record = self._record = LockRecord(locks, request, self.scope, connection.connection)
+        locks.add(record, connection)
         if self.scope == "session":
-            keep_from_pool(connection)
+            keep_out_of_pool(connection)
         try:
-            row = carry(self._conversation(connection, hold), partial(_send, connection, hold))
+            row = run_steps(self._steps(connection, record), partial(_send, connection, record))
         except Busy as busy:
-            holds.remove(hold)
+            locks.remove(record)
             self.waited = time.monotonic() - began
-            raise self._note_busy(busy.__cause__) from busy.__cause__
-        except Stale:
-            holds.remove(hold)
-            raise self._stale() from None
+            raise self._busy_error(busy.__cause__) from busy.__cause__
+        except StaleSnapshot:
+            locks.remove(record)
+            raise self._stale_error() from None
         self.waited = time.monotonic() - began
-        self._note_answer(hold, row or ())
-        hold.state = State.HELD
-        self._note_taken()
+        self._note_granted(record, row or ())
+        record.state = RecordState.HELD
+        self._note_acquired()
 
-    def _conversation(self, connection: DatabaseWrapper, hold: Hold) -> Conversation:
-        return take(hold.request, hold.scope, in_test=hold.scope == "session" and connection.in_atomic_block)
+    def _steps(self, connection: DatabaseWrapper, record: LockRecord) -> Steps:
+        if record.scope == "transaction":
+            return acquire_transaction_locks(record.request)
+        return acquire_session_locks(record.request, in_test=connection.in_atomic_block)
 
-    def _undo(self, connection: DatabaseWrapper, holds: Holds, error: BaseException) -> None:
-        """Leave nothing held after an error in the middle."""
+    def _undo(self, error: BaseException) -> None:
+        """Leave nothing held after an error in the middle of an acquire or a release."""
         self.is_open = False
-        hold = self._hold
-        if hold is not None and hold.state is not State.OVER:
-            _clean(connection, holds, hold, error)
+        record = self._record
+        if record is not None and record.state is not RecordState.ENDED:
+            _free_after_error(self._connection, record, error)
         if self._own_transaction is not None:
             self._own_transaction.end(error)
             self._own_transaction = None
@@ -155,182 +159,136 @@ class Handle(Holding):
     def __del__(self) -> None:
         if self._own_transaction is not None:
             self._own_transaction.abandon(is_here=threading.get_ident() == self._thread)
-        if self._hold is not None and self._hold.state is not State.OVER:
+        if self._record is not None and self._record.state is not RecordState.ENDED:
             super().__del__()
 
-    # Holding it
+    # Hold
 
     @property
     def is_held(self) -> bool:
-        hold = self._hold
-        if hold is None or hold.state is not State.HELD:
+        record = self._record
+        if record is None or record.state is not RecordState.HELD:
             return self.is_open and self.scope == "disabled"
-        raw = hold.raw
-        if raw.closed or (hold.scope == "transaction" and raw.pgconn.transaction_status == TransactionStatus.IDLE):
+        raw = record.raw
+        if raw.closed or (record.scope == "transaction" and raw.pgconn.transaction_status == TransactionStatus.IDLE):
             return False
-        return self.is_open or hold.scope == "transaction"
+        return self.is_open or record.scope == "transaction"
 
-    def _why_lost(self) -> str:
-        hold = self._hold
-        if hold is not None and hold.scope == "transaction" and not self.is_held:
+    def _lost_reason(self) -> str:
+        record = self._record
+        if record is not None and record.scope == "transaction" and not self.is_held:
             return "its transaction, or the savepoint before it, has ended"
-        is_there = hold is not None and self._connection.connection is hold.raw and not has_ended(hold.raw)
+        is_there = record is not None and self._connection.connection is record.raw and not has_ended(record.raw)
         return "" if is_there and self.is_held else "its session is gone"
 
-    # Giving it back
+    # Release
 
     def release(self, error: BaseException | None = None) -> None:
-        """Give the lock back. A transaction lock stays until the end of its transaction.
+        """Release the lock. A transaction lock stays until the end of its transaction.
 
         ``error`` is what the body raised, if it did: a lost lock is then logged instead of raised, so that the first
-        cause stays visible. Raises ``LockLost``, and ``LockError`` in another thread or when it is not held.
+        cause stays visible. Raises ``LockLost``, and ``LockError`` in another thread or when the lock is not held.
         """
         if threading.get_ident() != self._thread:
-            raise LockError(f"Lock {self.name!r} belongs to another thread.", name=self.name, key=self.key)
+            raise self._error(LockError, "belongs to another thread")
         if not self.is_open:
-            raise LockError(f"Lock {self.name!r} is not held.", name=self.name, key=self.key)
-        if self._hold is not None:
+            raise self._error(LockError, "is not held")
+        if self._record is not None:
             try:
-                self._give_back(self._connection, self._hold, error)
+                self._release(self._record, error)
             except BaseException as interruption:
-                self._undo(self._connection, self._hold.holds, interruption)
+                self._undo(interruption)
                 raise
         self.is_open = False
-        self._note_given_back()
+        self._note_released()
 
-    def _give_back(self, connection: DatabaseWrapper, hold: Hold, error: BaseException | None) -> None:
+    def _release(self, record: LockRecord, error: BaseException | None) -> None:
         if self.scope == "session":
-            reason = self._free(connection, hold.holds, hold)
+            reason = self._free(record)
             if reason is not None:
-                self._note_lost(reason, error)
+                self._report_lost(reason, error)
         if self._own_transaction is not None:
             self._own_transaction.end(error)
             self._own_transaction = None
 
-    def _free(self, connection: DatabaseWrapper, holds: Holds, hold: Hold) -> str | None:
+    def _free(self, record: LockRecord) -> str | None:
         """Free the session lock; return why that was not possible, or None."""
-        if connection.connection is not hold.raw or hold.state is State.OVER:
-            hold.holds.free_from_elsewhere(hold)
+        connection, locks = self._connection, record.locks
+        if connection.connection is not record.raw or record.state is RecordState.ENDED:
+            locks.free_from_any_thread(record)
             return "its connection was closed meanwhile"
         try:
-            row = _send(connection, hold, statements.free_session(hold.request, holds.limits_after(hold)))
+            row = _send(connection, record, free_session_locks(record.request, locks.limits_without(record)))
         except DatabaseFailure as error:
             if not has_hung_up(connection):
                 # The caller's transaction is broken. After its rollback the lock can be freed.
-                holds.free_from_elsewhere(hold)
+                locks.free_from_any_thread(record)
                 return None
-            _hang_up(connection)
-            holds.remove(hold)
+            _close_session(connection)
+            locks.remove(record)
             return f"its session has ended ({first_line(error)})"
-        holds.remove(hold)
-        return None if row and row[0] else "PostgreSQL says that this session did not hold it"
+        locks.remove(record)
+        return None if row and row[0] else NOT_HELD_BY_SESSION
 
-    def free_from_elsewhere(self) -> None:
+    def free_from_any_thread(self) -> None:
         self.is_open = False
-        hold = self._hold
-        if hold is not None and hold.scope == "session":
-            hold.holds.free_from_elsewhere(hold)
+        record = self._record
+        if record is not None and record.scope == "session":
+            record.locks.free_from_any_thread(record)
 
 
-class SlotHandle(Slots, Handle):
-    """One of several slots of a semaphore. ``key`` is the slot's once it is held."""
-
-    def _conversation(self, connection: DatabaseWrapper, hold: Hold) -> Conversation:
-        inside = connection.in_atomic_block or in_transaction(connection)
-        if inside:
-            hold.queue = self._queue
-        return take_slot(hold.request, hold.scope, self._queue, inside=inside)
-
-
-class OwnTransaction:
-    """A transaction that a lock opens for itself, and of which nothing is left if an exception comes in between."""
-
-    def __init__(self, connection: DatabaseWrapper) -> None:
-        self._connection = connection
-        self._atomic = transaction.atomic(using=connection.alias)
-        # In a TestCase it is a savepoint of the test's transaction.
-        self._is_outermost = not connection.in_atomic_block
-
-    def begin(self) -> None:
-        """Open it."""
-        self._atomic.__enter__()
-
-    def end(self, error: BaseException | None) -> None:
-        """Commit it, or roll it back if there was an error."""
-        try:
-            if self._connection.atomic_blocks[-1:] == [self._atomic]:
-                self._atomic.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-        finally:
-            if self._is_outermost and not self._is_over():
-                end_session(self._connection)
-
-    def abandon(self, *, is_here: bool) -> None:
-        """End it with its session, because nobody else will end it. ``is_here``: in the thread that opened it."""
-        if not self._is_outermost or self._is_over():
-            return
-        if is_here:
-            end_session(self._connection)
-        else:
-            hang_up(self._connection)
-
-    def _is_over(self) -> bool:
-        connection = self._connection
-        if connection.connection is None:
-            return True
-        is_idle = transaction_status(connection) in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
-        return is_idle and not connection.in_atomic_block and connection.autocommit
-
-
-def _clean(connection: DatabaseWrapper, holds: Holds, hold: Hold, error: BaseException) -> None:
-    """See to it that nothing of a hold remains, whatever the session has of it."""
-    if hold.raw is connection.connection and hold.raw.lock.locked():
-        # The exception has come between psycopg's lock and its release: nobody could use the connection any more.
+def _free_after_error(connection: DatabaseWrapper, record: LockRecord, error: BaseException) -> None:
+    """See to it that no lock of a record stays held, whatever the session has of it."""
+    locks = record.locks
+    if record.raw is connection.connection and record.raw.lock.locked():
+        # The exception came while psycopg's lock was held: nobody could use the connection any more.
         if in_test_case(connection):
-            hold.raw.lock.release()
+            record.raw.lock.release()
         else:
-            _hang_up(connection)
-    if hold.request.max_hold is not None and hold.scope == "session" and not isinstance(error, DatabaseFailure):
-        # An error of the server's has put the session's limits back. After any other it is not known what they were.
-        _send(connection, hold, HANG_UP)
-    left = hold.what_may_stay
-    if left is not None and hold.raw is connection.connection:
+            _close_session(connection)
+    if record.request.max_hold is not None and record.scope == "session" and not isinstance(error, DatabaseFailure):
+        # An error of the server's has put the session's limits back. After any other error they are not known.
+        _send(connection, record, END_SESSION)
+    left = record.left_after_error
+    if left is not None and record.raw is connection.connection:
         if not _is_usable_again(connection):
-            holds.free_from_elsewhere(hold)
+            locks.free_from_any_thread(record)
             return
-        carry(clean(left, others=holds.numbers(connection, without=hold)), partial(_send, connection, hold))
-    if hold not in holds.due:
-        holds.remove(hold)
+        others = locks.numbers(connection, without=record)
+        run_steps(free_after_error(left, others=others), partial(_send, connection, record))
+    if record not in locks.pending:
+        locks.remove(record)
 
 
 def _is_usable_again(connection: DatabaseWrapper) -> bool:
-    """Go back to the savepoint before our wait, if the caller's transaction was broken behind it."""
+    """Go back to the savepoint before our wait, if the caller's transaction was aborted after it."""
     if transaction_status(connection) != TransactionStatus.INERROR:
         return True
     try:
-        exchange(connection.connection, statements.BACK_TO_SAVEPOINT)
+        exchange(connection.connection, BACK_TO_SAVEPOINT)
     except PsycopgError:
         return False
     return True
 
 
-def _send(connection: DatabaseWrapper, hold: Hold, statement: str) -> Row | None:
-    """Send a statement about a hold and return the row of its answer, or obey ``HANG_UP``."""
-    if statement != HANG_UP:
+def _send(connection: DatabaseWrapper, record: LockRecord, statement: str) -> Row | None:
+    """Send a statement about a record and return the row of its answer, or obey ``END_SESSION``."""
+    if statement != END_SESSION:
         try:
-            return send_in_session(connection, hold.holds.comment(without=hold) + statement)
+            return send_in_session(connection, record.locks.comment(without=record) + statement)
         finally:
-            if hold.holds.due:
-                hold.holds.free_what_is_due()
+            if record.locks.pending:
+                record.locks.free_pending()
     if in_test_case(connection):
         # To close the connection would break the tests after this one.
-        hold.holds.free_from_elsewhere(hold)
+        record.locks.free_from_any_thread(record)
         return None
-    _hang_up(connection)
+    _close_session(connection)
     return None
 
 
-def _hang_up(connection: DatabaseWrapper) -> None:
-    """End the session; a transaction around us comes to know of it as of every lost connection."""
+def _close_session(connection: DatabaseWrapper) -> None:
+    """End the session; a transaction around the lock fails as it does at every lost connection."""
     raw: Any = connection.connection
     if raw is not None:
         raw.pgconn.finish()

@@ -1,4 +1,4 @@
-"""What a lock is asked with: options that one lock object keeps, and the request that one acquire makes of them."""
+"""The options that a lock object keeps, the request that one acquire makes of them, and the checks of arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OnBusy = Literal["raise", "skip"] | Callable[..., Any]
 
 
 class Options(NamedTuple):
-    """How a lock is asked for. ``timeout`` and ``max_hold`` are in seconds; ``scope`` None means the setting."""
+    """The options of a lock. ``timeout`` and ``max_hold`` are in seconds; ``scope`` None means the setting."""
 
     timeout: float | None = None
     shared: bool = False
@@ -30,15 +30,15 @@ class Options(NamedTuple):
 class Request(NamedTuple):
     """What one statement asks PostgreSQL for. ``keys`` are in the order of their numbers, each once.
 
-    Everybody who takes several locks takes them in this order, so that no two can wait for each other. The names could
-    not give it: two of them may have one number.
+    All sessions take several locks in this order, so that no two can wait for each other. The names could not give the
+    order: two of them may have one number.
     """
 
     keys: tuple[Key, ...]
     shared: bool
     #: Milliseconds to wait; None waits without limit.
     wait: int | None
-    #: Milliseconds that the holder may leave its session idle; None has no limit.
+    #: Milliseconds for which the holder may leave its session idle; None has no limit.
     max_hold: int | None
     #: Take a transaction lock whatever the isolation level is.
     stale_ok: bool = False
@@ -51,16 +51,16 @@ class Request(NamedTuple):
         return cls(ordered, options.shared, wait, max_hold, options.stale_ok)
 
     def only(self, number: int) -> Request:
-        """Return the request for one of the keys."""
+        """Return the request for the key of this number alone."""
         return self._replace(keys=tuple(key for key in self.keys if key.number == number))
 
     @property
     def numbers(self) -> frozenset[int]:
-        """The numbers that are asked for."""
+        """The numbers of the keys."""
         return frozenset([key.number for key in self.keys])
 
     def without(self, numbers: AbstractSet[int]) -> Request:
-        """Return the request without these keys."""
+        """Return the request without the keys of these numbers."""
         return self._replace(keys=tuple(key for key in self.keys if key.number not in numbers))
 
 
@@ -74,8 +74,8 @@ def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else max(1, round(seconds * 1000)) if seconds else 0
 
 
-def seconds_of(value: Timeout, *, name: str = "timeout") -> float | None:
-    """Return a time that an argument called ``name`` gave, in seconds. Raises ``ValueError`` for what is none."""
+def to_seconds(value: Timeout, *, name: str = "timeout") -> float | None:
+    """Return a time in seconds. Raises ``ValueError``, with the argument's ``name``, for what is no time."""
     if value is None:
         return None
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
@@ -85,23 +85,35 @@ def seconds_of(value: Timeout, *, name: str = "timeout") -> float | None:
     return float(seconds)
 
 
-def scope_of(value: str | None) -> str | None:
+def checked_scope(value: str | None) -> str | None:
     """Return the argument ``scope``. Raises ``LockScopeError`` for one that does not exist."""
     if value is not None and value not in SCOPES:
         raise LockScopeError(f"There is no scope {value!r}; use {', '.join(map(repr, SCOPES))}.")
     return value
 
 
-def on_busy_of(value: OnBusy) -> OnBusy:
-    """Return the argument ``on_busy``. Raises ``ValueError`` for what no busy call could be answered with."""
+def checked_on_busy(value: OnBusy) -> OnBusy:
+    """Return the argument ``on_busy``. Raises ``ValueError`` for what cannot answer a busy call."""
     if not (value in ("raise", "skip") or callable(value)):
         raise ValueError(f"on_busy is {value!r}; give 'raise', 'skip' or a function.")
     return value
 
 
-def max_hold_of(value: Timeout) -> float | None:
-    """Return the argument ``max_hold`` in seconds. Raises ``ValueError`` for what is none, and for 0."""
-    seconds = seconds_of(value, name="max_hold")
+def checked_max_hold(value: Timeout) -> float | None:
+    """Return the argument ``max_hold`` in seconds. Raises ``ValueError`` for what is no time, and for 0."""
+    seconds = to_seconds(value, name="max_hold")
     if seconds == 0:
         raise ValueError("max_hold is 0; give seconds above zero, a timedelta, or None for no limit.")
+    return seconds
+
+
+#: Three renewals, each with a round trip to the database, must have room in it.
+SHORTEST_TTL = 0.3
+
+
+def checked_ttl(value: Timeout) -> float | None:
+    """Return the argument ``ttl`` in seconds. Raises ``ValueError`` for one that is too short."""
+    seconds = to_seconds(value, name="ttl")
+    if seconds is not None and seconds < SHORTEST_TTL:
+        raise ValueError(f"ttl is {value!r}; give at least {SHORTEST_TTL} s.")
     return seconds

@@ -1,8 +1,8 @@
 """A lock that is held for a response that is still to be made or sent: streamed, or rendered after the view.
 
-It ends with the first of these: the response is closed, or collected because nobody sends it (a middleware has put
-another in its place or has raised, the client is gone); the request ends in this thread; ``MAX_RESPONSE_HOLD`` seconds
-have passed. So no response that somebody forgets keeps a lock.
+It ends with the first of these events: the response is closed, or is collected because nobody sends it (a middleware
+has put another in its place or has raised, the client is gone); the request ends in this thread; ``MAX_RESPONSE_HOLD``
+seconds have passed. So a response that is never closed keeps no lock.
 """
 
 from __future__ import annotations
@@ -19,66 +19,66 @@ from django.core.signals import request_finished, request_started
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockError
-from django_pglock.locks.alarms import call_later
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
+from django_pglock.locks.timer import call_later
 
 logger = logging.getLogger("django_pglock.locks")
 
 
 class ResponseLock:
-    """A lock with its response. It may end in any thread, and more than once."""
+    """A lock with its response. It may be closed in any thread, and more than once."""
 
     def __init__(self, handle: Handle | AsyncHandle, response: Any) -> None:
         self._handle: Handle | AsyncHandle | None = handle
-        # Python may collect the response in the middle of what is done under it.
+        # Reentrant: Python may collect the response while this thread has the guard.
         self._guard = threading.RLock()
         self._thread = threading.get_ident()
         # Django calls these when it closes the response.
         response._resource_closers.append(self.close)
         finalize(response, self.drop).atexit = False
         limit = get_settings().MAX_RESPONSE_HOLD
-        self._alarm = call_later(limit, _end_late, self, limit)
+        self._timer = call_later(limit, _end_late, self, limit)
         self._of_request = _of_request()
         self._of_request.append(self)
 
     def close(self) -> None:
-        """Give the lock back with its response, and say if it was lost meanwhile."""
-        handle = self._take()
+        """Release the lock with its response, and log whether it was lost meanwhile."""
+        handle = self._pop_handle()
         if handle is None:
             return
         if not isinstance(handle, Handle) or self._thread != threading.get_ident():
-            handle.free_from_elsewhere()
+            handle.free_from_any_thread()
             return
         try:
             handle.release()
         except LockError as error:
-            # Django swallows what a closer raises, so this has to be said here.
-            logger.error("%s", error)  # noqa: TRY400 - the sentence says it all
+            # Django swallows what a closer raises, so the error is logged here.
+            logger.error("%s", error)  # noqa: TRY400 - the message says it all
 
     def drop(self) -> None:
-        """Free the lock of a response that nobody sends; from any thread."""
-        handle = self._take()
+        """Free the lock of a response that nobody sends; in any thread."""
+        handle = self._pop_handle()
         if handle is not None:
-            handle.free_from_elsewhere()
+            handle.free_from_any_thread()
 
-    def _take(self) -> Handle | AsyncHandle | None:
+    def _pop_handle(self) -> Handle | AsyncHandle | None:
         with self._guard:
             handle, self._handle = self._handle, None
         if handle is not None:
-            self._alarm.cancel()
+            self._timer.cancel()
             with suppress(ValueError):
                 self._of_request.remove(self)
         return handle
 
     @property
     def name(self) -> str:
-        """The lock's name; nothing once it has ended."""
+        """The lock's name; an empty string once the lock is released."""
         handle = self._handle
         return handle.name if handle is not None else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A cache keeps rendered responses, with what is to be closed: a bound method of ours. The copy has no lock.
+        # A cache pickles rendered responses with their closers, one of which is our method. The copy has no lock.
         return (_Ended, ())
 
 
@@ -100,15 +100,16 @@ def _end_late(lock: ResponseLock, limit: float) -> None:
     lock.drop()
 
 
-# What belongs to the request under way. Under ASGI it is known by the context that Django's handler opens for it. Under
-# WSGI each thread has one after the other; one may begin in another, as by Django's test client in a view.
+# Which locks belong to the current request. Under ASGI a request is known by the context that Django's handler opens
+# for it. Under WSGI a thread has one request after the other; one may begin inside another, as by Django's test client
+# in a view.
 
 _by_context: WeakKeyDictionary[Any, list[ResponseLock]] = WeakKeyDictionary()
 _request: ContextVar[Request | None] = ContextVar("django_pglock_request", default=None)
 
 
 class Request:
-    """A request of a thread, with the one that it began in."""
+    """A request of a thread, and the request inside which it began."""
 
     def __init__(self, outer: Request | None) -> None:
         self.outer = outer
@@ -116,12 +117,12 @@ class Request:
 
 
 def _of_request() -> list[ResponseLock]:
-    """Return the locks of the request under way."""
+    """Return the locks of the current request."""
     context = SyncToAsync.thread_sensitive_context.get(None)
     if context is not None:
         return _by_context.setdefault(context, [])
     request = _request.get()
-    # Without a request (a view is called by a test) nobody tells that it ends.
+    # Without a request (a test calls a view) no signal reports its end.
     return [] if request is None else request.locks
 
 

@@ -1,4 +1,4 @@
-"""Locks that PostgreSQL has anyway: on whole tables, and a limit for how long to wait for any lock."""
+"""PostgreSQL's own locks: LOCK TABLE, and a limit in time for waits for any lock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psycopg.errors import LockNotAvailable as ServerTimeout
 
 from django_pglock.conf import get_settings
 from django_pglock.errors import LockNotAvailable, LockScopeError
-from django_pglock.locks.options import Timeout, seconds_of
+from django_pglock.locks.options import Timeout, to_seconds
 from django_pglock.postgres.connections import connection_for
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ def lock_table(
 ) -> None:
     """Lock whole tables to the end of the transaction: ``lock_table(Order, mode="SHARE ROW EXCLUSIVE")``.
 
-    - ``tables``: models; their tables are locked in one statement, one after another.
+    - ``tables``: models; their tables are locked in one statement, in this order.
     - ``mode``: one of PostgreSQL's table lock modes; default the strongest. ``SHARE ROW EXCLUSIVE`` lets others read,
       but neither write nor take this lock.
     - ``timeout``: seconds or a timedelta; None (default) waits without limit, 0 does not wait.
-    - ``using``: database alias; default the one that the first model is written to.
+    - ``using``: database alias; default the one to which the router sends writes of the first model.
 
     Raises ``LockScopeError`` outside ``atomic()``, ``LockNotAvailable`` when a table is locked by somebody else for
     longer than the timeout (the transaction stays usable), ``ValueError`` for what is no model or no mode.
@@ -56,7 +56,7 @@ def lock_table(
     names = ", ".join(connection.ops.quote_name(table._meta.db_table) for table in tables)
     if not connection.in_atomic_block:
         raise LockScopeError(f"A lock on {names} outside atomic() would end at once.", name=names)
-    seconds = seconds_of(timeout)
+    seconds = to_seconds(timeout)
     statement = f"LOCK TABLE {names} IN {mode} MODE{' NOWAIT' if seconds == 0 else ''}"
     if seconds is None:
         _execute(connection, statement)
@@ -66,15 +66,15 @@ def lock_table(
 
 def _lock_within(connection: DatabaseWrapper, statement: str, names: str, seconds: float) -> None:
     try:
-        # Its savepoint saves the transaction, which a timeout would abort.
+        # Its savepoint keeps the transaction usable, which a timeout would abort.
         with lock_timeout(seconds or None, using=connection.alias):
             _execute(connection, statement)
     except DatabaseFailure as error:
         if not isinstance(error.__cause__, ServerTimeout):
             raise
-        waited = f" for {seconds:g} s" if seconds else ""
+        waited = f" within {seconds:g} s" if seconds else ""
         raise LockNotAvailable(
-            f"The lock on {names} was not to be had{waited}.", name=names, timeout=seconds, using=connection.alias
+            f"The lock on {names} was not granted{waited}.", name=names, timeout=seconds, using=connection.alias
         ) from error
 
 
@@ -85,18 +85,19 @@ def lock_timeout(timeout: Timeout, *, using: str | None = None) -> Iterator[None
     - ``timeout``: seconds or a timedelta; None lifts the limit that is in force.
     - ``using``: database alias; default from the setting ``USING``. Other databases are not touched.
 
-    The limit is the transaction's: outside ``atomic()`` the block becomes a transaction. At its end the limit is as it
-    was. A statement that waits for too long raises Django's ``OperationalError`` (SQLSTATE 55P03) and, as every error
-    does, aborts the transaction up to its last savepoint. Locks of this package have their own ``timeout``.
+    The limit is ``lock_timeout`` of the transaction: outside ``atomic()`` the block becomes a transaction. At its end
+    the limit is as it was. A statement that waits for too long raises Django's ``OperationalError`` (SQLSTATE 55P03)
+    and, as every error does, aborts the transaction up to its last savepoint. Locks of this package have their own
+    ``timeout``.
 
     Raises ``ValueError`` for a bad time; 0 would mean "no limit" to PostgreSQL and is refused.
     """
-    seconds = seconds_of(timeout)
+    seconds = to_seconds(timeout)
     if seconds == 0:
         raise ValueError("timeout is 0; give seconds above zero, or None for no limit.")
     alias = using or get_settings().USING
     connection = connection_for(alias)
-    # A savepoint inside a transaction: an error that is caught outside the block puts the limit back, too.
+    # Inside a transaction it is a savepoint: an error that is caught outside the block puts the limit back, too.
     with transaction.atomic(using=alias):
         before = _set(connection, "0" if seconds is None else str(max(1, round(seconds * 1000))))
         yield

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from django_pglock.management.tables import ago, printable
 from django_pglock.models import Task
-from django_pglock.tasks.counting import COUNTED, QueueCounts
+from django_pglock.store.count import COUNTED, QueueCounts
 from django_pglock.tasks.redaction import shown
 
 #: The fields of a task that a list shows. Other fields may have megabytes.

@@ -14,10 +14,9 @@ from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.worker import Worker
-from django_pglock.worker.claiming.drain import LEFT_BEHIND
-from django_pglock.worker.logs import silence_what_nobody_hears
-from django_pglock.worker.running.forked_child import end_here
-from django_pglock.worker.supervising.channel import Line
+from django_pglock.worker.logs import silence_unhandled_loggers
+from django_pglock.worker.running.forked_child import end_process
+from django_pglock.worker.supervising.channel import LEFT_BEHIND, SupervisorChannel
 
 #: The number of new objects after which Python's garbage collector runs.
 GARBAGE = 10_000
@@ -25,7 +24,7 @@ GARBAGE = 10_000
 
 def run_until_signal(build: dict[str, Any]) -> None:
     """Run one worker in the main thread. SIGTERM and SIGINT stop the worker."""
-    silence_what_nobody_hears()
+    silence_unhandled_loggers()
     worker = Worker(**build)
     stop_at_signals(worker)
     collect_garbage_less_often()
@@ -46,7 +45,7 @@ def leave_running_tasks() -> NoReturn:
     would run here and in another worker at the same time.
     """
     logging.shutdown()
-    end_here(sys.exc_info()[1])
+    end_process(sys.exc_info()[1])
 
 
 def collect_garbage_less_often() -> None:
@@ -75,20 +74,20 @@ def stop_at_signals(worker: Worker) -> None:
             # A child that a task has forked: the signal, for example multiprocessing's terminate(), is for the child.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        worker.stop() if worker.line is None else worker.end()
+        worker.stop() if worker.channel is None else worker.end()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
 
 
-def show_log(verbosity: int, line: Line | None = None) -> None:
+def show_log(verbosity: int, channel: SupervisorChannel | None = None) -> None:
     """Write the worker's log to the terminal, unless the project has configured a handler for it.
 
     Under a supervisor all records of a process carry its name, ``%(processName)s``.
     """
     who = ""
-    if line is not None:
-        name_records(f"worker-{line.number}")
+    if channel is not None:
+        name_records(f"worker-{channel.number}")
         who = "%(processName)s[%(process)d] "
     logger = logging.getLogger("django_pglock")
     if not logger.hasHandlers():

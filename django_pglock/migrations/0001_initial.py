@@ -8,7 +8,7 @@ from django_pglock.migrations._operations import CreateView, TableSQL
 from django_pglock.models.indexes import BrinIndex
 
 # The view of advisory locks. A key is a lock of one bigint (objsubid 1): PostgreSQL stores its halves in classid and objid.
-# The package's own locks are of two ints (objsubid 2); classid says what the lock is for (keys/own.py). They get no key,
+# The package's own locks are of two ints (objsubid 2); classid says what the lock is for (keys/reserved.py). They get no key,
 # because the same 64 bits may be the key of another lock. Names come from the comments in the statements of holders and
 # waiters; each comment says which key it names, because a waiter's statement also names the locks that it holds.
 VIEW = r"""

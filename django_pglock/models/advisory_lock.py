@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.locks.inspection import AdvisoryLockManager
+from django_pglock.locks.advisory_lock_queryset import AdvisoryLockManager
 from django_pglock.models.dumping import LeftOut
 from django_pglock.models.requirements import OnPostgreSQL
 

@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.locks.lease_queryset import LeaseManager
+from django_pglock.locks.leases.queryset import LeaseManager
 from django_pglock.models.dumping import LeftOut
 from django_pglock.models.requirements import OnPostgreSQL
 

@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models.dumping import Dumped
 from django_pglock.models.requirements import OnPostgreSQL
-from django_pglock.tasks.schedule_queryset import ScheduleManager
+from django_pglock.store.managers import ScheduleManager
 
 
 class _DefaultManager(Dumped, ScheduleManager):

@@ -10,7 +10,8 @@ from django.utils.translation import gettext_lazy as _
 from django_pglock.models.dumping import Dumped
 from django_pglock.models.indexes import BrinIndex
 from django_pglock.models.requirements import OnPostgreSQL
-from django_pglock.tasks.queryset import HAS_UNIQUE_KEY, TaskManager
+from django_pglock.store.managers import TaskManager
+from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, TaskStatus, UniqueScope
 
 _OPEN = Q(finished_at__isnull=True)

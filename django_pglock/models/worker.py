@@ -8,7 +8,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.models.dumping import LeftOut
 from django_pglock.models.requirements import OnPostgreSQL
-from django_pglock.tasks.liveness import WorkerManager
+from django_pglock.store.managers import WorkerManager
 
 
 class _DefaultManager(LeftOut, WorkerManager):

@@ -1,6 +1,6 @@
 """What the server says of sessions that this process waits for.
 
-A statement may take hours. Whether the server works on it, the server knows: it is asked on another session.
+A statement may take hours. Only the server knows whether it works on it, so the server is asked on another session.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from django_pglock.postgres.connections import backend_pid
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-#: The server's own number of a session, which behind a pooler is another than libpq's.
+#: The server's own process id of a session; behind a pooler it differs from the one that libpq knows.
 OWN = "SELECT pg_backend_pid(), pg_is_in_recovery()"
-#: What the login role may see, also where Django assumes another role.
+#: The login role may see its sessions, also where Django assumes another role.
 AS_LOGIN_ROLE = "SET ROLE NONE"
-#: ``state`` is NULL for sessions that we may not look into, and 'disabled' where track_activities is off.
+#: ``state`` is NULL for sessions that the role may not see, and 'disabled' where track_activities is off.
+#: https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-ACTIVITY-VIEW
 SESSIONS = """
 SELECT pid, state, coalesce(wait_event IN ('ClientRead', 'ClientWrite'), false),
     coalesce(extract(epoch FROM clock_timestamp() - state_change), 0)::float
 FROM pg_stat_activity WHERE pid = ANY(%s)
 """
-#: For how long the oldest statement of this database has run. What cannot be looked into may have run for ever.
+#: Seconds for which the oldest statement of this database has run; infinity where the role may not see a statement.
 OLDEST_STATEMENT = """
 SELECT max(CASE WHEN state = 'active' THEN extract(epoch FROM clock_timestamp() - query_start)::float
                 ELSE 'infinity' END)
@@ -45,18 +46,18 @@ class Activity:
 
 @dataclass(frozen=True)
 class ServerView:
-    """The answer of a server: its sessions by process id, or None behind a pooler, where those are the pooler's."""
+    """The answer of a server. ``sessions`` by process id; None behind a pooler, where libpq knows the pooler's ids."""
 
     is_standby: bool
     sessions: dict[int, Activity] | None
-    #: Behind a pooler: for how many seconds the oldest statement of the database has run.
+    #: Behind a pooler: seconds for which the oldest statement of the database has run.
     oldest_statement: float = 0.0
 
 
 def view_of_server(connection: DatabaseWrapper, pids: Sequence[int]) -> ServerView:
-    """Ask the server that ``connection``, our own, leads to for sessions by their process ids. Raises Django's errors.
+    """Ask the server of ``connection``, which is our own, for sessions by their process ids. Raises Django's errors.
 
-    Behind a pooler nothing is set: the next one in the session would have it.
+    Behind a pooler no role is set: the next client in the session would have it.
     """
     with connection.cursor() as cursor:
         cursor.execute(OWN)

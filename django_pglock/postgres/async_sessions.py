@@ -1,4 +1,4 @@
-"""Sessions for coroutines: opened as all sessions are, and used without ever stopping the event loop.
+"""Sessions for coroutines: opened as all sessions are, and used without blocking the event loop.
 
 Django's connection belongs to a thread, and all coroutines of a loop share it; PostgreSQL would take them for one
 holder. So coroutines use sessions of their own, each behind a Django connection object that nobody else knows.
@@ -19,8 +19,14 @@ from psycopg import Error as PsycopgError
 from psycopg.pq import TransactionStatus
 
 from django_pglock.postgres.connections import cancel_statement, has_ended, shut
-from django_pglock.postgres.libpq import CANCEL_WITHIN, begin_for, exchange_async, pass_on_notifications, ready
-from django_pglock.postgres.message import is_djangos_alone, send
+from django_pglock.postgres.libpq import (
+    CANCEL_WITHIN,
+    begin_for,
+    exchange_async,
+    pass_on_notifications,
+    wait_for_socket,
+)
+from django_pglock.postgres.message import is_plain_django, send
 from django_pglock.postgres.sessions import dedicated_connection
 
 if TYPE_CHECKING:
@@ -30,7 +36,7 @@ Row = Sequence[Any]
 #: Seconds until a statement that goes on is cancelled once more.
 CANCEL_AGAIN = 0.05
 
-# By identity, as the sessions are opened and dropped in any thread.
+# By ``id()``: sessions are opened and dropped in any thread.
 _sessions: dict[int, weakref.ref[AsyncSession]] = {}
 
 
@@ -41,7 +47,7 @@ class AsyncSession:
         self.connection = connection
         self.raw: Any = connection.connection
         self._turn = asyncio.Lock()
-        #: A thread for statements through Django's cursor, which stops whoever uses it.
+        #: A thread for statements through Django's cursor, which blocks the thread that uses it.
         self._thread: ThreadPoolExecutor | None = None
         number = id(self)
         _sessions[number] = weakref.ref(self, lambda _: _sessions.pop(number, None))
@@ -57,14 +63,14 @@ class AsyncSession:
         return self._turn.locked()
 
     @property
-    def is_at_rest(self) -> bool:
-        """Whether somebody else may go on with it: it lives, and no transaction is open."""
+    def is_reusable(self) -> bool:
+        """Whether somebody else may use the session: it is alive, and no transaction is open."""
         return not self.has_ended and self.raw.pgconn.transaction_status == TransactionStatus.IDLE
 
     async def send(self, statements: str) -> Row | None:
         """Send statements in one message and return the first row of the last answer. Errors are Django's."""
         async with self._turn:
-            if self.has_ended or not is_djangos_alone(self.connection):
+            if self.has_ended or not is_plain_django(self.connection):
                 return await self._send_by_cursor(statements)
             begin = begin_for(self.raw)
             if begin is None:
@@ -83,7 +89,7 @@ class AsyncSession:
         try:
             return await asyncio.shield(sending)
         except asyncio.CancelledError:
-            # The statement may not be on its way yet, so that there is nothing to cancel.
+            # The statement may not have been sent yet, so that there is nothing to cancel.
             deadline = time.monotonic() + CANCEL_WITHIN
             while not sending.done():
                 await loop.run_in_executor(None, partial(_cancel, self.connection))
@@ -93,7 +99,7 @@ class AsyncSession:
             raise
 
     async def notifications(self) -> AsyncGenerator[str, None]:
-        """Yield the payloads of what arrives on the channels that this session listens to. Errors are Django's."""
+        """Yield the payloads of notifications on the channels that this session listens to. Errors are Django's."""
         heard: list[str] = []
 
         def note(notification: Any) -> None:
@@ -104,14 +110,14 @@ class AsyncSession:
             while True:
                 while heard:
                     yield heard.pop(0)
-                await ready(self.raw.pgconn.socket)
+                await wait_for_socket(self.raw.pgconn.socket)
                 self.raw.pgconn.consume_input()
                 pass_on_notifications(self.raw.pgconn)
 
     def end(self) -> None:
-        """End the session at once, and every lock in it; waits for nothing."""
+        """End the session at once, without a wait, and every lock in it."""
         if self._turn.locked():
-            # Whoever waits for an answer is woken.
+            # A coroutine that waits for an answer is woken.
             shut(self.raw)
         else:
             self.raw.pgconn.finish()
@@ -133,7 +139,7 @@ def _cancel(connection: DatabaseWrapper) -> None:
 
 
 async def open_session(using: str, *, application_name: str | None = None) -> AsyncSession:
-    """Open a session to the database alias ``using``. Cancelled halfway, none remains."""
+    """Open a session to the database alias ``using``. If this is cancelled, no session remains."""
     connection = dedicated_connection(using, application_name=application_name)
     is_given_up = threading.Event()
 
@@ -146,7 +152,7 @@ async def open_session(using: str, *, application_name: str | None = None) -> As
     try:
         await asyncio.shield(connecting)
     except asyncio.CancelledError:
-        # The loop may end before the thread has connected, and would not call anybody any more.
+        # The loop may end before the thread has connected, and would run no callback any more.
         is_given_up.set()
         connecting.add_done_callback(lambda _: _finish(connection))
         raise
@@ -159,7 +165,7 @@ def _finish(connection: DatabaseWrapper) -> None:
 
 
 async def _in_thread(function: Callable[[], None]) -> None:
-    # Not the loop's own threads: all of them may wait for a server that does not answer.
+    # Not one of the loop's own threads: all of them may wait for a server that does not answer.
     with_thread = ThreadPoolExecutor(1, thread_name_prefix="django_pglock connects")
     try:
         await asyncio.get_running_loop().run_in_executor(with_thread, function)
@@ -167,34 +173,34 @@ async def _in_thread(function: Callable[[], None]) -> None:
         with_thread.shutdown(wait=False)
 
 
-class AsyncSessions:
+class AsyncSessionPool:
     """Sessions to one database alias that are lent one at a time and kept for the next; no more than ``limit``."""
 
     def __init__(self, using: str, *, limit: int, application_name: str | None = None) -> None:
         self.using = using
         self.limit = limit
-        self.lent = 0
+        self.in_use = 0
         self._application_name = application_name
         self._idle: list[AsyncSession] = []
 
     @property
     def has_room(self) -> bool:
         """Whether one more session may be lent."""
-        return self.lent < self.limit
+        return self.in_use < self.limit
 
-    async def lend(self) -> AsyncSession:
-        """Return a session that nobody else has. The caller has looked that there is room."""
-        self.lent += 1
+    async def get(self) -> AsyncSession:
+        """Return a session that nobody else has. The caller has checked ``has_room``."""
+        self.in_use += 1
         try:
             return self._take_idle() or await open_session(self.using, application_name=self._application_name)
         except BaseException:
-            self.lent -= 1
+            self.in_use -= 1
             raise
 
-    def give_back(self, session: AsyncSession) -> None:
-        """Say that a session is not needed any more."""
-        self.lent -= 1
-        if session.is_at_rest:
+    def put(self, session: AsyncSession) -> None:
+        """Take a session back: it is kept for the next user if it is reusable, else ended."""
+        self.in_use -= 1
+        if session.is_reusable:
             self._idle.append(session)
         else:
             session.end()

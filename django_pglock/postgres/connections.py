@@ -1,4 +1,4 @@
-"""What the floors above ask of a Django connection: is it PostgreSQL, in a transaction, alive."""
+"""Questions to a Django connection: is it PostgreSQL, in a transaction, alive; and how its session is ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django_pglock.postgres.libpq import CANCEL_WITHIN
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-# RDHUP (Linux) tells of the peer's end also while its last message is still unread.
+# RDHUP (Linux) reports the peer's end also while its last message is still unread.
 _HANG_UP = getattr(select, "POLLHUP", 0) | getattr(select, "POLLERR", 0) | getattr(select, "POLLRDHUP", 0)
 _IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
@@ -44,7 +44,7 @@ def connection_for(using: str) -> DatabaseWrapper:
 
 
 def ensure_usable(connection: DatabaseWrapper) -> None:
-    """Open the connection if it is not open, and anew if Django's health check finds that its session is gone."""
+    """Open the connection if it is not open, and open it again if Django's health check finds its session gone."""
     connection.close_if_health_check_failed()
     if connection.connection is None:
         connection.ensure_connection()
@@ -53,15 +53,15 @@ def ensure_usable(connection: DatabaseWrapper) -> None:
 def in_transaction(connection: DatabaseWrapper) -> bool:
     """Say whether the caller is inside a transaction: ``atomic()``, autocommit off, or a BEGIN of the caller's own.
 
-    The block that ``TestCase`` itself opens does not count, as it does not for ``atomic(durable=True)``: code under
-    test behaves as in production.
+    The block that ``TestCase`` opens does not count, as it does not count for ``atomic(durable=True)``: code under test
+    behaves as in production.
     """
     if not connection.in_atomic_block:
         raw: Any = connection.connection
         if raw is None:
             return not connection.settings_dict["AUTOCOMMIT"]
         return not connection.autocommit or raw.pgconn.transaction_status in _IN_TRANSACTION
-    # As durable=True does: what TestCase opens has nothing around it but its own.
+    # The same test as durable=True makes: around a block of TestCase there are only blocks of TestCase.
     blocks: list[Any] = connection.atomic_blocks
     return not (blocks and blocks[-1]._from_testcase)
 
@@ -80,9 +80,9 @@ def transaction_status(connection: DatabaseWrapper) -> TransactionStatus:
 def has_hung_up(connection: DatabaseWrapper) -> bool:
     """Say whether the server has ended this session, without asking it.
 
-    A server that shuts down, or a backend that was terminated, closes its end of the socket, which a look at the
-    socket shows in microseconds, long before the next statement would fail. A connection that was never opened has
-    not hung up; one that libpq or Django has given up has.
+    A server that shuts down, or a backend that was terminated, closes its end of the socket. A poll of the socket shows
+    that in microseconds, long before the next statement would fail. A connection that was never opened has not hung up;
+    one that libpq or Django has closed after an error has.
     """
     raw: Any = connection.connection
     return bool(connection.closed_in_transaction) if raw is None else has_ended(raw)
@@ -123,25 +123,25 @@ def statement_under_way(connection: DatabaseWrapper) -> bool:
 
 
 def hang_up(connection: DatabaseWrapper) -> None:
-    """End a session under another thread that waits for its answer, without asking the server; that thread notices."""
+    """End a session on which another thread waits for an answer: that thread gets an error. The server is not asked."""
     if connection.connection is not None:
         shut(connection.connection)
 
 
 def shut(raw: Any) -> None:
-    """End the session of a psycopg connection, whoever uses it at this moment: libpq is for one thread at a time.
+    """End the session of a psycopg connection by its socket, because another thread may use libpq's connection now.
 
-    The socket stays open, so that a coroutine that waits for it is woken as well.
+    The file descriptor stays open, so that a coroutine that waits for it is woken as well.
     """
-    # An error means that it has just ended by itself.
+    # An error means that the session has just ended by itself.
     with contextlib.suppress(OSError, PsycopgError), socket.socket(fileno=os.dup(raw.fileno())) as end:
         end.shutdown(socket.SHUT_RDWR)
 
 
 def cancel_statement(connection: DatabaseWrapper) -> bool:
-    """Have the statement cancelled that another thread runs on this connection, and say whether there was one.
+    """Cancel the statement that another thread runs on this connection, and say whether there was one.
 
-    Once this has returned, the request cannot meet a later statement. Raises psycopg's errors when the server does not
+    After the return, the cancel request cannot hit a later statement. Raises psycopg's errors when the server does not
     answer; then it could.
     """
     if not statement_under_way(connection):
@@ -152,10 +152,10 @@ def cancel_statement(connection: DatabaseWrapper) -> bool:
 
 
 def end_session(connection: DatabaseWrapper) -> None:
-    """End the session in earnest, whatever transaction Django believes it to be in; the next statement opens another.
+    """End the session, also inside a transaction; the next statement opens another session.
 
     ``close()`` alone would give the session of a pool back to the pool, with everything that it holds, and would leave
-    Django inside a transaction that nobody ends.
+    Django inside a transaction that nothing ends.
     """
     raw: Any = connection.connection
     if raw is not None:

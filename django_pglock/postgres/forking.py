@@ -1,10 +1,11 @@
-"""What a process that is forked from this one must leave alone: sessions and sockets that are its parent's.
+"""Processes that are forked from this one leave its sessions and sockets alone.
 
-After ``fork()`` the child has them, too. What it sends there becomes a part of the parent's conversation, to close a
-connection ends the parent's session, and while the child has it open the server does not see that the parent has died.
-So in the child a socket without another end takes the place of each: whoever still knows one finds that it has ended,
-and whoever needs one opens a new one. Nothing is said on them and nothing freed, for nobody knows what other threads of
-the parent were doing with them at that moment.
+After ``fork()`` the child has the parent's sockets, too. What the child sends on a socket becomes a part of the
+parent's exchange with the server; if the child closes a connection, the parent's session ends; and while the child has
+the socket open, the server does not see that the parent has died. So in the child, each file descriptor is replaced by
+a socket whose other end is closed: code that still has a connection finds that it has ended, and opens a new one.
+Nothing is sent on the inherited connections and nothing freed, because other threads of the parent may have been using
+them at that moment.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Channel(Protocol):
 
 _generation = 0
 _channels: WeakValueDictionary[int, Channel] = WeakValueDictionary()
-# Of each thread, for several may fork at once.
+# Per thread, because several threads may fork at once.
 _here = threading.local()
 
 
@@ -39,7 +40,7 @@ def generation() -> int:
 
 
 def keep_from_children(channel: Channel) -> None:
-    """Let processes that are forked from this one find that ``channel`` has ended. Django's connections are known."""
+    """Have ``channel`` ended in processes that are forked from this one. Django's connections are registered here."""
     _channels[id(channel)] = channel
 
 
@@ -48,33 +49,33 @@ def _note_session(connection: Any, **kwargs: Any) -> None:
         keep_from_children(connection.connection)
 
 
-def _hold() -> None:
-    # Those of other threads would be gone in the child before anybody could look, but their sockets would not.
+def _before_fork() -> None:
+    # The connection objects of other threads would be gone in the child, but their sockets would not.
     _here.inherited = [channel for each in _channels.valuerefs() if (channel := each()) is not None]
 
 
-def _let_go() -> None:
+def _after_fork_in_parent() -> None:
     del _here.inherited
 
 
-def _leave_to_parent() -> None:
+def _after_fork_in_child() -> None:
     global _generation
     _generation += 1
-    # What was inherited is kept: to be rid of it would mean to close it.
+    # The inherited objects are kept: without a reference they would be closed.
     if not _here.inherited:
         return
     ended, other_end = socket.socketpair()
     other_end.close()
     with ended:
         for channel in _here.inherited:
-            # An error means that it was closed before the fork.
+            # An error means that the channel was closed before the fork.
             with suppress(OSError, PsycopgError):
                 os.dup2(ended.fileno(), channel.fileno(), inheritable=False)
     _forget_connections()
 
 
 def _forget_connections() -> None:
-    """Let Django begin anew in this thread, the only one: without transaction, hooks and held locks."""
+    """Give Django new connections in this thread, the only one: without transaction, hooks and held locks."""
     connection: Any
     for connection in connections.all(initialized_only=True):
         if connection.vendor == "postgresql":
@@ -86,4 +87,4 @@ def _forget_connections() -> None:
 
 if hasattr(os, "register_at_fork"):
     connection_created.connect(_note_session, dispatch_uid="django_pglock.forking")
-    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_leave_to_parent)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,10 +1,10 @@
 """One exchange with the server, straight through libpq: what a lock needs, and nothing else.
 
 psycopg's cursor binds parameters, keeps results, loads types. A lock statement has no parameters and answers with a
-boolean; done here, that takes half the time. What is used is documented: ``psycopg.pq``, and libpq's "Asynchronous
-Command Processing", https://www.postgresql.org/docs/current/libpq-async.html.
+boolean; without the cursor it takes half the time. All that is used here is documented: ``psycopg.pq``, and libpq's
+"Asynchronous Command Processing", https://www.postgresql.org/docs/current/libpq-async.html.
 
-A thread and a coroutine exchange the same; they differ in how they wait for the socket.
+Threads and coroutines send and read the same; they differ in how they wait for the socket.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BOOL, BIGINT, DOUBLE = 16, 20, 701
 #: Seconds for the server to hear of a cancel, and then for the end of the answer.
 CANCEL_WITHIN = 5.0
-#: Milliseconds.
+#: Milliseconds between two moments in which Python may run signal handlers.
 LOOK_UP = 100
 #: Seconds until a coroutine asks again for a connection that another thread uses for a moment.
 RETRY = 0.001
@@ -48,8 +48,8 @@ def begin_for(raw: Connection[Any]) -> str | None:
     return BEGIN[raw.isolation_level] if raw.read_only is None and raw.deferrable is None else None
 
 
-def is_at_rest(raw: Connection[Any]) -> bool:
-    """Say whether a statement could be sent now: none is under way, and no transaction waits for its rollback."""
+def can_send(raw: Connection[Any]) -> bool:
+    """Say whether a statement could be sent now: none is under way, and no transaction is aborted."""
     pgconn = raw.pgconn
     return (
         pgconn.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INTRANS)
@@ -68,15 +68,15 @@ def exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
 
 
 def exchange_unless_used(raw: Connection[Any], statements: str) -> bool:
-    """Send statements if nobody uses the connection at this moment; say whether they were sent.
+    """Send statements if nothing uses the connection at this moment; say whether they were sent.
 
-    For whoever comes from elsewhere: another thread, or a destructor that Python runs in the middle of psycopg's own
-    code. To wait for the connection there could mean to wait for oneself.
+    For another thread, or for a destructor that Python runs in the middle of psycopg's own code. There, to wait for the
+    connection could be a deadlock of the thread with itself.
     """
     if not raw.lock.acquire(blocking=False):
         return False
     try:
-        if not is_at_rest(raw):
+        if not can_send(raw):
             return False
         exchange_in_turn(raw, statements)
         return True
@@ -157,9 +157,9 @@ async def exchange_async(raw: Connection[Any], statements: str) -> list[Any] | N
 async def _results_async(pgconn: PGconn) -> list[PGresult]:
     results: list[PGresult] = []
     while pgconn.flush():
-        await ready(pgconn.socket, to_write=True)
+        await wait_for_socket(pgconn.socket, to_write=True)
     while not _take_in(pgconn, results):
-        await ready(pgconn.socket)
+        await wait_for_socket(pgconn.socket)
         pgconn.consume_input()
     return results
 
@@ -183,7 +183,7 @@ async def _cancel_async(raw: Connection[Any]) -> None:
         raw.pgconn.finish()
 
 
-async def ready(number: int, *, to_write: bool = False) -> None:
+async def wait_for_socket(number: int, *, to_write: bool = False) -> None:
     """Wait until a socket can be read from, or written to."""
     loop = asyncio.get_running_loop()
     is_ready = loop.create_future()
@@ -214,7 +214,7 @@ def _row_of(pgconn: PGconn, results: list[PGresult]) -> list[Any] | None:
 
 
 def pass_on_notifications(pgconn: PGconn) -> None:
-    """Hand what has arrived by NOTIFY to psycopg, as its own exchanges do."""
+    """Pass notifications that have arrived to psycopg's handlers, as psycopg's own exchanges do."""
     while notification := pgconn.notifies():
         if pgconn.notify_handler:
             pgconn.notify_handler(notification)

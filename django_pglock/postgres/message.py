@@ -1,9 +1,9 @@
 """One message to the server on a Django connection: one or several statements without parameters.
 
-Django's cursor costs more time than PostgreSQL needs for a lock. So a message goes below it, straight through libpq,
-where nothing but Django stands in between. Where something else does (a backend with a cursor of its own, such as
-django-tenants', an APM's cursor, an execute wrapper, a log of queries, psycopg's pipeline mode), Django's cursor is
-used: whoever watches or changes statements there sees these as well.
+Django's cursor costs more time than PostgreSQL needs for a lock. So a message goes straight through libpq where nothing
+but Django is between the caller and psycopg. Where something else is (a backend with a cursor of its own, such as
+django-tenants', an APM's cursor, an execute wrapper, a log of queries, psycopg's pipeline mode), the message goes
+through Django's cursor: code that watches or changes statements there sees these as well.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from django_pglock.postgres.libpq import CAN_EXCHANGE, begin_for, exchange
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-#: What a statement passes through on its way from Django's connection to psycopg.
+#: The methods through which Django's connection makes a cursor.
 CURSOR_METHODS = ("cursor", "_cursor", "create_cursor", "make_cursor", "make_debug_cursor", "_prepare_cursor")
-#: One statement of a message: comments and quoted texts may contain semicolons.
+#: Matches one statement of a message: comments and quoted texts may contain semicolons.
 _STATEMENT = re.compile(r"(?:/\*.*?\*/|'(?:[^']|'')*'|[^;])+", re.DOTALL)
-#: Execute wrappers of ours, which do nothing to the statements that are sent here.
+#: Execute wrappers of this package, which would not change the statements that are sent here.
 OWN_WRAPPERS: list[Callable[..., Any]] = []
 
 
@@ -46,7 +46,7 @@ def send_in_session(connection: DatabaseWrapper, statements: str) -> Sequence[An
     """Send statements as ``send`` does, where the caller knows that the connection is open."""
     connection.validate_no_broken_transaction()
     raw: Any = connection.connection
-    if not CAN_EXCHANGE or not is_djangos_alone(connection) or (begin := begin_for(raw)) is None:
+    if not CAN_EXCHANGE or not is_plain_django(connection) or (begin := begin_for(raw)) is None:
         return _send_by_cursor(connection, statements)
     try:
         return exchange(raw, begin + statements)
@@ -81,10 +81,10 @@ def _send_by_cursor(connection: DatabaseWrapper, statements: str) -> Sequence[An
 
 
 def _send_in_pipeline(connection: DatabaseWrapper, raw: Any, statements: str) -> Sequence[Any] | None:
-    """Send one statement after the other: in pipeline mode, the server takes no more than one of them in a message.
+    """Send one statement after the other: in pipeline mode, a message has no more than one statement.
 
-    The inner pipeline's end is a Sync, so that all of them are one implicit transaction, as a message is, and an error
-    of theirs is raised here and nowhere else.
+    The end of the inner pipeline is a Sync, so that the statements are one implicit transaction, as in a message, and
+    their errors are raised here and nowhere else.
     """
     with connection.wrap_database_errors:
         cursors = []
@@ -97,15 +97,15 @@ def _send_in_pipeline(connection: DatabaseWrapper, raw: Any, statements: str) ->
 
 
 def _execute(cursor: Any, statements: str) -> None:
-    # Wrappers of others may add parameters; then a percent sign in a text would be taken for one.
+    # Execute wrappers of others may add parameters; then a percent sign in a text would be taken for a parameter.
     if "%" in statements:
         cursor.execute(statements.replace("%", "%%"), ())
     else:
         cursor.execute(statements)
 
 
-def is_djangos_alone(connection: Any) -> bool:
-    """Say whether nothing but Django stands between a statement and psycopg. The connection has to be open."""
+def is_plain_django(connection: Any) -> bool:
+    """Say whether nothing but Django is between a statement and psycopg. The connection has to be open."""
     raw = connection.connection
     return (
         not connection.queries_logged
@@ -119,7 +119,7 @@ def is_djangos_alone(connection: Any) -> bool:
 
 @lru_cache(maxsize=64)
 def _makes_djangos_cursors(way: tuple[Any, Any, Any]) -> bool:
-    """Say whether a backend's class makes its cursors as Django does, and they are Django's. Asked once for each."""
+    """Say whether a backend's class makes Django's cursors in Django's way. Cached for each class."""
     backend, cursor, execute = way
     methods = [getattr(backend, name) for name in CURSOR_METHODS]
     is_djangos = cursor.__module__ == "django.db.backends.postgresql.base"
@@ -127,7 +127,7 @@ def _makes_djangos_cursors(way: tuple[Any, Any, Any]) -> bool:
 
 
 def is_djangos_function(function: Any) -> bool:
-    """Say whether a function is Django's own, and no wrapper that somebody has put around one of Django's."""
+    """Say whether a function is Django's own, and not a wrapper around one of Django's."""
     while type(function) is FunctionType and function.__globals__["__name__"].startswith("django."):
         inner = function.__dict__.get("__wrapped__")
         if inner is None:

@@ -1,7 +1,7 @@
-"""Sessions outside of Django's, for those who must keep one: a listener, a heartbeat, a lease, a coroutine's lock.
+"""Sessions outside of Django's, for parts that must keep one: a listener, a heartbeat, a lease, a coroutine's lock.
 
-Each is opened by a Django connection object of its own, of the backend that the project has configured. So all that
-Django's own sessions pass through, these pass through as well: ``get_connection_params`` and ``get_new_connection`` of
+Each is opened by a Django connection object of its own, of the backend that the project has configured. So everything
+that applies to Django's own sessions applies to these as well: ``get_connection_params`` and ``get_new_connection`` of
 a backend's subclass (passwords that change, certificates), ``assume_role``, ``init_connection_state``, receivers of
 ``connection_created``, the test database.
 """
@@ -21,9 +21,9 @@ from django_pglock.postgres.message import is_djangos_function
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-#: How long libpq waits on a silent network, where its own defaults are hours, or for ever: seconds to connect, seconds
-#: and tries until an idle connection counts as lost, milliseconds until one does on which what was sent is not
-#: acknowledged.
+#: How long libpq waits on a silent network, where its own defaults are hours, or no limit: seconds to connect; seconds
+#: and tries until an idle connection counts as lost; milliseconds until a connection counts as lost on which sent data
+#: is not acknowledged. https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
 TIME_LIMITS = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -42,8 +42,8 @@ WHERE pg_backend_pid() = %s
 def dedicated_connection(using: str, *, application_name: str | None = None) -> DatabaseWrapper:
     """Return a new, unshared Django connection to ``using``, outside every pool and never recycled by age.
 
-    It is opened by its first use, in any thread; the owner closes it. Its transactions are READ COMMITTED, which our
-    protocols are made for. ``application_name`` is what ``pg_stat_activity`` shows.
+    It is opened by its first use, in any thread; the owner closes it. Its transactions are READ COMMITTED, which the
+    statements of this package need. ``application_name`` is what ``pg_stat_activity`` shows.
     """
     settings = copy.deepcopy(connection_for(using).settings_dict)
     options = settings["OPTIONS"] = {**TIME_LIMITS, **settings["OPTIONS"]}
@@ -59,7 +59,7 @@ def dedicated_connection(using: str, *, application_name: str | None = None) -> 
 
 
 def limit_waiting(connection: DatabaseWrapper) -> None:
-    """Let this Django connection not wait for a silent network for ever, where its settings do not say how long."""
+    """Limit how long this Django connection waits on a silent network, where its settings do not say it."""
     settings = connection.settings_dict
     connection.settings_dict = {**settings, "OPTIONS": {**TIME_LIMITS, **settings["OPTIONS"]}}
 
@@ -67,17 +67,18 @@ def limit_waiting(connection: DatabaseWrapper) -> None:
 def set_limits(connection: DatabaseWrapper, limits: Mapping[str, str]) -> None:
     """Set settings of the server for this session, whatever the role, the database or the server say. One statement.
 
-    Nothing is set that the server does not know, nor behind a pooler: there the next one in the session would have it.
+    Settings that the server does not know are left out. Behind a pooler nothing is set: the next client in the session
+    would have it.
     """
     with connection.cursor() as cursor:
         cursor.execute(SET_LIMITS, (list(limits), list(limits.values()), backend_pid(connection)))
 
 
 def parameters_of(connection: DatabaseWrapper) -> dict[str, Any]:
-    """Return how to connect as this Django connection does: what of it is text or a number, for another process.
+    """Return the parameters of this Django connection that are texts or numbers, for another process.
 
-    A backend whose ``get_new_connection`` is its own may know passwords that are no parameter. It is asked to open the
-    connection, which is closed again.
+    A backend with a ``get_new_connection`` of its own may know passwords that are not among the parameters. So it opens
+    the connection, the parameters are read from it, and it is closed again.
     """
     parameters = connection.get_connection_params()
     if not is_djangos_function(type(connection).get_new_connection):

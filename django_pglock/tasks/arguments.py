@@ -1,7 +1,7 @@
-"""What goes into a task's row and comes out again: the only place where JSON is made.
+"""Values of a task's row as JSON texts: the only place where JSON is made.
 
-Arguments are refused with a named error before anything is written. Results and tracebacks, which exist only after the
-work is done, are *made* storable instead: an outcome must never be lost because of its text.
+Arguments that cannot be stored are refused with a named error before anything is written. Tracebacks exist only after
+the work is done, so they are *made* storable instead: no outcome may be lost because of its text.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from django_pglock.errors import TaskArgumentsError, TaskResultError
 
 #: An odd number of backslashes before u0000 is a NUL; an even one is a text about NULs.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-#: Characters of a traceback or message that are kept: enough for any stack, too few to fill a disk.
+#: Characters of a traceback or message that are kept: enough for any stack, and too few to fill a disk.
 MAX_TEXT = 60_000
 #: Characters of a message in the log.
 MAX_MESSAGE = 300
 #: Width of the column for the dotted path of an exception.
 MAX_PATH = 512
-#: Bytes of a result. PostgreSQL stores a jsonb document of at most 255 MiB; nobody should come near.
+#: Bytes of a result. PostgreSQL stores jsonb documents of at most 255 MiB.
 MAX_RESULT = 100 * 1024 * 1024
 
 
@@ -58,10 +58,10 @@ def to_json(
     return text
 
 
-#: Made once: to make an encoder takes longer than to write a small document.
+#: Made once, because making an encoder takes longer than writing a small document.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _SORTED = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
-#: Of these exact types there is nothing to look into.
+#: Values of exactly these types contain no other values.
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
@@ -104,7 +104,7 @@ def _flaw_of(value: Any) -> str:
 def _first_flaw_in(value: Any) -> tuple[str, Any] | None:
     """Return the first part of a container that is no JSON, and its place there; None where it is none of its parts."""
     if isinstance(value, Mapping):
-        # A key may be data, as in a dict by e-mail address. One that could be a name of a variable is a name.
+        # A key may be data, for example an e-mail address, and must not be shown. An identifier is taken for a name.
         is_name = {key: isinstance(key, str) and key.isidentifier() for key in value}
         parts: Any = ((f"[{key!r}]" if is_name[key] else "[…]", value[key]) for key in value)
     elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -143,7 +143,7 @@ def from_json(text: str) -> Any:
 
 
 def storable(text: str) -> str:
-    """Return ``text`` so that PostgreSQL takes it: no NUL, no lone surrogate, the middle of a giant cut out."""
+    """Return ``text`` as PostgreSQL can store it: no NUL, no lone surrogate, the middle of a very long one cut out."""
     if len(text) > MAX_TEXT:
         half = MAX_TEXT // 2
         text = f"{text[:half]}\n… {len(text) - MAX_TEXT:,} characters left out …\n{text[-half:]}"
@@ -151,7 +151,7 @@ def storable(text: str) -> str:
 
 
 def describe_exception(error: BaseException) -> tuple[str, str]:
-    """Return the dotted path of an exception's class and its traceback, both storable whatever its ``__str__`` does."""
+    """Return the path of an exception's class and its traceback, both storable, even if its ``__str__`` raises."""
     path = f"{type(error).__module__}.{type(error).__qualname__}"
     try:
         text = "".join(traceback.format_exception(error))
@@ -161,7 +161,7 @@ def describe_exception(error: BaseException) -> tuple[str, str]:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the class and the text of an exception on one line, whatever its ``__str__`` does."""
+    """Return the class and the text of an exception on one line, even if its ``__str__`` raises."""
     try:
         text = " ".join(str(error).split())
     except BaseException as broken:  # noqa: BLE001 - as above

@@ -14,13 +14,13 @@ def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
     """Enqueue many calls of one function: ``enqueue_many(send.using(priority=5), [{"order_id": 1}, ...])``.
 
     Each of ``calls`` is a mapping (keyword arguments), a tuple (positional arguments), or anything else (the only
-    argument). They are written in batches, in one transaction or in the caller's, so that all are there or none, and
-    run in their order. ``calls`` may be a generator; only one batch is held in memory besides the ids, but all calls of
-    a unique task, as their keys are taken in an order of their own.
+    argument). They are written in batches, in one transaction or in the caller's, so either all are written or none.
+    They run in their order. ``calls`` may be a generator: only one batch and the ids are held in memory. Calls of a
+    unique task are all held in memory, because their keys are taken in another order.
 
     Returns the ids, in order, for ``get_result``. The signal ``task_enqueued`` is not sent. Raises
-    ``TaskArgumentsError`` for arguments that are not JSON and for a single call that stands alone, and ``InvalidTask``;
-    nothing is written then.
+    ``TaskArgumentsError`` for arguments that are not JSON and for a single call instead of a list, and ``InvalidTask``;
+    then nothing is written.
     """
     if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Iterable):
         raise TaskArgumentsError(

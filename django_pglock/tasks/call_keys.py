@@ -1,4 +1,4 @@
-"""The keys of one call: what its lock, group, fair, rate and unique templates come to with these arguments."""
+"""The keys of one call: its lock, group, fair, rate and unique templates, filled in with its arguments."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_pglock.errors import TaskArgumentsError
-from django_pglock.key_template import KeyTemplate
+from django_pglock.keys.template import KeyTemplate
 from django_pglock.tasks.arguments import to_json
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.definition import PostgresTask
+    from django_pglock.tasks.fields import TaskFields
 
 #: Characters of a key; a longer one ends in its digest instead.
 LONGEST_KEY = 512
@@ -23,7 +23,7 @@ _DIGEST = re.compile("[0-9a-f]{64}$")
 
 
 class CallKeys(NamedTuple):
-    """What one call is known by; None where the task does not ask for it."""
+    """The keys of one call; None where the task does not ask for one."""
 
     lock: str | None = None
     group: str | None = None
@@ -34,8 +34,8 @@ class CallKeys(NamedTuple):
 NO_KEYS = CallKeys()
 
 
-def keys_of(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKeys:
-    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function would not take."""
+def keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKeys:
+    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function does not take."""
     if not task.has_keys:
         return NO_KEYS
     values = _bound(task, args, kwargs)
@@ -45,7 +45,7 @@ def keys_of(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
     group = render(task.group.key) if task.group else None
     keys = CallKeys(
-        # Marked by a percent sign, which nothing that a template makes of a value begins with: see ``part_of``.
+        # Begins with a percent sign, with which no key from a template can begin: see ``part_of``.
         lock=f"%group {task.module_path} {group}" if group is not None else _lock_key(task, render),
         group=group,
         fair=render(task.fair),
@@ -59,7 +59,7 @@ def keys_of(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     return CallKeys(*map(_shortened, keys))
 
 
-def _lock_key(task: PostgresTask, render: Callable[[str | None], str | None]) -> str | None:
+def _lock_key(task: TaskFields, render: Callable[[str | None], str | None]) -> str | None:
     if task.lock is not None:
         return render(task.lock)
     if task.rate is None:
@@ -67,9 +67,7 @@ def _lock_key(task: PostgresTask, render: Callable[[str | None], str | None]) ->
     return f"%rate {render(task.rate.key) if task.rate.key is not None else task.module_path}"
 
 
-def _unique_key(
-    task: PostgresTask, values: Mapping[str, Any], render: Callable[[str | None], str | None]
-) -> str | None:
+def _unique_key(task: TaskFields, values: Mapping[str, Any], render: Callable[[str | None], str | None]) -> str | None:
     if task.unique is None:
         return None
     if task.unique.key is not None:
@@ -78,38 +76,38 @@ def _unique_key(
     return f"{task.module_path} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def check_templates(task: PostgresTask, where: str) -> None:
-    """Raise ``LockKeyError`` for a template that names what is no parameter of the function, or makes no clear key."""
+def check_templates(task: TaskFields, where: str) -> None:
+    """Raise ``LockKeyError`` for a template with fields that are no parameters, or with ambiguous keys."""
     for text in templates_of(task):
         KeyTemplate(text, known=_known(task.func, is_grouped(task)), where=where, is_own=text != task.lock)
 
 
-def templates_of(task: PostgresTask) -> list[str]:
+def templates_of(task: TaskFields) -> list[str]:
     """Return the templates of all keys of a task."""
     keyed = [each for each in (task.group, task.rate, task.unique) if each is not None]
     return [text for text in (task.lock, task.fair, *(each.key for each in keyed)) if text is not None]
 
 
-def names_in_keys(task: PostgresTask) -> set[str]:
-    """Return the parameters, and the attributes behind them, whose values stand in keys of a task."""
+def names_in_keys(task: TaskFields) -> set[str]:
+    """Return the names of the parameters, and of their attributes, whose values stand in keys of a task."""
     templates = (_template(text, task.func, is_grouped(task)) for text in templates_of(task))
     return set().union(*(template.names for template in templates))
 
 
-def positional_names(task: PostgresTask, count: int) -> list[str]:
-    """Return the names of the parameters that so many positional arguments go to, or their numbers where none does."""
+def positional_names(task: TaskFields, count: int) -> list[str]:
+    """Return the names of the parameters for ``count`` positional arguments, or their numbers if there are none."""
     parameters = [*_signature(task.func).parameters.values()][task.takes_context :]
     names = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
     return (names + names[-1:] * count)[:count] if names else [str(number) for number in range(count)]
 
 
 def has_digest(key: str) -> bool:
-    """Say whether a key may end in a digest: of all arguments of a call, or of a key that was too long."""
+    """Say whether a key may end in a digest: of all arguments of the call, or of a key that was too long."""
     return _DIGEST.search(key) is not None
 
 
-def is_grouped(task: PostgresTask) -> bool:
-    """Say whether the function takes a list of calls, so that its own parameters are not those of a call."""
+def is_grouped(task: TaskFields) -> bool:
+    """Say whether the function takes a list of calls, so that its parameters are not those of one call."""
     return task.group is not None
 
 
@@ -127,7 +125,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 @lru_cache(maxsize=1024)
 def _names(function: Callable[..., Any]) -> tuple[str, ...] | None:
-    """Return the names of the parameters if all are positional: to bind a call takes ten times as long as ``zip``."""
+    """Return the names of the parameters if all are positional. Binding a call takes ten times as long as ``zip``."""
     parameters = _signature(function).parameters.values()
     are_plain = all(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
     return tuple(each.name for each in parameters) if are_plain else None
@@ -140,7 +138,7 @@ def _known(function: Callable[..., Any], is_grouped: bool) -> Collection[str] | 
     return [each.name for each in parameters]
 
 
-def _bound(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bound(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     if is_grouped(task):
         if args:
             raise TaskArgumentsError(f"{task.module_path} is grouped; enqueue it with keyword arguments only.")
@@ -162,8 +160,10 @@ def _bound(task: PostgresTask, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def _shortened(key: str | None) -> str | None:
-    """Return a key that fits into its column. What is shortened is longer than what is not, so no value can pass for
-    the short form of another."""
+    """Return a key that fits into its column.
+
+    A shortened key is longer than any key that is not shortened, so no value can have the short form of another as key.
+    """
     if key is None or len(key) <= LONGEST_KEY - 100:
         return key
     return f"{key[: LONGEST_KEY - 65]}…{hashlib.sha256(key.encode()).hexdigest()}"

@@ -12,7 +12,7 @@ from django.utils.timezone import make_naive
 
 
 def date_of(seconds: float | None) -> datetime | None:
-    """Return what the database gave as seconds since the epoch, to the microsecond, and naive if ``USE_TZ`` says so."""
+    """Return seconds since the epoch as a date, to the microsecond; without ``USE_TZ`` it is naive."""
     if seconds is None:
         return None
     date = datetime.fromtimestamp(seconds, tz=timezone.utc)
@@ -23,8 +23,9 @@ def date_of(seconds: float | None) -> datetime | None:
 class Claim:
     """One claimed attempt: the task's row as the claiming statement returned it.
 
-    ``id`` and ``attempt`` together are the fence: every later write asks whether the row still carries both.
-    ``args``, ``kwargs`` and ``meta`` are JSON text, dates are seconds since the epoch; who needs a value decodes it.
+    ``id`` and ``attempt`` together are the fence: every later write asks whether the row still has both.
+    ``args``, ``kwargs`` and ``meta`` are JSON texts and dates are seconds since the epoch; code that needs the value
+    decodes it.
     """
 
     id: int
@@ -45,11 +46,11 @@ class Claim:
     started_at: float
     last_attempted_at: float
     lock_key: str | None = None
-    #: Claims before this one that were no attempts: given back, or snoozed.
+    #: Claims before this one that were no attempts, because they were given back or snoozed.
     uncounted: int = 0
-    #: Somebody has asked for its end.
+    #: Whether somebody has asked the task to end.
     is_cancelled: bool = False
-    #: What the function has told last of its progress, and what of that the table knows: JSON texts.
+    #: The progress that the function has reported last, and the progress that is in the table: JSON texts.
     progress: str | None = None
     noted_progress: str | None = None
 
@@ -59,12 +60,12 @@ class Claim:
 
     @property
     def is_first(self) -> bool:
-        """No attempt was before this one, so nobody needs to look for what came of it."""
+        """Whether this is the first attempt, so that there are no failed ones to read."""
         return self.number == 1
 
     @property
     def number(self) -> int:
-        """Which attempt this is, as people count: ``attempt`` is the number of the claim."""
+        """The number of the attempt as people count; ``attempt`` is the number of the claim."""
         return self.attempt - self.uncounted
 
     def __repr__(self) -> str:
@@ -74,5 +75,5 @@ class Claim:
         return f"Task {self.id} ({self.task_path}) attempt {self.number}"
 
     def log_fields(self) -> dict[str, Any]:
-        """Return what log records carry about the task."""
+        """Return the fields of the task for log records."""
         return {"task_id": self.id, "task_path": self.task_path, "queue": self.queue, "attempt": self.number}

@@ -1,4 +1,4 @@
-"""What a function with ``takes_context=True`` gets: who it is, whether it shall go on, whom to tell how far it is."""
+"""What a function with ``takes_context=True`` gets: its attempt, whether it has to stop, how to report progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django_pglock.tasks.claim import Claim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
-    """The context of one attempt: Django's, and what a running task may ask and tell here."""
+    """The context of one attempt: Django's, with what a running task may ask and report here."""
 
     _claims: Sequence[Claim] = field(repr=False)
     _reason_to_stop: Callable[[], Exception | None] = field(repr=False)
@@ -21,16 +21,16 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
     def check(self) -> None:
         """Raise ``TaskCancelled`` if somebody has asked this task to end, ``TaskTimeout`` if its time is over.
 
-        Costs next to nothing: it asks no database.
+        Costs next to nothing, because it does not ask the database.
         """
         if (reason := self._reason_to_stop()) is not None:
             raise reason
 
     def progress(self, done: float, total: float | None = None) -> None:
-        """Tell how far the task is: ``done`` units out of ``total`` (None: nobody knows).
+        """Report the progress of the task: ``done`` units out of ``total`` (None: not known).
 
-        The worker writes the last value to the task's ``progress`` about once a second, in a session of its own, so
-        call it as often as you like. Raises ``TaskArgumentsError`` for what is no number of JSON.
+        The worker writes the last value to the task's ``progress`` about once a second, in a session of its own, so you
+        may call this as often as you like. Raises ``TaskArgumentsError`` for values that are no numbers of JSON.
         """
         text = to_json({"done": done, "total": total}, what="The progress of a task")
         for claim in self._claims:
@@ -38,15 +38,15 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What was given as ``using(meta=...)`` when the task was enqueued."""
+        """The dict that was given as ``using(meta=...)`` when the task was enqueued."""
         meta: dict[str, Any] = from_json(self._claims[0].meta)
         return {name: value for name, value in meta.items() if name not in OWN_META}
 
     @property
     def fencing_token(self) -> int:
-        """A number that grows with each attempt of this task: what other systems may refuse a late attempt by."""
+        """A number that grows with each attempt of this task. Other systems can refuse a late attempt by it."""
         return self._claims[0].attempt
 
 
-#: What of a row's meta is ours.
+#: The names in a row's ``meta`` that belong to this package.
 OWN_META = ("options", "rate", "after", "redact", "snoozes")

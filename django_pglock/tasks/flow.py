@@ -1,4 +1,4 @@
-"""What a task function may raise to say how it goes on: ``Retry``, ``Snooze``, ``Cancel``.
+"""Exceptions by which a task function decides how the task goes on: ``Retry``, ``Snooze``, ``Cancel``.
 
 They are exceptions so that they can be raised from anywhere inside the function. An ``atomic`` function's effects are
 rolled back, as with every exception.
@@ -13,13 +13,13 @@ from django_pglock.tasks.retry import seconds_of
 
 
 class FlowWord(Picklable, Exception):
-    """The base of what a task function may raise to say how it goes on."""
+    """The base of the exceptions by which a task function decides how the task goes on."""
 
 
 class Retry(FlowWord):
     """Try this task again ``after`` seconds or a timedelta; None (default) lets its back-off decide.
 
-    Spends an attempt, whatever ``retry_on`` says; without one left the task fails. ``reason`` stands in its attempts.
+    Spends an attempt, whatever ``retry_on`` says; the task fails if none is left. ``reason`` is shown with the attempt.
     """
 
     #: For subclasses with an ``__init__`` of their own, which may set it and need not call this one.
@@ -31,7 +31,7 @@ class Retry(FlowWord):
 
 
 class Snooze(FlowWord):
-    """Run this task again after so many seconds or a timedelta, as if it had not begun: no attempt is spent."""
+    """Run this task again ``after`` seconds or a timedelta, as if it had not begun: no attempt is spent."""
 
     #: For subclasses with an ``__init__`` of their own, which may set it and need not call this one.
     seconds: float = 60.0
@@ -42,7 +42,7 @@ class Snooze(FlowWord):
 
 
 class Cancel(FlowWord):
-    """End this task as cancelled: it is not wanted any more. ``reason`` stands in its attempts."""
+    """End this task as cancelled. ``reason`` is shown with the attempt."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)

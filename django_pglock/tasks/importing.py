@@ -1,8 +1,8 @@
 """Importing the module of a task function that a row names, if it lies inside of an installed app.
 
-Modules called ``tasks`` are imported when Django starts. Other people's apps have task functions elsewhere, beside a
-mail backend for example, and expect the worker to import the path that was enqueued. Whoever can write to the table of
-tasks chooses such a path. So nothing outside of installed apps is imported, and nothing runs that is not decorated.
+Modules called ``tasks`` are imported when Django starts. Third-party apps have task functions elsewhere, for example
+beside a mail backend, and expect the worker to import the path that was enqueued. Anybody who can write to the table of
+tasks chooses such a path. So no module outside of installed apps is imported, and only decorated functions run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def learn(path: str) -> bool:
 
 def _is_inside_an_app(module: str) -> bool:
     names = module.split(".")
-    # A package's __main__ is a program: to import it is to run it.
+    # A package's __main__ is a program: importing it would run it.
     are_names = all(name.isidentifier() and name != "__main__" for name in names)
     return are_names and apps.get_containing_app_config(module) is not None
 
@@ -42,8 +42,8 @@ def _import(module: str) -> None:
     except ModuleNotFoundError as error:
         if not _is_part_of(module, error.name):
             logger.warning("%s, which a task names, cannot be imported.", module, exc_info=True)
-        # Else it is not there: removed, or of the next deploy. Workers report tasks that nobody knows.
-    except BaseException:  # what a module does when it is imported is anybody's, and may be sys.exit()
+        # Else the module does not exist: it was removed, or comes with the next deploy. Workers report unknown tasks.
+    except BaseException:  # a module may do anything when it is imported, even call sys.exit()
         logger.warning("%s, which a task names, cannot be imported.", module, exc_info=True)
     else:
         logger.info("Imported %s, which a task names.", module)

@@ -1,6 +1,6 @@
-"""What a task may ask for besides being run: values, checked when the decorator is applied. Pure.
+"""The options ``unique``, ``group`` and ``rate`` as values, checked when the decorator is applied. Pure.
 
-Each of them names a *key*, by a template of the call's arguments such as ``"order:{order_id}"``.
+Each has a *key*, given as a template that is filled in with the arguments of a call, such as ``"order:{order_id}"``.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ T = TypeVar("T")
 
 #: PostgreSQL's smallint.
 MOST_CONCURRENT = 32_767
-#: Rows that one call of a grouped function is given at most.
+#: Calls that one call of a grouped function gets at most.
 MOST_IN_GROUP = 10_000
 PERIODS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """No second task of the same function and key, ``while_`` one waits or is unfinished, or for a ``period``.
+    """No second task of the same function and key while one waits or is unfinished, or for a ``period``.
 
     - ``key``: a template; None (default) means the same arguments.
-    - ``while_``: ``"waiting"`` (default): until a worker claims it, so what happens later is seen by a run of its own;
-      or ``"unfinished"``: until it is finished, its retries included.
-    - ``period``: seconds or a timedelta, counted from the first enqueue, whatever has become of that task.
+    - ``while_``: ``"waiting"`` (default): until a worker claims the task, so a call after that makes a second task; or
+      ``"unfinished"``: until the task is finished, its retries included.
+    - ``period``: seconds or a timedelta, counted from the first enqueue, even if that task has ended since.
     - ``on_conflict``: ``"skip"`` (default) returns the task that is there; ``"replace"`` makes the waiting one the
       new call, with all its arguments and options; ``"raise"`` raises ``DuplicateTask``.
     """
@@ -55,7 +55,7 @@ class Unique:
 
     @property
     def scope(self) -> UniqueScope:
-        """For how long the key is taken."""
+        """How long the key is taken."""
         return UniqueScope.PERIOD if self.period is not None else UniqueScope(self.while_.upper())
 
     @property
@@ -68,7 +68,7 @@ class Unique:
 class Group:
     """All waiting tasks of one ``key`` run in one call: the function gets the list of their keyword arguments.
 
-    ``limit``: most in one call. ``gather``: seconds or a timedelta for which the first one waits for others.
+    ``limit``: most calls at once. ``gather``: seconds or a timedelta for which the first call waits for others.
     """
 
     key: str
@@ -117,8 +117,8 @@ class Rate:
 
     @property
     def portion(self) -> int:
-        """How many may be let through at once: more than ``burst`` if the rate is high, so that looks can be rare."""
-        # To look more often than each 50 ms helps nobody.
+        """How many tasks may be admitted at once: more than ``burst`` for high rates, so that looks can be rare."""
+        # A look every 50 ms is enough.
         return max(self.burst, math.ceil(0.05 / self.interval))
 
     @classmethod
@@ -136,7 +136,7 @@ RateOption = str | Rate
 
 
 def unique_of(value: UniqueOption | None) -> Unique | None:
-    """Return what ``unique=`` stands for: True is "the same arguments", a string is a template."""
+    """Return the ``Unique`` for ``unique=``: True means the same arguments, a string is a template."""
     if value is None or value is False:
         return None
     if value is True:
@@ -145,21 +145,21 @@ def unique_of(value: UniqueOption | None) -> Unique | None:
 
 
 def group_of(value: GroupOption | None) -> Group | None:
-    """Return what ``group=`` stands for: a string is a template."""
+    """Return the ``Group`` for ``group=``: a string is a template."""
     if value is None:
         return None
     return Group(value) if isinstance(value, str) else _instance(value, Group, "group")
 
 
 def rate_of(value: RateOption | None) -> Rate | None:
-    """Return what ``rate=`` stands for."""
+    """Return the ``Rate`` for ``rate=``: a string such as ``"10/s"`` is parsed."""
     if value is None:
         return None
     return Rate.parse(value) if isinstance(value, str) else _instance(value, Rate, "rate")
 
 
 def check_template(value: object, *, option: str) -> None:
-    """Raise ``TaskOptionError`` for what is no text. What its fields name, only the function tells."""
+    """Raise ``TaskOptionError`` unless it is a text. Its fields are checked with the function."""
     if not isinstance(value, str) or not value:
         raise TaskOptionError(f"{option} is {value!r}; give a template such as 'order:{{order_id}}'.")
 

@@ -1,6 +1,6 @@
-"""What people are shown of a task: its arguments and its result, without what nobody is to read.
+"""Which values of a task people are shown: arguments and results, without those that are redacted.
 
-The row keeps what the function needs. Everything that shows a row, the admin and ``locktasks``, asks here.
+The row keeps all values, because the function needs them. The admin and ``locktasks`` show only what this returns.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from django_pglock.tasks.call_keys import has_digest, names_in_keys, positional_
 from django_pglock.tasks.context import OWN_META
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.definition import PostgresTask
+    from django_pglock.tasks.fields import TaskFields
 
 logger = logging.getLogger("django_pglock.tasks")
 
 REDACTED = "[redacted]"
-#: The name of what a function returns: a word that no parameter can have.
+#: The name of the result: a word that no parameter can have as name.
 RESULT = "return"
 #: Fields of a row that are made of its arguments.
 KEYS = ("lock_key", "group_key", "fair_key", "unique_key")
@@ -35,8 +35,8 @@ Hook = Callable[[str, str, Any], Any]
 def shown(row: Any, field: str) -> Any:
     """Return a field of a task's row as people may see it.
 
-    Hidden is what ``redact=`` of its function names, now or when it was enqueued, and what the setting ``REDACT``
-    replaces; and the keys that would tell it.
+    Values are hidden if ``redact=`` of the function names them, now or when the task was enqueued, or if the setting
+    ``REDACT`` replaces them. Keys from which a hidden value could be read are hidden, too.
     """
     value = getattr(row, field)
     if value is None or field not in ("args", "kwargs", "result", "meta", *KEYS):
@@ -63,19 +63,19 @@ def _shown_value(field: str, value: Any, row: Any, show: Show) -> Any:
 
 
 def _shown_key(row: Any, field: str, key: str) -> Any:
-    """Return a key, unless it may tell a hidden argument.
+    """Return a key, unless a hidden argument could be read from it.
 
-    A digest is hidden instead of being signed: even so a person who guesses an argument could enqueue the guess and
-    compare. The stored key stays as it is, so that all processes find the same call.
+    A digest is hidden rather than signed: even with a signature, a person could enqueue a guessed argument and
+    compare. The stored key is not changed, so that all processes find the same call.
     """
     hidden = _hidden_of(row)
-    # With a name that is hidden only since, the key was made before that name was refused in templates.
+    # If a name is hidden only since then, the key was made before this name was refused in templates.
     if hidden is None or hidden != _hidden_then(row) or (hidden and has_digest(key)):
         return REDACTED
     hook = redact_hook()
     value = _shower(row, hook)(field, key)
-    # The setting knows values and no templates: where it hides an argument, each key may be made of that one. What it
-    # says of the key itself is taken as it is.
+    # The setting knows values but no templates: if it hides an argument, any key may contain this argument. What it
+    # returns for the key itself is taken as it is.
     is_whole = hook is None or value != key or _arguments(row, hook) == _arguments(row, None)
     return value if is_whole else REDACTED
 
@@ -86,7 +86,7 @@ def _arguments(row: Any, hook: Hook | None) -> list[Any]:
 
 
 def _shower(row: Any, hook: Hook | None) -> Show:
-    """Return what shows a value of this row by its name."""
+    """Return the function that shows a value of this row by its name."""
     hidden = _hidden_of(row)
 
     def show(name: str, value: Any) -> Any:
@@ -113,7 +113,7 @@ def _hidden_of(row: Any) -> frozenset[str] | None:
     definition = registry.find(row.task_path)
     now: tuple[str, ...] | bool = definition.redact if definition is not None else ()
     then = _hidden_then(row)
-    # Which argument is which, only the function says.
+    # Only the function tells which argument has which name.
     if isinstance(now, bool) or then is None or (then and definition is None):
         return None
     return then.union(now)
@@ -131,10 +131,10 @@ def _names_of(row: Any, count: int) -> list[str]:
     return [str(number) for number in range(count)] if definition is None else positional_names(definition, count)
 
 
-def redact_of(value: RedactOption, task: PostgresTask, where: str) -> tuple[str, ...] | bool:
+def redact_of(value: RedactOption, task: TaskFields, where: str) -> tuple[str, ...] | bool:
     """Return what ``redact=`` stands for: names, or True for all. Raises ``TaskOptionError``.
 
-    A key is stored, compared and logged as it is, so none may be made of what is hidden.
+    Keys are stored, compared and logged as they are, so none may contain a hidden value.
     """
     if isinstance(value, bool):
         return value or ()

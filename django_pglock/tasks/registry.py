@@ -1,4 +1,4 @@
-"""The task functions that this process knows, by dotted path. Only these ever run, whatever a row says."""
+"""The task functions that this process knows, by dotted path. Only these ever run, whatever path a row has."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 from django_pglock.tasks.schedules import is_scheduled
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.definition import PostgresTask
+    from django_pglock.tasks.fields import TaskFields
 
-_definitions: dict[str, PostgresTask] = {}
-# Asked for each claim.
+_definitions: dict[str, TaskFields] = {}
+# Cached, because it is asked for each claim.
 _is_coroutine_function = lru_cache(maxsize=None)(iscoroutinefunction)
 
 
-def register(task: PostgresTask) -> PostgresTask:
-    """Note a decorated function and return its definition: the task as decorated, before any ``using()``.
+def register(task: TaskFields) -> TaskFields:
+    """Register a decorated function and return its definition: the task as decorated, before any ``using()``.
 
-    A copy made by ``using()`` finds the definition it came from. A module that is loaded again replaces its own.
+    For a copy made by ``using()``, this is the definition of which it is a copy. A module that is loaded again replaces
+    its own definitions.
     """
     known = _definitions.get(task.module_path)
     if known is None or known.func is not task.func:
@@ -29,8 +30,8 @@ def register(task: PostgresTask) -> PostgresTask:
     return known
 
 
-def find(path: str) -> PostgresTask | None:
-    """Return the task function registered under ``path``, or None. Imports nothing that a row could name."""
+def find(path: str) -> TaskFields | None:
+    """Return the task function registered under ``path``, or None. Imports nothing."""
     return _definitions.get(path)
 
 
@@ -45,14 +46,14 @@ def is_async(path: str) -> bool:
     return task is not None and _is_coroutine_function(task.func)
 
 
-def scheduled() -> list[PostgresTask]:
+def scheduled() -> list[TaskFields]:
     """Return the registered task functions that run by the clock, in the order of their paths."""
     return [task for _, task in sorted(_definitions.items()) if is_scheduled(task)]
 
 
 def has_fair() -> bool:
     """Say whether a function with ``fair=`` is registered."""
-    # A copy: another thread may be importing a module of the project.
+    # A copy, because another thread may be importing a module that registers tasks.
     return any(task.fair is not None for task in list(_definitions.values()))
 
 

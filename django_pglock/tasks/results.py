@@ -1,4 +1,4 @@
-"""``TaskResult`` objects of django.tasks, made from rows and claims."""
+"""``TaskResult`` objects of django.tasks, made from values."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
-
-from django.db import DEFAULT_DB_ALIAS
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django_pglock import errors
-from django_pglock.tasks import registry
-from django_pglock.tasks.await_result import await_end, await_end_async
 from django_pglock.tasks.compat import (
     InvalidTask,
     Task,
@@ -27,9 +23,9 @@ from django_pglock.tasks.states import TaskStatus
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from django_pglock.tasks.definition import PostgresTask
+    from django_pglock.tasks.fields import TaskFields
 
-#: django.tasks knows four states; ours that it does not know read as the nearest one.
+#: django.tasks knows four states. Each other state of ours is shown as the nearest of these.
 PUBLIC_STATUS = {
     TaskStatus.SCHEDULED: TaskResultStatus.READY,
     TaskStatus.BLOCKED: TaskResultStatus.READY,
@@ -48,8 +44,8 @@ class PostgresTaskError(TaskError):
     def exception_class(self) -> type[BaseException]:
         """The class of the exception, if its module is loaded.
 
-        Django would import what the row names. Raises ``ImportError`` where it is not loaded, and ``ValueError`` for
-        what is no exception.
+        Django would import the path that is in the row. Raises ``ImportError`` if the module is not loaded, and
+        ``ValueError`` if the path is that of something else than an exception.
         """
         module, _, name = self.exception_class_path.rpartition(".")
         found = getattr(sys.modules.get(module), name, None)
@@ -60,22 +56,32 @@ class PostgresTaskError(TaskError):
         return found
 
 
+class AwaitingBackend(Protocol):
+    """What a result asks of its backend: to wait until the task has ended.
+
+    Both return True when it has, False when there is no such task, None when the time is over.
+    """
+
+    def await_end(self, task_id: int, timeout: float | None) -> bool | None: ...
+    async def await_end_async(self, task_id: int, timeout: float | None) -> bool | None: ...
+
+
 class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
     """A ``TaskResult`` that can be waited for."""
 
     def __repr__(self) -> str:
-        # Without the arguments: this stands in logs and error reports.
+        # Without the arguments, because this is written to logs and error reports.
         return f"<TaskResult {self.id} of {self.task.module_path} {self.status}>"
 
     def wait(self, timeout: float | None = None) -> Self:
         """Wait until the task is finished, for ``timeout`` seconds at most (None: as long as it takes).
 
         Returns this result, refreshed: ``result.wait(10).return_value``. Raises ``TimeoutError``, and ``TaskError``
-        inside ``atomic()``. Does not poll. All that wait in a process share one database session.
+        inside ``atomic()``. Does not poll. All waiting callers of a process share one database session.
         """
         deadline = _Deadline(timeout)
         while True:
-            is_there = await_end(int(self.id), self._database, deadline.left())
+            is_there = self._backend.await_end(int(self.id), deadline.left())
             if is_there is not None:
                 self.refresh()
             if self._has_ended(is_there, timeout):
@@ -85,22 +91,23 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         """Do as ``wait()`` in a coroutine, which holds no thread while it waits."""
         deadline = _Deadline(timeout)
         while True:
-            is_there = await await_end_async(int(self.id), self._database, deadline.left())
+            is_there = await self._backend.await_end_async(int(self.id), deadline.left())
             if is_there is not None:
                 await self.arefresh()
             if self._has_ended(is_there, timeout):
                 return self
 
     @property
-    def _database(self) -> str:
-        return getattr(task_backends[self.backend], "database", DEFAULT_DB_ALIAS)
+    def _backend(self) -> AwaitingBackend:
+        backend: Any = task_backends[self.backend]
+        return backend  # type: ignore[no-any-return]
 
     def _has_ended(self, is_there: bool | None, timeout: float | None) -> bool:
         """Say whether the wait is over; it is not when somebody has retried the task meanwhile."""
         if is_there is None:
             raise TimeoutError(f"Task {self.id} has not finished within {timeout} s.")
         if not is_there and not self.is_finished:
-            # Gone, as the session that waited saw it; so it is here only.
+            # The session that waited does not see the task, so it exists only in this transaction.
             raise errors.TaskError(
                 f"wait() for task {self.id} inside the transaction of a TestCase would wait for ever: no worker sees "
                 "the task. Use a TransactionTestCase, with a worker."
@@ -109,13 +116,13 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
 
 
 class _Deadline:
-    """The moment at which somebody has waited for long enough."""
+    """The moment at which a timeout is over."""
 
     def __init__(self, timeout: float | None) -> None:
         self._at = None if timeout is None else time.monotonic() + timeout
 
     def left(self) -> float | None:
-        """Return the seconds that are left, if there is an end."""
+        """Return the seconds that are left; None without a timeout."""
         return None if self._at is None else max(0.0, self._at - time.monotonic())
 
 
@@ -155,55 +162,17 @@ def make_result(
     return result
 
 
-def result_of_row(row: Any) -> TaskResult[..., Any] | None:
-    """Return the ``TaskResult`` of a task's row, or None when its function is not known to this process.
-
-    Costs one more query, for the attempts that failed, unless there cannot be any.
-    """
-    definition = registry.find(row.task_path)
-    if definition is None:
-        return None
-    may_have_failed = row.attempts or row.status == TaskStatus.CANCELLED
-    # Where the row came from: a router may lead reads to a replica, which does not have them yet.
-    rows = row.failures.using(row._state.db).order_by("number")  # noqa: SLF001 - Django has no public name for it
-    failures = list(rows) if may_have_failed else []
-    workers = [str(failure.worker) for failure in failures if failure.worker is not None]
-    if row.worker is not None and (not failures or failures[-1].number != row.attempts_made):
-        workers.append(str(row.worker))
-    return make_result(
-        as_called(
-            definition,
-            priority=row.priority,
-            queue_name=row.queue,
-            run_after=row.run_after,
-            max_attempts=row.max_retries + 1,
-        ),
-        id=row.pk,
-        status=row.status,
-        args=row.args,
-        kwargs=row.kwargs,
-        backend=row.backend,
-        enqueued_at=row.enqueued_at,
-        started_at=row.started_at,
-        last_attempted_at=row.last_attempted_at,
-        finished_at=row.finished_at,
-        errors=map(error_of, failures),
-        worker_ids=workers,
-        return_value=row.result,
-    )
-
-
-def as_called(definition: PostgresTask, **options: Any) -> PostgresTask:
-    """Return the definition with the options of one call; without them when the settings no longer allow those."""
+def as_called(definition: TaskFields, **options: Any) -> TaskFields:
+    """Return the definition with the options of one call, or without them if the settings no longer allow these."""
     if all(getattr(definition, name) == value for name, value in options.items()):
         return definition
     try:
         return replace(definition, **options)
     except InvalidTask:
-        # A queue that was taken out of QUEUES since: its tasks still have results.
+        # For example, the queue was removed from QUEUES since then. Its tasks still have results.
         return definition
 
 
 def error_of(failure: Any) -> TaskError:
-    """Return a failed attempt in the words of django.tasks."""
+    """Return a failed attempt as a ``TaskError`` of django.tasks."""
     return PostgresTaskError(exception_class_path=failure.exception_path, traceback=failure.traceback)

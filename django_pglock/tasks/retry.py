@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 from django_pglock.errors import TaskOptionError
 
-#: Nobody wants a task back after more than this many seconds (ten years); PostgreSQL's dates end somewhere too.
+#: The longest delay in seconds: ten years. PostgreSQL's dates are limited, too.
 MAX_DELAY = 10 * 365 * 86400.0
-#: The largest factor of ``Exponential``: its largest power is far from what a float holds.
+#: The largest factor of ``Exponential``: its largest power still fits into a float.
 MOST_FACTOR = 1000
 
 
 class Backoff(Protocol):
-    """Something that knows the wait before the next attempt."""
+    """A policy that decides the wait before the next attempt."""
 
     def delay(self, failures: int) -> float:
         """Return the seconds to wait after the given number of failed attempts (1 or more)."""
@@ -78,7 +78,7 @@ class Exponential:
 
 
 def _keep_seconds(policy: Backoff, *names: str) -> None:
-    """Check the named fields of a frozen policy, and keep them as numbers to reckon with."""
+    """Check the named fields of a frozen policy, and replace them by seconds."""
     for name in names:
         seconds = seconds_of(getattr(policy, name), option=f"{type(policy).__name__}: {name}")
         object.__setattr__(policy, name, seconds)
@@ -98,19 +98,19 @@ def seconds_of(value: float | timedelta, *, option: str) -> float:
 
 
 def duration_of(value: float | timedelta, *, option: str) -> float:
-    """Return a duration that a row will hold as seconds. Raises ``TaskOptionError``, also for more than ten years."""
+    """Return a duration of at most ten years as seconds. Raises ``TaskOptionError``."""
     seconds = seconds_of(value, option=option)
     if seconds > MAX_DELAY:
         raise TaskOptionError(f"{option} is {value!r}; give ten years at most.")
     return seconds
 
 
-#: Stands here because it is made with ``seconds_of``.
+#: Defined below ``seconds_of``, which it calls.
 DEFAULT_BACKOFF = Exponential()
 
 
 def check_backoff(value: Any) -> None:
-    """Raise ``TaskOptionError`` unless ``value`` is something that ``backoff=`` accepts."""
+    """Raise ``TaskOptionError`` for a value that ``backoff=`` does not accept."""
     if isinstance(value, type) or not (hasattr(value, "delay") or callable(value)):
         seconds_of(value, option="backoff")
 
@@ -118,9 +118,9 @@ def check_backoff(value: Any) -> None:
 def delay_after(backoff: BackoffOption, *, failures: int, exception: BaseException, result: Callable[[], Any]) -> float:
     """Return the seconds to wait after a failure.
 
-    ``result`` is called for the ``TaskResult`` only when ``backoff`` is a function, because most never ask. A function
-    that raises or returns nonsense must not lose the task: then the default back-off decides, and the caller is told
-    by the ``TaskOptionError`` that is raised from it.
+    ``result`` is called for the ``TaskResult`` only if ``backoff`` is a function, because making one is expensive.
+    Raises what the function raises, and ``TaskOptionError`` if it returns no duration; the caller must not lose the
+    task then.
     """
     if isinstance(backoff, (int, float, timedelta)):
         seconds = seconds_of(backoff, option="backoff")

@@ -1,11 +1,11 @@
-"""When a function runs by the clock: ``cron`` and ``every``. Pure: no database, and it is told what time it is.
+"""When a function runs by the clock: ``cron`` and ``every``. Pure: no database, and the time is an argument.
 
-A schedule is told from its row alone, ``expression`` and ``zone``, so that every worker comes to the same ticks, also
-while a deploy changes them.
+The ticks follow from the row alone, its ``expression`` and ``zone``. So all workers compute the same ticks, also during
+a deploy that changes them.
 
-On the days on which clocks change, cron does what Debian's does. A tick at a fixed time that the clocks skip comes
-right after the gap; one at a time that comes twice is meant the first time. Where minute or hour begins with a star,
-the ticks follow the time that really passes.
+On the days on which clocks change, cron does what Debian's cron does. A tick at a fixed time that the clocks skip comes
+right after the gap; a tick at a time that comes twice comes once, the first time. If minute or hour begins with a star,
+the ticks follow the elapsed time.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from django_pglock.errors import LockKeyError, TaskOptionError
 from django_pglock.tasks.call_keys import is_grouped, keys_of
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.definition import PostgresTask
+    from django_pglock.tasks.fields import TaskFields
 
-#: Seconds between two ticks, at least: whoever needs more of them needs no schedule but a loop.
+#: Least number of seconds between two ticks. A function that has to run more often needs a loop instead.
 LEAST_EVERY = 0.1
-#: Characters that the row has room for.
+#: The width of the column in characters.
 LONGEST_EXPRESSION = 255
 EVERY = "every "
-#: From here on the check looks for a first tick; any date would do.
+#: The check looks for a first tick after this date; any date would do.
 SOME_DAY = datetime(2024, 1, 1, tzinfo=timezone.utc)
 
 
 class Timing(NamedTuple):
-    """When a function runs, as its row says it: ``"every 300 s"``, or a cron expression and the name of its zone."""
+    """When a function runs, as it is in its row: ``"every 300 s"``, or a cron expression and the name of its zone."""
 
     expression: str
     zone: str = ""
 
     def following(self, tick: datetime, now: datetime) -> datetime:
-        """Return the first tick after ``now``. ``every`` counts in whole steps from ``tick``, whatever was missed."""
+        """Return the first tick after ``now``. ``every`` counts whole steps from ``tick`` and skips missed ticks."""
         if self.expression.startswith(EVERY):
             step = timedelta(seconds=float(self.expression.split()[1]))
             return tick + ((now - tick) // step + 1) * step
         return next(cron_ticks(self.expression, self.zone, now))
 
 
-def timing_of(task: PostgresTask) -> Timing:
+def timing_of(task: TaskFields) -> Timing:
     """Return the timing of a scheduled function; without a zone of its own, in ``settings.TIME_ZONE`` as it is now."""
     if task.every is not None:
         return Timing(f"{EVERY}{task.every:.15g} s")
@@ -59,20 +59,20 @@ def cron_ticks(expression: str, zone: str, after: datetime) -> Iterator[datetime
     from cronsim import CronSim
 
     for local in CronSim(expression, after.astimezone(ZoneInfo(zone))):
-        # In an hour that comes twice it begins with the first one, which may be over.
+        # If an hour comes twice, cronsim begins with the first one, which may be over.
         tick = local.astimezone(timezone.utc)
         if tick > after:
             yield tick
             after = tick
 
 
-def is_scheduled(task: PostgresTask) -> bool:
+def is_scheduled(task: TaskFields) -> bool:
     """Say whether the function runs by the clock."""
     return task.cron is not None or task.every is not None
 
 
-def check_schedule(task: PostgresTask, where: str) -> None:
-    """Raise ``TaskOptionError`` for a schedule that cannot be kept."""
+def check_schedule(task: TaskFields, where: str) -> None:
+    """Raise ``TaskOptionError`` for a schedule that cannot work."""
     if task.timezone is not None and task.cron is None:
         raise TaskOptionError(f"{where}: timezone={task.timezone!r} is for cron; without it there is nothing to place.")
     if not is_scheduled(task):
@@ -92,7 +92,7 @@ def _check_cron(expression: Any, zone: Any, where: str) -> None:
     except ImportError as error:
         raise TaskOptionError(f"{where}: cron needs cronsim; pip install django-pglock-tasks[cron]") from error
     _check_zone(zone, where)
-    # With a field of seconds, which cronsim knows as well, it would not look after the days on which clocks change.
+    # cronsim also accepts a field of seconds, but then it does not handle the days on which clocks change.
     if not isinstance(expression, str) or len(expression.split()) != 5 or len(expression) > LONGEST_EXPRESSION:
         raise TaskOptionError(
             f"{where}: cron is {expression!r}; give five fields in at most {LONGEST_EXPRESSION} characters: "
@@ -115,7 +115,7 @@ def _check_zone(zone: Any, where: str) -> None:
         raise TaskOptionError(f"{where}: timezone is {zone!r}, which is no zone; write 'Europe/Berlin'.") from error
 
 
-def _check_signature(task: PostgresTask, where: str) -> None:
+def _check_signature(task: TaskFields, where: str) -> None:
     given = [None] * (task.takes_context + is_grouped(task))
     try:
         inspect.signature(task.func).bind(*given)

@@ -1,7 +1,7 @@
 """The states of a task and the moves between them, as data.
 
-Everything that changes a status reads this table: the guarded UPDATEs ask ``sources_of``, the database's CHECK
-constraints mirror the three families below, a test walks all pairs, and the picture in the docs is printed from it.
+All code that changes a status uses this table: the guarded UPDATEs of people's verbs ask ``sources_of``, the CHECK
+constraints follow the sets below, a test tries all pairs, and the picture in the docs is printed from it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class UniqueScope(TextChoices):
 #: From each status, the statuses that may follow.
 MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
     {
-        # due, or run now | due, but its key is taken | due, and taken along by its group | cancelled before it was due
+        # due, or run now | due, with a lock key | claimed along with its group | cancelled before it was due
         TaskStatus.SCHEDULED: frozenset(
             {TaskStatus.READY, TaskStatus.BLOCKED, TaskStatus.RUNNING, TaskStatus.CANCELLED}
         ),
-        # its key is free, what it waited for is done | that, but it is not due | taken along by its group | cancelled
+        # admitted to its key, or its after= is done | that, but not due yet | claimed along with its group | cancelled
         TaskStatus.BLOCKED: frozenset(
             {TaskStatus.READY, TaskStatus.SCHEDULED, TaskStatus.RUNNING, TaskStatus.CANCELLED}
         ),
@@ -48,7 +48,7 @@ MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
         TaskStatus.READY: frozenset(
             {TaskStatus.RUNNING, TaskStatus.CANCELLED, TaskStatus.SCHEDULED, TaskStatus.BLOCKED}
         ),
-        # settled: done, given up, to be tried later | given back or rescued: at once, or when its key is free
+        # settled: done, failed, cancelled, tried again later | given back or rescued: at once, or when its key is free
         TaskStatus.RUNNING: frozenset(
             {
                 TaskStatus.SUCCESSFUL,
@@ -60,15 +60,15 @@ MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
             }
         ),
         TaskStatus.SUCCESSFUL: frozenset(),
-        # retried by hand
+        # retried by a person
         TaskStatus.FAILED: frozenset({TaskStatus.READY, TaskStatus.BLOCKED}),
         TaskStatus.CANCELLED: frozenset({TaskStatus.READY, TaskStatus.BLOCKED}),
     }
 )
 
-#: Nothing more will happen by itself; these rows have a ``finished_at``.
+#: A task with one of these does not change by itself any more; its row has a ``finished_at``.
 FINISHED = frozenset({TaskStatus.SUCCESSFUL, TaskStatus.FAILED, TaskStatus.CANCELLED})
-#: Waiting to be claimed, now or later.
+#: A task with one of these is claimed now or later.
 WAITING = frozenset({TaskStatus.SCHEDULED, TaskStatus.BLOCKED, TaskStatus.READY})
 
 

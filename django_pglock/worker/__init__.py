@@ -1,4 +1,4 @@
-"""The worker's room: fetch, execute, settle; and around them heartbeat, listen and upkeep."""
+"""The worker: claims tasks, runs them, settles their outcomes. Each room is a step of that way or watches over it."""
 
 from django_pglock.worker.worker import Worker
 

@@ -1,4 +1,4 @@
-"""Who a worker is."""
+"""The identity of a worker: one start of one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 class Identity:
     """One start of one worker process.
 
-    The id is random: a pod that restarts under its old host name must not keep its dead predecessor's tasks alive.
+    The id is random: a pod that restarts under its old host name must not keep the tasks of its dead predecessor alive.
     """
 
     id: UUID = field(default_factory=uuid4)

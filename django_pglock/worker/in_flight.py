@@ -1,95 +1,73 @@
-"""What the process has in hand: claims that wait for a thread, run, or wait to be settled.
+"""What is in flight in this process: claims that wait for a thread, run, or wait to be settled.
 
-The fetcher puts claims in, executor threads take them and put outcomes in, the settler takes those and lets go.
-Python's SimpleQueue and dict are safe between threads.
+The fetcher puts claims in. Executor threads take them out of the inboxes and put ended claims into the outbox. The
+settler takes those and removes them. Python's SimpleQueue and dict are safe between threads.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
+from django_pglock.store.outcome import Abandoned, Released
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import Abandoned, Outcome, Released
 from django_pglock.worker.capacity import LoopCapacity, ThreadCapacity
+from django_pglock.worker.ended_claim import EndedClaim
 
-if TYPE_CHECKING:
-    from django_pglock.tasks.compat import TaskResult
-
-#: Outcomes that may wait for the database. While more do, nothing new is claimed.
+#: Outcomes that may wait for the database. While more wait, the process claims nothing.
 MOST_UNSETTLED = 5000
 
 
-@dataclass(slots=True, eq=False)
-class Ending:
-    """A claim with what came of it, on its way to the settler.
-
-    ``outcome`` is None when the claim was found lost. ``is_settled``: an atomic task wrote it in its own transaction.
-    """
-
-    claim: Claim
-    outcome: Outcome | None
-    result: TaskResult[..., object] | None = None
-    is_settled: bool = False
-    finished_at: float | None = None
-    #: How long the function ran, if it began.
-    seconds: float | None = None
-    #: The endings of the other claims that were run by the same call.
-    companions: Sequence[Ending] = ()
-
-
-class Hand:
+class InFlight:
     """The claims of this process, and how many more it should ask for."""
 
     def __init__(self, threads: int, *, most: int | None = None) -> None:
-        #: How many more tasks the process may claim, if that is limited; what a group takes along is not counted.
-        self.left = most
-        #: Set when the fetcher should look again: a thread is short of work, there is news, or the end.
-        self.hungry = threading.Event()
-        #: Whether something may be ready that was not there at the last look. Set before ``hungry``.
+        #: How many more tasks the process may claim, if that is limited. What a group call adds is not counted.
+        self.claims_left = most
+        #: Set when the fetcher should look again: a thread is short of work, there is news, or the worker stops.
+        self.fetcher_wakeup = threading.Event()
+        #: Whether something may be ready that was not there at the last look. Set before ``fetcher_wakeup``.
         self.has_news = False
-        self.threads = ThreadCapacity(threads, self._make_hungry)
-        self.coroutines = LoopCapacity(self._make_hungry)
-        self.outbox: SimpleQueue[Ending | None] = SimpleQueue()
-        # By id and attempt: a task that was given back may be claimed again before its old claim is let go.
+        self.threads = ThreadCapacity(threads, self._wake_fetcher)
+        self.coroutines = LoopCapacity(self._wake_fetcher)
+        self.outbox: SimpleQueue[EndedClaim | None] = SimpleQueue()
+        # By id and attempt: a task that was given back may be claimed again before its old claim is removed.
         self.claims: dict[tuple[int, int], Claim] = {}
-        #: Lock keys for whose groups threads are claiming, by the claims that run already.
-        self.gathering: dict[Claim, str | None] = {}
-        #: Endings that the settler has taken and not yet written. Only the settler sets it.
+        #: Lock keys for whose groups threads are claiming now, by the claim that leads the group.
+        self.claiming_groups: dict[Claim, str | None] = {}
+        #: How many ended claims the settler has taken and not yet written. Only the settler sets it.
         self.settling = 0
-        #: How many tasks were claimed from the beginning. The threads claim for their groups, too, hence the lock.
+        #: How many tasks were claimed since the start. Threads claim for their groups, too, so a lock protects it.
         self.claimed = 0
         self._counting = threading.Lock()
-        # Nothing was claimed because too much waits for the database: whoever settles has to say when that is over.
+        # Nothing was claimed because too many outcomes wait for the database: the settler must wake the fetcher later.
         self._is_held_back = False
 
     @property
     def waiting(self) -> int:
-        """Claims that nobody has begun."""
+        """How many claims no thread or coroutine has begun."""
         return self.threads.waiting + self.coroutines.inbox.qsize()
 
     @property
     def unsettled(self) -> int:
-        """Endings that wait for the database; about right, as several threads move them meanwhile."""
+        """How many ended claims wait for the database; approximate, because several threads move them meanwhile."""
         return self.outbox.qsize() + self.settling
 
     @property
     def running(self) -> int:
-        """Tasks that are being run; about right, too."""
+        """How many tasks run now; approximate, too."""
         return max(0, len(self.claims) - self.waiting - self.unsettled)
 
     @property
     def has_ended_any(self) -> bool:
-        """Whether the process has run anything to its end."""
+        """Whether the process has run any task to its end."""
         return bool(self.threads.ended or self.coroutines.ended)
 
     def may_claim(self) -> bool:
-        """Say whether the process may claim anything at all now, whatever is free."""
+        """Say whether the process may claim anything now, regardless of free threads."""
         if self.unsettled > MOST_UNSETTLED:
             self._is_held_back = True
             return False
@@ -98,69 +76,69 @@ class Hand:
     def tell_news(self) -> None:
         """Say that something may have become ready."""
         self.has_news = True
-        self.hungry.set()
+        self.fetcher_wakeup.set()
 
-    def _make_hungry(self) -> None:
-        if not self.hungry.is_set():
-            self.hungry.set()
+    def _wake_fetcher(self) -> None:
+        if not self.fetcher_wakeup.is_set():
+            self.fetcher_wakeup.set()
 
     def task_ids(self) -> list[int]:
-        """Return the ids of the tasks in hand."""
+        """Return the ids of the tasks in flight."""
         return [task_id for task_id, _attempt in list(self.claims)]
 
-    def groups_under_way(self) -> list[str]:
+    def group_keys_being_claimed(self) -> list[str]:
         """Return the lock keys for whose groups threads are claiming now."""
-        return [key for key in list(self.gathering.values()) if key is not None]
+        return [key for key in list(self.claiming_groups.values()) if key is not None]
 
-    def take(self, claims: Sequence[Claim]) -> None:
-        """Add claims, in the order in which they are to run."""
-        self.hold(claims)
-        if self.left is not None:
-            self.left -= len(claims)
+    def begin_all(self, claims: Sequence[Claim]) -> None:
+        """Add claims and have them begun in this order."""
+        self.add(claims)
+        if self.claims_left is not None:
+            self.claims_left -= len(claims)
         for claim in claims:
             self.begin(claim)
 
     def begin(self, claim: Claim) -> None:
-        """Have a claim in hand begun by what runs its kind of function."""
+        """Have a claim in flight begun by a thread or by the event loop, depending on its function."""
         if registry.is_async(claim.task_path):
             self.coroutines.put(claim)
         else:
             self.threads.put(claim)
 
-    def hold(self, claims: Sequence[Claim]) -> None:
-        """Add claims that are run already."""
+    def add(self, claims: Sequence[Claim]) -> None:
+        """Add claims without having them begun: the caller runs them or ends them."""
         self.claims.update(zip(map(attrgetter("id", "attempt"), claims), claims, strict=True))
         with self._counting:
             self.claimed += len(claims)
 
-    def ended(self, ending: Ending) -> None:
-        """Pass an ending on to the settler."""
-        self.outbox.put(ending)
-        for companion in ending.companions:
-            self.outbox.put(companion)
+    def end(self, ended: EndedClaim) -> None:
+        """Pass an ended claim, and the others of its group call, on to the settler."""
+        self.outbox.put(ended)
+        for other in ended.same_call:
+            self.outbox.put(other)
 
-    def let_go(self, endings: Sequence[Ending]) -> None:
+    def remove(self, ended_claims: Sequence[EndedClaim]) -> None:
         """Forget claims that were settled or lost."""
-        for key in map(attrgetter("claim.id", "claim.attempt"), endings):
+        for key in map(attrgetter("claim.id", "claim.attempt"), ended_claims):
             self.claims.pop(key, None)
         if self._is_held_back:
             self._is_held_back = False
-            self._make_hungry()
+            self._wake_fetcher()
 
-    def give_back(self) -> int:
-        """Take back what nobody has begun and have its claims released. Returns how many."""
+    def give_back_waiting(self) -> int:
+        """Give back all claims that nothing has begun. Returns how many."""
         claims = [*self.threads.take_back(), *self.coroutines.take_back()]
         for claim in claims:
-            self.release(claim)
-        if self.left is not None:
-            self.left += len(claims)
+            self.give_back(claim)
+        if self.claims_left is not None:
+            self.claims_left += len(claims)
         return len(claims)
 
-    def release(self, claim: Claim) -> None:
-        """Have a claim released that nobody has begun."""
-        self.outbox.put(Ending(claim, Released()))
+    def give_back(self, claim: Claim) -> None:
+        """Give back a claim that nothing has begun."""
+        self.outbox.put(EndedClaim(claim, Released()))
 
     def abandon(self, claims: Sequence[Claim], delay: float) -> None:
-        """Have tasks that still run here run again elsewhere, in ``delay`` seconds; what comes of them here is lost."""
+        """Have tasks that still run here run again elsewhere, in ``delay`` seconds. Their outcomes here are dropped."""
         for claim in claims:
-            self.outbox.put(Ending(claim, Abandoned(delay)))
+            self.outbox.put(EndedClaim(claim, Abandoned(delay)))

@@ -1,4 +1,4 @@
-"""What a worker may be told: the same in Python and on the command line."""
+"""The options of a worker and their checks, the same in Python and on the command line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def port(text: str) -> int:
     return int(text)
 
 
-#: How each number is read, by the name of its argument.
+#: The function that reads each number, by the name of its argument.
 NUMBERS: dict[str, Callable[[str], float]] = {
     "threads": up_to(1000),
     "grace": seconds,
@@ -61,12 +61,12 @@ NUMBERS: dict[str, Callable[[str], float]] = {
 
 
 def our_backends() -> list[Any]:
-    """Return the backends of ``TASKS`` that have their tasks in a database of ours."""
+    """Return the backends of ``TASKS`` that are of this package."""
     return [backend for backend in task_backends.all() if hasattr(backend, "database")]
 
 
 def database_of(alias: str) -> str:
-    """Return where a backend of ``TASKS`` has its tasks. Raises ``ConfigurationError`` unless it is one of ours."""
+    """Return the database alias of a backend of ``TASKS``. Raises ``ConfigurationError`` if it is not of ours."""
     ours: dict[str, str] = {backend.alias: backend.database for backend in our_backends()}
     if alias not in ours:
         known = ", ".join(sorted(ours))
@@ -77,14 +77,14 @@ def database_of(alias: str) -> str:
 def check_options(
     *, using: str, backend: str | None, probe_host: str | None, heartbeat_file: str | None, **others: Any
 ) -> None:
-    """Raise ``ConfigurationError`` for arguments of ``Worker`` with which it could not work, or would ignore one."""
+    """Raise ``ConfigurationError`` for arguments of ``Worker`` that are wrong, or that it would ignore."""
     connection_for(using)
     if backend is not None and (database := database_of(backend)) != using:
         raise ConfigurationError(f"Backend {backend!r} has its tasks in database {database!r}, not in {using!r}.")
     for name, read in NUMBERS.items():
         if others[name] is not None:
             try:
-                # As Python writes a number, so does a command line; and what else Python writes is refused.
+                # Numbers look the same in Python and on a command line; everything else is refused.
                 read(repr(others[name]))
             except ValueError as error:
                 raise ConfigurationError(f"{name}: {error}.") from error

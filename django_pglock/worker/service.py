@@ -1,9 +1,9 @@
 """A part of the worker that runs in a thread of its own: starts, stops twice without harm, can be waited for.
 
-Each turn of its loop survives a lost connection: it says so once, closes what it had, backs off with jitter and goes
-on. Sleeping is always waiting on an event, so that a stop is felt at once.
+Each turn of its loop survives a lost connection: the service logs it once, closes what it had open, backs off with
+jitter and goes on. A service sleeps only by waiting on an event, so that a stop ends the sleep at once.
 
-A service notes by when it will have shown life again, so that probes/health.py can say of each whether it is stuck.
+A service notes by when it will show life again, so that ``probes/health.py`` can say whether it is stuck.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds before the first new try after a failed turn; doubled each time up to the second number.
+#: Seconds before the first retry after a failed turn; doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 
-#: The server's limits that end a statement, or a session that stands still in a transaction: for these we have our own.
+#: The server's limits on a statement and on a session that is idle in a transaction. Services set their own values.
 OWN_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
-#: Those that would end what is in order.
+#: Limits that would end a session in normal operation.
 NO_LIMITS = {"lock_timeout": "0", "idle_session_timeout": "0", "transaction_timeout": "0"}
 
 
 class Service:
-    """One looping thread. Subclasses say what a turn is, and may say how to be woken and what to do at the end."""
+    """One looping thread. A subclass says what a turn is, and may say how to wake it and what to do at the end."""
 
     name = "service"
     longest_pause = LONGEST_PAUSE
@@ -46,16 +46,16 @@ class Service:
         self.stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
-        #: The moment, of time.monotonic(), up to which it is no bad sign to hear nothing of this service.
+        #: The moment, of time.monotonic(), up to which the service may show no life without being stuck.
         self.awake_by = math.inf
 
     def start(self) -> None:
-        """Start the thread. Starting twice is an error of ours."""
+        """Start the thread. Call it once."""
         self._thread = threading.Thread(target=self._loop, name=f"lockworker-{self.name}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end after its present turn. May come twice, or before the start."""
+        """Ask the thread to end after its present turn. May be called twice, or before the start."""
         self.stopping.set()
         self.wake()
 
@@ -73,15 +73,15 @@ class Service:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the thread has ended although nobody asked for that."""
+        """Whether the thread has ended although nobody has stopped it."""
         return self._thread is not None and not self._thread.is_alive() and not self.stopping.is_set()
 
     def note_life(self, sleep: float = 0.0) -> None:
-        """Note that the service lives and may sleep, or wait for somebody else, for so many seconds from now on."""
+        """Note that the service lives, and may sleep or wait for another party for ``sleep`` seconds from now."""
         self.awake_by = time.monotonic() + sleep
 
     def wake(self) -> None:
-        """End the sleep of the present turn, if the service sleeps on something else than ``stopping``."""
+        """End the sleep of the present turn. Override it if the service sleeps on anything else than ``stopping``."""
 
     def open(self) -> None:
         """Open what a turn needs, unless it is open. Called before each turn."""
@@ -91,10 +91,10 @@ class Service:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of what a turn may have opened. Called after each failure and at the end."""
+        """Close what a turn may have opened. Called after each failure and at the end."""
 
     def finish(self) -> None:
-        """Let go of what the service has had from its beginning."""
+        """Close what the service has had open since its start."""
 
     def _loop(self) -> None:
         try:
@@ -111,7 +111,7 @@ class Service:
             self.turn()
         except (DatabaseError, InterfaceError, psycopg.Error, OSError) as error:
             self._back_off(error)
-        except BaseException as error:  # what runs here may be the user's, and call sys.exit()
+        except BaseException as error:  # the user's code may run here, and call sys.exit()
             logger.exception("The %s failed; it goes on.", self.name)
             self._back_off(error)
         else:
@@ -132,19 +132,19 @@ class Service:
 class ConnectedService(Service):
     """A service with a database session of its own, opened before the first turn and again after each loss.
 
-    The session stands in for the thread's Django connection, so every queryset that is used on this thread runs in it.
-    Limits that a database administrator has set for the role are meant for others: an idle session is in order here.
-    What takes longer than ``patience`` is ended by the server or, where that is out of reach, by ``Deadlines``.
+    The session replaces the thread's Django connection, so every query of this thread runs in it. Limits that a
+    database administrator has set for the role are lifted, because here an idle session is normal. The server ends a
+    statement that takes longer than ``patience`` seconds; if the server cannot be reached, ``Deadlines`` does.
     """
 
-    #: Seconds for one statement.
+    #: The most seconds for one statement.
     patience = 30.0
 
     def __init__(self, using: str) -> None:
         super().__init__()
         self.using = using
         self._connection: DatabaseWrapper | None = None
-        # The same, also while it is being opened: that takes statements, too.
+        # The same connection, already while it is being opened: that takes statements, too.
         self._awaited: DatabaseWrapper | None = None
         self._statements = 0
         self._sessions = 0
@@ -162,7 +162,7 @@ class ConnectedService(Service):
     def open(self) -> None:
         if self._connection is None:
             connection = dedicated_connection(self.using, application_name=f"lockworker {self.name}")
-            # A server that does not answer may be waited for as long as the client's settings say.
+            # How long to wait for a server that does not answer is for the client's settings to say.
             self.note_life(math.inf)
             self._awaited = connection
             connection.ensure_connection()
@@ -178,7 +178,7 @@ class ConnectedService(Service):
         """Prepare a session that has just been opened."""
 
     def under_way(self) -> tuple[DatabaseWrapper, int] | None:
-        """Return which statement, by session and number, waits for its answer now, if one does. For other threads."""
+        """Return the session and the number of the statement that waits for its answer now. For other threads."""
         connection, number = self._awaited, self._statements
         return (connection, number) if connection is not None and statement_under_way(connection) else None
 

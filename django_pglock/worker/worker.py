@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from queue import Empty, SimpleQueue
-from typing import Any
 
 from django_pglock.errors import model_of
 from django_pglock.worker.claiming.drain import Drain
@@ -15,69 +12,44 @@ from django_pglock.worker.claiming.fetcher import Fetcher
 from django_pglock.worker.claiming.listener import Listener
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.identity import Identity
-from django_pglock.worker.in_flight import Hand
+from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.deadlines import Deadlines
 from django_pglock.worker.liveness.heartbeat import Heartbeat
+from django_pglock.worker.liveness.session_watch import SessionWatch
 from django_pglock.worker.options import check_options
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.probes.heartbeat_file import HeartbeatFile
-from django_pglock.worker.probes.server import Probes
-from django_pglock.worker.probes.systemd import Notifier
+from django_pglock.worker.probes.metrics import Metrics
+from django_pglock.worker.probes.server import ProbeServer
+from django_pglock.worker.probes.systemd import SystemdNotifier
 from django_pglock.worker.running.attempt import Attempt
 from django_pglock.worker.running.executor import Executor
-from django_pglock.worker.running.stoppable import Interruptible
+from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.watchdog import Watchdog
 from django_pglock.worker.service import Service
 from django_pglock.worker.settling.progress import Progress
 from django_pglock.worker.settling.settler import Settler
-from django_pglock.worker.supervising.channel import ENDING, REPLACE, Line
+from django_pglock.worker.signal_safe_event import SignalSafeEvent
+from django_pglock.worker.supervising.channel import ENDING, REPLACE, SupervisorChannel
 from django_pglock.worker.supervising.limits import Limits
 from django_pglock.worker.upkeep.upkeep import Upkeep
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds for which outcomes that are known may still be written when the worker has to end.
+#: Seconds for which known outcomes may still be written when the worker has to end.
 LAST_WRITES = 10.0
-#: Seconds that a function whose time is over has to end, at least; else the grace.
+#: The least seconds that a function gets to end after its timeout; with a longer grace, the grace.
 LEAST_PATIENCE = 1.0
-#: Seconds between two looks at whether a limit is reached, or a signal has come without waking anybody.
+#: Seconds between two checks of the limits, and of a signal that has come without waking the main thread.
 BETWEEN_LOOKS = 1.0
 
-#: What can be done where nobody can replace the process.
+#: What follows from a lost thread where no supervisor can replace the process.
 THREAD_IS_LOST = (
     "Its thread is lost, and the task stays as it is until the function returns or the worker ends. "
     "With --processes or a --max option the process is replaced."
 )
-#: Seconds after which a task runs elsewhere whose function this process could not wait for: by then it has ended.
+#: Seconds after which a task that this process could not wait for runs elsewhere. By then the process has ended.
 HANDOVER = 3.0
-
-
-class Flag:
-    """What of ``threading.Event`` a signal handler may set, also while its own thread waits for it or sets it.
-
-    The lock of an event would then be taken twice by one thread. ``SimpleQueue`` is made for that.
-    """
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._news: SimpleQueue[None] = SimpleQueue()
-
-    def set(self) -> None:
-        """Set it, and wake who waits."""
-        self._is_set = True
-        self._news.put(None)
-
-    def is_set(self) -> bool:
-        """Say whether it has been set."""
-        return self._is_set
-
-    def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until it is set, and say whether it is."""
-        if not self._is_set:
-            with suppress(Empty):
-                # The news are for all who wait.
-                self._news.put(self._news.get(timeout=timeout))
-        return self._is_set
 
 
 class Worker:
@@ -87,14 +59,14 @@ class Worker:
     database (None: all of them); ``queues``, ``exclude`` and ``order`` say which queues it serves, and in which
     order, as ``runlockworker`` takes them (none: all); ``threads`` is how many sync tasks run at once, ``grace`` the
     seconds that running tasks get to finish after a stop. With ``drain`` it ends when nothing that it could claim is
-    left in its queues, nothing is in hand, and nothing there runs on a worker that may be dead; what is scheduled for
-    later does not count. ``left_behind`` then says what it could not run.
+    left in its queues, nothing is in flight, and nothing there runs on a worker that may be dead. Tasks that are
+    scheduled for later do not count. ``left_behind`` then says what it could not run.
 
-    ``run()`` ends, too, when the process has run ``max_tasks`` tasks, takes more than ``max_memory`` MiB, or after
-    ``max_time`` seconds. ``line`` leads to the supervisor, if there is one, which then starts another in its place.
+    ``run()`` also ends when the process has run ``max_tasks`` tasks, takes more than ``max_memory`` MiB, or after
+    ``max_time`` seconds. ``channel`` leads to the supervisor, if there is one, which then starts another in its place.
 
-    Raises ``ConfigurationError`` for an alias that is not there, for queues nobody can mean, for a number that is out
-    of bounds, and for what would be ignored, such as a ``probe_host`` without a port.
+    Raises ``ConfigurationError`` for an unknown alias, for queues that are not valid, for a number that is out of
+    bounds, and for an option that would be ignored, such as a ``probe_host`` without a port.
 
     ``probe_port`` and ``probe_host`` say where it answers probes over HTTP, ``heartbeat_file`` the path of a file whose
     mtime is that of its last beat; ``start()`` raises ``ConfigurationError`` where it cannot.
@@ -117,7 +89,7 @@ class Worker:
         max_tasks: int | None = None,
         max_memory: float | None = None,
         max_time: float | None = None,
-        line: Line | None = None,
+        channel: SupervisorChannel | None = None,
         probe_port: int | None = None,
         probe_host: str | None = None,
         heartbeat_file: str | None = None,
@@ -126,28 +98,26 @@ class Worker:
         self.identity = Identity()
         self.queues = Queues(queues, exclude=exclude, order=order)
         self.grace = grace
-        self.hand = Hand(threads, most=max_tasks)
-        self.limits = Limits(self.hand, max_memory=max_memory, max_time=max_time)
-        self.line = line
-        if line is not None:
-            line.cut, line.hurry = self.end, self._give_up_grace
-        self._asked_to_stop = Flag()
+        self.channel = channel
+        self._asked_to_stop = SignalSafeEvent()
         self._was_stopped = False
-        self._hurry = Flag()
+        self._hurry = SignalSafeEvent()
         self._ended = threading.Lock()
         self._has_ended = False
-        rows: Any = model_of("Task").objects.using(using)
+        self.in_flight = InFlight(threads, most=max_tasks)
+        self.limits = Limits(self.in_flight, max_memory=max_memory, max_time=max_time)
+        model_of("Task")  # raises where the app is not installed
         watchdog = Watchdog(patience=max(grace, LEAST_PATIENCE), stuck=self._give_up_thread)
-        self.executor = Executor(self.hand, using, watchdog)
-        progress = Progress(self.hand, rows)
-        self.heartbeat_file = HeartbeatFile(heartbeat_file, number=1 if line is None else line.number)
-        self.heartbeat = self._make_heartbeat(rows, progress, is_pooled=not listens)
-        self.upkeep = Upkeep(rows, self.identity.id, promoted=self.hand.tell_news)
-        self.settler = Settler(self.hand, rows, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
-        self.drain = Drain(rows, self.queues, self.identity.id, end=self.end, backend=backend) if drain else None
+        self.executor = Executor(self.in_flight, using, watchdog)
+        self.session_watch = SessionWatch(self.executor.claim_of)
+        progress = Progress(self.in_flight, using)
+        self.heartbeat = self._make_heartbeat(using, progress, is_pooled=not listens)
+        self.upkeep = Upkeep(using, self.identity.id, promoted=self.in_flight.tell_news)
+        self.settler = Settler(self.in_flight, using, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
+        self.drain = Drain(using, self.queues, self.identity.id, end=self.end, backend=backend) if drain else None
         self.fetcher = Fetcher(
-            self.hand,
-            rows,
+            self.in_flight,
+            using,
             self.identity,
             self.queues,
             listens=listens,
@@ -155,25 +125,72 @@ class Worker:
             drain=self.drain,
             spent=self._ask_for_replacement,
         )
-        self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
         self.listener = self._make_listener(using) if listens else None
-        awaited = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener, self.executor.session_watch)
+        awaited = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener, self.session_watch)
         self.deadlines = Deadlines([service for service in awaited if service is not None])
-        self.health = Health(self)
-        self.notifier = Notifier(self.health, is_one_of_several=line is not None)
-        self.probes = None if probe_port is None else Probes(self, host=probe_host, port=probe_port)
+        self._make_signs_of_life(probe_host, probe_port, heartbeat_file)
+        self._connect_parts()
+
+    def _make_heartbeat(self, using: str, progress: Progress, *, is_pooled: bool) -> Heartbeat:
+        return Heartbeat(
+            self.in_flight,
+            using,
+            self.identity,
+            self.queues.asked,
+            progress=progress,
+            cancel=self.executor.cancel,
+            is_pooled=is_pooled,
+        )
+
+    def _make_listener(self, using: str) -> Listener:
+        return Listener(
+            using,
+            ready=self.fetcher.hear,
+            scheduled=self.upkeep.wake,
+            cancelled=self._heard_of_cancel,
+            missed=self._missed_news,
+        )
+
+    def _make_signs_of_life(self, host: str | None, port: int | None, path: str | None) -> None:
+        """Make the parts that tell programs outside whether the worker lives and works."""
+        number = 1 if self.channel is None else self.channel.number
+        self.health = Health(
+            self.services,
+            heartbeat=self.heartbeat,
+            fetcher=self.fetcher,
+            executor=self.executor,
+            is_stopping=self._asked_to_stop.is_set,
+        )
+        counts = self.settler.counts
+        ready_counts = self.upkeep.ready_counts
+        self.metrics = Metrics(self.in_flight, outcomes=counts, ready_counts=ready_counts, health=self.health)
+        is_one_of_several = self.channel is not None
+        self.notifier = SystemdNotifier(
+            self.health, self.in_flight, outcomes=counts, is_one_of_several=is_one_of_several
+        )
+        self.probes: ProbeServer | None = None
+        if port is not None:
+            self.probes = ProbeServer(self.health, self.metrics, host=host, port=port, number=number)
+        self.heartbeat_file = HeartbeatFile(path, number=number)
+
+    def _connect_parts(self) -> None:
+        """Set the callbacks between parts that are made before what they call."""
+        self.heartbeat.beaten = self.heartbeat_file.touch
+        self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
+        if self.channel is not None:
+            self.channel.on_supervisor_gone, self.channel.on_hurry = self.end, self._give_up_grace
 
     @property
     def services(self) -> list[Service]:
         """The parts that run in threads of their own."""
         parts = [self.heartbeat, self.settler, self.executor.watchdog, self.upkeep, self.fetcher]
-        parts += [self.deadlines, self.executor.session_watch]
+        parts += [self.deadlines, self.session_watch]
         return parts if self.listener is None else [*parts, self.listener]
 
     @property
     def left_behind(self) -> list[str]:
-        """What a worker with ``drain`` has left although it was to run it, in words; empty before the end."""
-        return [] if self.drain is None else self.drain.left
+        """What a worker with ``drain`` has left although it should have run it, in words; empty before the end."""
+        return [] if self.drain is None else self.drain.left_behind
 
     @property
     def is_stopping(self) -> bool:
@@ -181,7 +198,7 @@ class Worker:
         return self._asked_to_stop.is_set()
 
     def start(self) -> None:
-        """Start all parts: first the pulse, so that no claim is ever without one, last the fetcher.
+        """Start all parts: the heartbeat before anything is claimed, and the fetcher last.
 
         Waits for the database and its tables as long as it takes, or until somebody asks to stop.
         """
@@ -189,15 +206,15 @@ class Worker:
         if self.probes is not None:
             self.probes.start()
         self.notifier.start()
-        if self.line is not None:
-            self.line.start()
+        if self.channel is not None:
+            self.channel.start()
         self.deadlines.start()
         self.heartbeat.start()
         while not self.heartbeat.first_beat.wait(0.1):
             if self._asked_to_stop.is_set():
                 return
         self.settler.start()
-        self.executor.session_watch.start()
+        self.session_watch.start()
         self.executor.start()
         self.upkeep.start()
         if self.listener is not None:
@@ -209,17 +226,17 @@ class Worker:
         )
 
     def run(self) -> bool:
-        """Start, wait until somebody asks to stop or a limit is reached, and return what ``shutdown()`` does.
+        """Start, wait until somebody asks to stop or a limit is reached, and return what ``shutdown()`` returns.
 
         Raises ``RuntimeError`` after that if a part of the worker has ended by itself, so that the exit code tells.
         """
         self.start()
         missing: str | None = None
-        # Never without a timeout: the kernel may hand a signal to another thread, as it does right after SIGCONT, and
-        # Python's handler runs in this one, which nothing wakes then.
+        # Never without a timeout: the kernel may deliver a signal to another thread, as it does right after SIGCONT.
+        # Python's handler runs in this thread, which such a signal does not wake.
         while not self._asked_to_stop.wait(BETWEEN_LOOKS):
             if missing := self.health.missing():
-                # The heartbeat would keep alive what nobody runs or writes any more.
+                # The heartbeat would keep alive tasks that no part runs or settles any more.
                 logger.error("%s Worker %s ends.", missing, self.identity.name)
                 self.retire()
             elif reason := self.limits.reached():
@@ -238,7 +255,7 @@ class Worker:
         self._asked_to_stop.set()
 
     def end(self) -> None:
-        """Ask the worker to stop, however often: as a first ``stop()``, after which the next one is the first."""
+        """Ask the worker to stop, however often: like a first ``stop()``, and the next ``stop()`` is the first."""
         self._asked_to_stop.set()
 
     def retire(self) -> None:
@@ -249,7 +266,7 @@ class Worker:
     def shutdown(self) -> bool:
         """Stop in order and say whether every running task could finish.
 
-        Stop claiming, give back what no thread has begun, let the rest finish within the grace, settle what came of it;
+        Stop claiming, give back what no thread has begun, let the rest finish within the grace, settle the outcomes;
         the heartbeat stops last. May be called twice, also by two threads.
         """
         with self._ended:
@@ -260,24 +277,24 @@ class Worker:
 
     def _shut_down(self) -> bool:
         self._asked_to_stop.set()
-        if self.line is not None:
-            self.line.tell(ENDING)
+        if self.channel is not None:
+            self.channel.tell(ENDING)
         self.notifier.tell_stopping()
         self.heartbeat.is_draining = True
         self.fetcher.stop()
         self.fetcher.wait(LAST_WRITES)
-        self.hand.give_back()
+        self.in_flight.give_back_waiting()
         self.executor.stop()
         have_ended = self._wait_for_running()
         self._end(self.listener, self.upkeep)
         stuck = self.executor.stuck()
         self._end_stuck(stuck)
         if not have_ended:
-            # As late as can be: from here on the process has HANDOVER seconds to end.
+            # As late as possible: from here on the process has HANDOVER seconds to end.
             self._abandon_running(except_for=stuck)
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
-        self._end(self.settler, self.executor.watchdog, self.heartbeat, self.executor.session_watch, self.deadlines)
+        self._end(self.settler, self.executor.watchdog, self.heartbeat, self.session_watch, self.deadlines)
         self.notifier.stop()
         self._give_up_signs()
         return have_ended and not stuck
@@ -293,40 +310,41 @@ class Worker:
             waited += 0.1
             if waited > 1 and not said:
                 said = True
-                logger.info("Waiting up to %.0f s for %s.", self.grace, ", ".join(map(repr, self.hand.claims.values())))
+                running = ", ".join(map(repr, self.in_flight.claims.values()))
+                logger.info("Waiting up to %.0f s for %s.", self.grace, running)
             if waited >= self.grace or self._hurry.is_set():
                 return False
         return True
 
     def _end_stuck(self, stuck: list[Attempt]) -> None:
-        """End attempts for which nobody waits any more. Not before the process ends: they would run twice at once."""
+        """End attempts that nobody waits for any more. Not before the process ends: they would run twice at once."""
         for attempt in stuck:
-            self.hand.ended(attempt.ending(attempt.failure(attempt.timed_out())))
+            self.in_flight.end(attempt.ended(attempt.failure(attempt.timed_out())))
 
     def _abandon_running(self, *, except_for: list[Attempt]) -> None:
-        """Give up claims whose tasks still run. The process ends right after, and their threads with it."""
+        """Abandon claims whose tasks still run. The process ends right after that, and their threads with it."""
         ended = {claim for attempt in except_for for claim in attempt.claims}
-        running = [claim for claim in self.hand.claims.values() if claim not in ended]
+        running = [claim for claim in self.in_flight.claims.values() if claim not in ended]
         logger.warning("The grace is over; giving up %s.", ", ".join(map(repr, running)))
-        self.hand.abandon(running, HANDOVER)
+        self.in_flight.abandon(running, HANDOVER)
 
-    def _give_up_thread(self, attempt: Interruptible, where: str) -> None:
+    def _give_up_thread(self, attempt: StoppableAttempt, where: str) -> None:
         logger.error(
             "%r does not end, although its timeout was over %.0f s ago. %s It is here:\n%s",
             attempt.claim,
             self.executor.watchdog.patience,
-            THREAD_IS_LOST if self.line is None else "The process is replaced.",
+            THREAD_IS_LOST if self.channel is None else "The process is replaced.",
             where,
             extra=attempt.claim.log_fields(),
         )
-        if self.line is not None:
+        if self.channel is not None:
             self.retire()
 
     def _ask_for_replacement(self) -> None:
-        if self.line is not None:
-            # The other one is to have them. The supervisor looks after this one.
+        if self.channel is not None:
+            # The port and the file are for the replacement. The supervisor looks after this process.
             self._give_up_signs()
-            self.line.tell(REPLACE)
+            self.channel.tell(REPLACE)
 
     def _give_up_signs(self) -> None:
         self.heartbeat_file.remove()
@@ -337,33 +355,11 @@ class Worker:
         self._hurry.set()
         self.end()
 
-    def _make_heartbeat(self, rows: Any, progress: Progress, *, is_pooled: bool) -> Heartbeat:
-        heartbeat = Heartbeat(
-            self.hand,
-            rows,
-            self.identity,
-            self.queues.asked,
-            progress=progress,
-            cancel=self.executor.cancel,
-            is_pooled=is_pooled,
-        )
-        heartbeat.beaten = self.heartbeat_file.touch
-        return heartbeat
-
-    def _make_listener(self, using: str) -> Listener:
-        return Listener(
-            using,
-            ready=self.fetcher.hear,
-            scheduled=self.upkeep.wake,
-            cancelled=self._heard_of_cancel,
-            missed=self._missed_news,
-        )
-
     def _heard_of_cancel(self, task_id: str) -> None:
-        if task_id in map(str, self.hand.task_ids()):
+        if task_id in map(str, self.in_flight.task_ids()):
             self.heartbeat.wake()
 
     def _missed_news(self) -> None:
-        self.hand.tell_news()
+        self.in_flight.tell_news()
         self.upkeep.wake()
         self.heartbeat.wake()

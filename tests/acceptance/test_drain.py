@@ -12,9 +12,10 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock.models import Queue, Task, Worker
-from django_pglock.worker.claiming.drain import LEFT_BEHIND, Drain
+from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.queues import Queues
-from tests.conftest import NEVER, WorkerProcess, guards_of
+from django_pglock.worker.supervising.channel import LEFT_BEHIND
+from tests.conftest import NEVER, WorkerProcess, heartbeat_processes_of
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -41,16 +42,16 @@ def make_unknown(count, queue="default"):
     Task.objects.filter(queue=queue, task_path__endswith="nothing").update(task_path="shop.gone")
 
 
-@pytest.mark.parametrize("is_guarded", [True, False])
+@pytest.mark.parametrize("has_heartbeat_process", [True, False])
 @pytest.mark.parametrize("options", [(), ("--processes", "2")])
-def test_it_runs_what_a_killed_worker_has_left(worker_process, drain, eventually, is_guarded, options):
+def test_it_runs_what_a_killed_worker_has_left(worker_process, drain, eventually, has_heartbeat_process, options):
     """As from cron, where nobody else comes to rescue it."""
     victim = worker_process("--threads", "1")
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists(), why="the task did not begin")
-    if not is_guarded:
-        for guard in guards_of(victim.process.pid):
-            os.kill(guard, signal.SIGKILL)
+    if not has_heartbeat_process:
+        for process in heartbeat_processes_of(victim.process.pid):
+            os.kill(process, signal.SIGKILL)
     victim.send(signal.SIGKILL)
     victim.wait()
     Effect.objects.create(name="go on")
@@ -96,10 +97,12 @@ def test_it_does_not_wait_for_a_rescue_that_never_comes(settings):
     Task.objects.update(status="RUNNING", worker=uuid4(), attempts=1, started_at=Now(), last_attempted_at=Now())
     assert not Worker.objects.exists()
     ended = []
-    drain = Drain(Task.objects.all(), Queues(), uuid4(), end=lambda: ended.append(1))
+    drain = Drain("default", Queues(), uuid4(), end=lambda: ended.append(1))
     began = time.monotonic()
     while drain.waits_for_rescue():
         assert time.monotonic() - began < NEVER
     drain.finish()
     assert ended == [1]
-    assert drain.left == ["1 task of queue 'default' that was not taken back from a worker that seems to be dead"]
+    assert drain.left_behind == [
+        "1 task of queue 'default' that was not taken back from a worker that seems to be dead"
+    ]

@@ -8,8 +8,7 @@ import pytest
 from django.db import connection, connections
 
 from django_pglock import Lease, LockError, leader, lock
-from django_pglock.locks import keeper as keeper_module
-from django_pglock.locks import tenure
+from django_pglock.locks.leases import holder, thread
 from django_pglock.postgres import libpq
 from tests.conftest import NEVER
 from tests.proxy import Proxy
@@ -23,7 +22,7 @@ def proxy(transactional_db, monkeypatch):
         for name, value in (("HOST", "127.0.0.1"), ("PORT", str(proxy.port))):
             monkeypatch.setitem(connections.settings["default"], name, value)
         # A thread keeps its settings, so a keeper that is there already would not come through here.
-        monkeypatch.setattr(keeper_module, "_keeper", None)
+        monkeypatch.setattr(thread, "_lease_thread", None)
         yield proxy
         connection.close()
 
@@ -47,7 +46,7 @@ def test_a_leader_steps_down_at_the_first_renewal_without_an_answer(proxy):
 
 
 def test_to_give_a_lease_back_does_not_take_for_ever(proxy, monkeypatch):
-    monkeypatch.setattr(tenure.Tenure._ask, "__kwdefaults__", {"within": 1.0})
+    monkeypatch.setattr(holder.LeaseHolder._ask, "__kwdefaults__", {"within": 1.0})
     began = time.monotonic()
     with Lease("half open", ttl=60):
         proxy.black_hole(new=False)

@@ -1,4 +1,4 @@
-"""The guard beats for a worker whose threads cannot, and for no other."""
+"""The heartbeat process beats for a worker whose threads cannot, and for no other."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import time
 import pytest
 
 from django_pglock.models import Task, Worker
-from django_pglock.worker.liveness import heartbeat_process as guarding
-from django_pglock.worker.liveness import heartbeat_process_main as guard
-from tests.conftest import guards_of
+from django_pglock.store.liveness import witnesses
+from django_pglock.store.rescue import rescue
+from django_pglock.worker.liveness import heartbeat_process, heartbeat_process_main
+from tests.conftest import heartbeat_processes_of
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -34,9 +35,11 @@ def is_there(pid):
 
 
 @pytest.fixture
-def guard_of(eventually):
+def helper_of(eventually):
     def find(process):
-        return eventually(lambda: guards_of(process.process.pid), why="the worker has no guard")[0]
+        return eventually(
+            lambda: heartbeat_processes_of(process.process.pid), why="the worker has no heartbeat process"
+        )[0]
 
     return find
 
@@ -55,98 +58,98 @@ def test_a_task_that_keeps_the_gil_runs_once(worker_process, eventually):
     assert (task.finished_at - task.started_at).total_seconds() > LONGER_THAN_THE_LIMIT - 1
 
 
-def test_a_stopped_worker_is_rescued_although_its_guard_lives(worker_process, guard_of, eventually):
+def test_a_stopped_worker_is_rescued_although_its_heartbeat_process_lives(worker_process, helper_of, eventually):
     stopped = worker_process("--threads", "1")
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())
-    guardian = guard_of(stopped)
+    helper = helper_of(stopped)
     stopped.send(signal.SIGSTOP)
     worker_process("--threads", "1")
 
     eventually(lambda: Effect.objects.count() == 2, why="it was not rescued")
     Effect.objects.create(name="go on")
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
-    assert is_there(guardian)
+    assert is_there(helper)
     assert Task.objects.get().rescues == 1
 
 
-def test_the_guard_says_at_once_that_its_worker_has_died(worker_process, guard_of, eventually):
+def test_the_heartbeat_process_reports_at_once_that_its_worker_has_died(worker_process, helper_of, eventually):
     """With beats so rare that nobody else can have noticed it; and it keeps no pipe of its worker open meanwhile."""
     victim = worker_process("--threads", "1", DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists(), why="the task did not begin")
-    guardian = guard_of(victim)
+    helper = helper_of(victim)
     victim.send(signal.SIGKILL)
 
     eventually(lambda: not Worker.objects.exists(), why="the row of the dead worker is still there")
-    [rescued] = Task.objects.all().rescue()
+    [rescued] = rescue("default")
     assert rescued.status == "READY"
-    eventually(lambda: not is_there(guardian), why="the guard outlives its worker")
+    eventually(lambda: not is_there(helper), why="the heartbeat process outlives its worker")
 
 
-def test_the_guard_ends_with_its_worker_whatever_ends_that(worker_process, guard_of, eventually):
+def test_the_heartbeat_process_ends_with_its_worker_whatever_ends_that(worker_process, helper_of, eventually):
     killed, asked = worker_process(), worker_process()
-    guards = [guard_of(killed), guard_of(asked)]
-    for guardian in guards:
+    helpers = [helper_of(killed), helper_of(asked)]
+    for helper in helpers:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            os.kill(guardian, number)  # what a terminal or a service manager sends to everybody
+            os.kill(helper, number)  # what a terminal or a service manager sends to everybody
     killed.send(signal.SIGKILL)
     killed.wait()
-    eventually(lambda: not is_there(guards[0]))
-    assert is_there(guards[1]), "it ended while its worker lives"
+    eventually(lambda: not is_there(helpers[0]))
+    assert is_there(helpers[1]), "it ended while its worker lives"
     asked.send(signal.SIGTERM)
     assert asked.wait() == 0
-    eventually(lambda: not is_there(guards[1]))
+    eventually(lambda: not is_there(helpers[1]))
 
 
-def test_a_guard_that_is_killed_is_replaced(worker_process, guard_of, eventually):
+def test_a_heartbeat_process_that_is_killed_is_replaced(worker_process, helper_of, eventually):
     process = worker_process()
-    first = guard_of(process)
+    first = helper_of(process)
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: guards_of(process.process.pid) not in ([], [first]), why="there is no new guard")
-    process.wait_for("The worker is without its guard")
+    eventually(lambda: heartbeat_processes_of(process.process.pid) not in ([], [first]), why="there is no new one")
+    process.wait_for("The worker is without its heartbeat process")
     tasks.record.enqueue("works")
     eventually(lambda: Effect.objects.exists())
 
 
-def test_it_has_no_connection_while_the_worker_speaks_for_itself(worker_process, guard_of, eventually):
+def test_it_has_no_connection_while_the_worker_beats_by_itself(worker_process, helper_of, eventually):
     process = worker_process()
-    guard_of(process)
+    helper_of(process)
     first = Worker.objects.get().heartbeat_at
     eventually(lambda: Worker.objects.get().heartbeat_at > first)
-    # On a slow machine a beat may be late: then it has spoken for a moment.
-    eventually(lambda: sessions_of_guards() == 0)
+    # On a slow machine a beat may be late: then it has beaten for a moment.
+    eventually(lambda: sessions_of_helpers() == 0)
 
 
-def sessions_of_guards():
+def sessions_of_helpers():
     from django.db import connection
 
     with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockworker guard'")
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockworker heartbeat process'")
         return cursor.fetchone()[0]
 
 
 FORKS = """
 import json, os, socket, sys, time
-from django_pglock.worker.liveness import heartbeat_process as guarding
+from django_pglock.worker.liveness import heartbeat_process
 mine, its_end = socket.socketpair()
-guard = guarding.start(its_end)
+helper = heartbeat_process.start(its_end)
 its_end.close()
 mine.send(json.dumps({"interval": 0.2, "limit": 1.0, "path": sys.path, "worker_pid": os.getpid()}).encode() + b"\\n\\n")
 child = os.fork()
 if child:
-    print(guard.pid, child, flush=True)
+    print(helper.pid, child, flush=True)
 time.sleep(60)
 """
 
 
 def test_it_ends_although_a_forked_child_of_the_worker_keeps_the_socket_open(eventually):
     parent = subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True)
-    guardian, child = map(int, parent.stdout.readline().split())
+    helper, child = map(int, parent.stdout.readline().split())
     try:
         parent.kill()
         parent.wait()
-        eventually(lambda: not is_there(guardian), why="the guard outlives its worker")
+        eventually(lambda: not is_there(helper), why="the heartbeat process outlives its worker")
         assert is_there(child)
     finally:
         os.kill(child, signal.SIGKILL)
@@ -154,18 +157,21 @@ def test_it_ends_although_a_forked_child_of_the_worker_keeps_the_socket_open(eve
 
 
 class Charge:
-    """A guard of this very process, and what the worker would say to it."""
+    """A heartbeat process of this very process, and what a worker would send to it."""
 
-    def __init__(self, **orders):
+    def __init__(self, **instructions):
         self.socket, its_end = socket.socketpair()
         with its_end:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(guarding.SCRIPT)], stdin=its_end, stderr=subprocess.PIPE, text=True
+                [sys.executable, "-I", "-S", str(heartbeat_process.SCRIPT)],
+                stdin=its_end,
+                stderr=subprocess.PIPE,
+                text=True,
             )
-        self.order(**orders)
+        self.instruct(**instructions)
 
-    def order(self, **orders):
-        self.say(json.dumps({"path": sys.path, "worker_pid": os.getpid(), **orders}))
+    def instruct(self, **instructions):
+        self.say(json.dumps({"path": sys.path, "worker_pid": os.getpid(), **instructions}))
 
     def say(self, text=""):
         self.socket.send(text.encode() + b"\n")
@@ -178,17 +184,17 @@ class Charge:
 
 @pytest.fixture
 def charge(worker):
-    """Start a guard for the row of a worker that is not there, so that nobody else beats for it."""
+    """Start a heartbeat process for the row of a worker that is not there, so that nobody else beats for it."""
     started = []
 
     def start(interval=0.1):
         running = worker()
         heartbeat = running.heartbeat
-        orders = {**heartbeat._guards_orders(), "interval": interval}
+        instructions = {**heartbeat._instructions(), "interval": interval}
         row = Worker.objects.get()
         running.shutdown()
         row.save(force_insert=True)
-        started.append(Charge(**orders))
+        started.append(Charge(**instructions))
         return started[-1], row
 
     yield start
@@ -201,14 +207,14 @@ def beat(row):
 
 
 def test_it_speaks_from_the_first_late_beat_to_the_next_one_in_time(charge, eventually):
-    guardian, row = charge(interval=0.5)
+    helper, row = charge(interval=0.5)
     eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
-    eventually(lambda: sessions_of_guards() == 1)
-    eventually(lambda: guardian.say() or sessions_of_guards() == 0, why="it did not fall silent")
+    eventually(lambda: sessions_of_helpers() == 1)
+    eventually(lambda: helper.say() or sessions_of_helpers() == 0, why="it did not fall silent")
 
     def is_silent():
         """As far as we were in time ourselves; longer than an interval, shorter than a beat is late."""
-        guardian.say()
+        helper.say()
         began, before = time.monotonic(), beat(row)
         time.sleep(0.6)
         if beat(row) == before:
@@ -221,70 +227,70 @@ def test_it_speaks_from_the_first_late_beat_to_the_next_one_in_time(charge, even
     eventually(lambda: beat(row) > silent, why="it did not speak again")
 
 
-def test_who_needs_a_guard_to_speak_is_no_witness(charge, eventually):
-    """After an outage the guard may be back before all others: its beat must not seem to follow the one before."""
-    _guardian, row = charge()
+def test_a_worker_whose_heartbeat_process_beats_is_no_witness(charge, eventually):
+    """After an outage it may be back before all others: its beat must not seem to follow the one before."""
+    _helper, row = charge()
     eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
     assert Worker.objects.get(pk=row.pk).beating_since > row.heartbeat_at
-    assert not Worker.objects.all().witnesses().exists()
+    assert not witnesses(Worker.objects.all()).exists()
 
 
 def test_it_makes_no_row_of_a_worker_that_signed_off(charge, eventually):
-    _guardian, row = charge()
+    _helper, row = charge()
     eventually(lambda: beat(row) > row.heartbeat_at)
     row.delete()
-    eventually(lambda: sessions_of_guards() == 1)
+    eventually(lambda: sessions_of_helpers() == 1)
     time.sleep(0.5)
     assert not Worker.objects.exists()
 
 
 def test_it_says_once_that_it_cannot_connect_and_goes_on(charge, eventually):
-    guardian, _row = charge()
-    guardian.order(interval=0.05, connection={"host": "/nowhere"})
-    assert "cannot reach the database" in guardian.process.stderr.readline()
+    helper, _row = charge()
+    helper.instruct(interval=0.05, connection={"host": "/nowhere"})
+    assert "cannot reach the database" in helper.process.stderr.readline()
     time.sleep(0.5)
-    assert guardian.process.poll() is None
-    guardian.socket.close()
-    assert guardian.process.wait(60) == 0
-    assert guardian.process.stderr.read() == ""
+    assert helper.process.poll() is None
+    helper.socket.close()
+    assert helper.process.wait(60) == 0
+    assert helper.process.stderr.read() == ""
 
 
-def test_it_does_not_speak_for_ever(monkeypatch):
+def test_it_does_not_beat_for_ever(monkeypatch):
     """What keeps a process from running for an hour will not end."""
-    voice, written = guard.Voice(), []
-    monkeypatch.setattr(voice, "_write", written.append)
-    voice.speak()
-    voice._since -= guard.LONGEST + 1
-    voice.speak()
+    substitute, written = heartbeat_process_main.SubstituteHeartbeat(), []
+    monkeypatch.setattr(substitute, "_write", written.append)
+    substitute.beat()
+    substitute._since -= heartbeat_process_main.LONGEST + 1
+    substitute.beat()
     assert len(written) == 1
-    voice.fall_silent()
-    voice.speak()
+    substitute.pause()
+    substitute.beat()
     assert len(written) == 2
 
 
 def test_which_processes_run(eventually):
     process = subprocess.Popen(["sleep", "60"])
     try:
-        assert guard.is_running(process.pid)
+        assert heartbeat_process_main.is_running(process.pid)
         process.send_signal(signal.SIGSTOP)
-        eventually(lambda: not guard.is_running(process.pid), why="it is stopped")
+        eventually(lambda: not heartbeat_process_main.is_running(process.pid), why="it is stopped")
         process.send_signal(signal.SIGCONT)
-        eventually(lambda: guard.is_running(process.pid))
+        eventually(lambda: heartbeat_process_main.is_running(process.pid))
         process.kill()
-        eventually(lambda: not guard.is_running(process.pid), why="it is a zombie")
+        eventually(lambda: not heartbeat_process_main.is_running(process.pid), why="it is a zombie")
     finally:
         process.kill()
         process.wait()
-    assert not guard.is_running(process.pid)
+    assert not heartbeat_process_main.is_running(process.pid)
 
 
-def test_a_worker_that_cannot_start_a_guard_says_so_once_and_works(worker, monkeypatch, caplog, eventually):
-    monkeypatch.setattr(guarding.sys, "executable", "/nowhere/python")
-    monkeypatch.setattr(guarding, "FIRST_PAUSE", 0.01)
+def test_a_worker_that_cannot_start_a_heartbeat_process_says_so_once_and_works(worker, monkeypatch, caplog, eventually):
+    monkeypatch.setattr(heartbeat_process.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(heartbeat_process, "FIRST_PAUSE", 0.01)
     running = worker()
     tries = []
-    monkeypatch.setattr(running.heartbeat.guard, "_start_when_due", lambda: tries.append(1) or 1 / 0)
+    monkeypatch.setattr(running.heartbeat.process, "_start_when_due", lambda: tries.append(1) or 1 / 0)
     tasks.record.enqueue("works")
     eventually(lambda: Effect.objects.exists())
     eventually(lambda: len(tries) >= 2, why="it was not tried again")
-    assert sum("without its guard" in message for message in caplog.messages) == 1
+    assert sum("without its heartbeat process" in message for message in caplog.messages) == 1

@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.worker.running import attempt as execution
+from django_pglock.worker.running import attempt
 from tests.sample import session_tasks, tasks
 from tests.sample.models import Effect
 
@@ -47,7 +47,7 @@ def test_every_connection_of_a_worker_may_be_terminated(worker_process, eventual
 
 def test_a_storm_of_cut_connections_is_no_poison_pill(worker, eventually, monkeypatch):
     """More cuts than MAX_RESCUES, and only one attempt: an outage is the fault of no task."""
-    monkeypatch.setattr(execution, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(attempt, "FIRST_PAUSE", 0.02)
     worker(threads=1)
     session_tasks.end_own_session.enqueue(6)
     eventually(lambda: Task.objects.filter(status__in=("SUCCESSFUL", "FAILED")).exists())
@@ -58,9 +58,9 @@ def test_a_storm_of_cut_connections_is_no_poison_pill(worker, eventually, monkey
 
 
 def test_pauses_grow_while_a_task_is_cut_off_again_and_again():
-    def pause(attempt, *, retries=0, rescues=0):
-        attempt_ = execution.Attempt.__new__(execution.Attempt)
-        attempt_.claim = SimpleNamespace(attempt=attempt, retries=retries, rescues=rescues)
+    def pause(number, *, retries=0, rescues=0):
+        attempt_ = attempt.Attempt.__new__(attempt.Attempt)
+        attempt_.claim = SimpleNamespace(attempt=number, retries=retries, rescues=rescues)
         return attempt_.interruption(ValueError()).delay
 
     for number, bound in enumerate((0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0), start=1):
@@ -76,4 +76,4 @@ def test_outcomes_are_kept_until_they_can_be_written(worker, eventually):
     terminate_all_others()
     eventually(lambda: Task.objects.filter(pk=task.id, status="SUCCESSFUL").exists())
     assert Task.objects.get().attempts == 1
-    eventually(lambda: not running.hand.claims)
+    eventually(lambda: not running.in_flight.claims)

@@ -9,7 +9,7 @@ from django_pglock.models import Attempt, Task
 from django_pglock.postgres.connections import statement_under_way
 from django_pglock.worker.claiming import listener
 from django_pglock.worker.liveness import deadlines, session_watch
-from django_pglock.worker.running import watchdog
+from django_pglock.worker.running import task_thread
 from django_pglock.worker.service import ConnectedService
 from tests.proxy import Proxy
 from tests.sample import session_tasks as tasks
@@ -128,9 +128,9 @@ def test_nobody_can_be_reached_at_all(member, proxy, eventually, caplog, monkeyp
 
 def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(member, proxy, eventually, caplog, monkeypatch):
     monkeypatch.setattr(session_watch, "FIRST_QUESTION", 10**9)
-    monkeypatch.setattr(watchdog, "CANCEL_PATIENCE", 1.0)
+    monkeypatch.setattr(task_thread, "CANCEL_PATIENCE", 1.0)
     # The request goes to the server, which has nothing to cancel. (The proxy would answer it with a reset.)
-    monkeypatch.setattr(watchdog, "cancel_statement", statement_under_way)
+    monkeypatch.setattr(task_thread, "cancel_statement", statement_under_way)
     begin(tasks.ask_twice_in_time)
     proxy.black_hole(new=False)
     tasks.GO_ON.set()
@@ -156,13 +156,13 @@ def test_a_long_statement_is_left_alone_and_named_once(proxy, quick, worker, eve
     assert Task.objects.get().attempts == 1
     assert caplog.text.count("It goes on waiting") == 1
     assert "the server says that the session is active" in caplog.text
-    eventually(lambda: not member.executor.session_watch._sessions, why="its own session stays open")
+    eventually(lambda: not member.session_watch._sessions, why="its own session stays open")
 
 
 def test_the_watch_itself_does_not_hang(member, proxy, eventually):
     """Its session falls mute while it asks for a long statement."""
     tasks.sleep_in_server.enqueue(10)
-    eventually(lambda: member.executor.session_watch._sessions)
+    eventually(lambda: member.session_watch._sessions)
     proxy.black_hole(new=False)
     failed = eventually(lambda: Task.objects.filter(status="FAILED").first(), why="the watch hangs")
     assert (failed.finished_at - failed.started_at).total_seconds() >= 10, "the statement was under way at the server"

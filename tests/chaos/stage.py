@@ -18,7 +18,7 @@ from django_pglock.models import Attempt, Queue, RateLimit, Task, Waiter, Worker
 from example_project.postgres import PrivatePostgres
 from tests.chaos.evidence import FINISHED, Absence, Evidence, RunRow, TaskRow
 from tests.chaos.report import Row
-from tests.conftest import WorkerProcess, guards_of
+from tests.conftest import WorkerProcess, heartbeat_processes_of
 from tests.sample import chaos_tasks
 from tests.sample.models import Run
 
@@ -143,7 +143,7 @@ class Stage:
         member.send(number)
         if number == signal.SIGKILL:
             member.wait()
-            # Its guard reports the death at once: what it had may have been taken back by now.
+            # Its heartbeat process reports the death at once: what it had may have been taken back by now.
             ended = Task.objects.filter(pk__in=before, status__in=FINISHED).values_list("pk", flat=True)
             return Blow(member.id, at, before - set(ended))
         if number == signal.SIGSTOP:
@@ -153,11 +153,11 @@ class Stage:
         return Blow(member.id, at, self.hands(member.id))
 
     @staticmethod
-    def kill_guards(*workers: Member) -> None:
-        """Kill the guards of workers, a moment before the workers: no new guard is started so soon."""
+    def kill_heartbeat_processes(*workers: Member) -> None:
+        """Kill the heartbeat processes of workers, a moment before the workers: no new one is started so soon."""
         for worker in workers:
-            for guard in guards_of(worker.process.pid):
-                os.kill(guard, signal.SIGKILL)
+            for process in heartbeat_processes_of(worker.process.pid):
+                os.kill(process, signal.SIGKILL)
 
     def out_of_reach(self, worker: UUID, since: float, until: float) -> None:
         """Take note that a worker reached nothing for some time. What it computed then, it had computed before."""

@@ -12,8 +12,8 @@ from django.db.models import Max
 from django.db.models.functions import Extract, Now
 from django.utils import timezone
 
+from django_pglock.keys.reserved import WORKER
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.own_locks import WORKER
 from example_project.postgres import PrivatePostgres
 from tests.chaos.stage import Blow
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
@@ -183,7 +183,7 @@ def locks_of_workers():
 @pytest.mark.skipif(PROGRAM is None, reason="not shown: no PgBouncer on this machine")
 @pytest.mark.fault("SIGKILL of a worker behind PgBouncer in transaction mode")
 def test_a_killed_worker_behind_pgbouncer(stage, beats, eventually):
-    """No worker holds a lock there, whose absence could tell; the guard of the dead one tells."""
+    """No worker holds a lock there, whose absence could tell; the heartbeat process of the dead one tells."""
     settings, _ = beats
     connection.ensure_connection()
     with PgBouncer({"postgres": f"{way_to_server(connection.connection.info)} pool_size=20"}) as pgbouncer:

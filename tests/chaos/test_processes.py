@@ -39,7 +39,9 @@ def test_a_killed_worker(stage, eventually):
     ("whom", "fault"),
     [
         pytest.param("workers", "SIGKILL of all workers at once", marks=pytest.mark.short),
-        pytest.param("everything", "SIGKILL of all workers at once, and of their guards, as with their host"),
+        pytest.param(
+            "everything", "SIGKILL of all workers at once, and of their heartbeat processes, as with their host"
+        ),
     ],
 )
 @pytest.mark.fault("SIGKILL of all workers at once")
@@ -50,7 +52,7 @@ def test_all_workers_dead_at_once(stage, eventually, whom, fault):
     busy = stage.under_load(lambda: all(stage.hands(each.id) for each in crew), seconds=0.5)
     eventually(busy, why="not all have begun")
     if whom == "everything":
-        stage.kill_guards(*crew)
+        stage.kill_heartbeat_processes(*crew)
     at = time.time()
     for member in crew:
         member.send(signal.SIGKILL)

@@ -15,8 +15,8 @@ import pytest
 from django.db import OperationalError, connection
 
 from django_pglock.models import Attempt, Task
+from django_pglock.store.rescue import LOST_WITH_WORKER
 from django_pglock.tasks import enqueue_many
-from django_pglock.tasks.queryset import LOST_WITH_WORKER
 from example_project.postgres import PrivatePostgres, account
 from tests.chaos.conftest import make_tables
 from tests.sample import chaos_tasks
@@ -95,13 +95,13 @@ def test_every_session_is_terminated_again_and_again(stage, keep_busy, show_work
     show_work_goes_on(crew, since)
 
 
-@pytest.mark.fault("SIGKILL of a worker and its guard while every session is terminated")
+@pytest.mark.fault("SIGKILL of a worker and its heartbeat process while every session is terminated")
 def test_a_worker_dies_while_all_are_cut(stage, eventually):
     """All are silent for a moment; those who live are heard again, and then the one that is not is known to be dead."""
     victim, *_others = stage.workers(3, "--threads", "2")
     begun = stage.under_load(lambda: stage.running(20) and stage.hands(victim.id), seconds=0.5)
     eventually(begun, why="the work did not begin")
-    stage.kill_guards(victim)
+    stage.kill_heartbeat_processes(victim)
     blow = stage.strike(victim, signal.SIGKILL)
     ask(TERMINATE)
     eventually(stage.is_over, why="some task is stuck")

@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 
 from django_pglock.models import Task
+from django_pglock.store.claim import claim_statement, claims_of
 from tests.sample.models import Letter
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -36,10 +37,10 @@ def test_eight_workers_claim_every_task_exactly_once(in_threads):
 
     def claim_all(number):
         worker = uuid4()
-        statement = Task.objects.all().claim_statement(worker=worker, paths=["tests.sample.tasks.nothing"])
+        statement = claim_statement("default", worker=worker, paths=["tests.sample.tasks.nothing"])
         claims = []
         while rows := statement.execute(11, "default"):
-            claims += Task.objects.all().claims_of(rows, worker)
+            claims += claims_of(rows, worker)
         return [(claim.id, claim.attempt) for claim in claims]
 
     claims = [claim for each in in_threads(claim_all, 8) for claim in each]

@@ -11,6 +11,7 @@ import pytest
 
 from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.claim import claim_statement, claims_of
 from django_pglock.tasks.claim import Claim
 
 
@@ -27,8 +28,7 @@ def claim() -> Callable[..., list[Claim]]:
     def take(limit: int = 1, *, worker: UUID | None = None, queue: str = "default") -> list[Claim]:
         worker = worker or uuid4()
         paths = list(Task.objects.values_list("task_path", flat=True).distinct().order_by("task_path"))
-        rows: Any = Task.objects.all()
-        return rows.claims_of(rows.claim_statement(worker=worker, paths=paths).execute(limit, queue), worker)
+        return claims_of(claim_statement("default", worker=worker, paths=paths).execute(limit, queue), worker)
 
     return take
 

@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 from django.db import connection
+from django.http import StreamingHttpResponse
+from django.test import RequestFactory
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock import LockError, LockNotAvailable, lock, lock_all, semaphore, try_lock
+from django_pglock import LockError, LockNotAvailable, lock, lock_all, lock_view, semaphore, try_lock
 from django_pglock.testing import assert_no_locks, hold, locks_disabled
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,3 +39,14 @@ def test_everybody_gets_every_lock_and_nobody_is_asked():
 async def from_coroutine():
     async with lock("a", timeout=0) as handle:
         handle.assert_held()
+
+
+def test_a_view_may_stream():
+    @lock_view("stream")
+    def stream(request):
+        return StreamingHttpResponse(iter([b"a", b"b"]))
+
+    with hold("stream"), locks_disabled():
+        response = stream(RequestFactory().get("/"))
+        assert response.getvalue() == b"ab"
+        response.close()

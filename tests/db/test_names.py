@@ -14,14 +14,15 @@ from django.db.models.functions import Now
 
 from django_pglock import Lease, lock, lock_all, semaphore
 from django_pglock.errors import ConfigurationError, LockKeyError, TaskArgumentsError
-from django_pglock.locks.statements import LONGEST_NAME
+from django_pglock.locks.statements.fragments import LONGEST_NAME
 from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
 from django_pglock.models import Lease as LeaseRow
+from django_pglock.store.liveness import beat
+from django_pglock.store.wake import READY_CHANNEL, note_sleep
 from django_pglock.tasks.compat import InvalidTask
-from django_pglock.tasks.wakeup import READY_CHANNEL
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
-from tests.db.test_locks import Somebody
+from tests.db.locks.test_api import Somebody
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks as sample
 
@@ -149,8 +150,8 @@ def test_a_notification_carries_the_whole_name(name):
     try:
         worker = uuid4()
         values = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
-        Worker.objects.all().beat(worker, **values, task_paths=[])
-        Worker.objects.all().note_sleep(worker, is_sleeping=True)
+        beat("default", worker, **values, task_paths=[])
+        note_sleep("default", worker, is_sleeping=True)
         with listener.connection.cursor() as cursor:
             cursor.execute(f"LISTEN {READY_CHANNEL}")
         sample.nothing.using(queue_name=name).enqueue()
@@ -276,6 +277,6 @@ def test_a_path_that_nobody_knows(name, eventually, worker, caplog):
     assert (row.task_path, row.queue) == (name, name)
     unknown = Task.objects.all().unknown()
     assert [each[:3] for each in unknown] == [(name, name, 1)]
-    UnknownReport(Task.objects.all(), uuid4())._report(unknown)
+    UnknownReport("default", uuid4())._report(unknown)
     assert any("which no running worker knows" in each.getMessage() for each in caplog.records)
     assert any("was taken back" in each.getMessage() for each in caplog.records)

@@ -15,8 +15,11 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import task
 from django_pglock.models import Attempt, Schedule, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.tasks import wakeup
-from django_pglock.worker.claiming.queue_cursor import LONGEST_LINE, WorkerClaims
+from django_pglock.store import wake as wakeup
+from django_pglock.store.liveness import beat
+from django_pglock.store.rescue import rescue
+from django_pglock.store.wake import note_sleep
+from django_pglock.worker.claiming.queue_cursor import LONGEST_LIFETIME, QueueCursors
 from tests.sample import keyed_tasks as keyed
 from tests.sample import running_tasks, scheduled, tasks
 from tests.sample.models import Effect
@@ -26,10 +29,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 PATH = "tests.sample.tasks.nothing"
 
 
-def beat(worker, **options):
+def beat_of(worker, **options):
     """Write a worker's row, as its heartbeat does."""
     same = {"name": "pod-1", "hostname": "pod-1", "pid": 7, "queues": [], "threads": 1, "is_stopping": False}
-    return Worker.objects.all().beat(worker, **{**same, **options})
+    return beat("default", worker, **{**same, **options})
 
 
 def ask(sql, *values):
@@ -44,35 +47,35 @@ def ask(sql, *values):
 def test_a_task_may_run_for_longer_than_any_limit(claim, slow_beats):
     """It began ten days ago, and its worker gives signs of life."""
     worker = uuid4()
-    beat(worker)
+    beat_of(worker)
     tasks.nothing.enqueue()
     claim(worker=worker)
     long_ago = Now() - timedelta(days=10)
     Task.objects.update(enqueued_at=long_ago, started_at=long_ago, last_attempted_at=long_ago)
-    assert Task.objects.all().rescue() == []
+    assert rescue("default") == []
     assert not Task.objects.all().stuck().exists()
 
 
 def test_a_restart_under_the_same_name_does_not_vouch_for_the_one_before(claim):
     """The same host, and the same process number, as in any container."""
     before, after = uuid4(), uuid4()
-    beat(before)
+    beat_of(before)
     tasks.nothing.enqueue()
     claim(worker=before)
     Worker.objects.filter(pk=before).update(heartbeat_at=Now() - timedelta(days=1))
-    beat(after)
+    beat_of(after)
     Worker.objects.filter(pk=after).update(beating_since=Now() - timedelta(hours=1))
-    assert [each.worker for each in Task.objects.all().rescue()] == [before]
+    assert [each.worker for each in rescue("default")] == [before]
 
 
 def test_tasks_of_the_living_take_no_room_in_a_page_of_rescue(claim, slow_beats):
     living = uuid4()
-    beat(living)
+    beat_of(living)
     for _ in range(6):
         tasks.nothing.enqueue()
     claim(5, worker=living)
     [orphan] = claim()
-    assert [each.id for each in Task.objects.all().rescue(limit=1)] == [orphan.id]
+    assert [each.id for each in rescue("default", limit=1)] == [orphan.id]
 
 
 @pytest.fixture
@@ -105,14 +108,14 @@ def test_ids_beyond_32_bits_go_all_the_way(high_ids, worker, eventually):
 def test_a_beat_is_one_statement_and_writes_no_task(claim):
     """A beat that rewrote each running row would cost more, the more there is to do."""
     worker = uuid4()
-    beat(worker)
+    beat_of(worker)
     for _ in range(50):
         tasks.nothing.enqueue()
     claim(50, worker=worker)
     versions = ask("SELECT id, xmin::text FROM django_pglock_task ORDER BY id")
     beat_at = Worker.objects.get().heartbeat_at
     with CaptureQueriesContext(connection) as queries:
-        beat(worker)
+        beat_of(worker)
     assert len(queries) == 1
     assert Worker.objects.get().heartbeat_at > beat_at
     assert ask("SELECT id, xmin::text FROM django_pglock_task ORDER BY id") == versions
@@ -151,8 +154,8 @@ def heard():
 def test_nobody_is_notified_unless_somebody_sleeps_and_then_once(heard, is_sleeping, expected):
     """Each NOTIFY takes a lock that serialises the commits of the whole server."""
     worker = uuid4()
-    beat(worker)
-    Worker.objects.note_sleep(worker, is_sleeping=is_sleeping)
+    beat_of(worker)
+    note_sleep("default", worker, is_sleeping=is_sleeping)
     wakeup._nobody_slept_at.clear()
     with transaction.atomic():
         for number in range(100):
@@ -162,8 +165,8 @@ def test_nobody_is_notified_unless_somebody_sleeps_and_then_once(heard, is_sleep
 
 def test_what_was_rolled_back_takes_no_notification_along(heard):
     worker = uuid4()
-    beat(worker)
-    Worker.objects.note_sleep(worker, is_sleeping=True)
+    beat_of(worker)
+    note_sleep("default", worker, is_sleeping=True)
     for is_undone in (True, False):
         with transaction.atomic():
             tasks.nothing.using(queue_name="outer").enqueue()
@@ -185,7 +188,7 @@ def test_a_rescue_meets_no_conflict_with_the_one_that_waits(claim):
     keyed.refresh.enqueue(1)
     tasks.nothing.enqueue()
     [orphan] = Task.objects.filter(status="RUNNING")
-    assert [each.id for each in Task.objects.all().rescue()] == [orphan.pk]
+    assert [each.id for each in rescue("default")] == [orphan.pk]
     assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
 
 
@@ -202,7 +205,7 @@ def test_the_clock_of_the_host_does_not_matter(worker, eventually, monkeypatch, 
     monkeypatch.setattr("django.utils.timezone.now", lambda: pytest.fail("somebody asked the host for the time"))
     task(every=3600)(scheduled.nightly)
     living = uuid4()
-    beat(living)
+    beat_of(living)
     worker()
     later = tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
     tasks.fail_with_long_wait.enqueue()
@@ -229,16 +232,15 @@ def test_a_claim_begins_where_the_one_before_it_ended():
     for _ in range(9):
         tasks.nothing.enqueue()
     ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))
-    rows = Task.objects.all()
-    claims = WorkerClaims(rows, worker=uuid4(), paths=[PATH], is_fair=False, clock=lambda: now[0]).of("default")
+    claims = QueueCursors("default", worker=uuid4(), paths=[PATH], is_fair=False, clock=lambda: now[0]).of("default")
     assert [each.id for each in claims.claim(3)] == ids[:3]
-    claims._line_until = LONGEST_LINE  # by this clock the first look took no time at all
+    claims._valid_until = LONGEST_LIFETIME  # by this clock the first look took no time at all
     urgent = tasks.nothing.using(priority=50).enqueue()
     with CaptureQueriesContext(connection) as queries:
         assert [each.id for each in claims.claim(3)] == ids[3:6]
     assert len(queries) == 1
     assert f'"id" > {ids[2]}' in queries[0]["sql"].replace('"django_pglock_task".', "")
-    now[0] += LONGEST_LINE
+    now[0] += LONGEST_LIFETIME
     assert str(claims.claim(1)[0].id) == urgent.id
 
 

@@ -20,11 +20,13 @@ from django.urls import reverse
 
 from django_pglock import Lease, Unique, enqueue_many, lock, task
 from django_pglock.errors import LockKeyError
-from django_pglock.key_template import KeyTemplate
 from django_pglock.keys import make_key
+from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.views import lock_view
-from django_pglock.models import AdvisoryLock, Attempt, Schedule, Task, Worker
+from django_pglock.models import AdvisoryLock, Attempt, Task
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.liveness import beat, forget_dead
+from django_pglock.store.schedule import register
 from django_pglock.tasks.call_keys import LONGEST_KEY, keys_of
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import InvalidTask, TaskResultDoesNotExist, task_backends, task_finished
@@ -112,14 +114,14 @@ def test_a_worker_runs_and_imports_nothing_that_a_row_names(worker, eventually, 
 
 def test_a_claim_on_what_is_no_task_fails_and_imports_nothing(nothing_runs):
     """Also if a worker came to have such a claim, by whatever way."""
-    from django_pglock.worker.running.attempt import prepare
+    from django_pglock.worker.running.run import prepare
 
     for path in NOT_TASKS:
         text = json.dumps([nothing_runs])
         claim = Claim(1, 1, uuid4(), "default", "default", 0, path, text, "{}", "{}", 0, 0, 0, None, "", "", "")
-        ending = prepare(claim, "default")
-        assert ending.outcome.status == "FAILED"
-        assert "is not registered" in ending.outcome.failure.traceback
+        ended = prepare(claim, "default")
+        assert ended.outcome.status == "FAILED"
+        assert "is not registered" in ended.outcome.failure.traceback
 
 
 @pytest.mark.parametrize("path", NOT_TASKS)
@@ -365,8 +367,8 @@ def test_the_rights_that_the_documentation_names_are_enough(as_role, worker, eve
     as_role("worker")
     write_row("os.system", status="RUNNING", worker=uuid4(), attempts=1, last_attempted_at="2020-01-01")
     somebody = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
-    Worker.objects.all().beat(uuid4(), **somebody)
-    assert Schedule.objects.all().register() == ["tests.sample.scheduled.nightly"]
+    beat("default", uuid4(), **somebody)
+    assert register("default") == ["tests.sample.scheduled.nightly"]
     worker(queues=["default"])
     waiting = Task.objects.filter(finished_at=None).exclude(task_path="os.system")
     eventually(lambda: not waiting.exists())
@@ -374,7 +376,7 @@ def test_the_rights_that_the_documentation_names_are_enough(as_role, worker, eve
     eventually(gone.exists, why="it was not taken back from a worker that is gone")
     assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL", "READY"}
     assert Task.objects.all().prune(older_than=0) > 10
-    Worker.objects.all().forget()
+    forget_dead("default")
     as_role("app")
     assert isinstance(sample.nothing.enqueue().id, str)
     with pytest.raises(TimeoutError):

@@ -73,7 +73,8 @@ running = greet.enqueue("Fay")
 Task.objects.filter(pk=running.id).update(
     status="RUNNING", worker=uuid4(), attempts=1, started_at=timezone.now(), last_attempted_at=timezone.now()
 )
-Worker.objects.beat(
+beat(
+    "default",
     uuid4(), name="alive", hostname="here", pid=1, queues=[], threads=1, is_stopping=False, task_paths=[]
 )
 with lock("order:5"), Lease("report", ttl=60):

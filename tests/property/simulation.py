@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from django_pglock.models import Attempt, Queue, RateLimit, Task, Waiter, Worker
-from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import (
+from django_pglock.store.claim import claim_statement, claims_of
+from django_pglock.store.liveness import beat
+from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
     Failed,
@@ -22,6 +23,7 @@ from django_pglock.tasks.outcome import (
     Snoozed,
     Succeeded,
 )
+from django_pglock.tasks.claim import Claim
 
 FAILURE = Failure("builtins.ValueError", "Traceback …")
 OUTCOMES = st.sampled_from(
@@ -61,11 +63,10 @@ def clear() -> None:
         model.objects.all().delete()
 
 
-def beat(worker: UUID) -> None:
-    Worker.objects.all().beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+def beat_of(worker: UUID) -> None:
+    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
 
 
 def claim(worker: UUID, limit: int, paths: list[str]) -> list[Claim]:
-    rows = Task.objects.all()
-    statement = rows.claim_statement(worker=worker, paths=paths)
-    return rows.claims_of(statement.execute(limit, "default"), worker)
+    statement = claim_statement("default", worker=worker, paths=paths)
+    return claims_of(statement.execute(limit, "default"), worker)

@@ -1,6 +1,6 @@
 """No thread of a worker waits beside a task that it could run for longer than a claim takes, whatever comes between.
 
-The real fetcher, settler, executor and hand, with a table of dicts: a claim and a settle take some milliseconds, and
+The real fetcher, settler, executor and ``InFlight``, with a table of dicts: a claim and a settle take milliseconds, and
 between any two lines anything may happen that the other threads can do.
 """
 
@@ -11,26 +11,27 @@ from collections.abc import Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_pglock.tasks.outcome import SUCCEEDED, Outcome
-from django_pglock.worker import capacity
-from django_pglock.worker import in_flight as hand
-from django_pglock.worker.claiming import fetcher
-from django_pglock.worker.claiming import function_kinds as kinds
+from django_pglock.store.outcome import SUCCEEDED, Outcome
+from django_pglock.worker import capacity, in_flight
+from django_pglock.worker.claiming import claimer, fetcher, function_kinds
+from django_pglock.worker.claiming.claimer import Claimer
 from django_pglock.worker.claiming.fetcher import Fetcher
-from django_pglock.worker.claiming.function_kinds import ASYNC, PAUSE, SYNC
-from django_pglock.worker.in_flight import Ending, Hand
+from django_pglock.worker.claiming.function_kinds import ASYNC, EMPTY_PAUSE, SYNC
+from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.running import executor
 from django_pglock.worker.running.executor import Executor
 from django_pglock.worker.settling import settler
 from django_pglock.worker.settling.settler import Settler
 from tests.property.interleaving import Event, Lock, Queue, Schedule, by_clock_of
 
-MODULES = (capacity, executor, fetcher, hand, kinds, settler)
+MODULES = (capacity, claimer, executor, fetcher, function_kinds, in_flight, settler)
 #: Seconds that the database takes for a claim, or for a settle: mostly little, and much while others keep it busy.
 ANSWERS = (0.0005, 0.002, 0.002, 0.01, 0.08)
 
@@ -62,14 +63,14 @@ class House:
         for call in calls:
             self.add(call)
         self.is_atomic = is_atomic
-        self.hand = self.make_hand(threads)
+        self.in_flight = self.make_in_flight(threads)
         self.fetcher, self.settler, self.executor = FetcherHere(self), SettlerHere(self), ExecutorHere(self)
         self.coroutines: list[tuple[float, Call]] = []
         self.schedule.add("fetcher", self.fetch)
         self.schedule.add("settler", self.settle)
-        for number, slot in enumerate(self.hand.threads.slots):
+        for number, slot in enumerate(self.in_flight.threads.slots):
             self.schedule.add(f"thread {number}", lambda slot=slot: self.executor._work(slot))
-        self.schedule.add("beginner", self.executor._begin_coroutines)
+        self.schedule.add("async starter", self.executor._start_coroutines)
         self.schedule.add("loop", self.run_coroutines)
         # Enqueued by somebody who notifies the worker only if that has asked for it.
         self.silent: list[Call] = []
@@ -77,9 +78,9 @@ class House:
         if late:
             self.schedule.add("producer", lambda: self.produce(late))
 
-    def make_hand(self, threads: int) -> Hand:
-        made = Hand(threads)
-        made.hungry = Event(self.schedule, "hungry")
+    def make_in_flight(self, threads: int) -> InFlight:
+        made = InFlight(threads)
+        made.fetcher_wakeup = Event(self.schedule, "fetcher_wakeup")
         made.outbox = Queue(self.schedule, "outbox")
         made.threads.inbox = Queue(self.schedule, "inbox")
         made.coroutines.inbox = Queue(self.schedule, "coroutines")
@@ -142,27 +143,27 @@ class House:
             self.schedule.block("loop", lambda count=count: len(self.coroutines) > count, seconds)
             for each in [each for each in self.coroutines if each[0] <= self.schedule.now]:
                 self.coroutines.remove(each)
-                self.hand.ended(self.ending(each[1]))
-                self.hand.coroutines.free()
+                self.in_flight.end(self.ended(each[1]))
+                self.in_flight.coroutines.free()
 
-    def ending(self, call: Call) -> Ending:
-        return Ending(call, SUCCEEDED, is_settled=self.is_atomic and not call.is_async)
+    def ended(self, call: Call) -> EndedClaim:
+        return EndedClaim(call, SUCCEEDED, is_settled=self.is_atomic and not call.is_async)
 
     # What has to hold
 
     def check(self) -> None:
         """Called whenever nobody can run: then nobody may wait for somebody who sleeps."""
         places = self.schedule.places()
-        if places["fetcher"] != "hungry":
+        if places["fetcher"] != "fetcher_wakeup":
             return
         # A look for the loop alone is put off for a while, lest it keeps threads waiting; but no longer.
-        has_place = self.hand.coroutines.room() > 0
-        is_put_off = 0 < self.fetcher._looks.next_in(ASYNC) >= self.schedule.sleeps_for("fetcher") - 1e-6
+        has_place = self.in_flight.coroutines.room() > 0
+        is_put_off = 0 < self.fetcher.claimer.pauses.next_in(ASYNC) >= self.schedule.sleeps_for("fetcher") - 1e-6
         for kind, has_room in ((SYNC, "inbox" in places.values()), (ASYNC, has_place)):
             beside = [call for call in self.ready if call.is_async is (kind == ASYNC)]
             if kind == ASYNC and is_put_off:
                 continue
-            if not self.is_told and self.schedule.sleeps_for("fetcher") <= PAUSE + 1e-6:
+            if not self.is_told and self.schedule.sleeps_for("fetcher") <= EMPTY_PAUSE + 1e-6:
                 # Nobody is asked to tell of these, for the worker is busy; it looks again in a moment.
                 beside = [call for call in beside if call not in self.silent]
             assert not (has_room and beside), f"{len(beside)} {kind} tasks are ready, there is room: {places}"
@@ -172,76 +173,82 @@ class FetcherHere(Fetcher):
     def __init__(self, house: House) -> None:
         rows: Any = SimpleNamespace(db="default")
         queues: Any = SimpleNamespace(only="default", serves=lambda name: True)
-        super().__init__(house.hand, rows, SimpleNamespace(id=None), queues, listens=True)
+        super().__init__(house.in_flight, rows, SimpleNamespace(id=None), queues, listens=True)
         self.house = house
         self._discovery = SimpleNamespace(is_due=False, look=lambda **urgency: False)
-        self._looks._clock = house.schedule.time.monotonic
-
-    def _kinds(self) -> list[Any]:
-        self._claims = dict.fromkeys(("sync", "async", "both"))
-        self._claims = {kind: kind for kind in self._claims}
-        return [SYNC, ASYNC]
+        self.claimer = ClaimerHere(house, rows, queues)
 
     def _ask_for_news(self, *, is_sleeping: bool) -> None:
         self.house.wait_for_answer()
         self.house.is_told = is_sleeping
         self.house.wait_for_answer()
 
-    def _claim_from(self, queues: list[str], of_worker: Any, room: int) -> list[Any]:
-        return self.house.claim(of_worker, room)
+
+class ClaimerHere(Claimer):
+    def __init__(self, house: House, rows: Any, queues: Any) -> None:
+        super().__init__(house.in_flight, rows, uuid4(), queues)
+        self.house = house
+        self.pauses._clock = house.schedule.time.monotonic
+
+    def _kinds(self) -> list[Any]:
+        self._cursors = {kind: kind for kind in ("sync", "async", "both")}
+        return [SYNC, ASYNC]
+
+    def _claim_from(self, queues: list[str], cursors: Any, room: int) -> list[Any]:
+        return self.house.claim(cursors, room)
 
 
 class SettlerHere(Settler):
     def __init__(self, house: House) -> None:
         rows: Any = SimpleNamespace(db="default")
-        super().__init__(house.hand, rows, None, progress=None, scheduled=lambda: None)
+        super().__init__(house.in_flight, rows, None, progress=None, scheduled=lambda: None)
         self.house = house
         self.stopping = Event(house.schedule, "lingers")
 
-    def _write(self, batch: list[Ending]) -> list[Ending]:
+    def _write(self, batch: list[EndedClaim]) -> list[EndedClaim]:
         if not self.house.is_atomic:
             self.house.wait_for_answer()
         self.house.left -= len(batch)
         return batch
 
-    def _let_through(self, endings: list[Ending]) -> None:
-        calls = [ending.claim for ending in endings]
+    def _let_through(self, ended_claims: list[EndedClaim]) -> None:
+        calls = [ended.claim for ended in ended_claims]
         if any(call.lock_key is not None for call in calls):
             self.house.wait_for_answer()
         if self.house.let_through(calls):
-            self.hand.tell_news()
+            self.in_flight.tell_news()
 
 
-class Seat:
+class TaskThread:
     def clean_up(self, claim: Any) -> None:
         pass
 
 
 class ExecutorHere(Executor):
     def __init__(self, house: House) -> None:
-        super().__init__(house.hand, "default", SimpleNamespace(seat=Seat, seats=[]))
+        super().__init__(house.in_flight, "default", SimpleNamespace(watch_this_thread=TaskThread, task_threads=[]))
         self.house = house
 
-    def _execute(self, claim: Any, seat: Any) -> Ending | None:
+    def _execute(self, claim: Any, thread: Any) -> EndedClaim | None:
         outcome: Outcome = SUCCEEDED
         if claim.is_async:
             self.house.coroutines.append((self.house.schedule.now + claim.seconds, claim))
             return None
         self.house.schedule.sleep(claim.seconds)
-        ending = self.house.ending(claim)
-        ending.outcome = outcome
-        return ending
+        ended = self.house.ended(claim)
+        ended.outcome = outcome
+        return ended
 
 
 @pytest.fixture(autouse=True)
 def by_kind(monkeypatch):
-    monkeypatch.setattr(Hand, "begin", _begin)
-    monkeypatch.setattr(executor, "look_at_connections", lambda using: None)
+    monkeypatch.setattr(InFlight, "begin", _begin)
+    monkeypatch.setattr(executor, "renew_connections", lambda using: None)
     # Few places, so that they are all taken.
     monkeypatch.setattr(capacity, "MOST_ASYNC", 3)
 
 
-def _begin(self: Hand, call: Any) -> None:
+def _begin(self: InFlight, call: Any) -> None:
     if call.is_async:
         self.coroutines.put(call)
     else:

@@ -19,11 +19,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask
 from django_pglock.models import Queue, RateLimit, Task, Worker
+from django_pglock.store.admit import admit
+from django_pglock.store.cancel import cancel_requests
+from django_pglock.store.claim_fair import claim_fair
+from django_pglock.store.claim_group import claim_group
+from django_pglock.store.give_back import give_back
+from django_pglock.store.lock_keys import blocked_keys
+from django_pglock.store.outcome import FINAL, Succeeded
+from django_pglock.store.promote import promote
+from django_pglock.store.rate import open_rates
+from django_pglock.store.release import release, stray_waiters
+from django_pglock.store.rescue import rescue
+from django_pglock.store.settle import settle
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import FINAL, Succeeded
 from django_pglock.tasks.states import FINISHED, TaskStatus
 from tests.property.laws import Laws, has_unique_key
-from tests.property.simulation import LONG, OUTCOMES, beat, claim, clear, walk
+from tests.property.simulation import LONG, OUTCOMES, beat_of, claim, clear, walk
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -150,7 +161,7 @@ class Working(Laws):
         self._hold(taken)
         for each in taken:
             if each.task_path == keyed.digest.module_path:
-                self._hold(Task.objects.all().claim_group(each, limit=2, gather=0))
+                self._hold(claim_group("default", each, limit=2, gather=0))
 
     @rule(number=st.integers(0, 2), limit=st.integers(1, 4))
     def claim_in_turns(self, number, limit):
@@ -202,24 +213,24 @@ class Working(Laws):
     @rule(claim=HELD)
     def find_a_claim_whose_answer_was_lost(self, claim):
         known = [each.id for each in self.held.values() if each is not claim]
-        assert Task.objects.all().release_unknown(claim.worker, known, older_than=0) == 1
+        assert give_back("default", claim.worker, known, older_than=0) == 1
         self._let_go({claim.id})
 
     @precondition(lambda walk: walk._orphans())
     @rule()
     def rescue(self):
-        rescued = {each.id for each in Task.objects.all().rescue()}
+        rescued = {each.id for each in rescue("default")}
         assert rescued == self._orphans(), "the dead workers' tasks, and no others"
         self._let_go(rescued)
 
     def _living(self, number):
         worker = self.workers[number]
-        beat(worker)
+        beat_of(worker)
         self.alive.add(worker)
         return worker
 
     def _claim_fair(self, worker, limit):
-        return Task.objects.all().claim_fair(worker=worker, queue="default", paths=PATHS, after="", limit=limit)[0]
+        return claim_fair("default", worker=worker, queue="default", paths=PATHS, after="", limit=limit)[0]
 
     def _first(self, limit, is_meant):
         ready = [task for task in self.now.values() if task.status == "READY" and is_meant(task)]
@@ -251,7 +262,7 @@ class Working(Laws):
         return {id_ for id_, (_, worker) in self.live.items() if worker not in self.alive}
 
     def _accepted(self, pairs):
-        accepted = Task.objects.all().settle(pairs, pairs[0][0].worker)
+        accepted = settle("default", pairs, pairs[0][0].worker)
         mine = {each.id for each, _ in pairs if self.live.get(each.id) == (each.attempt, each.worker)}
         assert accepted.keys() == mine, "accepted if and only if the claim is live"
         self._let_go(mine)
@@ -259,9 +270,9 @@ class Working(Laws):
 
     def _settle(self, pairs):
         """Do what the settler does."""
-        accepted, rows = self._accepted(pairs) if pairs else {}, Task.objects.all()
-        rows.release([each.id for each, outcome in pairs if isinstance(outcome, FINAL) or accepted.get(each.id)])
-        rows.admit([each.lock_key for each, _ in pairs])
+        accepted = self._accepted(pairs) if pairs else {}
+        release("default", [each.id for each, outcome in pairs if isinstance(outcome, FINAL) or accepted.get(each.id)])
+        admit("default", [each.lock_key for each, _ in pairs])
 
 
 class Asking(Working):
@@ -271,9 +282,7 @@ class Asking(Working):
     @rule(task=UNFINISHED)
     def cancel(self, task):
         assert Task.objects.filter(pk=task).cancel() == (self.now[task].cancel_requested_at is None)
-        asked = {
-            (id_, attempt) for worker in self.workers for id_, attempt in Task.objects.all().cancel_requests(worker)
-        }
+        asked = {(id_, attempt) for worker in self.workers for id_, attempt in cancel_requests("default", worker)}
         assert {id_ for id_, _ in asked} <= self.live.keys()
         assert task not in self.live or (task, self.live[task][0]) in asked
 
@@ -322,18 +331,16 @@ class Upkeeping(Working):
         Task.objects.filter(expires_at__gt=Now()).update(expires_at=Now())
         RateLimit.objects.update(arrives_at=Now())
         RateLimit.objects.filter(opens_at__isnull=False).update(opens_at=Now())
-        rows = Task.objects.all()
-        rows.promote()
-        rows.admit(rows.open_rates())
+        promote("default")
+        admit("default", open_rates("default"))
         self.sweep()
 
     @precondition(lambda walk: walk.is_owed)
     @rule()
     def sweep(self):
         """Do what a crash has left undone."""
-        rows = Task.objects.all()
-        rows.release(awaited for _, awaited in rows.stray_waiters(0) if awaited is not None)
-        rows.admit(rows.blocked_keys(""))
+        release("default", (awaited for _, awaited in stray_waiters("default", 0) if awaited is not None))
+        admit("default", blocked_keys("default", ""))
         self.is_owed = False
 
     @is_finished

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from django_pglock.models import Queue, Task, Worker
+from django_pglock.store.outcome import Interrupted, Retried, Snoozed
+from django_pglock.store.promote import promote
+from django_pglock.store.rescue import rescue
+from django_pglock.store.settle import settle
 from django_pglock.tasks.claim import Claim
-from django_pglock.tasks.outcome import Retried, Snoozed
 from django_pglock.tasks.states import FINISHED, WAITING
-from tests.property.simulation import LONG, OUTCOMES, beat, claim, clear, walk
+from tests.property.simulation import LONG, OUTCOMES, beat_of, claim, clear, walk
 from tests.sample import tasks
 
 PATH = "tests.sample.tasks.nothing"
@@ -45,7 +48,7 @@ class TasksAndWorkers(RuleBasedStateMachine):
     @rule(target=claims, limit=st.integers(1, 3))
     def claim(self, limit):
         worker = uuid4()
-        beat(worker)
+        beat_of(worker)
         taken = claim(worker, limit, [PATH])
         ready = [id_ for id_, status in self.status.items() if status == "READY" and not self.is_paused]
         assert len(taken) == min(limit, len(ready)), "a claim takes what is ready, up to its limit"
@@ -59,14 +62,14 @@ class TasksAndWorkers(RuleBasedStateMachine):
     @rule(claim=claims, outcome=OUTCOMES)
     def settle(self, claim: Claim, outcome):
         """Also again, and also long after the claim was lost: claims are not consumed."""
-        accepted = Task.objects.all().settle([(claim, outcome)], claim.worker)
+        accepted = settle("default", [(claim, outcome)], claim.worker)
         is_mine = self.live.get(claim.id) == (claim.attempt, claim.worker)
         assert (claim.id in accepted) == is_mine, "accepted if and only if the claim is live"
         if is_mine:
             assert (claim.id, claim.attempt) not in self.accepted, "one claim, one accepted outcome"
             self.accepted.add((claim.id, claim.attempt))
             del self.live[claim.id]
-            is_due = isinstance(outcome, (Retried, Snoozed)) and outcome.delay <= 0
+            is_due = isinstance(outcome, (Interrupted, Retried, Snoozed)) and outcome.delay <= 0
             status = "READY" if is_due else outcome.status.value
             self.status[claim.id] = "CANCELLED" if claim.id in self.asked and status in WAITING else status
             self.asked.discard(claim.id)
@@ -74,7 +77,7 @@ class TasksAndWorkers(RuleBasedStateMachine):
     @rule(claim=consumes(claims))
     def worker_dies_and_its_tasks_are_rescued(self, claim: Claim):
         Worker.objects.filter(pk=claim.worker).delete()
-        rescued = {each.id: each for each in Task.objects.all().rescue()}
+        rescued = {each.id: each for each in rescue("default")}
         owned = {id_ for id_, (_, worker) in self.live.items() if worker == claim.worker}
         assert set(rescued) == owned, "the dead worker's tasks, and no others"
         for id_, each in rescued.items():
@@ -115,7 +118,7 @@ class TasksAndWorkers(RuleBasedStateMachine):
     @rule()
     def promote(self):
         Task.objects.filter(status="SCHEDULED").update(run_after=Now())
-        Task.objects.all().promote()
+        promote("default")
         self._move({"SCHEDULED"}, "READY")
 
     @rule()

@@ -3,7 +3,7 @@
 from django.db import models
 from django.db.models.functions import Now
 
-from django_pglock.tasks.claiming import ClaimManager
+from django_pglock import ClaimManager
 
 
 class Effect(models.Model):

@@ -13,7 +13,7 @@ from django.urls import reverse
 from django_pglock import LockScopeError, lock
 from django_pglock.models import Task
 from tests.conftest import ROOT
-from tests.db.test_locks import somebody as somebody  # a fixture
+from tests.db.locks.test_api import somebody as somebody  # a fixture
 from tests.docs.test_docs import blocks
 from tests.sample import session_tasks, tasks
 from tests.sample.models import Effect
@@ -112,5 +112,5 @@ def test_a_transaction_left_open_in_another_database_is_not_the_next_tasks(alias
     session_tasks.leave.enqueue("a BEGIN in another database")
     session_tasks.write_to.enqueue("other")
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 3)
-    eventually(lambda: not running.hand.claims)
+    eventually(lambda: not running.in_flight.claims)
     assert Effect.objects.filter(name="kept").count() == 2

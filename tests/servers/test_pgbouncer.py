@@ -11,11 +11,12 @@ from django.core.checks import run_checks
 from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
-from django_pglock import Lease, LockLost, LockNotAvailable, leader, lock, own_locks, semaphore, try_lock
+from django_pglock import Lease, LockLost, LockNotAvailable, leader, lock, semaphore, try_lock
+from django_pglock.keys import reserved
 from django_pglock.models import AdvisoryLock, Task, Waiter
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Worker as WorkerRow
-from django_pglock.tasks.await_result import await_end
+from django_pglock.store.await_end import await_end
 from django_pglock.testing import assert_no_locks
 from django_pglock.worker import Worker
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
@@ -171,7 +172,7 @@ def test_whoever_waits_for_a_result_behind_it_finds_it_by_the_poll(pgbouncer, al
 
 def locks_of_workers():
     with connections["default"].cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = %s", [own_locks.WORKER])
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = %s", [reserved.WORKER])
         return cursor.fetchone()[0]
 
 

@@ -18,6 +18,7 @@ settings.configure(DATABASES={"default": environ.Env().db()}, INSTALLED_APPS=["d
 django.setup()
 call_command("migrate", verbosity=0)
 from django.db import connection
+from django_pglock.store.release import release
 from django_pglock import Lease, leader, lock
 from django_pglock.errors import ConfigurationError
 held = []
@@ -55,7 +56,7 @@ call_command("migrate", verbosity=0)
 from django.db import connection, connections
 from django.db.models.functions import Now
 from django_pglock.models import Task, Waiter
-from django_pglock.tasks import result_listener
+from django_pglock.store import result_listener
 from tests.sample import tasks
 results = [tasks.nothing.enqueue() for _ in range(20)]
 ticks = []
@@ -84,7 +85,7 @@ while len(ticks) < before + 5:
     gevent.sleep(0.01)  # where others stand still, so does this, until the waits are over
 ids = [int(result.id) for result in results]
 Task.objects.filter(pk__in=ids).update(status="SUCCESSFUL", finished_at=Now())
-Task.objects.all().release(ids)
+release("default", ids)
 gevent.joinall(waiting, timeout=60, raise_error=True)
 assert [each.value for each in waiting] == [True] * 21
 while result_listener._listeners:

@@ -38,8 +38,8 @@ from django_pglock.management.task_output import (
     queue_as_line,
 )
 from django_pglock.models import Queue, Task, Worker
-from django_pglock.tasks.counting import COUNTED, MOST_COUNTED, QueueCounts
-from django_pglock.tasks.pruning import WINDOW
+from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts, in_status
+from django_pglock.store.move import WINDOW
 from django_pglock.tasks.redaction import fields_behind_keys
 from django_pglock.verbs import TASK_VERBS, Verb
 
@@ -179,7 +179,7 @@ class Command(BaseCommand):
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         # One query for each status, in the order of the index on status and id.
         loaded = (*LISTED, "meta", *fields_behind_keys())
-        parts = [rows.in_status(status).order_by("-status", "-pk") for status in sorted(set(options["status"] or ()))]
+        parts = [in_status(rows, status).order_by("-status", "-pk") for status in sorted(set(options["status"] or ()))]
         found = [
             row
             for part in parts or [rows.order_by("-pk")]

@@ -55,8 +55,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:
         """Build the worker and run it."""
-        line = to_supervisor()
-        show_log(verbosity, line)
+        channel = to_supervisor()
+        show_log(verbosity, channel)
         build = {name: options[name] for name in PASSED_ON + RECYCLING}
         try:
             build["using"] = chosen_database(options["database"], options["backend"])
@@ -66,8 +66,8 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from None
         refuse_unknown(queues, build["using"], options["backend"])
         refuse_ports(options["probe_port"] or 0, options["processes"])
-        if line is not None:
-            run_until_signal({**build, "line": line})
+        if channel is not None:
+            run_until_signal({**build, "channel": channel})
             return
         is_supervised = options["processes"] > 1 or any(options[name] for name in RECYCLING)
         if reload and (is_supervised or options["drain"]):

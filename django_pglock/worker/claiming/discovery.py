@@ -1,40 +1,37 @@
-"""Looking for ready tasks whose functions this process does not know, but could import."""
+"""Discovery: importing the functions of ready tasks that this process does not know yet."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+from django_pglock.store.ready import ready_paths
 from django_pglock.tasks import registry
 from django_pglock.tasks.importing import learn
 from django_pglock.worker.claiming.queues import Queues
 
-if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
-
-#: Seconds between two looks while something is ready that cannot be claimed, and while all that is claimed is known.
+#: Seconds between two looks while something is ready that cannot be claimed, and while there is other work.
 BETWEEN_LOOKS, BETWEEN_LOOKS_AT_WORK = 1.0, 30.0
 
 
 class Discovery:
-    """Imports the modules of functions that ready tasks of the served queues name; see tasks/importing.py."""
+    """Imports the modules that ready tasks of the served queues name; ``tasks/importing.py`` says which it may."""
 
-    def __init__(self, rows: TaskQuerySet, queues: Queues) -> None:
-        self.rows = rows
+    def __init__(self, using: str, queues: Queues) -> None:
+        self.using = using
         self.queues = queues
         self._looked_at = float("-inf")
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to look even though there is work."""
+        """Whether it is time to look although there is work."""
         return time.monotonic() - self._looked_at >= BETWEEN_LOOKS_AT_WORK
 
     def look(self, *, is_urgent: bool = False) -> bool:
-        """Look, unless the last look was a moment ago; say whether functions were found. ``is_urgent``: in any case."""
+        """Look unless the last look was just now, and say whether functions were found. ``is_urgent``: look always."""
         if not is_urgent and time.monotonic() - self._looked_at < BETWEEN_LOOKS:
             return False
         self._looked_at = time.monotonic()
-        served = {path for queue, path in self.rows.ready_paths() if self.queues.serves(queue)}
+        served = {path for queue, path in ready_paths(self.using) if self.queues.serves(queue)}
         unknown = [path for path in sorted(served) if registry.find(path) is None]
         learned = [path for path in unknown if learn(path)]
         return bool(learned)

@@ -1,62 +1,59 @@
-"""The end of a worker that is to end when nothing is left: whether that is so, and what it leaves."""
+"""``--drain``: when a worker ends because nothing is left that it could run, and which tasks it leaves behind."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from django_pglock.conf import get_settings
+from django_pglock.store.pause import paused_queues
+from django_pglock.store.rescue import doubtful
+from django_pglock.store.unknown import unknown
 from django_pglock.tasks import registry
 from django_pglock.worker.claiming.queues import Queues
 
-if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
-
 logger = logging.getLogger("django_pglock.worker")
 
-#: The exit code of a worker that leaves tasks behind: EX_TEMPFAIL of sysexits.h, try again later.
-LEFT_BEHIND = 75
 #: Seconds between two looks for tasks of workers that may be dead.
 BETWEEN_LOOKS = 0.5
-#: Beats for which a rescue is waited for beyond the hard limit: until there is a witness, and for rounds of upkeep.
+#: Heartbeats to wait for a rescue beyond HEARTBEAT_LIMIT: until another worker is a witness, and for upkeep rounds.
 MARGIN = 5
 
 
 class Drain:
-    """Asks what a worker has to wait for before it ends, and says what it leaves.
+    """Says what a draining worker has to wait for before it ends, and what it leaves behind.
 
-    ``queues`` and ``backend`` are those that the worker serves, ``end`` is called when it is to end. ``left`` says then
-    what it leaves that it should have run, and which nobody may ever run.
+    ``queues`` and ``backend`` are those that the worker serves. ``end`` is called when the worker has to end. After
+    that ``left_behind`` lists, in words, the tasks that it should have run and that perhaps nobody will run.
     """
 
     def __init__(
         self,
-        rows: TaskQuerySet,
+        using: str,
         queues: Queues,
         worker: UUID,
         *,
         end: Callable[[], None],
         backend: str | None = None,
     ) -> None:
-        self.rows = rows
+        self.using = using
         self.queues = queues
         self.worker = worker
         self.backend = backend
         self.end = end
-        self.left: list[str] = []
+        self.left_behind: list[str] = []
         self._waits_since: float | None = None
         self._looked_at = -BETWEEN_LOOKS
         self._doubtful: dict[str, int] = {}
 
     def waits_for_rescue(self) -> bool:
-        """Say whether tasks run on workers that may be dead: they are rescued soon, or are heard again."""
+        """Say whether tasks run on workers that may be dead. Soon they are rescued, or their workers beat again."""
         now = time.monotonic()
         if now - self._looked_at >= BETWEEN_LOOKS:
             self._looked_at = now
-            found = self.rows.doubtful(backend=self.backend)
+            found = doubtful(self.using, backend=self.backend)
             self._doubtful = {queue: count for queue, count in found if self.queues.serves(queue)}
         if not self._doubtful:
             self._waits_since = None
@@ -66,20 +63,20 @@ class Drain:
         return now - self._waits_since < settings.HEARTBEAT_LIMIT + MARGIN * settings.HEARTBEAT_INTERVAL
 
     def finish(self) -> None:
-        """End the worker; say first what it leaves."""
-        self.left = [
+        """Log what the worker leaves behind, then end it."""
+        self.left_behind = [
             f"{_tasks(count)} of queue {queue!r} that {'was' if count == 1 else 'were'} not taken back from a worker "
             "that seems to be dead"
             for queue, count in sorted(self._doubtful.items())
         ]
-        paused, known = self.rows.paused_queues(), registry.known_paths()
-        self.left += [
+        paused, known = paused_queues(self.using), registry.known_paths()
+        self.left_behind += [
             f"{_tasks(each.waiting)} of queue {each.queue!r} that {'calls' if each.waiting == 1 else 'call'} "
             f"{each.task_path!r}, which this worker does not know"
-            for each in self.rows.unknown(worker=self.worker, backend=self.backend)
+            for each in unknown(self.using, worker=self.worker, backend=self.backend)
             if self.queues.serves(each.queue) and each.queue not in paused and each.task_path not in known
         ]
-        for what in self.left:
+        for what in self.left_behind:
             logger.error("Nothing is left that this worker could run. It leaves %s.", what)
         self.end()
 

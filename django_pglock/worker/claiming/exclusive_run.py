@@ -1,11 +1,13 @@
-"""The last chance of a task that has been running each time when its worker died: it gets it alone.
+"""The exclusive run: a task that was running each time when its worker died gets one more attempt, alone in a process.
 
-Nobody can say which of the tasks of a process took it down, so all of them count a rescue. The one that ends FAILED for
-it must have been the only one that ran; those who were only beside it are acquitted by running to their end.
+Nobody can say which task of a process has killed it, so all tasks that ran there count a rescue. A task may end FAILED
+for that only after an attempt in which it was the only one. The tasks that only ran beside it are cleared by running to
+their end.
 
-While one waits to be alone nothing else begins, and what runs beside it may run for hours. So it waits for some seconds
-and is then put off for some times as long, in which the process works as usual. The next one waits twice as long: at
-last that is longer than the others run, and before it the process has lost a fixed share of its time and no more.
+While such a task, the suspect, waits to be alone, nothing else begins, and what still runs may run for hours. So the
+suspect waits for some seconds and is then put off for several times as long, in which the process works as usual. The
+next suspect waits twice as long, until the wait is longer than the other tasks run. Before that the process has lost no
+more than a fixed share of its time.
 """
 
 from __future__ import annotations
@@ -17,79 +19,79 @@ from collections.abc import Sequence
 
 from django_pglock.conf import get_settings
 from django_pglock.tasks.claim import Claim
-from django_pglock.worker.in_flight import Hand
+from django_pglock.worker.in_flight import InFlight
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds for which a task waits to be alone; doubled each time that was not enough, until one was.
+#: Seconds for which a suspect waits to be alone; doubled each time that was not enough, until one was alone.
 PATIENCE = 10.0
-#: How many times as long it is put off then. The threads lose one part in five of their time at most.
-REST = 4
+#: How many times as long it is put off after that. The threads lose at most one fifth of their time.
+PUT_OFF_FACTOR = 4
 
 
-class LastChance:
-    """Holds one such claim until nothing else runs in the process, and everything else until that one has ended.
+class ExclusiveRun:
+    """Keeps a suspect from beginning until nothing else runs in the process, and everything else until it has ended.
 
-    ``puts_off`` is whether a claim may be put off that has waited for long: not where the process ends soon.
+    ``puts_off`` is whether a suspect that has waited for long may be put off. A process that ends soon must not.
     """
 
-    def __init__(self, hand: Hand, *, puts_off: bool = True) -> None:
-        self.hand = hand
+    def __init__(self, in_flight: InFlight, *, puts_off: bool = True) -> None:
+        self.in_flight = in_flight
         self._first_patience = PATIENCE if puts_off else math.inf
         self._patience = self._first_patience
         self._suspect: Claim | None = None
         self._has_begun = False
         self._waits_since = 0.0
-        self._rests_until = 0.0
+        self._none_before = 0.0
 
     def sift(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """Return the claims that may begin now: all, unless one of them needs to be alone."""
+        """Return the claims that may begin now: all, unless one of them is a suspect."""
         most = max(1, get_settings().MAX_RESCUES)
         suspects = [claim for claim in claims if claim.rescues >= most]
         if not suspects:
             return claims
         now = time.monotonic()
-        if now < self._rests_until:
-            self._put_off(suspects, self._rests_until - now)
+        if now < self._none_before:
+            self._put_off(suspects, self._none_before - now)
             return [claim for claim in claims if claim not in suspects]
         suspect = suspects[0]
         logger.warning("%r was rescued %d times; it waits to run alone.", suspect, suspect.rescues)
         self._suspect, self._has_begun, self._waits_since = suspect, False, now
-        self.hand.hold(claims)
+        self.in_flight.add(claims)
         for claim in claims:
             if claim is not suspect:
-                self.hand.release(claim)
-        self.hand.give_back()
+                self.in_flight.give_back(claim)
+        self.in_flight.give_back_waiting()
         return ()
 
     def is_on(self) -> bool:
-        """Say whether a claim waits to be alone or is. Lets it begin when it is; puts it off when that takes long."""
+        """Say whether a suspect waits or runs. Lets it begin when it is alone; puts it off when that takes too long."""
         suspect = self._suspect
         if suspect is None:
             return False
-        if (suspect.id, suspect.attempt) not in self.hand.claims:
+        if (suspect.id, suspect.attempt) not in self.in_flight.claims:
             self._suspect = None
-        elif not self._has_begun and len(self.hand.claims) == 1:
+        elif not self._has_begun and len(self.in_flight.claims) == 1:
             self._has_begun = True
             self._patience = self._first_patience
-            self.hand.begin(suspect)
+            self.in_flight.begin(suspect)
         elif not self._has_begun and time.monotonic() - self._waits_since > self._patience:
-            self._rest(suspect)
+            self._give_way(suspect)
         return self._suspect is not None
 
-    def _rest(self, suspect: Claim) -> None:
-        """Let the others go on for a while."""
-        seconds = self._patience * REST
+    def _give_way(self, suspect: Claim) -> None:
+        """Put the suspect off and let the others go on for a while."""
+        seconds = self._patience * PUT_OFF_FACTOR
         logger.warning("%r was not alone for %.0f s; it is put off for %.0f s.", suspect, self._patience, seconds)
-        self._suspect, self._rests_until = None, time.monotonic() + seconds
+        self._suspect, self._none_before = None, time.monotonic() + seconds
         self._patience *= 2
         self._put_off([suspect], seconds)
 
     def _put_off(self, suspects: Sequence[Claim], seconds: float) -> None:
-        self.hand.hold(suspects)
-        self.hand.abandon(suspects, seconds)
+        self.in_flight.add(suspects)
+        self.in_flight.abandon(suspects, seconds)
 
     def end(self) -> None:
-        """Give back a claim that still waits."""
+        """Give back a suspect that still waits."""
         if self._suspect is not None and not self._has_begun:
-            self.hand.release(self._suspect)
+            self.in_flight.give_back(self._suspect)

@@ -1,4 +1,4 @@
-"""Claims tasks: as many as the threads can use soon, when there is something, and else sleeps until there is."""
+"""The fetcher: claims as many tasks as the threads can use soon, and sleeps while there are none."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from django.apps import apps
-
 from django_pglock.conf import get_settings
-from django_pglock.tasks import registry
-from django_pglock.tasks.wakeup import NEGATIVE_TTL
+from django_pglock.store.admit import admit
+from django_pglock.store.give_back import give_back, server_time
+from django_pglock.store.lock_keys import blocked_keys
+from django_pglock.store.plans import keep_plans_in
+from django_pglock.store.promote import next_due_in, promote
+from django_pglock.store.wake import NEGATIVE_TTL, note_sleep
+from django_pglock.worker.claiming.claimer import Claimer
 from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.drain import Drain
-from django_pglock.worker.claiming.exclusive_run import LastChance
-from django_pglock.worker.claiming.function_kinds import ASYNC, BOTH, PAUSE, SYNC, Kind, Looks
-from django_pglock.worker.claiming.queue_cursor import WorkerClaims
+from django_pglock.worker.claiming.exclusive_run import ExclusiveRun
+from django_pglock.worker.claiming.function_kinds import EMPTY_PAUSE, FunctionKind
 from django_pglock.worker.claiming.queues import Queues
-from django_pglock.worker.claiming.ready_queues import ReadyQueues
 from django_pglock.worker.identity import Identity
-from django_pglock.worker.in_flight import Hand
+from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 #: Seconds without any progress after which claims that no thread has begun are given back.
 HOARDING = 0.2
-#: Seconds between two looks while a worker that is to end when nothing is left waits for what is in hand.
+#: Seconds between two looks of a draining worker that waits for what is in flight.
 DRAINING = 0.1
-#: Seconds of uninterrupted work after which the worker no longer asks to be notified.
+#: Seconds of uninterrupted work after which the worker no longer asks for notifications.
 BUSY = 0.1
-#: Seconds between two looks whether a task that has to be alone is, and whether it has ended.
+#: Seconds between two looks at whether a task that has to run alone is alone, and whether it has ended.
 BETWEEN_LOOKS = 0.05
 
 
 class Fetcher(ConnectedService):
-    """Keeps the inbox filled from the queues it serves, with tasks of one ``backend`` or, if that is None, of all.
+    """Keeps the inboxes filled from the queues it serves, with tasks of one ``backend`` or, if that is None, of all.
 
-    ``drain`` is finished when nothing is in hand and nothing is left that could be claimed; None: nobody asks.
-    ``spent`` is called when the process has claimed as many tasks as it may.
+    ``drain`` is finished when nothing is in flight and nothing is left that could be claimed; None: the worker does not
+    drain. ``spent`` is called when the process has claimed as many tasks as it may.
     """
 
     name = "fetcher"
 
     def __init__(
         self,
-        hand: Hand,
-        rows: TaskQuerySet,
+        in_flight: InFlight,
+        using: str,
         identity: Identity,
         queues: Queues,
         *,
@@ -58,70 +58,63 @@ class Fetcher(ConnectedService):
         drain: Drain | None = None,
         spent: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(rows.db)
+        super().__init__(using)
         self.spent = spent
         self.drain = drain
-        self.hand = hand
-        self.rows = rows
+        self.in_flight = in_flight
         self.identity = identity
         self.queues = queues
         self.listens = listens
-        self.backend = backend
-        # Queues of which a notification told while the worker slept.
+        self.claimer = Claimer(in_flight, using, identity.id, queues, backend=backend)
+        # Queues that notifications have named since the last claim.
         self._told: set[str] = set()
-        self._ready = ReadyQueues(rows)
-        self._discovery = Discovery(rows, queues)
-        # Whether the last claim was tried because of a notification, and whether anything was ready then.
-        self._was_told = self._was_ready = False
-        self._paths: list[str] = []
-        self._claims: dict[Kind, WorkerClaims] = {}
-        # The last claim of both kinds took as many as it could, so more is there than the smaller room lets in.
-        self._was_full = False
-        self._looks = Looks()
-        # Kinds that have room, and for which it is not the time to look yet.
-        self._put_off: list[Kind] = []
+        self._discovery = Discovery(using, queues)
+        # Whether the present look follows a notification.
+        self._was_told = False
         self._sleeping_since: float | None = None
-        # Our row does not say that we sleep, although we have asked for news: it was removed, and made anew by a beat.
+        # Our row does not say that we sleep, although we have asked for news: it was removed, and a beat made it anew.
         self._is_forgotten = False
         self._busy_since: float | None = None
-        # When it looked what there is room for, and when it has found something, the last time.
+        # When the fetcher last looked how much room there is, and when it last claimed anything.
         self._looked_at = self._found_at = 0.0
-        # Who is to end when nothing is left runs also what would be put off, and then it would be left.
-        self._last_chance = LastChance(hand, puts_off=drain is None)
+        # A draining worker must not put off a task that has to run alone: it would leave the task behind.
+        self._exclusive_run = ExclusiveRun(in_flight, puts_off=drain is None)
+        # How many claims had ended, and when that number last changed.
         self._ended = -1
         self._got_on_at = 0.0
         #: Whether it has looked for tasks in its present session.
         self.is_claiming = False
 
     def wake(self) -> None:
-        self.hand.hungry.set()
+        self.in_flight.fetcher_wakeup.set()
 
     def hear(self, queue: str) -> None:
         """Take note that something is ready in ``queue``, and look there at once."""
         if self.queues.serves(queue):
             self._told.add(queue)
-            self.hand.tell_news()
+            self.in_flight.tell_news()
 
     def ask_again(self) -> None:
-        """Ask for news once more, if we have: nobody would send us any."""
+        """Ask for notifications once more, if we have asked: our row says that we are awake, so none would come."""
         if self._sleeping_since is not None:
             self._is_forgotten = True
-            self.hand.tell_news()
+            self.in_flight.tell_news()
 
     def finish(self) -> None:
-        self._last_chance.end()
+        self._exclusive_run.end()
 
     def connected(self) -> None:
-        # The answer to the last claim may have been lost with the session before. What is ours in the table and not
-        # in our hands would be kept alive by our heartbeat for ever.
+        # The answer to the last claim may have been lost with the session before. Such a task is ours in the table, but
+        # not in flight here, and our heartbeat would keep it for ever.
         self._sleeping_since = None
         if self.listens:
-            # Not behind a pooler, where the session is others' as well.
-            self.rows.prepare_session()
-        # A thread may be claiming for its group at this moment. The order counts: what is claimed from now on is not
-        # lost; what was claimed before is under way until it is in hand.
-        before, under_way = self.rows.server_time(), self.hand.groups_under_way()
-        lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), before=before, except_keys=under_way)
+            # Not behind a pooler, where other clients use the session, too.
+            keep_plans_in(self.using)
+        # A thread may be claiming for its group at this moment. The order matters: what is claimed from now on is not
+        # lost; what was claimed before is under way until it is in flight.
+        before, under_way = server_time(self.using), self.in_flight.group_keys_being_claimed()
+        known = self.in_flight.task_ids()
+        lost = give_back(self.using, self.identity.id, known, before=before, except_keys=under_way)
         if lost:
             logger.warning("Gave back %d tasks whose claim was answered too late.", lost)
 
@@ -131,179 +124,104 @@ class Fetcher(ConnectedService):
 
     def turn(self) -> None:
         # Cleared before the look: what sets it from now on is news.
-        self.hand.hungry.clear()
+        self.in_flight.fetcher_wakeup.clear()
         if self._is_forgotten:
             self._is_forgotten, self._sleeping_since = False, None
-        self._give_back_what_only_waits()
-        if self._last_chance.is_on():
+        self._give_back_if_blocked()
+        if self._exclusive_run.is_on():
             self._pause(BETWEEN_LOOKS)
             return
-        # Before the claim: what makes a task ready afterwards is not ours, and not due yet.
+        # Before the claim: a task that becomes ready after this check is not part of the drain.
         is_last_look = self.drain is not None and self._has_nothing_to_come()
         rooms = self._look_around(is_last_look=is_last_look)
         if not rooms:
             self._pause(HOARDING)
         elif claims := self._claim(rooms):
-            # The threads have waited for these, not these for the threads: the answer may have been long on its way.
+            # The threads have waited for these claims, and not the claims for the threads: the answer may have been
+            # slow.
             self._got_on_at = self._found_at = time.monotonic()
-            self.hand.take(self._last_chance.sift(claims))
+            self.in_flight.begin_all(self._exclusive_run.sift(claims))
             self._note_busy()
-            if self.hand.left == 0:
+            if self.in_flight.claims_left == 0:
                 self.spent()
         elif self._has_learned():
             # Something was ready that this process did not know, and now does: claim it in the next turn.
-            self._ready.forget()
-            self._looks.note_news()
+            self.claimer.note_learned()
         elif self.drain is not None:
             if is_last_look:
                 self.drain.finish()
             self._pause(DRAINING)
-        elif self._leaves_out_a_kind(rooms) and time.monotonic() - self._found_at < BUSY:
-            # The other kind of functions keeps the worker busy, so nobody is asked for news of this one.
-            self._pause(PAUSE)
+        elif self.claimer.leaves_out_a_kind(rooms) and time.monotonic() - self._found_at < BUSY:
+            # The other kind of functions keeps the worker busy, so it does not ask for notifications about this one.
+            self._pause(EMPTY_PAUSE)
         else:
             self._busy_since = None
             self._sleep()
 
-    def _look_around(self, *, is_last_look: bool) -> list[tuple[Kind, int]]:
-        """Return what there is room for, after a look at what is new."""
+    def _look_around(self, *, is_last_look: bool) -> list[tuple[FunctionKind, int]]:
+        """Take note of what is new, and return what there is room for."""
         if self._discovery.is_due:
             self._discovery.look()
         self._was_told = bool(self._told)
-        if self.hand.has_news:
-            self.hand.has_news = False
-            self._looks.note_news()
-        # The last look leaves out no kind: nothing is in hand, so all have room.
-        self._was_full = self._was_full and not is_last_look
+        if self.in_flight.has_news:
+            self.in_flight.has_news = False
+            self.claimer.pauses.note_news()
+        if is_last_look:
+            # It leaves out no kind: nothing is in flight, so both kinds have room.
+            self.claimer.was_full = False
         self._looked_at = time.monotonic()
-        return self._rooms()
+        return self.claimer.rooms()
 
-    def _has_learned(self) -> bool:
-        return self._was_ready and self._discovery.look(is_urgent=self._was_told or self.drain is not None)
-
-    def _give_back_what_only_waits(self) -> None:
-        """Give back claims that wait while no thread gets on: quick tasks were expected, and long ones came."""
-        now, threads = time.monotonic(), self.hand.threads
-        if (ended := threads.ended) != self._ended or threads.waiting == 0:
-            self._ended, self._got_on_at = ended, now
-        elif now - self._got_on_at >= HOARDING:
-            # What has run for so long is expected to run for as long again.
-            threads.expect_cost(2 * (now - self._got_on_at))
-            self.hand.give_back()
-
-    def _has_nothing_to_come(self) -> bool:
-        """Say whether nothing is in hand, and nothing due; and make ready what is. Only for a look at the end."""
-        assert self.drain is not None  # noqa: S101 - for the type checker
-        if self.hand.claims or self.drain.waits_for_rescue():
-            return False
-        due_in = self.rows.next_due_in()
-        if due_in is not None and due_in <= 0:
-            self.rows.promote()
-            return False
-        # Somebody may have promoted them and be about to let the first of each key through.
-        self.rows.admit(self.rows.blocked_keys(""))
-        return True
-
-    def _pause(self, seconds: float) -> None:
-        """Sleep until there is news, or a thread is nearly free, but look after claims that wait."""
-        seconds = min(seconds, HOARDING) if self.hand.waiting else seconds
-        seconds = min(
-            seconds, self.hand.threads.next_change_in(self._looked_at), *map(self._looks.next_in, self._put_off)
-        )
-        self.note_life(seconds)
-        self.hand.hungry.wait(seconds)
-
-    # Claim
-
-    def _rooms(self) -> list[tuple[Kind, int]]:
-        """Return of which kinds of functions to claim now, and how many of each."""
-        if not self.hand.may_claim():
-            return []
-        left = self.hand.left
-        room_of = {SYNC: self.hand.threads.room, ASYNC: self.hand.coroutines.room}
-        rooms = [(kind, room_of[kind]()) for kind in self._kinds()]
-        if left is not None:
-            rooms = [(kind, min(left, room)) for kind, room in rooms]
-        self._put_off = []
-        if len(rooms) == 1:
-            return [(kind, room) for kind, room in rooms if room]
-        smaller = min(room for _, room in rooms)
-        if smaller and not (self._was_full and left is None):
-            # One statement for both: as long as that lets in all there is, nobody need ask twice.
-            return [(BOTH, smaller)]
-        self._put_off = [kind for kind, room in rooms if room and self._looks.next_in(kind) > 0]
-        return [(kind, room) for kind, room in rooms if room and kind not in self._put_off]
-
-    def _leaves_out_a_kind(self, rooms: list[tuple[Kind, int]]) -> bool:
-        return len(rooms) == 1 and rooms[0][0] != BOTH and len(self._kinds()) > 1
-
-    def _claim(self, rooms: list[tuple[Kind, int]]) -> list[Claim]:
-        claims = self._claim_in_turn(rooms)
-        if not claims and self._ready.is_from_memory:
-            self._ready.forget()
-            claims = self._claim_in_turn(rooms)
-        self._was_full = len(claims) >= min(room for _, room in rooms)
-        if len(claims) < sum(room for _, room in rooms):
-            self._ready.forget()
+    def _claim(self, rooms: list[tuple[FunctionKind, int]]) -> list[Claim]:
+        told, self._told = self._told, set()
+        # A worker that is awake looks into all queues: it is not told of every one.
+        is_asleep = self._sleeping_since is not None and self._busy_since is None
+        claims = self.claimer.claim(rooms, told=told if is_asleep else ())
         self.is_claiming = True
         return claims
 
-    def _claim_in_turn(self, rooms: list[tuple[Kind, int]]) -> list[Claim]:
-        ready, claims = self._ready_queues(), []
-        self._was_ready = bool(ready)
-        for kind, room in rooms:
-            began = time.monotonic()
-            queues = self._in_turn(ready, kind)
-            of_kind = self._claim_from(queues, self._claims[kind], room)
-            claims += of_kind
-            if kind != BOTH:
-                self._looks.note(kind, took=time.monotonic() - began, found=len(of_kind))
-        return claims
+    def _has_learned(self) -> bool:
+        is_urgent = self._was_told or self.drain is not None
+        return self.claimer.was_ready and self._discovery.look(is_urgent=is_urgent)
 
-    def _claim_from(self, queues: list[str], of_worker: WorkerClaims, room: int) -> list[Claim]:
-        claims: list[Claim] = []
-        of_worker.forget_others(queues)
-        for queue in queues:
-            claims += of_worker.of(queue).claim(room - len(claims))
-            if len(claims) >= room:
-                break
-        return claims
+    def _give_back_if_blocked(self) -> None:
+        """Give back waiting claims while no thread gets on: quick tasks were expected, and long ones came."""
+        now, threads = time.monotonic(), self.in_flight.threads
+        if (ended := threads.ended) != self._ended or threads.waiting == 0:
+            self._ended, self._got_on_at = ended, now
+        elif now - self._got_on_at >= HOARDING:
+            # A task that has run for so long is expected to run for as long again.
+            threads.expect_cost(2 * (now - self._got_on_at))
+            self.in_flight.give_back_waiting()
 
-    def _ready_queues(self) -> list[str]:
-        """Return the queues to look into. Where there is only one, or one was told of, nobody need ask for them."""
-        told, self._told = self._told, set()
-        if self.queues.only is not None:
-            return [self.queues.only]
-        is_asleep = self._sleeping_since is not None and self._busy_since is None
-        return sorted(told) if told and is_asleep else self._ready.names()
+    def _has_nothing_to_come(self) -> bool:
+        """Say whether nothing is in flight and nothing is due; make ready what is due. For a draining worker only."""
+        assert self.drain is not None  # noqa: S101 - for the type checker
+        if self.in_flight.claims or self.drain.waits_for_rescue():
+            return False
+        due_in = next_due_in(self.using)
+        if due_in is not None and due_in <= 0:
+            promote(self.using)
+            return False
+        # Another worker may have promoted tasks and not yet admitted the first of each key.
+        admit(self.using, blocked_keys(self.using, ""))
+        return True
 
-    def _in_turn(self, ready: list[str], kind: Kind) -> list[str]:
-        if self.queues.only is not None:
-            return ready
-        return self.queues.in_turn(ready, whose=ASYNC if kind == ASYNC else SYNC)
-
-    def _kinds(self) -> list[Kind]:
-        """Return the kinds of functions that are known by now, and have their claims ready."""
-        known = registry.known_paths()
-        if self._paths != known or not self._claims:
-            coroutines = [path for path in known if registry.is_async(path)]
-            functions = [path for path in known if not registry.is_async(path)]
-            paths: dict[Kind, list[str]] = {SYNC: functions, ASYNC: coroutines, BOTH: known}
-            is_fair = registry.has_fair()
-            self._paths = known
-            self._claims = {
-                kind: WorkerClaims(
-                    self.rows, worker=self.identity.id, paths=paths[kind], is_fair=is_fair, backend=self.backend
-                )
-                for kind in paths
-            }
-        # Where nothing is known at all, the claim says that there is nothing.
-        return [kind for kind in (SYNC, ASYNC) if self._claims[kind].paths] or [SYNC]
+    def _pause(self, seconds: float) -> None:
+        """Sleep until there is news or a thread is nearly free; shorter while claims wait, to look after them."""
+        seconds = min(seconds, HOARDING) if self.in_flight.waiting else seconds
+        seconds = min(
+            seconds,
+            self.in_flight.threads.next_change_in(self._looked_at),
+            *map(self.claimer.pauses.next_in, self.claimer.put_off),
+        )
+        self.note_life(seconds)
+        self.in_flight.fetcher_wakeup.wait(seconds)
 
     # Sleep
 
     def _sleep(self) -> None:
-        """Wait for news: first ask for it, then look again twice (wakeup.py says why), then until the poll."""
+        """Ask for notifications, then look again twice (``tasks/wakeup.py`` says why), then sleep until the poll."""
         if self.listens and self._sleeping_since is None:
             self._ask_for_news(is_sleeping=True)
             self._sleeping_since = time.monotonic()
@@ -321,5 +239,4 @@ class Fetcher(ConnectedService):
             self._sleeping_since = None
 
     def _ask_for_news(self, *, is_sleeping: bool) -> None:
-        workers = apps.get_model("django_pglock", "Worker").objects.using(self.using)
-        workers.note_sleep(self.identity.id, is_sleeping=is_sleeping)
+        note_sleep(self.using, self.identity.id, is_sleeping=is_sleeping)

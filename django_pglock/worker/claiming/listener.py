@@ -1,4 +1,4 @@
-"""Hears NOTIFY and wakes the others. Only for speed: whoever misses a notification finds the task by polling."""
+"""Receives notifications (LISTEN/NOTIFY) and wakes other parts. Only for speed: polling finds what is missed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 from django.db import connections
 
-from django_pglock.tasks.wakeup import CANCEL_CHANNEL, READY_CHANNEL, SCHEDULED_CHANNEL
+from django_pglock.store.wake import CANCEL_CHANNEL, READY_CHANNEL, SCHEDULED_CHANNEL
 from django_pglock.worker.service import ConnectedService
 
-#: Seconds of silence after which the listener asks whether the server is still there.
+#: Seconds without a notification after which the listener asks whether the server is still there.
 BETWEEN_QUESTIONS = 20.0
 
 
 class Listener(ConnectedService):
     """Calls ``ready`` with the queue's name, ``scheduled``, or ``cancelled`` with the task's id for each notification.
 
-    On the listener's thread. ``missed`` is called whenever it begins to listen: nobody knows what was said while nobody
-    listened.
+    It calls them in its own thread. It calls ``missed`` whenever it begins to listen, because notifications may have
+    been sent before.
     """
 
     name = "listener"
@@ -40,7 +40,7 @@ class Listener(ConnectedService):
         self.scheduled = scheduled
         self.cancelled = cancelled
         self.missed = missed
-        # A stop must end the wait on the database's socket: this pair is the other end of that wait.
+        # The listener waits for the database's socket and for this pair, so that wake() can end the wait.
         self._pair: tuple[socket.socket, socket.socket] | None = None
 
     def start(self) -> None:
@@ -70,7 +70,7 @@ class Listener(ConnectedService):
         heard, _, _ = select.select([raw.fileno(), self._pair[1]], [], [], BETWEEN_QUESTIONS)
         self.note_life()
         if not heard:
-            # Silence may mean that there is nothing to tell, or that nobody is there any more.
+            # Either there was no notification, or the server is gone.
             with connections[self.using].cursor() as cursor:
                 cursor.execute("SELECT 1")
         for note in raw.notifies(timeout=0):

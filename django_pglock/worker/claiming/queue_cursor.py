@@ -1,4 +1,4 @@
-"""Claiming from queues, and remembering where the last claim of each ended."""
+"""Claiming from queues, with a cursor for each queue: the place in the index where the last claim ended."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from django_pglock.store.claim import claim_statement, claims_of
+from django_pglock.store.claim_fair import claim_fair
+
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.queryset import TaskQuerySet
 
-#: Seconds after which a claim looks from the start again at the latest; for then it sees what is more urgent, and what
-#: was committed late.
-LONGEST_LINE = 1.0
-#: It looks again sooner when that is cheap: so many times as long as the last look took.
-LINE = 20
-#: Seconds between two looks for tasks that ask for turns, where no function of this worker does.
-BETWEEN_LOOKS_FOR_FAIR = 1.0
-#: So many queues are remembered in any case.
+#: The longest lifetime of a cursor in seconds. A claim from the start of the index then sees tasks that are more
+#: urgent, and tasks that were committed late.
+LONGEST_LIFETIME = 1.0
+#: The lifetime of a cursor is so many times as long as the claim from the start took: shorter where that is cheap.
+LIFETIME_FACTOR = 20
+#: Seconds between two looks for tasks with ``fair=``, where no function that this worker knows has it.
+BETWEEN_FAIR_LOOKS = 1.0
+#: The cursors of so many queues are kept in any case.
 FEW_QUEUES = 100
 
 
-class WorkerClaims:
-    """The claims of one worker, by queue.
+class QueueCursors:
+    """The cursors of one worker, by queue.
 
-    ``paths``: the functions it knows; ``is_fair``: whether one has ``fair=``; ``backend``: the one it serves, or None.
+    ``paths`` are the functions that it may claim, ``is_fair`` is whether one of them has ``fair=``, ``backend`` is the
+    alias of the backend that it serves (None: all).
     """
 
     def __init__(
         self,
-        rows: TaskQuerySet,
+        using: str,
         *,
         worker: UUID,
         paths: Sequence[str],
@@ -38,45 +41,45 @@ class WorkerClaims:
         backend: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.rows = rows
+        self.using = using
         self.worker = worker
         self.paths = paths
         self.is_fair = is_fair
         self.backend = backend
         self.clock = clock
-        # For all queues, whose names are filled in: there may be one for each of a hundred thousand tenants.
-        self.first = rows.claim_statement(worker=worker, paths=paths, backend=backend)
-        self.behind = rows.claim_statement(worker=worker, paths=paths, backend=backend, behind=True)
-        self._queues: dict[str, QueueClaims] = {}
+        # One statement for all queues, with the name as a parameter: there may be a hundred thousand queues.
+        self.first = claim_statement(using, worker=worker, paths=paths, backend=backend)
+        self.behind = claim_statement(using, worker=worker, paths=paths, backend=backend, behind=True)
+        self._queues: dict[str, QueueCursor] = {}
 
-    def of(self, queue: str) -> QueueClaims:
-        """Return the claims from one queue."""
+    def of(self, queue: str) -> QueueCursor:
+        """Return the cursor of one queue."""
         if queue not in self._queues:
-            self._queues[queue] = QueueClaims(self, queue)
+            self._queues[queue] = QueueCursor(self, queue)
         return self._queues[queue]
 
     def forget_others(self, queues: Sequence[str]) -> None:
-        """Forget where the claims from other queues ended, when there are many more of these."""
+        """Forget the cursors of other queues when there are many more of them than of ``queues``."""
         if len(self._queues) > 2 * len(queues) + FEW_QUEUES:
             self._queues = {queue: self._queues[queue] for queue in queues if queue in self._queues}
 
 
-class QueueClaims:
-    """The claims of one worker from one queue.
+class QueueCursor:
+    """Claims the tasks of one queue for one worker.
 
     While a transaction elsewhere is open, the entries of finished tasks stay in the index, and each claim would walk
-    through all of them. So a claim draws a line in the sand: the next one begins behind it.
+    through all of them. So the cursor remembers where a claim ended, and the next claim begins behind that place.
     """
 
-    def __init__(self, shared: WorkerClaims, queue: str) -> None:
+    def __init__(self, shared: QueueCursors, queue: str) -> None:
         self.shared = shared
         self.queue = queue
-        self._line: tuple[int, int] | None = None
-        self._line_until = 0.0
+        self._position: tuple[int, int] | None = None
+        self._valid_until = 0.0
         self._last_key = ""
         self._fair_first = False
         self._has_fair = False
-        self._look_for_fair_at = shared.clock() + BETWEEN_LOOKS_FOR_FAIR
+        self._look_for_fair_at = shared.clock() + BETWEEN_FAIR_LOOKS
 
     def claim(self, limit: int) -> list[Claim]:
         """Claim up to ``limit`` tasks, in the order in which they are to run."""
@@ -90,37 +93,39 @@ class QueueClaims:
         return claims + second(limit - len(claims)) if len(claims) < limit else claims
 
     def _takes_turns(self) -> bool:
-        """Say whether tasks with ``fair=`` are claimed as often as others.
+        """Say whether tasks with ``fair=`` and others are claimed in turns.
 
-        So they are where a function that this worker knows has it. Single calls may have it all the same, or code that
-        is newer: they are looked for when there is nothing else, and now and then when there is.
+        They are where a function that this worker knows has ``fair=``. Elsewhere a single call may have it, or newer
+        code: such tasks are claimed when there is nothing else, and looked for every ``BETWEEN_FAIR_LOOKS`` seconds.
         """
         if self.shared.is_fair or self._has_fair:
             return True
         now = self.shared.clock()
         if now < self._look_for_fair_at:
             return False
-        self._look_for_fair_at = now + BETWEEN_LOOKS_FOR_FAIR
+        self._look_for_fair_at = now + BETWEEN_FAIR_LOOKS
         self._fair_first = False
         return True
 
     def _claim_plain(self, limit: int) -> list[Claim]:
         rows: list[tuple[Any, ...]] = []
-        if self._line is not None and self.shared.clock() < self._line_until:
-            rows = self.shared.behind.execute(limit, self.queue, *self._line)
+        if self._position is not None and self.shared.clock() < self._valid_until:
+            rows = self.shared.behind.execute(limit, self.queue, *self._position)
         if len(rows) < limit:
             began = self.shared.clock()
             rows += self.shared.first.execute(limit - len(rows), self.queue)
-            self._line_until = self.shared.clock() + min(LONGEST_LINE, LINE * (self.shared.clock() - began))
-        claims = self.shared.rows.claims_of(rows, self.shared.worker)
-        self._line = (claims[-1].priority, claims[-1].id) if len(claims) == limit else None
+            self._valid_until = self.shared.clock() + min(
+                LONGEST_LIFETIME, LIFETIME_FACTOR * (self.shared.clock() - began)
+            )
+        claims = claims_of(rows, self.shared.worker)
+        self._position = (claims[-1].priority, claims[-1].id) if len(claims) == limit else None
         return claims
 
     def _claim_fair(self, limit: int) -> list[Claim]:
         after = self._last_key
         claims, self._last_key = self._claim_turn(limit, after)
         if len(claims) < limit and after and not self._last_key:
-            # Behind the last key there was not enough: go on with the first.
+            # There was not enough behind the last key: go on from the first key.
             more, self._last_key = self._claim_turn(limit - len(claims), "")
             claims += more
         self._has_fair = bool(claims)
@@ -128,7 +133,8 @@ class QueueClaims:
 
     def _claim_turn(self, limit: int, after: str) -> tuple[list[Claim], str]:
         shared = self.shared
-        return shared.rows.claim_fair(
+        return claim_fair(
+            shared.using,
             worker=shared.worker,
             queue=self.queue,
             paths=shared.paths,

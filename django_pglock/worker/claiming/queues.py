@@ -13,7 +13,7 @@ ORDERS = ("weighted", "strict")
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The name of a queue or, with ``*`` at its end, how names begin; and the weight of each such queue."""
+    """The name of a queue or, with ``*`` at its end, a prefix of names; and the weight of each such queue."""
 
     text: str
     weight: int = 1
@@ -32,23 +32,23 @@ class Pattern:
 
     @property
     def is_prefix(self) -> bool:
-        """Whether it stands for all names that begin so."""
+        """Whether it stands for all names with this prefix."""
         return self.text.endswith("*")
 
     def covers(self, text: str) -> bool:
-        """Say whether it stands for this name, or for all that this other pattern's text stands for."""
+        """Say whether it covers this name, or all names that another pattern with this text covers."""
         return text.startswith(self.text[:-1]) if self.is_prefix else text == self.text
 
 
 class Queues:
     """The queues that a worker serves.
 
-    ``names``: of queues, or with ``*`` at the end how their names begin; none: all queues. ``NAME=WEIGHT`` gives them a
-    weight from 1 to 1000. Where several match a queue, its own name decides, then the longest prefix. ``exclude``:
-    names or prefixes of queues to leave alone. ``order``: ``"weighted"`` (over many looks queues come first in
+    ``names`` are names of queues, or prefixes with ``*`` at the end; none: all queues. ``NAME=WEIGHT`` gives them a
+    weight from 1 to 1000. Where several match a queue, its own name decides, then the longest prefix. ``exclude`` are
+    names or prefixes of queues to leave alone. ``order`` is ``"weighted"`` (over many looks queues come first in
     proportion to their weights, so none starves) or ``"strict"`` (always as given, those of a prefix by name).
 
-    Raises ``ConfigurationError`` for what cannot be meant.
+    Raises ``ConfigurationError`` for names, weights and orders that are not valid, and if no queue is left.
     """
 
     def __init__(self, names: Sequence[str] = (), *, exclude: Sequence[str] = (), order: str = "weighted") -> None:
@@ -60,7 +60,7 @@ class Queues:
         self.patterns = [each for each in wanted or [Pattern("*")] if not self._is_excluded(each.text)]
         if not self.patterns:
             raise ConfigurationError("No queue is left to serve: all that are asked for are excluded, too.")
-        #: As the command line has it, for people.
+        #: What was asked for, as written on the command line.
         self.asked = [*names, *(f"--exclude {each}" for each in exclude)]
         self.asked += ["--order strict"] if order == "strict" else []
         self._places = {each: place for place, each in enumerate(self.patterns)}
@@ -69,7 +69,7 @@ class Queues:
 
     @property
     def only(self) -> str | None:
-        """The one queue that is served, where that is known without a look at which there are."""
+        """The one queue that is served, if the options say that it is the only one."""
         [first, *others] = self.patterns
         return None if others or first.is_prefix else first.text
 
@@ -80,7 +80,8 @@ class Queues:
     def in_turn(self, ready: Sequence[str], *, whose: str = "") -> list[str]:
         """Return those of the ``ready`` queues that are served, in the order in which to look this time.
 
-        ``whose``: looks for different things take turns apart, or one would use up the turns of the other.
+        ``whose``: looks for different kinds of functions take turns separately; one kind would otherwise use up the
+        turns of the other.
         """
         found = {name: pattern for name in sorted(ready) if (pattern := self._pattern_of(name))}
         names = sorted(found, key=lambda name: self._places[found[name]])
@@ -89,8 +90,8 @@ class Queues:
     def _by_weight(self, weights: dict[str, int], whose: str) -> list[str]:
         """Take turns by smooth weighted round-robin, as nginx does: each gains its weight, the first pays for all.
 
-        What a queue has gained or owes from when others were ready counts for two rounds at most; among the same queues
-        it never comes to so much.
+        The credit or debt of a queue from rounds with other ready queues is limited to two rounds. Among the same
+        queues it never grows so large.
         """
         total = sum(weights.values())
         most, before = 2 * total, self._credits.get(whose, {})
@@ -111,7 +112,7 @@ class Queues:
 
 
 def _parse_all(names: Sequence[str], *, why_no_weights: str) -> list[Pattern]:
-    """Read names, each of which may come once; without weights, if there is a reason."""
+    """Read names, each of which may be given once. ``why_no_weights``: the reason, if weights are not allowed."""
     if isinstance(names, str):
         raise ConfigurationError(f"Queues are given as a list of names; {names!r} is one text.")
     patterns: list[Pattern] = []

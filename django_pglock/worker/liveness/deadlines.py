@@ -1,9 +1,9 @@
-"""Gives connections up on which an answer does not come.
+"""Deadlines for the statements of the worker's own services: closes a connection on which an answer does not come.
 
-A connection may be half open for ever: a load balancer goes on acknowledging what nobody reads any more, and neither
-the server's timeouts nor TCP notice. So somebody has to look at the clock; and not at the clock alone, for a process
-that was stopped, or a task that kept the GIL, lets time pass without any harm. Looks are counted: each is proof that
-the threads could run.
+A connection may be half open for ever: a load balancer goes on acknowledging data that nobody reads any more, and
+neither the server's timeouts nor TCP notice. So this service looks every second. It counts looks instead of seconds,
+because time also passes harmlessly, while the process is stopped or a task keeps the GIL. Each look proves that the
+threads could run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ BETWEEN_LOOKS = 1.0
 LEFT_TO_SERVER = 2.0
 
 
-class Asks(Protocol):
-    """Something that sends statements, none of which may take longer than ``patience`` seconds."""
+class SendsStatements(Protocol):
+    """A service that sends statements, none of which may take longer than ``patience`` seconds."""
 
     name: str
 
@@ -36,28 +36,28 @@ class Asks(Protocol):
         """Seconds for one statement."""
 
     def under_way(self) -> tuple[DatabaseWrapper, int] | None:
-        """Return which statement, by session and number, waits for its answer now, if one does."""
+        """Return the session and the number of the statement that waits for its answer now, if one does."""
 
 
 class Deadlines(Service):
-    """Looks every second at what services wait for, and hangs up when that is the same for too long."""
+    """Looks every second which statement each service waits for, and hangs up when it is the same one for too long."""
 
     name = "deadlines"
 
-    def __init__(self, services: Sequence[Asks]) -> None:
+    def __init__(self, services: Sequence[SendsStatements]) -> None:
         super().__init__()
-        self._seen = [_Seen(service) for service in services]
+        self._awaited = [_Awaited(service) for service in services]
 
     def turn(self) -> None:
-        for seen in self._seen:
-            seen.look()
+        for each in self._awaited:
+            each.look()
         self.stopping.wait(BETWEEN_LOOKS)
 
 
-class _Seen:
-    """What one service was waiting for at the last look, and at how many looks before."""
+class _Awaited:
+    """The statement that one service waited for at the last look, and at how many looks before."""
 
-    def __init__(self, service: Asks) -> None:
+    def __init__(self, service: SendsStatements) -> None:
         self.service = service
         self.statement: object = None
         self.looks = 0

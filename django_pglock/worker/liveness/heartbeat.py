@@ -1,11 +1,10 @@
-"""The two signs of life of a worker: its row's heartbeat, and the session that holds its lock.
+"""The heartbeat: writes the worker's signs of life, which are the date in its row and the session that holds its lock.
 
-Behind a pooler no session is the worker's own, so there it holds no lock and its row says so.
+Behind a pooler no session is the worker's own. There it holds no lock, and its row says so.
 
-While a task keeps this thread from running, the guard beats in its place: see ``heartbeat_process_main.py``.
+While a task keeps this thread from running, the heartbeat process beats in its place: see ``heartbeat_process.py``.
 
-Between two beats it passes on what concerns the running tasks: to them that somebody asks for their end, and from them
-how far they are.
+Between two beats this thread passes on requests to cancel running tasks, and writes the progress of running tasks.
 """
 
 from __future__ import annotations
@@ -13,55 +12,59 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from django.apps import apps
 from django.db import Error as DatabaseFailure
 from django.db import connections
 
 from django_pglock.conf import get_settings
-from django_pglock.own_locks import WORKER, draw_number
+from django_pglock.keys.reserved import WORKER, draw_number
 from django_pglock.postgres.connections import backend_pid
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
+from django_pglock.store.cancel import cancel_requests
+from django_pglock.store.give_back import give_back
+from django_pglock.store.liveness import beat, depart
 from django_pglock.tasks import registry
 from django_pglock.worker.identity import Identity
-from django_pglock.worker.in_flight import Hand
-from django_pglock.worker.liveness.heartbeat_process import Guard
+from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess
 from django_pglock.worker.liveness.pending_migrations import pending_migrations
 from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
-from django_pglock.worker.settling.progress import Progress
 
-if TYPE_CHECKING:
-    from django_pglock.tasks.liveness import WorkerQuerySet
-    from django_pglock.tasks.queryset import TaskQuerySet
-
-
-#: Takes the worker's lock. NULL behind a pooler, where the lock would stay in a session that is anybody's. CASE, so
-#: that the server does not try for the lock before it has compared.
+#: Takes the worker's lock. NULL behind a pooler, where the lock would stay in a session that other clients use. CASE,
+#: because the server must compare the process numbers before it tries to take the lock.
 HOLD_LOCK = "SELECT CASE WHEN pg_backend_pid() = %s THEN pg_try_advisory_lock(%s, %s) END"
-#: Seconds between two looks at what running tasks have told of their progress.
+#: Seconds between two writes of the progress of running tasks.
 BETWEEN_PROGRESS = 1.0
-#: Seconds between two looks whether the tables are there.
+#: Seconds between two checks for pending migrations.
 BETWEEN_LOOKS = 1.0
 
 
-class Heartbeat(ConnectedService):
-    """Beats, and now and then compares what the table says is ours with what we have in hand.
+class Progress(Protocol):
+    """Writes the progress that running tasks report."""
 
-    It starts before the first claim and stops after the last settle: a worker that drains must not look dead.
-    Before that it waits until no migration of the tables is pending. ``beaten`` is called after each beat, and
-    ``taken_to_be_awake`` if the worker's row does not say that it sleeps.
-    ``cancel`` is called with the ids and attempts of running tasks that somebody has asked to end, again at each beat
-    until they have ended. ``is_pooled``: the database is reached through a pooler in transaction mode. A pooler that
-    gives its clients other process numbers than the server's is recognised in any case.
+    def note(self) -> None:
+        """Write what is new."""
+
+
+class Heartbeat(ConnectedService):
+    """Beats, and from time to time compares the tasks that are ours in the table with those in flight.
+
+    It starts before the first claim and stops after the last settle, because a draining worker must not look dead. It
+    does not beat before all migrations of the tables are applied. ``beaten`` is called after each beat, and
+    ``taken_to_be_awake`` if the worker's row does not say that it sleeps. ``cancel`` is called with the ids and
+    attempts of running tasks that somebody has cancelled, at each beat until they have ended. ``is_pooled``: the
+    database is reached through a pooler in transaction mode. A pooler that gives its clients other process numbers than
+    the server's is recognised without that.
     """
 
     name = "heartbeat"
 
     def __init__(
         self,
-        hand: Hand,
-        rows: TaskQuerySet,
+        in_flight: InFlight,
+        using: str,
         identity: Identity,
         queues: list[str],
         *,
@@ -69,15 +72,14 @@ class Heartbeat(ConnectedService):
         cancel: Callable[[list[tuple[int, int]]], None],
         is_pooled: bool = False,
     ) -> None:
-        super().__init__(rows.db)
+        super().__init__(using)
         self.is_pooled = is_pooled
-        self.hand = hand
-        self.rows = rows
+        self.in_flight = in_flight
         self.identity = identity
         self.queues = queues
         self.progress = progress
         self.cancel = cancel
-        self.guard = Guard(self._guards_orders)
+        self.process = HeartbeatProcess(self._instructions)
         self.beaten: Callable[[], None] = lambda: None
         self.taken_to_be_awake: Callable[[], None] = lambda: None
         self._news = threading.Event()
@@ -88,23 +90,23 @@ class Heartbeat(ConnectedService):
         #: Names of the migrations for which the worker waits.
         self.pending: list[str] = []
         self._compared_at = time.monotonic()
-        # How many functions our row says that we know. Functions are only ever added, so the number tells of news.
+        # How many functions our row says that we know. Functions are only added, so a new number means new functions.
         self._told = -1
         #: The number of the advisory lock that the session holds, or would hold without a pooler.
         self.lock_key = draw_number()
-        # Whether the present session holds it; None: that has not been tried yet.
+        # Whether the present session holds the lock; None: that has not been tried yet.
         self._has_lock: bool | None = None
         # Whether the present session has not beaten yet.
         self._is_interrupted = True
 
     @property
     def patience(self) -> float:  # type: ignore[override]
-        """A third of the limit: what is given up has to be tried again before the worker looks dead."""
+        """A third of HEARTBEAT_LIMIT: a beat that is given up must be tried again before the worker looks dead."""
         return get_settings().HEARTBEAT_LIMIT / 3
 
     @property
     def longest_pause(self) -> float:  # type: ignore[override]
-        """Try again twice as often as there is a beat: when the server is back, the others wait for little more."""
+        """Half an interval: when the server is back, the other services wait for this one."""
         return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
 
     def connected(self) -> None:
@@ -117,7 +119,7 @@ class Heartbeat(ConnectedService):
             return
         self._hold_lock()
         self.beat()
-        self.guard.note_beat()
+        self.process.note_beat()
         self.beat_at = time.monotonic()
         self.first_beat.set()
         self.beaten()
@@ -126,10 +128,10 @@ class Heartbeat(ConnectedService):
         self._rest()
 
     def _hold_lock(self) -> None:
-        """Take the worker's lock, unless this session has it or is not ours alone.
+        """Take the worker's lock, unless this session has it or is shared through a pooler.
 
-        Another worker may have drawn the same number, or a session of before, half open, may still hold the lock. Then
-        we draw another one, and the beat that follows writes it into our row.
+        Another worker may have drawn the same number, or an earlier session of ours, half open, may still hold the
+        lock. Then we draw another number, and the next beat writes it into our row.
         """
         with connections[self.using].cursor() as cursor:
             while self._has_lock is None:
@@ -141,7 +143,7 @@ class Heartbeat(ConnectedService):
                     self._has_lock = bool(has_lock)
 
     def _has_tables(self) -> bool:
-        """Say whether no migration is pending, and tell the log once if one is."""
+        """Say whether no migration is pending. The first time that one is, log it."""
         was_told = bool(self.pending)
         self.pending = pending_migrations(self.using)
         if self.pending and not was_told:
@@ -153,7 +155,7 @@ class Heartbeat(ConnectedService):
         return not self.pending
 
     def wake(self) -> None:
-        """Look now for tasks that somebody has asked to end."""
+        """Look now for tasks that somebody has cancelled."""
         self._news.set()
 
     def _rest(self) -> None:
@@ -167,19 +169,20 @@ class Heartbeat(ConnectedService):
             self.progress.note()
 
     def _pass_on_requests(self) -> None:
-        if self.hand.claims and (requests := self.rows.cancel_requests(self.identity.id)):
+        if self.in_flight.claims and (requests := cancel_requests(self.using, self.identity.id)):
             self.cancel(requests)
 
     def beat(self) -> None:
-        """Say that this worker lives, and which functions it knows if the others do not know that yet."""
+        """Write that this worker lives and, if that is new, which functions it knows."""
         me, known = self.identity, registry.known_paths()
-        self._told, is_sleeping = self._workers().beat(
+        self._told, is_sleeping = beat(
+            self.using,
             me.id,
             name=me.name,
             hostname=me.hostname,
             pid=me.pid,
             queues=self.queues,
-            threads=len(self.hand.threads.slots),
+            threads=len(self.in_flight.threads.slots),
             is_stopping=self.is_draining,
             lock_key=self.lock_key if self._has_lock else None,
             is_interrupted=self._is_interrupted,
@@ -195,42 +198,39 @@ class Heartbeat(ConnectedService):
         super().close()
 
     def finish(self) -> None:
-        self.guard.stop()
+        self.process.stop()
 
     def _depart(self) -> None:
-        """Remove the worker's row: it ends in order and owns nothing any more."""
+        """Delete the worker's row: the worker ends in order and owns no task any more."""
         try:
-            self._workers().depart(self.identity.id)
+            depart(self.using, self.identity.id)
         except DatabaseFailure as error:
             logger.warning("Could not sign off; the others will notice: %s", error)
 
     def _compare(self) -> None:
-        # A claim whose answer got lost may be committed after we looked for it. By now it is.
+        # A claim whose answer got lost may be committed after connected() has looked for it. By now it is committed.
         limit = get_settings().HEARTBEAT_LIMIT
         if time.monotonic() - self._compared_at < limit:
             return
         self._compared_at = time.monotonic()
-        lost = self.rows.release_unknown(self.identity.id, self.hand.task_ids(), older_than=limit)
+        lost = give_back(self.using, self.identity.id, self.in_flight.task_ids(), older_than=limit)
         if lost:
             logger.warning("Gave back %d tasks that this worker owned without knowing.", lost)
 
-    def _guards_orders(self) -> dict[str, Any]:
-        connection = dedicated_connection(self.using, application_name="lockworker guard")
+    def _instructions(self) -> dict[str, Any]:
+        connection = dedicated_connection(self.using, application_name="lockworker heartbeat process")
         return {
             "connection": parameters_of(connection),
             "session": {**self._session_settings(), "statement_timeout": "5s"},
-            "table": connection.ops.quote_name(self._workers().model._meta.db_table),
+            "table": connection.ops.quote_name(apps.get_model("django_pglock", "Worker")._meta.db_table),
             "worker": str(self.identity.id),
             "interval": get_settings().HEARTBEAT_INTERVAL,
             "limit": get_settings().HEARTBEAT_LIMIT,
         }
 
     def _session_settings(self) -> dict[str, str]:
-        """Return what the role, OPTIONS or receivers of ``connection_created`` have set for this service's session."""
+        """Return what the role, OPTIONS or receivers of ``connection_created`` have set in this service's session."""
         with connections[self.using].cursor() as cursor:
             cursor.execute("SELECT current_setting('search_path'), current_setting('role')")
             search_path, role = cursor.fetchone()
         return {"search_path": search_path, "role": role}
-
-    def _workers(self) -> WorkerQuerySet:
-        return apps.get_model("django_pglock", "Worker").objects.using(self.using)  # type: ignore[no-any-return]

@@ -1,14 +1,14 @@
-"""The guard of a worker: a small process that speaks for it while a task keeps all of its threads from running.
+"""The heartbeat process of a worker, child side: it beats while a task keeps all threads of the worker from running.
 
 A task that holds Python's GIL for a minute stops the heartbeat, which is a thread, and yet the worker lives. So the
-worker tells its guard of each beat. When one is late and the worker's process is neither gone nor stopped, the guard
-beats in its place, over a connection that it opens for that. Until then it has none.
+worker reports each beat to this process. When a beat is late and the worker's process is neither gone nor stopped, this
+process beats in the worker's place, over a connection that it opens for that. Until then it has none.
 
-When the worker's process has died, the guard deletes the worker's row. A worker without a row is dead, so its tasks are
-rescued in the next round of upkeep. This needs no session lock, so it is right behind a pooler as well.
+When the worker's process has died, this process deletes the worker's row. A worker without a row is dead, so its tasks
+are rescued in the next round of upkeep. This needs no session lock, so it works behind a pooler as well.
 
-It runs as a script, with nothing but the standard library and, once it has to speak, psycopg.
-``heartbeat_process.py`` starts it and says what it has to know: lines of JSON on its standard input, an empty line for
+It runs as a script, with nothing but the standard library and, once it has to beat, psycopg. ``heartbeat_process.py``
+is the parent side. It writes to the standard input of this process: lines of JSON with instructions, an empty line for
 each beat, and ``END`` when the worker ends in order. The input of a worker that dies ends without ``END``.
 """
 
@@ -23,32 +23,32 @@ import threading
 import time
 from typing import Any, NoReturn
 
-#: A beat is late after so many intervals. Rescue begins to suspect a worker after 2.2 of them.
+#: A beat is late after so many intervals. Rescue begins to suspect a worker after 2.2 intervals.
 LATE = 1.5
-#: Seconds for which the guard speaks at most before the worker has to show life by itself again: what has kept its
-#: threads from running for so long will not end, and its tasks are better run elsewhere.
+#: The longest time in seconds for which this process beats until the worker beats again by itself. A task that has kept
+#: the worker's threads from running for so long will not end, and its worker's tasks are better run elsewhere.
 LONGEST = 3600.0
-#: Seconds for one beat, the opening of a connection not counted. A network that swallows it must not keep the guard.
+#: Seconds for one beat without the opening of a connection: an interrupted network must not block this process.
 WRITTEN_WITHIN = 5.0
 HAS_PROC = os.path.exists("/proc/self/stat")
-#: States of processes that do not run: stopped by a signal or a debugger, ended, or about to be.
+#: States of processes that do not run: stopped by a signal or a debugger, ended, or about to end.
 NOT_RUNNING = "TtZXx"
-#: Only for the transaction, so it is right behind a pooler as well.
+#: Only for the transaction, so it works behind a pooler as well.
 SET = "SELECT set_config(%s, %s, true)"
 #: The last line of a worker that ends in order: it deletes its row itself.
 END = b"end"
-#: Seconds after the end of the input in which the worker's process has to be gone, if it has died.
+#: Seconds after the end of the input within which the process of a worker that has died is gone.
 DIES_WITHIN = 1.0
-#: Seconds between two looks for that.
+#: Seconds between two checks for that.
 BETWEEN_LOOKS = 0.01
-#: Only the dates, and only of a row that is there: a worker that signed off stays away. The guard speaks because a beat
-#: is late, maybe after an outage: so the beats are not continuous, and the worker is no witness of who is silent.
+#: Only the dates, and only of a row that exists: a worker that has signed off stays away. This process beats because a
+#: beat is late, perhaps after an outage: so the beats are not continuous, and the worker is no witness for others.
 BEAT = "UPDATE {table} SET heartbeat_at = clock_timestamp(), beating_since = clock_timestamp() WHERE id = %s"
 DEPART = "DELETE FROM {table} WHERE id = %s"
 
 
 def is_running(pid: int) -> bool:
-    """Say whether a process is there, and neither stopped nor ended."""
+    """Say whether a process exists, and is neither stopped nor ended."""
     state = _state_of(pid)
     return bool(state) and state[0] not in NOT_RUNNING
 
@@ -56,7 +56,7 @@ def is_running(pid: int) -> bool:
 def _state_of(pid: int) -> str:
     if HAS_PROC:
         with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat") as status:
-            # The name before it stands in brackets, and may contain some itself.
+            # The name before the state stands in brackets, and may contain brackets.
             return status.read().rpartition(")")[2].split()[0]
         return ""
     import subprocess  # only here: it is large
@@ -65,16 +65,16 @@ def _state_of(pid: int) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout.strip()  # noqa: S603
 
 
-class Voice:
-    """Writes the beats of a worker that cannot do it by itself."""
+class SubstituteHeartbeat:
+    """Writes the beats of a worker that cannot write them itself, and deletes the row of one that has died."""
 
     def __init__(self) -> None:
-        self.orders: dict[str, Any] = {}
+        self.instructions: dict[str, Any] = {}
         self._connection: Any = None
         self._since: float | None = None
 
-    def speak(self) -> None:
-        """Write one beat, unless this has gone on for too long. A failure is said once, and tried again next time."""
+    def beat(self) -> None:
+        """Write one beat, unless this has gone on for too long. A failure is logged once; the next beat tries again."""
         now = time.monotonic()
         is_new = self._since is None
         self._since = self._since or now
@@ -86,18 +86,18 @@ class Voice:
         except Exception as error:  # noqa: BLE001 - psycopg's, if it could be imported
             self._close()
             if is_new:
-                say(f"cannot reach the database: {' '.join(str(error).split())}")
+                log(f"cannot reach the database: {' '.join(str(error).split())}")
 
-    def fall_silent(self) -> None:
-        """The worker speaks for itself again."""
+    def pause(self) -> None:
+        """Beat no more: the worker beats by itself again."""
         self._since = None
         self._close()
 
     def report_death(self) -> None:
-        """Delete the worker's row. Tries for ``limit`` seconds: after that the missing heartbeat tells the same."""
-        deadline = time.monotonic() + self.orders["limit"]
+        """Delete the worker's row. Tries for ``limit`` seconds; after that the missing heartbeat does the same."""
+        deadline = time.monotonic() + self.instructions["limit"]
         while not self._has_written(DEPART) and time.monotonic() < deadline:
-            time.sleep(min(1.0, self.orders["interval"]))
+            time.sleep(min(1.0, self.instructions["interval"]))
 
     def _has_written(self, statement: str) -> bool:
         try:
@@ -108,18 +108,18 @@ class Voice:
         return True
 
     def _write(self, statement: str) -> None:
-        import psycopg  # only here: its memory is needed as seldom as a connection
+        import psycopg  # only here: until it is needed, its memory is saved, like the connection
 
-        orders = self.orders
+        told = self.instructions
         if self._connection is None:
-            self._connection = psycopg.connect(**orders["connection"])
+            self._connection = psycopg.connect(**told["connection"])
         deadline = threading.Timer(WRITTEN_WITHIN, shut, (self._connection.fileno(),))
         deadline.start()
         try:
             with self._connection.transaction():
-                for setting in orders["session"].items():
+                for setting in told["session"].items():
                     self._connection.execute(SET, setting)
-                self._connection.execute(statement.format(table=orders["table"]), (orders["worker"],))
+                self._connection.execute(statement.format(table=told["table"]), (told["worker"],))
         finally:
             deadline.cancel()
 
@@ -130,23 +130,24 @@ class Voice:
 
 
 def shut(descriptor: int) -> None:
-    """End a connection under whoever waits for its answer."""
+    """Shut a connection down, so that the thread that waits for its answer gets an error."""
     import socket
 
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as other:
         other.shutdown(socket.SHUT_RDWR)
 
 
-def say(text: str) -> None:
-    """Write a line where the worker's log usually goes."""
+def log(text: str) -> None:
+    """Write a line to the standard error, where the worker's log usually goes."""
     with contextlib.suppress(OSError, ValueError):
-        print(f"django_pglock guard of worker process {os.getppid()}: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        prefix = f"django_pglock heartbeat process of worker process {os.getppid()}"
+        print(f"{prefix}: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def listen(lines: queue.SimpleQueue[bytes]) -> None:
-    """Pass on what the worker says, at last the end of the input as an empty text.
+    """Pass on the lines from the worker, and at last an empty text for the end of the input.
 
-    When the worker has ended in order, end at once, whatever the main thread is waiting for.
+    When the worker has ended in order, end this process at once, whatever the main thread waits for.
     """
     with contextlib.suppress(OSError):
         for line in sys.stdin.buffer:
@@ -160,47 +161,48 @@ def has_died(pid: int) -> bool:
     """Say whether our parent, a process that has closed its end of the input, dies."""
     deadline = time.monotonic() + DIES_WITHIN
     while os.getppid() == pid and time.monotonic() < deadline:
-        # The kernel closes what a process had open before it gives the process's children another parent.
+        # The kernel closes the files of a process before it gives the process's children another parent.
         time.sleep(BETWEEN_LOOKS)
     return os.getppid() != pid
 
 
-def end_after_death(voice: Voice) -> NoReturn:
+def end_after_death(substitute: SubstituteHeartbeat) -> NoReturn:
     """Report the death of the worker, and end."""
-    # Whoever reads the worker's log until its end must not wait for us.
+    # A program that reads the worker's log until its end must not wait for us.
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
-    voice.report_death()
+    substitute.report_death()
     os._exit(0)
 
 
-def guard() -> None:
-    """Watch over the process that has started this one."""
+def main() -> None:
+    """Watch the worker process that has started this one."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=listen, args=(lines,), daemon=True).start()
-    voice = Voice()
+    substitute = SubstituteHeartbeat()
     patience: float | None = None
     while True:
         try:
             line = lines.get(timeout=patience)
         except queue.Empty:
-            # A forked child of the worker may keep the socket open, so its end is not the only sign. Another parent is.
-            if os.getppid() != voice.orders["worker_pid"]:
-                end_after_death(voice)
-            if is_running(voice.orders["worker_pid"]):
-                voice.speak()
-            patience = voice.orders["interval"]
+            # A forked child of the worker may keep the socket open, so the end of the input is not the only sign of the
+            # worker's death. Another parent is one, too.
+            if os.getppid() != substitute.instructions["worker_pid"]:
+                end_after_death(substitute)
+            if is_running(substitute.instructions["worker_pid"]):
+                substitute.beat()
+            patience = substitute.instructions["interval"]
             continue
         if not line:
-            if voice.orders and has_died(voice.orders["worker_pid"]):
-                end_after_death(voice)
+            if substitute.instructions and has_died(substitute.instructions["worker_pid"]):
+                end_after_death(substitute)
             os._exit(0)
         if line.strip():
-            voice.orders = json.loads(line)
-            sys.path[:] = voice.orders["path"]
-        voice.fall_silent()
-        patience = voice.orders["interval"] * LATE
+            substitute.instructions = json.loads(line)
+            sys.path[:] = substitute.instructions["path"]
+        substitute.pause()
+        patience = substitute.instructions["interval"] * LATE
 
 
 if __name__ == "__main__":
-    guard()
+    main()

@@ -1,4 +1,4 @@
-"""Whether the tables are as this code expects them: a deploy may start workers before it has migrated."""
+"""Pending migrations: whether the tables are as this code expects. A deploy may start workers before it migrates."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ APP = "django_pglock"
 def pending_migrations(using: str) -> list[str]:
     """Return the names of the migrations of this package that are not applied to the database, in order.
 
-    None where the project does not use them: switched off by ``MIGRATION_MODULES``, or the table of tasks is there
-    and none of them is recorded; and none where the role may not read what is recorded.
+    The list is empty where the project does not use these migrations: ``MIGRATION_MODULES`` switches them off, or the
+    table of tasks exists and no migration is recorded. It is empty, too, where the role may not read the records.
     """
     module, _ = MigrationLoader.migrations_module(APP)
     if module is None:

@@ -1,19 +1,20 @@
-"""Ends sessions on which an answer never comes, whoever waits for it: task threads, coroutines, threads of tasks.
+"""The session watch: ends sessions on which an answer never comes. For task threads, coroutines and threads of tasks.
 
 A connection may be half open for ever: a proxy or pooler that is frozen goes on acknowledging, and neither TCP nor the
-server notice. The clock alone does not tell that from a long report. So when an answer has not come for ten seconds,
-the server is asked, on another session of the same database alias:
+server notice. By the clock alone that looks like a long report. So when an answer has not come for ten seconds, the
+watch asks the server, on another session of the same database alias:
 
     the server works on the statement        it is a long one; the log names it once, after a minute
     the server has no such session           the session is ended
-    the session is idle at the server        the answer was sent and lost, or the statement never came: ended
-    the server waits for us, as we for it    the way between is interrupted: ended
+    the session is idle at the server        the answer was lost, or the statement never arrived: ended
+    the server waits for us, and we for it   the network between is interrupted: ended
     the server cannot be reached, thrice     ended
 
-To end it means to shut the socket under whoever waits, who then gets an ``OperationalError``. Looks are counted, not
-seconds: a process that was stopped has not waited. Behind a pooler the number of the session is the pooler's; there a
-statement counts as lost when no statement in the database is as old as ours. A standby may be one of several at one
-address, where another one knows nothing of our session; so one that is not found there is only reported.
+To end a session means to shut its socket down, so that the waiting thread gets an ``OperationalError``. The watch
+counts looks, not seconds: a process that was stopped has not waited. Behind a pooler the process number of the session
+is the pooler's; there a statement counts as lost when no statement in the database is as old as ours. A standby may be
+one of several at one address, and another one does not know our session; so a session that a standby does not know is
+only reported.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from django.db import Error as DatabaseFailure
 from django.db.backends.signals import connection_created
 
 from django_pglock.postgres.activity import Activity, ServerView, view_of_server
+from django_pglock.postgres.connection_registry import note_connection
 from django_pglock.postgres.connections import shut, statement_under_way
-from django_pglock.postgres.known_connections import note_connection
+from django_pglock.postgres.pending_statements import PendingStatement, pending_statements
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.postgres.waits import Wait, waits
 from django_pglock.worker.service import Service, logger
 
 if TYPE_CHECKING:
@@ -40,27 +41,27 @@ if TYPE_CHECKING:
 
     from django_pglock.tasks.claim import Claim
 
-#: Seconds between two looks at who waits.
+#: Seconds between two looks.
 BETWEEN_LOOKS = 1.0
 #: Looks without an answer before the server is asked for the first time, and from one question to the next.
 FIRST_QUESTION, BETWEEN_QUESTIONS = 10, 5
 #: Seconds for which the session has to be idle at the server: an answer may be on its way.
 ON_ITS_WAY = 5.0
-#: Questions that find no server, or both sides waiting for each other, before the session is ended.
+#: Questions in a row that find no server, or both sides waiting for each other, before the session is ended.
 PATIENCE = 3
-#: Looks before a session behind a pooler is ended. Its statement may wait there for its turn.
+#: Looks before a session behind a pooler is ended. Its statement may wait in the pooler for a server session.
 BEHIND_POOLER = 45
-#: Looks after which the log names who still waits.
+#: Looks after which the log names a thread that still waits.
 REPORT = 60
 #: Seconds for the server to answer a question.
 ANSWER_WITHIN = 5.0
-#: Where tcp_info says for how many milliseconds nothing has been received. Linux.
+#: Offset in tcp_info of the milliseconds since data was last received. Linux.
 LAST_DATA_RECEIVED = 52
 IDLE = ("idle", "idle in transaction", "idle in transaction (aborted)")
 
 
 class SessionWatch(Service):
-    """Looks every second at who waits. ``claim_of`` returns the claim that a thread, by its number, runs."""
+    """Looks every second which sessions wait for an answer. ``claim_of`` returns the claim of a thread by its ident."""
 
     name = "session watch"
     patience = ANSWER_WITHIN
@@ -68,8 +69,8 @@ class SessionWatch(Service):
     def __init__(self, claim_of: Callable[[int | None], Claim | None]) -> None:
         super().__init__()
         self._claim_of = claim_of
-        self._silences: dict[int, Silence] = {}
-        # Sessions to ask on, by alias: open while something is asked for.
+        self._silent: dict[int, SilentSession] = {}
+        # The sessions that questions are asked on, by alias: open only while there is something to ask.
         self._sessions: dict[str, DatabaseWrapper] = {}
         self._asking: tuple[DatabaseWrapper, int] | None = None
         self._questions = 0
@@ -79,18 +80,18 @@ class SessionWatch(Service):
         super().start()
 
     def under_way(self) -> tuple[DatabaseWrapper, int] | None:
-        """Return which question waits for its answer now, for ``Deadlines``."""
+        """Return the session and the number of the question that waits for its answer now, for ``Deadlines``."""
         asking = self._asking
         return asking if asking is not None and statement_under_way(asking[0]) else None
 
     def turn(self) -> None:
         self._look()
-        suspects = [silence for silence in self._silences.values() if silence.is_to_be_asked_for]
-        for alias in {silence.wait.alias for silence in suspects if silence.wait.alias is not None}:
-            self._ask(alias, [silence for silence in suspects if silence.wait.alias == alias])
-        for silence in self._silences.values():
-            self._report(silence)
-        if not any(silence.looks >= FIRST_QUESTION for silence in self._silences.values()):
+        suspects = [silent for silent in self._silent.values() if silent.is_to_be_asked_for]
+        for alias in {silent.wait.alias for silent in suspects if silent.wait.alias is not None}:
+            self._ask(alias, [silent for silent in suspects if silent.wait.alias == alias])
+        for silent in self._silent.values():
+            self._report(silent)
+        if not any(silent.looks >= FIRST_QUESTION for silent in self._silent.values()):
             self.close()
         self.note_life(BETWEEN_LOOKS)
         self.stopping.wait(BETWEEN_LOOKS)
@@ -100,30 +101,30 @@ class SessionWatch(Service):
             self._sessions.popitem()[1].close()
 
     def _look(self) -> None:
-        """Count for how many looks each one who waits now has waited."""
-        before, self._silences = self._silences, {}
-        for wait in waits():
-            silence = before.get(id(wait.raw))
-            if silence is None or silence.wait != wait:
-                silence = Silence(wait)
-            self._silences[id(wait.raw)] = silence
-            silence.looks += 1
+        """Count for how many looks each session that waits now has waited."""
+        before, self._silent = self._silent, {}
+        for wait in pending_statements():
+            silent = before.get(id(wait.raw))
+            if silent is None or silent.wait != wait:
+                silent = SilentSession(wait)
+            self._silent[id(wait.raw)] = silent
+            silent.looks += 1
 
-    def _ask(self, alias: str, silences: list[Silence]) -> None:
+    def _ask(self, alias: str, sessions: list[SilentSession]) -> None:
         try:
-            view = self._view(alias, [silence.pid for silence in silences])
+            view = self._view(alias, [silent.pid for silent in sessions])
         except (DatabaseFailure, psycopg.Error, OSError) as error:
             session = self._sessions.pop(alias)
             has_answered = _has_answered(session, error)
             session.close()
-            for silence in silences:
-                silence.note_failure(error, has_answered=has_answered)
+            for silent in sessions:
+                silent.note_failure(error, has_answered=has_answered)
         else:
-            for silence in silences:
-                silence.note(view)
-        for silence in silences:
-            if silence.verdict:
-                self._end(silence)
+            for silent in sessions:
+                silent.note(view)
+        for silent in sessions:
+            if silent.verdict:
+                self._end(silent)
 
     def _view(self, alias: str, pids: list[int]) -> ServerView:
         self.note_life(2 * ANSWER_WITHIN)
@@ -138,40 +139,40 @@ class SessionWatch(Service):
         finally:
             self._asking = None
 
-    def _end(self, silence: Silence) -> None:
-        if silence.wait not in waits():
+    def _end(self, silent: SilentSession) -> None:
+        if silent.wait not in pending_statements():
             return  # the answer has come meanwhile
-        self._log(silence, f"{silence.verdict}. The connection is closed.")
-        shut(silence.wait.raw)
-        self._silences.pop(id(silence.wait.raw), None)
+        self._log(silent, f"{silent.verdict}. The connection is closed.")
+        shut(silent.wait.raw)
+        self._silent.pop(id(silent.wait.raw), None)
 
-    def _report(self, silence: Silence) -> None:
-        if silence.looks >= REPORT and not silence.is_reported:
-            silence.is_reported = True
-            self._log(silence, f"{silence.says}. It goes on waiting.")
+    def _report(self, silent: SilentSession) -> None:
+        if silent.looks >= REPORT and not silent.is_reported:
+            silent.is_reported = True
+            self._log(silent, f"{silent.says}. It goes on waiting.")
 
-    def _log(self, silence: Silence, what: str) -> None:
-        wait, claim = silence.wait, self._claim_of(silence.wait.ident)
+    def _log(self, silent: SilentSession, what: str) -> None:
+        wait, claim = silent.wait, self._claim_of(silent.wait.ident)
         who = "A coroutine" if wait.thread is None else f"Thread {wait.thread}"
         logger.warning(
             "%s has had no answer from database %r for %.0f s: %s",
             who if claim is None else f"{who} ({claim!r})",
             wait.alias,
-            silence.looks * BETWEEN_LOOKS,
+            silent.looks * BETWEEN_LOOKS,
             what,
             extra={} if claim is None else claim.log_fields(),
         )
 
 
-class Silence:
-    """Somebody who waits, for how many looks, and what is known of it."""
+class SilentSession:
+    """A session that waits for an answer: for how many looks, and what the server says of it."""
 
-    def __init__(self, wait: Wait) -> None:
+    def __init__(self, wait: PendingStatement) -> None:
         self.wait = wait
         self.looks = 0
-        #: What the server said last.
+        #: What the server has said last, in words.
         self.says = "the server has not been asked"
-        #: Why the session is to be ended, if it is.
+        #: Why the session has to be ended; empty: it has not.
         self.verdict = ""
         self.is_reported = False
         self._failures = self._both_waited = 0
@@ -188,10 +189,10 @@ class Silence:
         return beyond >= 0 and beyond % BETWEEN_QUESTIONS == 0
 
     def note_failure(self, error: BaseException, *, has_answered: bool) -> None:
-        """Note that the server could not be asked. One that refuses us may well work on the statement."""
+        """Note that the server could not be asked. A server that refuses may still work on the statement."""
         self._failures = 0 if has_answered else self._failures + 1
         self.says = f"the server cannot be asked ({str(error).strip()})"
-        # Whoever sends one statement after the other waits at every look, too, and gets answers.
+        # A session that sends one statement after the other waits at every look, too, but it receives answers.
         if self._failures >= PATIENCE and self._receives_nothing() is not False:
             self.verdict = "the server cannot be reached"
 
@@ -230,7 +231,7 @@ class Silence:
         return view.is_standby or self.wait.raw.pgconn.parameter_status(b"in_hot_standby") == b"on"
 
     def _receives_nothing(self) -> bool | None:
-        """Say whether nothing at all has come for some seconds; None where that cannot be told."""
+        """Say whether nothing at all has been received for some seconds; None where that is not known."""
         try:
             with socket.socket(fileno=os.dup(self.wait.raw.fileno())) as end:
                 info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 2 * LAST_DATA_RECEIVED)
@@ -241,7 +242,7 @@ class Silence:
 
 
 def _has_answered(session: DatabaseWrapper, error: BaseException) -> bool:
-    """Say whether somebody has answered a question that failed: the server, or at least a host that refuses."""
+    """Say whether a question that failed has got any answer: from the server, or from a host that refuses."""
     cause: Any = error.__cause__ or error
     if session.connection is None:
         return not isinstance(cause, psycopg.errors.ConnectionTimeout)

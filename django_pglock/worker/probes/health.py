@@ -1,66 +1,100 @@
-"""Does the worker live, and does it work? Answered from what its parts note anyway, so an answer waits for nothing."""
+"""Health: does the worker live, and does it work? Answered from what its parts note anyway, so no answer waits."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from django_pglock.conf import get_settings
+from django_pglock.worker.service import Service
 
-if TYPE_CHECKING:
-    from django_pglock.worker.worker import Worker
-
-#: How many times HEARTBEAT_LIMIT a part may be silent. Once would be too strict: it may wait for the lock of a table
-#: that is being changed, and to start the process again would only cost it the tasks that it runs.
+#: How many times HEARTBEAT_LIMIT a part may show no life. Once would be too strict: it may wait for the lock of a table
+#: that is being changed, and a restart of the process would only lose the tasks that it runs.
 PATIENCE = 2
+
+
+class Heartbeat(Protocol):
+    """The heartbeat of the worker."""
+
+    pending: list[str]
+    beat_at: float | None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has a database session."""
+
+
+class Fetcher(Protocol):
+    """The fetcher of the worker."""
+
+    is_claiming: bool
+
+
+class Executor(Protocol):
+    """The threads that run tasks."""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether one of them has ended although nobody has stopped it."""
 
 
 class Health:
     """What may be asked of a worker from outside. Each answer is a sentence that says what is wrong, or None.
 
-    The two must not be confused: a worker without database is not ready, and no worse for that. To start it again
-    helps nobody.
+    To live and to work are two questions: a worker without database is not ready, but a restart would not help.
     """
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        heartbeat: Heartbeat,
+        fetcher: Fetcher,
+        executor: Executor,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self.services = services
+        self.heartbeat = heartbeat
+        self.fetcher = fetcher
+        self.executor = executor
+        self.is_stopping = is_stopping
 
     def stuck(self) -> str | None:
         """Say which part shows no life."""
         if missing := self.missing():
             return missing
         now, bound = time.monotonic(), PATIENCE * get_settings().HEARTBEAT_LIMIT
-        for service in self.worker.services:
+        for service in self.services:
             if service.is_running and not service.stopping.is_set() and now - service.awake_by > bound:
                 return f"The {service.name} has shown no life for {now - service.awake_by:.0f} s."
         return None
 
     def missing(self) -> str | None:
-        """Say which part has ended although nobody asked for that. It does not come back."""
-        for service in self.worker.services:
+        """Say which part has ended although nobody has stopped it. It does not come back."""
+        for service in self.services:
             if service.is_missing:
                 return f"The {service.name} has ended."
-        return "A thread of the executor has ended." if self.worker.executor.is_missing else None
+        return "A thread of the executor has ended." if self.executor.is_missing else None
 
     def unready(self) -> str | None:
         """Say why the worker claims nothing."""
-        heartbeat, fetcher = self.worker.heartbeat, self.worker.fetcher
-        if self.worker.is_stopping:
+        if self.is_stopping():
             return "The worker is stopping."
-        if heartbeat.pending:
+        if self.heartbeat.pending:
             return "Migrations of django_pglock are pending."
-        if not heartbeat.is_connected:
+        if not self.heartbeat.is_connected:
             return "The database is away."
         age = self.beat_age()
         if age is None:
             return "The first heartbeat is not written yet."
         if age > get_settings().HEARTBEAT_LIMIT:
             return f"No heartbeat could be written for {age:.0f} s."
-        if not fetcher.is_claiming:
+        if not self.fetcher.is_claiming:
             return "The fetcher does not claim at the moment."
         return self.stuck()
 
     def beat_age(self) -> float | None:
         """Return the seconds since the last heartbeat that was written, None before the first."""
-        beat_at = self.worker.heartbeat.beat_at
+        beat_at = self.heartbeat.beat_at
         return None if beat_at is None else time.monotonic() - beat_at

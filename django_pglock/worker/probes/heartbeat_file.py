@@ -1,4 +1,4 @@
-"""A file whose age is that of the last heartbeat, for whoever can look at files better than ask over HTTP."""
+"""The heartbeat file: its age is that of the last heartbeat, for probes that look at files instead of HTTP."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class HeartbeatFile:
     def __init__(self, path: str | None, *, number: int = 1) -> None:
         self.path = Path(path if number == 1 else f"{path}.{number}") if path is not None else None
         self._has_failed = False
-        # It is removed by another thread than touches it, and then must not come back.
+        # One thread touches the file and another removes it. After that it must not come back.
         self._moving = threading.Lock()
 
     def check(self) -> None:
-        """Raise ``ConfigurationError`` if the file could not be written, without making it: nothing has beaten yet."""
+        """Raise ``ConfigurationError`` if the file could not be written. Does not make it: nothing beats yet."""
         if self.path is None:
             return
         try:
@@ -37,7 +37,7 @@ class HeartbeatFile:
             raise ConfigurationError(f"The heartbeat file {self.path} cannot be written: {error.strerror}.") from None
 
     def touch(self) -> None:
-        """Set the file's mtime to now; make it if it is not there. A failure is logged once and harms nobody."""
+        """Set the file's mtime to now; make it if it is missing. The first failure is logged, and none does harm."""
         with self._moving:
             if self.path is None:
                 return
@@ -51,7 +51,7 @@ class HeartbeatFile:
                 self._has_failed = False
 
     def remove(self) -> None:
-        """Remove the file and touch it no more: the worker has ended in order, or another has its place."""
+        """Remove the file for good: the worker has ended in order, or another worker has its place."""
         with self._moving:
             path, self.path = self.path, None
         if path is not None:

@@ -1,7 +1,7 @@
-"""Answers to probes over HTTP: does the worker live, does it work, and how much.
+"""The probe server: answers over HTTP whether the worker lives and works, and its metrics.
 
-It must stay out of the worker's way whoever asks: threads are few, a request has a time in which it has to be over, and
-no answer waits for anything. It tells nothing that is secret: no arguments, no errors, no addresses.
+It must not disturb the worker, whoever sends requests: threads are few, each request has a time limit, and no answer
+waits for anything. It tells nothing that is secret: no arguments, no errors, no addresses.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.forking import keep_from_children
-from django_pglock.worker.probes.metrics import CONTENT_TYPE, exposition
-
-if TYPE_CHECKING:
-    from django_pglock.worker.worker import Worker
+from django_pglock.worker.probes.health import Health
+from django_pglock.worker.probes.metrics import CONTENT_TYPE, Metrics
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: kubelet and Prometheus come from outside of the pod. Nothing listens unless a port is asked for.
+#: kubelet and Prometheus send requests from outside of the pod. Nothing listens unless a port is given.
 DEFAULT_HOST = "0.0.0.0"  # noqa: S104
-#: Requests that are answered at once at most, and seconds after which one is cut off.
+#: The most requests that are answered at once, and seconds after which a request is cut off.
 MOST_REQUESTS, LONGEST_REQUEST = 16, 5.0
-#: Seconds between two looks of the server whether it is to stop, or a request to be cut off.
+#: Seconds between two checks whether the server has to stop, or a request has to be cut off.
 BETWEEN_LOOKS = 0.25
 PLAIN = "text/plain; charset=utf-8"
 
 
-class Probes:
+class ProbeServer:
     """The HTTP server of one worker, in a thread of its own.
 
-    ``port`` 0 takes any that is free. The processes of a supervisor take ``port``, the next one, and so on.
+    ``port`` 0 takes any free port. The processes of a supervisor, by their ``number`` from 1, take ``port``, the next
+    one, and so on.
     """
 
-    def __init__(self, worker: Worker, *, host: str | None, port: int) -> None:
-        self.worker = worker
+    def __init__(self, health: Health, metrics: Metrics, *, host: str | None, port: int, number: int = 1) -> None:
+        self.health = health
+        self.metrics = metrics
         self.host = DEFAULT_HOST if host is None else host
-        self.port = port + worker.line.number - 1 if port and worker.line is not None else port
-        self._server: Server | None = None
+        self.port = port + number - 1 if port else port
+        self._server: ProbeHTTPServer | None = None
 
     def start(self) -> None:
         """Listen. Raises ``ConfigurationError`` where that is not possible."""
         try:
-            server = Server(self.worker, self.host, self.port)
+            server = ProbeHTTPServer(self.health, self.metrics, self.host, self.port)
         except (OSError, OverflowError) as error:
             raise ConfigurationError(f"Probes cannot be answered at {self.host} port {self.port}: {error}.") from None
         self._server, self.port = server, server.server_address[1]
@@ -67,16 +67,17 @@ class Probes:
             server.server_close()
 
 
-class Server(ThreadingTCPServer):
-    """Not http.server's own, which asks the DNS for its name when it starts."""
+class ProbeHTTPServer(ThreadingTCPServer):
+    """An HTTP server. Not the one of http.server, which asks the DNS for its name when it starts."""
 
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
     request_queue_size = 2 * MOST_REQUESTS
 
-    def __init__(self, worker: Worker, host: str, port: int) -> None:
-        self.worker = worker
+    def __init__(self, health: Health, metrics: Metrics, host: str, port: int) -> None:
+        self.health = health
+        self.metrics = metrics
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # When each request began.
         self._requests: dict[Any, float] = {}
@@ -84,7 +85,7 @@ class Server(ThreadingTCPServer):
         keep_from_children(self)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Turn away who comes while too many are being answered."""
+        """Refuse a request while too many are being answered."""
         return len(self._requests) < MOST_REQUESTS
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -96,7 +97,7 @@ class Server(ThreadingTCPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Cut off who takes too long, however slowly something comes: the request's thread then ends."""
+        """Cut off requests that take too long, even if they still send something. Their threads then end."""
         for request, began in list(self._requests.items()):
             if time.monotonic() - began > LONGEST_REQUEST:
                 with contextlib.suppress(OSError):
@@ -110,14 +111,14 @@ class Handler(BaseHTTPRequestHandler):
     """One request."""
 
     timeout = LONGEST_REQUEST
-    server: Server
+    server: ProbeHTTPServer
 
     def do_GET(self) -> None:
-        """Answer with all of it."""
+        """Answer with header and body."""
         self._answer(has_body=True)
 
     def do_HEAD(self) -> None:
-        """Answer without the body."""
+        """Answer with the header alone."""
         self._answer(has_body=False)
 
     def _answer(self, *, has_body: bool) -> None:
@@ -132,19 +133,18 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _look(self) -> tuple[HTTPStatus, str, str]:
-        health = self.server.worker.health
         match urlsplit(self.path).path:
             case "/livez":
-                return _verdict(health.stuck())
+                return _verdict(self.server.health.stuck())
             case "/readyz":
-                return _verdict(health.unready())
+                return _verdict(self.server.health.unready())
             case "/metrics":
-                return HTTPStatus.OK, CONTENT_TYPE, exposition(self.server.worker)
+                return HTTPStatus.OK, CONTENT_TYPE, self.server.metrics.exposition()
             case _:
                 return HTTPStatus.NOT_FOUND, PLAIN, "There are /livez, /readyz and /metrics.\n"
 
     def version_string(self) -> str:
-        """Name no versions."""
+        """Return a name without versions."""
         return "django_pglock"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the library

@@ -1,47 +1,52 @@
-"""systemd's protocol for services of ``Type=notify``: datagrams with lines of ``NAME=value``."""
+"""Notifications to systemd, by its protocol for services of ``Type=notify``: datagrams with lines of ``NAME=value``."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import Any
 
 from django_pglock.conf import get_settings
-from django_pglock.tasks.outcome import Failed, Succeeded
+from django_pglock.store.outcome import Failed, Succeeded
+from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.probes.health import Health
 from django_pglock.worker.service import Service
-
-if TYPE_CHECKING:
-    from django_pglock.worker.probes.health import Health
 
 logger = logging.getLogger("django_pglock.worker")
 
 
-class Notifier(Service):
-    """Tells systemd that the worker is ready, lives, stops, and what it does. Silent without ``NOTIFY_SOCKET``.
+class SystemdNotifier(Service):
+    """Tells systemd that the worker is ready, lives, stops, and what it does. Sends nothing without ``NOTIFY_SOCKET``.
 
-    In a thread of its own and not by the heartbeat, which waits for the database: a worker must not be ended because
-    that is away. It says that the worker lives while all parts do, the heartbeat among them.
+    It has a thread of its own, because the heartbeat waits for the database, and systemd must not end a worker whose
+    database is away. It says that the worker lives while all parts of the worker do, the heartbeat among them.
+    ``outcomes``: the number of ended claims, by the class of the outcome.
     """
 
     name = "notifier"
 
-    def __init__(self, health: Health, *, is_one_of_several: bool) -> None:
+    def __init__(
+        self, health: Health, in_flight: InFlight, *, outcomes: Counter[type[Any] | None], is_one_of_several: bool
+    ) -> None:
         super().__init__()
         self.health = health
+        self.in_flight = in_flight
+        self.outcomes = outcomes
         self.is_one_of_several = is_one_of_several
         self.address = os.environ.get("NOTIFY_SOCKET", "")
-        #: Seconds within which systemd wants to hear of us, None if it does not.
+        #: Seconds within which systemd expects a message; None: it expects none.
         self.limit = watchdog_limit(is_one_of_several=is_one_of_several)
         self._has_failed = False
 
     def start(self) -> None:
-        """Start to tell, if somebody listens."""
+        """Start the thread if there is a socket to send to."""
         if self.address:
             super().start()
 
     def turn(self) -> None:
-        """Tell how it is, often enough for one message to be lost."""
+        """Send the status, so often that one message may be lost."""
         lines = [f"STATUS={self._status()}"]
         if self.limit is not None and self.health.stuck() is None:
             lines.append("WATCHDOG=1")
@@ -53,21 +58,20 @@ class Notifier(Service):
         self.say("READY=1", f"STATUS={self._status()}")
 
     def tell_stopping(self) -> None:
-        """Tell that the worker stops. A process of several does not: the service goes on without it."""
+        """Tell that the worker stops. One process of several does not, because the service goes on without it."""
         if not self.is_one_of_several:
             self.say("STOPPING=1", f"STATUS={self._status()}")
 
     def _status(self) -> str:
-        worker = self.health.worker
-        done, failed = worker.settler.counts[Succeeded], worker.settler.counts[Failed]
-        work = f"{worker.hand.running} tasks running, {done} succeeded, {failed} failed"
+        done, failed = self.outcomes[Succeeded], self.outcomes[Failed]
+        work = f"{self.in_flight.running} tasks running, {done} succeeded, {failed} failed"
         return self.health.stuck() or self.health.unready() or work
 
     def say(self, *lines: str) -> None:
-        """Send one message. Never waits; a failure is logged once and harms nobody."""
+        """Send one message. Never waits; the first failure is logged, and no failure does harm."""
         if not self.address:
             return
-        # "@" stands for the NUL byte with which names begin that are no files.
+        # "@" stands for the NUL byte at the start of a socket's name that is not a file.
         address = f"\0{self.address[1:]}" if self.address[0] == "@" else self.address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
@@ -82,7 +86,7 @@ class Notifier(Service):
 def watchdog_limit(*, is_one_of_several: bool) -> float | None:
     """Return the seconds of ``WatchdogSec=``, None if it is not set or meant for another process.
 
-    It is meant for the main process of the service. A supervised process may answer for that.
+    It is meant for the main process of the service. A process of a supervisor may answer for that one.
     """
     text = os.environ.get("WATCHDOG_USEC", "")
     is_ours = is_one_of_several or os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())

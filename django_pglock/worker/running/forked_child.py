@@ -1,4 +1,4 @@
-"""A process that a task has forked: no worker, although it has inherited one, with its claims, without its threads."""
+"""A process that a task has forked. It has inherited the worker's memory, with its claims, but none of its threads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import traceback
 from typing import NoReturn
 
 
-def end_here(error: BaseException | None) -> NoReturn:
+def end_process(error: BaseException | None) -> NoReturn:
     """End this process at once, with the exit code that Python would give for ``error``.
 
-    A forked one, when it comes back out of its task's function, must not go on as the worker's thread: it would settle
-    its parent's claim, and run what waits in its inbox.
+    A forked child that returns from its task's function must not go on as the worker's thread: it would settle the
+    claim of its parent and run what waits in the parent's inbox.
     """
     code = 0
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):

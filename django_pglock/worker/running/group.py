@@ -1,21 +1,22 @@
-"""Calls of one group, run by one call of the function."""
+"""Group tasks: several claims of one group that one call of the function runs."""
 
 from __future__ import annotations
 
-from django.apps import apps
-
 from django_pglock.postgres.connections import connection_for
+from django_pglock.store.claim_group import claim_group
+from django_pglock.store.outcome import Cancelled, Failed, Outcome, Released, Retried, Snoozed
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.options import Group
-from django_pglock.tasks.outcome import Cancelled, Failed, Outcome, Released, Retried, Snoozed
-from django_pglock.worker.in_flight import Ending, Hand
-from django_pglock.worker.running.attempt import Attempt, prepare
+from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.running.attempt import Attempt
+from django_pglock.worker.running.run import prepare
 
 
 class GroupAttempt(Attempt):
     """One attempt for several claims. The function gets the list of their keyword arguments.
 
-    What it returns is the result of each; when it raises, each fails by the retries that it has left.
+    Its return value is the result of each claim. When it raises, each claim fails or is retried by its own retries.
     """
 
     def __init__(self, claim: Claim, using: str) -> None:
@@ -23,8 +24,8 @@ class GroupAttempt(Attempt):
         self.others: list[Attempt] = []
         self._error: BaseException | None = None
 
-    def take_along(self, others: list[Attempt]) -> None:
-        """Stand for these as well."""
+    def include(self, others: list[Attempt]) -> None:
+        """Stand for these attempts as well."""
         self.others = others
         self.args, self.kwargs = [[self.kwargs, *(other.kwargs for other in others)]], {}
 
@@ -34,7 +35,7 @@ class GroupAttempt(Attempt):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody wants any of its tasks: the call is everybody's, and one does not end it for the others."""
+        """Whether all of its tasks are cancelled. The call serves all of them, and one alone does not end it."""
         return all(claim.is_cancelled for claim in self.claims)
 
     def failure(self, error: BaseException) -> Outcome:
@@ -46,16 +47,14 @@ class GroupAttempt(Attempt):
     def outcomes(self, outcome: Outcome) -> list[tuple[Claim, Outcome]]:
         return [(self.claim, outcome), *((other.claim, self._outcome_of(other, outcome)) for other in self.others)]
 
-    def ending(self, outcome: Outcome | None, *, is_settled: bool = False) -> Ending:
-        ending = super().ending(outcome, is_settled=is_settled)
-        # When one claim was lost, nothing of the common transaction remains: the others run again.
+    def ended(self, outcome: Outcome | None, *, is_settled: bool = False) -> EndedClaim:
+        ended = super().ended(outcome, is_settled=is_settled)
+        # When the leading claim was lost, the common transaction was rolled back: the others run again.
         shared = Released() if outcome is None else outcome
         for other in self.others:
             other.began = self.began
-        ending.companions = [
-            other.ending(self._outcome_of(other, shared), is_settled=is_settled) for other in self.others
-        ]
-        return ending
+        ended.same_call = [other.ended(self._outcome_of(other, shared), is_settled=is_settled) for other in self.others]
+        return ended
 
     def _outcome_of(self, other: Attempt, outcome: Outcome) -> Outcome:
         if self._error is not None and isinstance(outcome, Failed | Retried | Snoozed | Cancelled):
@@ -63,27 +62,28 @@ class GroupAttempt(Attempt):
         return outcome
 
 
-def with_others(leader: Attempt, group: Group, hand: Hand) -> Attempt:
+def with_others(leader: Attempt, group: Group, in_flight: InFlight) -> Attempt:
     """Claim what waits in the group of ``leader`` and return the attempt that stands for all of it."""
-    # Before anybody is claimed: if what was tried before cannot be read, only the leader has to be given back.
+    # Made before anything is claimed: if its earlier attempts cannot be read, only the leader has to be given back.
     attempt = GroupAttempt(leader.claim, leader.using)
-    rows = apps.get_model("django_pglock", "Task").objects.using(leader.using)
-    hand.gathering[leader.claim] = leader.claim.lock_key
+    in_flight.claiming_groups[leader.claim] = leader.claim.lock_key
     try:
-        claims = rows.claim_group(leader.claim, limit=group.limit - 1, gather=group.seconds) if group.limit > 1 else []
+        claims = []
+        if group.limit > 1:
+            claims = claim_group(leader.using, leader.claim, limit=group.limit - 1, gather=group.seconds)
         connection = connection_for(leader.using)
         if claims and not connection.get_autocommit():
-            # Where AUTOCOMMIT is off; else the claims would be the function's to commit, or to roll back.
+            # With AUTOCOMMIT off, the function would commit the claims or roll them back.
             connection.commit()
-        hand.hold(claims)
+        in_flight.add(claims)
     finally:
-        del hand.gathering[leader.claim]
+        del in_flight.claiming_groups[leader.claim]
     others: list[Attempt] = []
     for claim in claims:
         other = prepare(claim, leader.using)
-        if isinstance(other, Ending):
-            hand.ended(other)
+        if isinstance(other, EndedClaim):
+            in_flight.end(other)
         else:
             others.append(other)
-    attempt.take_along(others)
+    attempt.include(others)
     return attempt

@@ -1,9 +1,9 @@
 """The thread in which Django's ORM runs for the coroutines of a worker.
 
-Django's connections belong to a thread, and asgiref runs what coroutines hand to ``sync_to_async`` in one thread of
-their loop. All coroutines share it and its connections, so it has to be known for whom it works: to cancel the SQL of a
-task whose time is over and no other's, to say in the log who keeps the others waiting, and to close a connection that a
-task has left in a transaction, which would be everybody's.
+Django's connections belong to a thread, and asgiref runs the functions that coroutines pass to ``sync_to_async`` in one
+thread of their loop. All coroutines share that thread and its connections. So the thread records for which attempt it
+works: to cancel the SQL of a task whose time is over and no other SQL, to log which task keeps the others waiting, and
+to close a connection that a task has left in a transaction, which all coroutines would share.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ import psycopg
 from django.db import connections
 
 from django_pglock.postgres.connections import cancel_statement, hang_up
-from django_pglock.worker.running.watchdog import is_at_rest, is_closed
+from django_pglock.worker.running.attempt import Attempt
+from django_pglock.worker.running.task_connections import is_at_rest, is_closed
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.worker.running.attempt import Attempt
 
 logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds for which one function may keep others waiting before the log says so.
 OCCUPIED = 10.0
-#: Seconds after which it says so again.
+#: Seconds after which the log says so again.
 REPEAT = 60.0
 
-#: The attempt on whose behalf a coroutine runs.
+#: The attempt that a coroutine runs for.
 current_attempt: ContextVar[Attempt | None] = ContextVar("current_attempt", default=None)
 
 
 class OrmThread(ThreadPoolExecutor):
-    """An executor of one thread. ``prepare`` is called there first."""
+    """An executor of one thread, which calls ``prepare`` first."""
 
     def __init__(self, prepare: Callable[[], None]) -> None:
         super().__init__(1, thread_name_prefix="lockworker-orm", initializer=self._begin)
@@ -53,7 +53,7 @@ class OrmThread(ThreadPoolExecutor):
         self._cancelling = threading.Lock()
         self._waiting = 0
         self._is_watched = False
-        # By alias: who has begun a transaction there that is open.
+        # By alias: the attempt that has begun the transaction that is open there.
         self._open: dict[str, Attempt | None] = {}
 
     def _begin(self) -> None:
@@ -62,7 +62,7 @@ class OrmThread(ThreadPoolExecutor):
         self.ident = threading.get_ident()
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have a function run in the thread, for the attempt of the coroutine that asks, in the loop's thread."""
+        """Have a function run in the thread, for the attempt of the coroutine that calls this in the loop's thread."""
         self._waiting += 1
         if self._waiting > 1 and not self._is_watched:
             self._watch(OCCUPIED)
@@ -74,7 +74,7 @@ class OrmThread(ThreadPoolExecutor):
         self._waiting -= 1
 
     def close(self) -> None:
-        """Let the thread end after what it does, and close its connections."""
+        """Let the thread end after its present call, and close its connections."""
         super().submit(connections.close_all)
         self.shutdown(wait=False)
 
@@ -83,17 +83,17 @@ class OrmThread(ThreadPoolExecutor):
         try:
             return function(*args, **kwargs)
         finally:
-            # Whoever cancels a statement of this function has done so by then.
+            # With the lock: a cancel() that has seen this attempt is over by now.
             with self._cancelling:
                 self.attempt = None
             self._note_transactions(attempt)
             if attempt is not None and attempt.is_over:
                 self._close_transactions_of(attempt)
 
-    # A transaction that is left open
+    # Transactions that a task has left open
 
     def end(self, attempt: Attempt) -> None:
-        """Close the connections that an attempt, whose function has ended, has left in a transaction. Does not wait."""
+        """Close the connections that an ended attempt has left in a transaction. Does not wait for that."""
         attempt.is_over = True
         if attempt in self._open.values():
             super().submit(self._close_transactions_of, attempt)
@@ -119,7 +119,7 @@ class OrmThread(ThreadPoolExecutor):
             connection.in_atomic_block = False  # else close() only notes that it was called
             connection.close()
 
-    # A function that takes too long
+    # Functions that take too long
 
     def cancel(self, attempt: Attempt) -> None:
         """Cancel the statement that runs for an attempt, if one does. Waits for the server, so not in the loop."""
@@ -131,7 +131,7 @@ class OrmThread(ThreadPoolExecutor):
                     _cancel(connection, attempt)
 
     def claim_of(self, thread: int | None) -> Claim | None:
-        """Return the claim for which this thread works, if it is the one that is asked for."""
+        """Return the claim that the ORM's thread works for, if ``thread`` is its ident."""
         attempt = self.attempt
         return attempt.claim if attempt is not None and thread == self.ident else None
 
@@ -140,7 +140,7 @@ class OrmThread(ThreadPoolExecutor):
         asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Say in the log who keeps others waiting; look again for as long as somebody waits."""
+        """Log which task keeps others waiting; look again as long as calls wait."""
         self._is_watched = False
         attempt, took = self.attempt, time.monotonic() - self.since
         if self._waiting < 2 or attempt is None:

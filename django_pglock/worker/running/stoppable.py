@@ -1,35 +1,36 @@
-"""What somebody may want of a running attempt: that it ends, because it is cancelled or its time is over."""
+"""When and why a running attempt has to stop: its task is cancelled, or its time is over."""
 
 from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 from django_pglock.errors import TaskCancelled, TaskTimeout
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.flow import FlowWord
 
 
-class Interruptible:
-    """The base of an attempt: whether it is to end, and what has been done about it."""
+class StoppableAttempt:
+    """The base class of an attempt: whether it has to stop, and what has been done about it so far."""
 
     claim: Claim
     #: How many seconds the function may take.
     timeout: float | None = None
-    #: When its function was called, by time.monotonic().
+    #: When the function was called, by time.monotonic().
     began: float | None = None
-    #: When its time is over, and when the watchdog is to look at it next, by time.monotonic().
+    #: When the time of the attempt is over, and when the watchdog has to look at it next, by time.monotonic().
     deadline = math.inf
     look_at = math.inf
-    #: Its function has ended. Nothing may reach its thread any more.
+    #: The function has ended. Nothing may be sent into its thread any more.
     is_over = False
-    #: TaskTimeout was sent into the thread, or CancelledError into the coroutine: once is enough.
-    is_struck = False
-    #: The thread's sessions may have been left in the middle of something.
+    #: TaskTimeout was sent into the thread, or CancelledError into the coroutine. Each is sent once.
+    is_stop_sent = False
+    #: The thread's sessions may have been left in the middle of a statement.
     is_disturbed = False
-    #: The log has said that it cannot be stopped.
+    #: The log has said that the function cannot be stopped.
     is_reported = False
-    #: It has not ended for so long that its thread is given up.
+    #: The function has overrun its timeout for so long that its thread is given up.
     is_stuck = False
 
     @property
@@ -39,30 +40,37 @@ class Interruptible:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody asked for its end."""
+        """Whether somebody has cancelled the task."""
         return self.claim.is_cancelled
 
     @property
     def is_overdue(self) -> bool:
-        """Whether its time is over."""
+        """Whether the time of the attempt is over."""
         return time.monotonic() >= self.deadline
 
     def begin(self) -> None:
-        """Let its time begin. Raises ``TaskCancelled`` if the function shall not begin."""
+        """Start the clock of the attempt. Raises ``TaskCancelled`` if the function must not be called."""
         if self.is_cancelled:
             raise TaskCancelled
         self.began = time.monotonic()
         if self.timeout is not None:
             self.deadline = self.began + self.timeout
 
+    def call(self) -> Any:
+        """Call the function."""
+        raise NotImplementedError
+
     def reason_to_stop(self) -> Exception | None:
-        """Return what to raise in a function that asks whether it shall go on."""
+        """Return what to raise in a function that asks whether it may go on; None: it may."""
         if self.is_cancelled:
             return TaskCancelled()
         return self.timed_out() if self.is_overdue else None
 
     def reason_of(self, error: BaseException) -> BaseException:
-        """Return what an exception of the function stands for: after it was to end, for that, whatever it is."""
+        """Return the error to record for an exception of the function.
+
+        Once the attempt had to stop, that is the reason for the stop, with the exception as its cause.
+        """
         if self.claim.is_cancelled:
             reason: Exception | None = None if isinstance(error, TaskCancelled) else TaskCancelled()
         elif self.is_overdue:
@@ -76,5 +84,5 @@ class Interruptible:
         return reason
 
     def timed_out(self) -> TaskTimeout:
-        """Return what ends an attempt whose time is over."""
+        """Return the error of an attempt whose time is over."""
         return TaskTimeout(f"The attempt took longer than its timeout of {self.timeout:g} s.")

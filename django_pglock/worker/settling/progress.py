@@ -1,4 +1,4 @@
-"""Writing what running tasks tell of their progress."""
+"""Writing the progress that running tasks report."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from django_pglock.worker.in_flight import Hand
+from django_pglock.store.progress import note_progress
+from django_pglock.worker.in_flight import InFlight
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
-    from django_pglock.tasks.queryset import TaskQuerySet
 
 
 class Progress:
-    """The last word of each task in hand, written now and then by the heartbeat, and before its end by the settler.
+    """Writes the newest progress of each task in flight: the heartbeat from time to time, the settler before its end.
 
-    Each uses its own session. Never the task's: what an atomic task tells would not be seen before its end.
+    Each uses its own session, never that of the task: others would not see the progress of an atomic task before its
+    end.
     """
 
-    def __init__(self, hand: Hand, rows: TaskQuerySet) -> None:
-        self.hand = hand
-        self.rows = rows
-        # The last word has to come last, whoever writes.
+    def __init__(self, in_flight: InFlight, using: str) -> None:
+        self.in_flight = in_flight
+        self.using = using
+        # The newest value must be written last, whichever of the two writes it.
         self._writing = threading.Lock()
 
     def note(self) -> None:
-        """Write what is new."""
-        self._write(list(self.hand.claims.values()))
+        """Write what is new of all tasks in flight."""
+        self._write(list(self.in_flight.claims.values()))
 
     def note_last(self, claims: Iterable[Claim]) -> list[Claim]:
-        """Write what is new of tasks that are about to be settled. Returns those that are lost, or locked."""
+        """Write what is new of claims that are about to be settled. Returns those whose rows are lost or locked."""
         return self._write(claims)
 
     def _write(self, claims: Iterable[Claim]) -> list[Claim]:
         told = [claim for claim in claims if claim.progress is not claim.noted_progress]
         if told:
             with self._writing:
-                self.rows.note_progress(told)
+                note_progress(self.using, told)
         return [claim for claim in told if claim.progress is not claim.noted_progress]

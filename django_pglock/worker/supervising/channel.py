@@ -1,7 +1,7 @@
-"""The line between a supervisor and one of its processes: a pair of sockets, of which the process has one as its stdin.
+"""The channel between the supervisor and one of its processes: a pair of sockets, one of which is the process's stdin.
 
-It tells both sides of the other's death, on every system and however it came: the kernel closes what the dead had open.
-And what is said on it, a byte at a time, cannot be confused with signals that others send.
+It tells each side of the other's death, on every system and whatever the cause, because the kernel closes the files of
+a dead process. Messages are single bytes; unlike signals, no other program can send them.
 """
 
 from __future__ import annotations
@@ -15,27 +15,33 @@ from django_pglock.conf import get_settings
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.worker.service import Service, logger
 
-#: The environment variable that tells a process that it has a supervisor, and which of its processes it is.
+#: The environment variable with the number of a process. It is set only in processes of a supervisor.
 NUMBER = "DJANGO_PGLOCK_PROCESS"
-#: What a process says: that it lives; that another may begin in its place; that it ends, within its grace.
+#: Messages of a process: it lives; another process may begin in its place; it ends, within its grace.
 ALIVE, REPLACE, ENDING = b".", b"r", b"e"
-#: What the supervisor says: give back everything and end.
+#: The message of the supervisor: give back everything and end.
 HURRY = b"h"
+#: The exit code of a process with ``--drain`` that leaves tasks behind: EX_TEMPFAIL of sysexits.h, try again later.
+LEFT_BEHIND = 75
 
 
-class Line(Service):
-    """The process's end. ``cut`` is called when the supervisor is gone, ``hurry`` when it wants the end at once."""
+class SupervisorChannel(Service):
+    """The process's end of the channel.
 
-    name = "line"
+    ``on_supervisor_gone`` is called when the supervisor has died, ``on_hurry`` when it wants the process to end at
+    once.
+    """
 
-    def __init__(self, number: int, line: socket.socket) -> None:
+    name = "supervisor channel"
+
+    def __init__(self, number: int, channel: socket.socket) -> None:
         super().__init__()
         self.number = number
-        self.cut: Callable[[], None] = lambda: None
-        self.hurry: Callable[[], None] = lambda: None
-        self._line = line
-        keep_from_children(line)
-        line.settimeout(get_settings().HEARTBEAT_INTERVAL)
+        self.on_supervisor_gone: Callable[[], None] = lambda: None
+        self.on_hurry: Callable[[], None] = lambda: None
+        self._channel = channel
+        keep_from_children(channel)
+        channel.settimeout(get_settings().HEARTBEAT_INTERVAL)
 
     def start(self) -> None:
         self.tell(ALIVE)
@@ -43,33 +49,33 @@ class Line(Service):
 
     def turn(self) -> None:
         try:
-            heard = self._line.recv(1)
+            heard = self._channel.recv(1)
         except TimeoutError:
             self.tell(ALIVE)
         except ConnectionError:
             self._end()
         else:
-            self.hurry() if heard == HURRY else self._end()
+            self.on_hurry() if heard == HURRY else self._end()
 
-    def tell(self, word: bytes) -> None:
-        """Say something to the supervisor. From any thread; if nobody hears it, that is noticed elsewhere."""
+    def tell(self, message: bytes) -> None:
+        """Send a message to the supervisor, from any thread. If the supervisor is gone, ``turn()`` finds that out."""
         with contextlib.suppress(OSError):
-            self._line.send(word)
+            self._channel.send(message)
 
     def _end(self) -> None:
         logger.warning("The supervisor of this worker is gone; the worker ends as after SIGTERM.")
         self.stopping.set()
-        self.cut()
+        self.on_supervisor_gone()
 
 
-def to_supervisor() -> Line | None:
-    """Return the line to the supervisor that has started this process, if one has. Asked a second time, it has not."""
+def to_supervisor() -> SupervisorChannel | None:
+    """Return the channel to the supervisor that has started this process, None if none has or if called again."""
     number = os.environ.pop(NUMBER, None)
     if number is None:
         return None
-    # What tasks start must find an empty stdin, as under a service manager, and not our line.
-    line = socket.socket(fileno=os.dup(0))
+    # Processes that tasks start must find an empty stdin, as under a service manager, and not the channel.
+    channel = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return Line(int(number), line)
+    return SupervisorChannel(int(number), channel)

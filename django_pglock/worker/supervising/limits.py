@@ -1,4 +1,4 @@
-"""When a worker process has done enough: after so many tasks, with so much memory, or after so long a time."""
+"""The limits of a worker process: after so many tasks, with so much memory or after so long a time it is replaced."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ import sys
 import time
 from pathlib import Path
 
-from django_pglock.worker.in_flight import Hand
+from django_pglock.worker.in_flight import InFlight
 
-#: How much earlier than asked for its time may be over, as a share, so that processes do not all end together.
+#: How much earlier its time may be over, as a share of ``max_time``, so that processes do not all end together.
 JITTER = 0.1
 MEBIBYTE = 2**20
 
 
 class Limits:
-    """Limits of one process: ``max_memory`` in MiB, ``max_time`` in seconds. The tasks are counted by the hand."""
+    """The limits of one process: ``max_memory`` in MiB, ``max_time`` in seconds. ``InFlight`` counts the tasks."""
 
-    def __init__(self, hand: Hand, *, max_memory: float | None, max_time: float | None) -> None:
-        self.hand = hand
+    def __init__(self, in_flight: InFlight, *, max_memory: float | None, max_time: float | None) -> None:
+        self.in_flight = in_flight
         self.max_memory = max_memory
         time_left = None if max_time is None else max_time * random.uniform(1 - JITTER, 1)  # noqa: S311
         self._ends_at = None if time_left is None else time.monotonic() + time_left
 
-    @property
-    def are_set(self) -> bool:
-        """Whether there is anything to look at."""
-        return not (self.hand.left is None and self.max_memory is None and self._ends_at is None)
-
     def reached(self) -> str:
-        """Say in words which limit is reached; an empty text: none."""
-        if self.hand.left == 0 and not self.hand.claims:
+        """Say in words which limit is reached; empty: none."""
+        if self.in_flight.claims_left == 0 and not self.in_flight.claims:
             return "it has run as many tasks as it may"
-        # One task at least: a limit below what the project itself takes must not keep it from working at all.
-        if self.max_memory is not None and self.hand.has_ended_any and resident_memory() > self.max_memory * MEBIBYTE:
+        # Only after one task: with a limit below what the project itself takes it would never work at all.
+        if (
+            self.max_memory is not None
+            and self.in_flight.has_ended_any
+            and resident_memory() > self.max_memory * MEBIBYTE
+        ):
             return f"it takes {resident_memory() / MEBIBYTE:.0f} MiB of memory"
         if self._ends_at is not None and time.monotonic() >= self._ends_at:
             return "its time is over"
@@ -42,7 +41,7 @@ class Limits:
 
 
 def resident_memory() -> int:
-    """Return the bytes of memory that the process takes now, or where the system does not say, took at most."""
+    """Return how many bytes of memory the process takes now or, where the system does not say that, at its peak."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -1,37 +1,35 @@
-"""Keeps a number of worker processes running: one thread, no database, and nothing of the tasks.
+"""The supervisor: keeps a number of worker processes running, in one thread, without database and without tasks.
 
-Each is a fresh interpreter that runs this process's own command line, in a session of its own, so that a Ctrl-C on the
-terminal reaches it once: through us.
+Each process is a fresh interpreter that runs this process's own command line. It has a session of its own, so that a
+Ctrl-C on the terminal reaches it once: through the supervisor.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import random
 import selectors
 import signal
 import socket
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from django_pglock.worker.claiming.drain import LEFT_BEHIND
 from django_pglock.worker.liveness.heartbeat_process_main import LONGEST, is_running
-from django_pglock.worker.supervising.channel import ENDING, HURRY, NUMBER, REPLACE
+from django_pglock.worker.supervising.channel import ENDING, LEFT_BEHIND, REPLACE
+from django_pglock.worker.supervising.child_process import ChildProcess
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds before a process that ended unexpectedly is started again; doubled each time up to the second number.
+#: Seconds before a process that ended unexpectedly is started again; doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-#: Seconds that a process must have lived for its end not to count as one more in a row.
+#: Seconds that a process must have lived so that its end is not counted as one more failure in a row.
 STABLE = 60.0
-#: Seconds beyond the grace in which a process has to have written its last outcomes and ended.
+#: Seconds beyond the grace within which a process must write its last outcomes and end.
 MARGIN = 30.0
-#: Seconds between two looks at a process that says nothing but runs.
+#: Seconds between two looks at a process that sends nothing but runs.
 BETWEEN_LOOKS = 1.0
 
 
@@ -41,71 +39,14 @@ def pause_after(failures: int) -> float:
     return random.uniform(bound / 2, bound)  # noqa: S311
 
 
-class Child:
-    """One process, and our end of the line to it. Raises ``OSError`` if it cannot be started."""
-
-    def __init__(self, number: int, command: Sequence[str]) -> None:
-        self.number = number
-        self.line, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self.process = subprocess.Popen(  # noqa: S603
-                    command, stdin=theirs.fileno(), start_new_session=True, env={**os.environ, NUMBER: str(number)}
-                )
-            except OSError:
-                self.line.close()
-                raise
-        self.line.setblocking(False)
-        self.started_at = time.monotonic()
-        #: When it was heard last. None: not yet, for to start takes as long as it takes; or its line is closed.
-        self.heard_at: float | None = None
-        #: When it was last seen to run although it says nothing.
-        self.seen_at = 0.0
-        #: Another process has its place.
-        self.is_replaced = False
-        #: When it has to be gone.
-        self.kill_at: float | None = None
-        self.is_killed = False
-
-    def __repr__(self) -> str:
-        return f"worker-{self.number}[{self.process.pid}]"
-
-    def hear(self) -> bytes | None:
-        """Return what the process has said; nothing: its line is closed; None: it has not said anything."""
-        try:
-            words = self.line.recv(1024)
-        except BlockingIOError:
-            return None
-        except OSError:
-            words = b""
-        self.heard_at = time.monotonic() if words else None
-        return words
-
-    def end(self, *, within: float) -> None:
-        """Ask it to drain and end within so many seconds."""
-        self.process.send_signal(signal.SIGTERM)
-        self.kill_at = time.monotonic() + within
-
-    def hurry(self, *, within: float) -> None:
-        """Ask it to give back everything and end within so many seconds."""
-        with suppress(OSError):
-            self.line.send(HURRY)
-        self.kill_at = time.monotonic() + within
-
-    def kill(self) -> None:
-        """End it whatever it does."""
-        self.is_killed = True
-        self.process.kill()
-
-
 class Supervisor:
-    """Runs ``command`` in ``processes`` processes until SIGTERM or SIGINT: the first lets them drain, a second hurries.
+    """Runs ``command`` in ``processes`` processes until SIGTERM or SIGINT: the first drains them, a second ends them.
 
-    A process that ends unexpectedly is started again, after a pause that grows while that happens again and again; one
-    that asks for it is replaced at once. ``grace``: the seconds that tasks get to finish in each; ``silence``: the
-    seconds without a sign of life after which a process is frozen if it does not run; if it does, a task keeps its
-    threads from running, for which it has as long as its guard speaks for it. With ``drain`` a process that ends with 0
-    has done its work, and one that ends with ``LEFT_BEHIND`` all that it could.
+    A process that ends unexpectedly is started again, after a pause that grows with each failure in a row. A process
+    that asks for its replacement is replaced at once. ``grace`` is how many seconds running tasks get to finish.
+    ``silence`` is how many seconds a process may send nothing. After that it counts as frozen if it is stopped. If it
+    runs, a task keeps its threads from running, which is allowed for as long as the heartbeat process beats for it.
+    With ``drain``, a process that ends with 0 has done all its work, and one with ``LEFT_BEHIND`` all that it could.
     """
 
     def __init__(
@@ -115,17 +56,17 @@ class Supervisor:
         self.grace = grace
         self.silence = silence
         self.drain = drain
-        self.children: list[Child] = []
+        self.children: list[ChildProcess] = []
         self._failures: Counter[int] = Counter()
-        # Numbers of processes that are to be started, and when.
+        # The numbers of processes that have to be started, and when.
         self._starts = dict.fromkeys(range(1, processes + 1), 0.0)
         self._selector = selectors.DefaultSelector()
         self._signals = self._passed_on = 0
         self._code = 0
 
     def run(self) -> int:
-        """Run until all processes are gone and return the exit code: 0 if each of them ended in order, else 1."""
-        with self._hearing_signals(), self._selector:
+        """Run until all processes are gone. Return the exit code: 0 if each process has ended in order, else 1."""
+        with self._signal_handlers(), self._selector:
             while self._starts or self.children:
                 self._start_what_is_due()
                 self._wait()
@@ -137,14 +78,14 @@ class Supervisor:
     # Signals
 
     @contextmanager
-    def _hearing_signals(self) -> Iterator[None]:
+    def _signal_handlers(self) -> Iterator[None]:
         ours, wakeup = socket.socketpair()
         with ours, wakeup:
             for end in (ours, wakeup):
                 end.setblocking(False)
             self._selector.register(ours, selectors.EVENT_READ)
             earlier_wakeup = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
-            # The end of a child has no need of a handler, but without one it would not wake us.
+            # The end of a child needs no handler, but without one the signal would not wake this thread.
             handlers = {signal.SIGTERM: self._note, signal.SIGINT: self._note, signal.SIGCHLD: lambda *_: None}
             earlier = {number: signal.signal(number, handler) for number, handler in handlers.items()}
             try:
@@ -171,7 +112,7 @@ class Supervisor:
     # Turns
 
     def _wait(self) -> None:
-        """Sleep until a signal or a word comes, or something is due."""
+        """Sleep until a signal or a message comes, or something is due."""
         moments = [*self._starts.values()]
         for child in self.children:
             moments += [] if child.kill_at is None or child.is_killed else [child.kill_at]
@@ -182,18 +123,18 @@ class Supervisor:
                 with suppress(BlockingIOError):
                     key.fileobj.recv(1024)  # type: ignore[union-attr]
             else:
-                self._hear(key.data)
+                self._receive(key.data)
 
     def _start_what_is_due(self) -> None:
         for number in [each for each, moment in self._starts.items() if moment <= time.monotonic()]:
             del self._starts[number]
             try:
-                child = Child(number, self.command)
+                child = ChildProcess(number, self.command)
             except OSError as error:
                 self._start_later(number, f"worker-{number} cannot be started ({error})")
             else:
                 self.children.append(child)
-                self._selector.register(child.line, selectors.EVENT_READ, child)
+                self._selector.register(child.channel, selectors.EVENT_READ, child)
                 logger.info("Started %r.", child)
 
     def _start_later(self, number: int, why: str) -> None:
@@ -202,27 +143,27 @@ class Supervisor:
         logger.warning("%s; it is started again in %.1f s.", why, pause)
         self._starts[number] = time.monotonic() + pause
 
-    def _hear(self, child: Child) -> None:
-        words = child.hear()
-        if words == b"":
-            self._selector.unregister(child.line)
-            child.line.close()
-        elif words is not None:
-            if REPLACE in words:
+    def _receive(self, child: ChildProcess) -> None:
+        messages = child.receive()
+        if messages == b"":
+            self._selector.unregister(child.channel)
+            child.channel.close()
+        elif messages is not None:
+            if REPLACE in messages:
                 self._replace(child)
-            if ENDING in words and child.kill_at is None:
+            if ENDING in messages and child.kill_at is None:
                 child.kill_at = time.monotonic() + self.grace + MARGIN
 
-    def _replace(self, child: Child) -> None:
+    def _replace(self, child: ChildProcess) -> None:
         if not child.is_replaced and self._signals == 0:
             logger.info("Replacing %r, which has said that it will end.", child)
             child.is_replaced = True
             self._failures[child.number] = 0
             self._starts[child.number] = 0.0
 
-    def _look_at(self, child: Child) -> None:
+    def _look_at(self, child: ChildProcess) -> None:
         if child.process.poll() is not None:
-            self._bury(child)
+            self._note_end(child)
         elif not child.is_killed:
             now = time.monotonic()
             if child.heard_at is not None and now > self._look_due(child):
@@ -232,36 +173,36 @@ class Supervisor:
                 logger.error("%r has not ended in time; it is killed.", child)
                 child.kill()
 
-    def _look_due(self, child: Child) -> float:
+    def _look_due(self, child: ChildProcess) -> float:
         return max((child.heard_at or 0.0) + self.silence, child.seen_at + BETWEEN_LOOKS)
 
-    def _kill_if_frozen(self, child: Child, silence: float) -> None:
+    def _kill_if_frozen(self, child: ChildProcess, silence: float) -> None:
         if silence > LONGEST or not is_running(child.process.pid):
             logger.error("%r has been frozen for %.0f s; it is killed.", child, silence)
             child.kill()
 
-    def _bury(self, child: Child) -> None:
-        if child.line.fileno() >= 0:
-            # It may have asked for its replacement with its last words.
-            self._hear(child)
-        if child.line.fileno() >= 0:
-            self._selector.unregister(child.line)
-            child.line.close()
+    def _note_end(self, child: ChildProcess) -> None:
+        if child.channel.fileno() >= 0:
+            # Its last message may be the request for its replacement.
+            self._receive(child)
+        if child.channel.fileno() >= 0:
+            self._selector.unregister(child.channel)
+            child.channel.close()
         self.children.remove(child)
         code = child.process.returncode
-        # SIGTERM ends a process that has not yet come as far as to wait for it.
+        # SIGTERM kills a process that has not yet installed its handler.
         is_in_order = code == 0 or (self._signals > 0 and code == -signal.SIGTERM)
         if child.is_replaced or self._signals or (self.drain and code in (0, LEFT_BEHIND)):
-            logger.log(logging.INFO if is_in_order else logging.ERROR, "%r has ended %s.", child, said(code))
+            logger.log(logging.INFO if is_in_order else logging.ERROR, "%r has ended %s.", child, in_words(code))
             self._code = self._code if is_in_order or child.is_replaced else 1
         else:
             if time.monotonic() - child.started_at >= STABLE:
                 self._failures[child.number] = 0
-            self._start_later(child.number, f"{child!r} has ended unexpectedly {said(code)}")
+            self._start_later(child.number, f"{child!r} has ended unexpectedly {in_words(code)}")
 
 
-def said(code: int) -> str:
-    """Return an exit code in words."""
+def in_words(code: int) -> str:
+    """Return an exit code in messages."""
     if code >= 0:
         return f"with exit code {code}"
     with suppress(ValueError):

@@ -1,45 +1,43 @@
-"""How many tasks are ready, for those who ask now and then."""
+"""How many tasks are ready, for metrics."""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
+from django_pglock.store.count import ready_counts
 
-#: Seconds between two counts, and the age at which a count is not told any more: the database is away.
+#: Seconds between two counts, and the age at which a count is too old to return: then the database is away.
 BETWEEN_COUNTS, TOO_OLD = 10.0, 60.0
-#: Seconds after which nobody is taken to be interested any more.
+#: Seconds after the last question after which nothing is counted any more.
 INTEREST = 600.0
 
 
 class ReadyCounts:
     """The ready tasks of each queue, counted by the upkeep while somebody asks.
 
-    Who asks waits for nothing and gets the last count. So however often that is, the database is asked as seldom as if
-    nobody did; and there is no session for it.
+    ``ask()`` waits for nothing and returns the last count. So however often it is called, the database counts no more
+    often than every ``BETWEEN_COUNTS`` seconds, and no session is needed for it.
     """
 
-    def __init__(self, rows: TaskQuerySet) -> None:
-        self.rows = rows
+    def __init__(self, using: str) -> None:
+        self.using = using
         self._asked_at = -math.inf
         self._counted_at = -math.inf
         self._counts: dict[str, tuple[int, float]] = {}
 
     def ask(self) -> dict[str, tuple[int, float]]:
-        """Return for each queue the ready tasks and the age of the oldest in seconds; nothing if that is not known.
+        """Return for each queue the number of ready tasks and the age of the oldest in seconds; empty: not known.
 
-        A queue that once had something stays, with zero.
+        A queue that once had ready tasks stays, with zero.
         """
         self._asked_at = time.monotonic()
         return self._counts if self._asked_at - self._counted_at < TOO_OLD else {}
 
     def look(self) -> None:
-        """Count, if it is time to and somebody wants to know."""
+        """Count, if it is time to and somebody has asked lately."""
         now = time.monotonic()
         if now - self._asked_at < INTEREST and now - self._counted_at >= BETWEEN_COUNTS:
-            found = {queue: (count, age or 0.0) for queue, (count, age) in self.rows.ready_counts().items()}
+            found = {queue: (count, age or 0.0) for queue, (count, age) in ready_counts(self.using).items()}
             self._counts = {**dict.fromkeys(self._counts, (0, 0.0)), **found}
             self._counted_at = now

@@ -1,28 +1,26 @@
-"""Reporting tasks that no living worker knows: their module is imported nowhere, or their deploy is still to come."""
+"""Reporting tasks of functions that no living worker knows: not imported anywhere, or part of a later deploy."""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 from uuid import UUID
 
-from django.apps import apps
-
-if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet, UnknownTasks
+from django_pglock.store.liveness import is_eldest
+from django_pglock.store.unknown import UnknownTasks, unknown
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds between two looks. The first one waits as long, so that workers that start together have said what they know.
+#: Seconds between two looks. The first look waits as long, until workers that start together have written what they
+#: know.
 BETWEEN_LOOKS = 30.0
 
 
 class UnknownReport:
-    """Warns once of each function; again when its tasks were gone and are back. Of all workers, the eldest looks."""
+    """Warns once of each function, and again after its tasks were gone. Only the eldest of all workers looks."""
 
-    def __init__(self, rows: TaskQuerySet, worker: UUID) -> None:
-        self.rows = rows
+    def __init__(self, using: str, worker: UUID) -> None:
+        self.using = using
         self.worker = worker
         self._looked_at = time.monotonic()
         self._reported: set[str] = set()
@@ -32,9 +30,8 @@ class UnknownReport:
         if time.monotonic() - self._looked_at < BETWEEN_LOOKS:
             return
         self._looked_at = time.monotonic()
-        workers = apps.get_model("django_pglock", "Worker").objects.using(self.rows.db)
-        if workers.is_eldest(self.worker):
-            self._report(self.rows.unknown())
+        if is_eldest(self.using, self.worker):
+            self._report(unknown(self.using))
 
     def _report(self, found: list[UnknownTasks]) -> None:
         for each in found:

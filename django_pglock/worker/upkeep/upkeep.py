@@ -1,11 +1,11 @@
-"""What somebody has to do now and then: promote what is due, enqueue what runs by the clock, rescue, prune, forget.
+"""The upkeep: promote tasks that are due, enqueue scheduled tasks, rescue tasks of dead workers, prune old tasks.
 
-Every worker is ready to do it and one does at a time: each round is a transaction that begins by trying for an advisory
-lock. Nothing depends on there being only one; it only saves work. A worker that is frozen in the middle of its round
-would keep the others from theirs, so the server ends the session of a round that stands still.
+Every worker runs this service, and one at a time does the work: each round is a transaction that begins with an attempt
+to take an advisory lock. Correctness does not depend on the lock; it only saves work. A worker that is frozen in the
+middle of its round would block the rounds of the others, so the server ends the session of a round that stands still.
 
-Schedules are kept outside of the round, by every worker for the functions that it knows: a tick is a transaction of its
-own, which only one of them can win, and one that fails takes nothing along.
+Schedules are served outside of the round, by every worker for the functions that it knows: each tick is a transaction
+of its own that only one worker can win, and a tick that fails does not affect the others.
 """
 
 from __future__ import annotations
@@ -17,42 +17,43 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from django.apps import apps
 from django.db import IntegrityError, connections, transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.own_locks import UPKEEP
+from django_pglock.keys.reserved import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
-from django_pglock.tasks.gates import KEYS_AT_ONCE
-from django_pglock.tasks.liveness import SETTLED
-from django_pglock.tasks.pruning import ages_of
-from django_pglock.tasks.queryset import COMPARED_AT_ONCE
-from django_pglock.tasks.statements import BY_INDEX
-from django_pglock.tasks.waiting import WAITERS_AT_ONCE
+from django_pglock.store import schedule
+from django_pglock.store.admit import admit
+from django_pglock.store.liveness import SETTLED, forget_dead
+from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
+from django_pglock.store.promote import next_due_in, promote
+from django_pglock.store.prune import ages_of, prune_window
+from django_pglock.store.rate import forget_rates, open_rates
+from django_pglock.store.release import WAITERS_AT_ONCE, release, stray_waiters
+from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
+from django_pglock.store.sql import BY_INDEX
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.upkeep.ready_counts import ReadyCounts
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
 
 if TYPE_CHECKING:
-    from django_pglock.tasks.queryset import TaskQuerySet
-    from django_pglock.tasks.schedule_queryset import ScheduleQuerySet
     from django_pglock.tasks.schedules import Timing
 
 T = TypeVar("T")
 
-#: The first statement of a round: is it ours? And for how long may we stand still before the server takes it away.
-#: Only for this transaction, so it is right behind a pooler as well.
+#: The first statement of a round: it tries for the lock, and limits how long the round may stand still. Both hold for
+#: this transaction only, so they work behind a pooler as well.
 TURN = f"""
 SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_session_timeout', '3s', true), {BY_INDEX}
 """
-#: Seconds between two rounds, as a share of the heartbeat interval. Together with two missing beats a killed worker's
-#: tasks run elsewhere within ten seconds at default settings.
+#: Seconds between two rounds, as a share of the heartbeat interval. With two missing beats before, the tasks of a
+#: killed worker run elsewhere within ten seconds at default settings.
 ROUND = 0.9
-#: How often one round looks for tasks of the dead, while there are as many as one look takes.
+#: How many times one round looks for tasks of dead workers, while each look finds as many as it can take.
 RESCUES = 5
-#: Tasks that one round looks at to prune them, and seconds of rest when the last old one is gone.
+#: Tasks that one round looks at to prune them, and seconds until the next round when no old task is left.
 PRUNED_AT_ONCE, PRUNING_REST = 5000, 60.0
-#: Seconds before the next look at what is due and locked by somebody; doubled each time up to the second number.
+#: Seconds before the next look at due tasks whose rows are locked; doubled each time, up to the second number.
 FIRST_LOOK, LONGEST_BETWEEN_LOOKS = 0.01, 1.0
 
 
@@ -61,37 +62,36 @@ class Upkeep(ConnectedService):
 
     name = "upkeep"
 
-    def __init__(self, rows: TaskQuerySet, worker: UUID, promoted: Callable[[], None]) -> None:
-        super().__init__(rows.db)
-        self.rows = rows
+    def __init__(self, using: str, worker: UUID, promoted: Callable[[], None]) -> None:
+        super().__init__(using)
         self.promoted = promoted
-        self.schedules: ScheduleQuerySet = apps.get_model("django_pglock", "Schedule").objects.using(rows.db)
         self._registered: dict[str, Timing] = {}
         self._news = threading.Event()
-        self.unknown = UnknownReport(rows, worker)
-        self.ready_counts = ReadyCounts(rows)
+        self.unknown = UnknownReport(using, worker)
+        self.ready_counts = ReadyCounts(using)
         self._rescued_at = self._rescue_from = 0.0
-        # When this turn began, or the first of those in a row that were somebody else's.
+        # When this turn began, and when the first of several turns in a row began that were another worker's.
         self._began_at = self._kept_out_since = 0.0
-        # Where the last look for what was left waiting ended.
+        # Where the last look for stray keys and waiters ended.
         self._key, self._waiter = "", 0
-        # Where the walk of pruning has come to, and when it goes on.
+        # The task id up to which pruning has come, and when it goes on.
         self._pruned_to, self._prune_at = 0, 0.0
         # Names of the steps that failed when they were tried last.
         self._failing: set[str] = set()
-        # For how long to leave alone what is due and locked by somebody.
+        # Seconds for which to leave alone due tasks whose rows are locked.
         self._left_alone = 0.0
 
     def _look_for_delay(self) -> None:
-        """Excuse the others if we were held up ourselves, as by a lock on the table. Less condemns nobody.
+        """Postpone the rescue if this turn was delayed, for example by a lock on the table: others were delayed, too.
 
-        A witness can be a worker without tasks, which such a lock does not hold up.
+        Shorter delays are too short for a living worker to look dead. A worker without tasks, which such a lock does
+        not delay, may be the witness by which others look dead.
         """
         if time.monotonic() - self._began_at > get_settings().HEARTBEAT_LIMIT / 3:
             self._rescue_from = time.monotonic() + get_settings().HEARTBEAT_INTERVAL * SETTLED
 
     def wake(self) -> None:
-        """Look again now: a task may have been scheduled for sooner than the alarm is set."""
+        """Look again now: a task may be due sooner than the present sleep ends."""
         self._news.set()
 
     def turn(self) -> None:
@@ -109,30 +109,30 @@ class Upkeep(ConnectedService):
         self._news.wait(sleep)
 
     def _round(self) -> float | None:
-        """Do what is to be done; return the seconds until the next task is due, if that is known."""
+        """Do one round; return the seconds until the next task is due, None if that is not known."""
         with transaction.atomic(using=self.using, durable=True):
             if not self._is_my_turn():
                 self._kept_out_since = self._kept_out_since or self._began_at
                 return None
-            # Whoever was at it for so long was held up, and so may have been all others.
+            # The worker that kept us out for so long was delayed, and so may have been all others.
             self._began_at, self._kept_out_since = self._kept_out_since or self._began_at, 0.0
-            promoted = self._attempt(self.rows.promote) or 0
-            keys, awaited = self._attempt(self.rows.open_rates) or [], []
+            promoted = self._attempt(promote, self.using) or 0
+            keys, awaited = self._attempt(open_rates, self.using) or [], []
             has_moved = bool(promoted or keys)
             if time.monotonic() - self._rescued_at >= get_settings().HEARTBEAT_INTERVAL * ROUND:
                 self._rescued_at = time.monotonic()
-                # This transaction has been at the tasks by now: nobody can lock it out any more.
+                # This transaction has a lock on the tasks' table by now: nobody can lock it out any more.
                 self._look_for_delay()
                 if time.monotonic() >= self._rescue_from:
                     self._attempt(self._rescue)
                 keys += self._attempt(self._stray_keys) or []
                 awaited = self._attempt(self._stray_waiters) or []
-            due_in = self._attempt(self.rows.next_due_in)
-        # Outside of the round's transaction: whoever lets tasks through holds the locks of their keys to its end.
+            due_in = self._attempt(next_due_in, self.using)
+        # Outside of the round's transaction, because admission holds the locks of the keys to the end of a transaction.
         if keys or awaited:
-            promoted += self._attempt(self.rows.release, awaited) or 0
-            promoted += self._attempt(self.rows.admit, keys) or 0
-            due_in = self._attempt(self.rows.next_due_in)
+            promoted += self._attempt(release, self.using, awaited) or 0
+            promoted += self._attempt(admit, self.using, keys) or 0
+            due_in = self._attempt(next_due_in, self.using)
         if promoted:
             self.promoted()
         self._attempt(self.unknown.look)
@@ -141,15 +141,16 @@ class Upkeep(ConnectedService):
         return self._pause(due_in, has_moved=has_moved or promoted > 0)
 
     def _attempt(self, step: Callable[..., T], *values: Any) -> T | None:
-        """Return what a step returns. One that fails takes no other along while the session lives; it returns None."""
+        """Return what a step returns, None if it fails. A failure affects no other step while the session lives."""
         name, connection = step.__qualname__, connection_for(self.using)
         session = connection.connection
         try:
             with transaction.atomic(using=self.using) if connection.in_atomic_block else nullcontext():
                 answer = step(*values)
         except Exception as error:
-            # Django lets go of one that broke within a transaction, and would open another, which is not as ours is.
-            # One that may only read is of a server that is no primary, or not any more: the next one may be.
+            # Django drops a session that broke within a transaction and would open another without our settings. A
+            # session that may only read leads to a server that is not the primary (any more): the next session may lead
+            # there.
             if connection.connection is not session or has_hung_up(connection) or is_read_only(error):
                 raise
             if name not in self._failing:
@@ -162,7 +163,7 @@ class Upkeep(ConnectedService):
         return answer
 
     def _pause(self, due_in: float | None, *, has_moved: bool) -> float | None:
-        """Return ``due_in``, or longer when something is due and nothing could be moved: somebody has locked it."""
+        """Return ``due_in``, or longer when something is due and could not be moved, because its row is locked."""
         if has_moved or due_in is None or due_in > 0:
             self._left_alone = 0.0
             return due_in
@@ -170,39 +171,39 @@ class Upkeep(ConnectedService):
         return self._left_alone
 
     def _keep_schedules(self) -> float | None:
-        """Enqueue the ticks that have come; return the seconds until the next one, if there is one."""
-        timings = self.schedules.timings()
+        """Enqueue the ticks that are due; return the seconds until the next tick, None if there is none."""
+        timings = schedule.timings(self.using)
         if timings != self._registered:
-            self.schedules.register()
+            schedule.register(self.using)
             self._registered = timings
         if not timings:
             return None
-        ticks = self.schedules.enqueue_due()
+        ticks = schedule.enqueue_due(self.using)
         if ticks.tasks:
             self.promoted()
         return ticks.next_in
 
-    # What a crash has left waiting, some of it at a time.
+    # Keys and waiters that a crash has left blocked, some at a time
 
     def _stray_keys(self) -> list[str]:
-        keys = self.rows.blocked_keys(self._key)
+        keys = blocked_keys(self.using, self._key)
         self._key = keys[-1] if len(keys) == KEYS_AT_ONCE else ""
         return keys
 
     def _stray_waiters(self) -> list[int]:
-        waiters = self.rows.stray_waiters(self._waiter)
+        waiters = stray_waiters(self.using, self._waiter)
         self._waiter = waiters[-1][0] if len(waiters) == WAITERS_AT_ONCE else 0
         return [awaited for _, awaited in waiters if awaited is not None]
 
     def _prune(self) -> None:
-        """Let some old tasks go. Also without the round's lock: a statement of its own, and two do no harm."""
+        """Delete some old tasks. Outside of the round's transaction: two workers may do it at once without harm."""
         rest = PRUNING_REST
         try:
-            count, self._pruned_to = self.rows.prune_window(self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
-            if self.rows.forget_rates() or count or self._pruned_to:
+            count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
+            if forget_rates(self.using) or count or self._pruned_to:
                 rest = get_settings().HEARTBEAT_INTERVAL * ROUND
         except IntegrityError as error:
-            # A table of the project's own that Django's deletion would have looked after.
+            # A table of the project refers to tasks, with a rule that Django's deletion would have applied.
             logger.warning("Old tasks cannot be pruned: %s", str(error).strip())
         self._prune_at = time.monotonic() + rest
 
@@ -213,7 +214,7 @@ class Upkeep(ConnectedService):
 
     def _rescue(self) -> None:
         for _ in range(RESCUES):
-            rescued = self.rows.rescue()
+            rescued = rescue(self.using)
             for task in rescued:
                 logger.warning(
                     "Task %d (%r) was taken back from worker %s, which is dead; it is %s now.",
@@ -222,6 +223,6 @@ class Upkeep(ConnectedService):
                     task.worker,
                     task.status,
                 )
-            if len(rescued) < COMPARED_AT_ONCE:
+            if len(rescued) < RESCUED_AT_ONCE:
                 break
-        apps.get_model("django_pglock", "Worker").objects.using(self.using).forget()
+        forget_dead(self.using)

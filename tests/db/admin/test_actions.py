@@ -11,8 +11,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.admin import actions, pages
-from django_pglock.models import Task, Worker
-from django_pglock.tasks import queryset
+from django_pglock.models import Task
+from django_pglock.store import cancel as cancel_module
+from django_pglock.store import move
+from django_pglock.store.liveness import beat
 from tests.db.admin.visits import LIST, act, make, person, said
 
 pytestmark = pytest.mark.django_db
@@ -121,7 +123,7 @@ def test_the_audit_entry_names_up_to_a_hundred_tasks(client):
 @pytest.mark.django_db(transaction=True)
 def test_a_crowd_is_no_single_transaction_and_audited_from_its_beginning(client, monkeypatch):
     """If the process dies halfway, the changed rows stay changed, and the log says who asked for it."""
-    for module in (actions, queryset):
+    for module in (actions, move):
         monkeypatch.setattr(module, "WINDOW", 2)
     person(client, "view_task", "cancel_task")
     rows = [make("READY") for _ in range(5)]
@@ -132,8 +134,8 @@ def test_a_crowd_is_no_single_transaction_and_audited_from_its_beginning(client,
         f"cancel: 3 of #{rows[0].pk}, #{rows[1].pk}, #{rows[2].pk}",
     ]
 
-    cancel = queryset.TaskQuerySet._cancel
-    monkeypatch.setattr(queryset.TaskQuerySet, "_cancel", lambda chosen: cancel(chosen) and 1 // 0)
+    cancel = cancel_module._cancel
+    monkeypatch.setattr(cancel_module, "_cancel", lambda chosen: cancel(chosen) and 1 // 0)
     rows += [make("READY")]
     with pytest.raises(ZeroDivisionError):
         act(client, "cancel", *rows[3:])
@@ -159,7 +161,7 @@ def test_only_what_is_stuck_is_reset(client, slow_beats):
     """Of two running tasks, one has a living worker."""
     person(client, "view_task", "reset_task")
     living = uuid4()
-    Worker.objects.all().beat(living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    beat("default", living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     safe, stuck = make("RUNNING", worker=living), make("RUNNING")
     assert f"#{safe.pk}<" not in client.get(LIST + "?attention=stuck").content.decode()
     act(client, "reset_stuck", safe, stuck)

@@ -9,6 +9,7 @@ from django.urls import reverse
 
 from django_pglock import task
 from django_pglock.models import Schedule, Task
+from django_pglock.store.schedule import register
 from django_pglock.tasks.options import Unique
 from tests.db.admin.visits import act, person, said
 from tests.sample import scheduled
@@ -21,7 +22,7 @@ LIST = reverse("admin:django_pglock_schedule_changelist")
 @pytest.fixture
 def nightly():
     task(every=3600, unique=Unique(on_conflict="raise"))(scheduled.nightly)
-    Schedule.objects.register()
+    register("default")
     return Schedule.objects.get()
 
 

@@ -15,6 +15,7 @@ from django.urls import reverse
 
 from django_pglock import lock
 from django_pglock.models import AdvisoryLock, Attempt, Lease, Queue, Schedule, Task, Worker
+from django_pglock.store.liveness import beat
 from tests.db.admin.visits import make, person
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -68,7 +69,7 @@ def evil_rows(admin_user):
     User.objects.filter(pk=admin_user.pk).update(username=EVIL)
     worker = uuid4()
     values = {"name": EVIL, "hostname": EVIL, "pid": 1, "queues": [EVIL], "threads": 1, "is_stopping": False}
-    Worker.objects.all().beat(worker, **values, task_paths=[EVIL])
+    beat("default", worker, **values, task_paths=[EVIL])
     texts = {"queue": EVIL, "task_path": EVIL, "args": [EVIL], "kwargs": {EVIL: EVIL}, "result": EVIL}
     texts |= {"meta": {EVIL: EVIL}, "progress": {"done": EVIL, "total": EVIL, EVIL: EVIL}, "backend": EVIL}
     task = make("FAILED", **texts)

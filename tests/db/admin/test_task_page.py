@@ -10,7 +10,8 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_pglock.models import Task, Worker
+from django_pglock.models import Task
+from django_pglock.store.liveness import beat
 from tests.db.admin.visits import make, person
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -29,8 +30,8 @@ pytestmark = pytest.mark.django_db
 )
 def test_a_waiting_task_that_no_worker_knows_says_so(client, paths, status, text):
     for known in paths or ():
-        Worker.objects.all().beat(
-            uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=known
+        beat(
+            "default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=known
         )
     person(client, "view_task")
     with CaptureQueriesContext(connection) as queries:

@@ -9,7 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_pglock.models import Worker
+from django_pglock.store.liveness import beat
 from tests.db.admin.visits import make, person
 
 pytestmark = pytest.mark.django_db
@@ -18,9 +18,7 @@ pytestmark = pytest.mark.django_db
 def test_workers_are_listed_with_what_they_run_in_one_query(client):
     person(client, "view_worker")
     worker = uuid4()
-    Worker.objects.all().beat(
-        worker, name="web1:42", hostname="h", pid=42, queues=["mail"], threads=3, is_stopping=False
-    )
+    beat("default", worker, name="web1:42", hostname="h", pid=42, queues=["mail"], threads=3, is_stopping=False)
     make("RUNNING", worker=worker)
     url = reverse("admin:django_pglock_worker_changelist")
     with CaptureQueriesContext(connection) as queries:

@@ -13,7 +13,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_pglock import lock
-from django_pglock.models import Task, Worker
+from django_pglock.models import Task
+from django_pglock.store.liveness import beat
 from example_project.shop.management.commands.demo import prepare
 from example_project.shop.models import CreditEntry, Order, Product, Receipt
 from example_project.shop.tasks import send_receipt, spend
@@ -93,7 +94,7 @@ def test_wrong_input_gets_an_answer(buyer, product):
 
 def test_health_tells_whether_somebody_works(client):
     assert client.get(reverse("shop:healthz")).status_code == 503
-    Worker.objects.all().beat(uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    beat("default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     answer = client.get(reverse("shop:healthz"))
     assert answer.status_code == 200
     assert answer.json() == {"healthy": True, "database": "ok", "workers": 1, "oldest_due_seconds": 0.0}
@@ -105,7 +106,7 @@ def test_health_tells_whether_somebody_works(client):
 )
 def test_health_counts_from_when_a_task_was_due(client, due, status, healthy):
     """A task that is scheduled for later is not reported as late; a due task that is not promoted is."""
-    Worker.objects.all().beat(uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    beat("default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     send_receipt.enqueue(order_id=1)
     now = timezone.now()
     run_after = None if due is None else now + timedelta(seconds=due)

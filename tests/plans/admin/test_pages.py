@@ -13,9 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.models import Lease, Task
-from django_pglock.tasks import counting
-from tests.plans.test_task_backlogs import analyze, executed, insert, rows_read
-from tests.plans.test_task_plans import nodes, reads
+from django_pglock.store import count as counting
+from tests.plans.reading import analyze, executed, insert, nodes, reads, rows_read
 
 pytestmark = pytest.mark.django_db
 

@@ -50,7 +50,7 @@ def handler(level=logging.NOTSET, *filters):
 def test_they_are_silenced_where_no_handler_takes_them(tree, handlers, is_silenced):
     house, tasks = tree
     house.handlers = handlers  # pytest has put its own there
-    assert logs.silence_what_nobody_hears() == (["house.tasks"] if is_silenced else [])
+    assert logs.silence_unhandled_loggers() == (["house.tasks"] if is_silenced else [])
     assert tasks.isEnabledFor(logging.INFO) == (not is_silenced)
     assert tasks.isEnabledFor(logging.WARNING)
 
@@ -58,14 +58,14 @@ def test_they_are_silenced_where_no_handler_takes_them(tree, handlers, is_silenc
 def test_a_level_that_somebody_set_is_left_alone(tree):
     _, tasks = tree
     tasks.setLevel(logging.DEBUG)
-    assert logs.silence_what_nobody_hears() == []
+    assert logs.silence_unhandled_loggers() == []
     assert tasks.level == logging.DEBUG
 
 
 def test_where_somebody_else_collects_records_all_is_left_alone(tree, monkeypatch):
     monkeypatch.setattr(logging.Logger, "callHandlers", lambda self, record: None)
-    assert logs.silence_what_nobody_hears() == []
+    assert logs.silence_unhandled_loggers() == []
 
 
 def test_pytests_own_handler_hears():
-    assert logs.is_heard("django.tasks", logging.WARNING)
+    assert logs.is_handled("django.tasks", logging.WARNING)

@@ -8,7 +8,7 @@ import pytest
 
 from django_pglock.models import Task
 from tests.acceptance.management.commands.processes import manage
-from tests.db.test_prune import make
+from tests.db.store.test_prune import make
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 

@@ -1,4 +1,4 @@
-"""TaskTimeout strikes while the function runs, and never again: thousands of functions that end at their deadline."""
+"""TaskTimeout is raised while the function runs, and never after it: thousands of functions end at their deadline."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import time
 import pytest
 
 from django_pglock.errors import TaskTimeout
-from django_pglock.worker.running.stoppable import Interruptible
-from django_pglock.worker.running.watchdog import Seat, Watchdog
+from django_pglock.worker.running.stoppable import StoppableAttempt
+from django_pglock.worker.running.task_thread import TaskThread
+from django_pglock.worker.running.watchdog import Watchdog
 from tests.conftest import NEVER
 
 
-class Call(Interruptible):
+class Call(StoppableAttempt):
     """An attempt that keeps its thread busy for so many seconds."""
 
     def __init__(self, seconds, timeout=None):
@@ -59,7 +60,7 @@ def quick_switches():
 
 
 @pytest.mark.parametrize("is_traced", [False, True])
-def test_nothing_strikes_after_the_function_has_returned(watchdog, in_threads, quick_switches, is_traced):
+def test_nothing_is_raised_after_the_function_has_returned(watchdog, in_threads, quick_switches, is_traced):
     """Nor does anything stay behind that would keep a thread that is traced at one line for ever, as in 3.11."""
     timeout = 0.0005
     # To be traced takes time, by us or by what measures coverage.
@@ -69,7 +70,7 @@ def test_nothing_strikes_after_the_function_has_returned(watchdog, in_threads, q
     def work(number):
         if is_traced:
             sys.settrace(lambda *_: None)
-        seat = watchdog.seat()
+        thread = watchdog.watch_this_thread()
         ends = {"returned": 0, "struck": 0}
         # On a slow machine most come too late: then ever more of them have ever more time left.
         for turn in range(10 * turns):
@@ -78,7 +79,7 @@ def test_nothing_strikes_after_the_function_has_returned(watchdog, in_threads, q
             spread = min(1.0, 0.1 * (1 + turn // turns))
             call = Call(timeout * (1 + spread * (turn % 20 / 10 - 1)), timeout)
             try:
-                ends[seat.call(call)] += 1
+                ends[thread.call(call)] += 1
             except TaskTimeout:
                 ends["struck"] += 1
             assert call.is_over
@@ -93,35 +94,35 @@ def test_nothing_strikes_after_the_function_has_returned(watchdog, in_threads, q
 
 
 def test_a_time_of_nothing_is_over_at_once(watchdog, in_threads, quick_switches):
-    """The exception may come at any line from the first on, and the seat is usable afterwards."""
+    """The exception may come at any line from the first on, and the thread is usable afterwards."""
 
     def work(number):
-        seat = watchdog.seat()
+        thread = watchdog.watch_this_thread()
         struck = 0
         for turn in range(200):
             # Every second one may return before, the others run until they are struck.
             try:
-                seat.call(Call(0.005 if turn % 2 else NEVER, timeout=0.0))
+                thread.call(Call(0.005 if turn % 2 else NEVER, timeout=0.0))
             except TaskTimeout:
                 struck += 1
-            assert seat.call(Call(0)) == "returned"
+            assert thread.call(Call(0)) == "returned"
         return struck
 
     assert min(in_threads(work, 4)) >= 100
 
 
-def test_the_thread_waits_until_nobody_strikes_any_more(watchdog, monkeypatch, in_threads):
+def test_the_thread_waits_until_nobody_stops_it_any_more(watchdog, monkeypatch, in_threads):
     """A cancel that is under way would meet the statement of the next task."""
     arrived, returned, order = threading.Event(), threading.Event(), []
 
-    def cancel_slowly(seat, attempt):
+    def cancel_slowly(thread, attempt):
         arrived.set()
         assert returned.wait(60)
         time.sleep(0.1)
         order.append("strike")
         return True
 
-    monkeypatch.setattr(Seat, "_cancel_statements", cancel_slowly)
+    monkeypatch.setattr(TaskThread, "_cancel_statements", cancel_slowly)
     call = Call(0, timeout=0.01)
 
     def wait_and_return():
@@ -129,40 +130,40 @@ def test_the_thread_waits_until_nobody_strikes_any_more(watchdog, monkeypatch, i
         returned.set()
 
     call.call = wait_and_return
-    watchdog.seat().call(call)
+    watchdog.watch_this_thread().call(call)
     order.append("next task")
     assert order == ["strike", "next task"]
 
 
-def test_one_that_strikes_at_the_very_end_leaves_the_seat_in_order(watchdog, monkeypatch):
-    seat, call = watchdog.seat(), Call(0)
+def test_a_timeout_at_the_very_end_leaves_the_thread_in_order(watchdog, monkeypatch):
+    thread, call = watchdog.watch_this_thread(), Call(0)
     looks = iter([TaskTimeout(), False, False])
 
-    class Striking:
+    class Stopping:
         def locked(self):
             if isinstance(look := next(looks), TaskTimeout):
                 raise look
             return look
 
-    monkeypatch.setattr(seat, "_striking", Striking())
-    assert seat.call(call) == "returned", "it was done by then"
+    monkeypatch.setattr(thread, "_stopping", Stopping())
+    assert thread.call(call) == "returned", "it was done by then"
     assert call.is_over
-    assert seat.attempt is None
-    assert seat.call(Call(0)) == "returned"
+    assert thread.attempt is None
+    assert thread.call(Call(0)) == "returned"
 
 
 def test_no_thread_runs_while_nothing_has_a_timeout(watchdog):
-    assert watchdog.seat().call(Call(0)) == "returned"
+    assert watchdog.watch_this_thread().call(Call(0)) == "returned"
     assert watchdog._thread is None
 
 
 def test_a_deadline_that_comes_sooner_than_the_one_it_waits_for_is_met(watchdog, in_threads):
     def work(number):
-        seat = watchdog.seat()
+        thread = watchdog.watch_this_thread()
         time.sleep(number * 0.1)
         began = time.monotonic()
         with pytest.raises(TaskTimeout):
-            seat.call(Call(20, timeout=0.2 if number else 5.0))
+            thread.call(Call(20, timeout=0.2 if number else 5.0))
         return time.monotonic() - began
 
     long, short = in_threads(work, 2)
@@ -171,19 +172,19 @@ def test_a_deadline_that_comes_sooner_than_the_one_it_waits_for_is_met(watchdog,
 
 
 def test_a_function_that_cannot_be_stopped_is_reported_once(watchdog, monkeypatch, caplog, eventually):
-    monkeypatch.setattr("django_pglock.worker.running.watchdog.OVERRUN", 0.1)
-    monkeypatch.setattr("django_pglock.worker.running.watchdog.BETWEEN_STRIKES", 0.05)
+    monkeypatch.setattr("django_pglock.worker.running.task_thread.OVERRUN", 0.1)
+    monkeypatch.setattr("django_pglock.worker.running.task_thread.BETWEEN_STOPS", 0.05)
     call = Call(0, timeout=0.05)
     blocked = threading.Lock()
     blocked.acquire()
     call.call = lambda: blocked.acquire(timeout=60)
 
-    def let_go():
+    def release():
         eventually(lambda: "cannot be stopped" in caplog.text)
         time.sleep(0.3)  # for more strikes, which are not reported
         blocked.release()
 
-    threading.Thread(target=let_go, daemon=True).start()
+    threading.Thread(target=release, daemon=True).start()
     with pytest.raises(TaskTimeout):
-        watchdog.seat().call(call)
+        watchdog.watch_this_thread().call(call)
     assert caplog.text.count("cannot be stopped") == 1

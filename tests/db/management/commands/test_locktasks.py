@@ -12,8 +12,9 @@ from django.core.management import CommandError, call_command
 from django.db.models.functions import Now
 
 from django_pglock.management.commands import locktasks as command
-from django_pglock.models import Attempt, Queue, Task, Worker
-from tests.db.test_prune import ago, left, make
+from django_pglock.models import Attempt, Queue, Task
+from django_pglock.store.liveness import beat
+from tests.db.store.test_prune import ago, left, make
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -72,7 +73,7 @@ def test_status_counts_by_queue():
         make(status, queue="mail")
     make("FAILED", queue="mail")
     Queue.objects.pause("night")
-    Worker.objects.all().beat(uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    beat("default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     found = json.loads(locktasks("status", "--json"))
     assert found["workers"] == 1
     rows = {row["queue"]: row for row in found["queues"]}
@@ -181,7 +182,7 @@ def test_cancel_reaches_a_running_task():
 
 def test_a_living_workers_task_is_not_reset(slow_beats):
     living = uuid4()
-    Worker.objects.all().beat(living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    beat("default", living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     row = make("RUNNING", worker=living)
     assert locktasks("reset", "--all", "--yes") == "0 stuck tasks are ready again.\n"
     with pytest.raises(CommandError, match="No task of these ids"):

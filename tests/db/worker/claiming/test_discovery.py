@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.module_loading import import_string
 
 from django_pglock.models import Task
+from django_pglock.store.wake import wake
 from django_pglock.tasks import importing, registry
 from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.queues import Queues
@@ -70,7 +71,7 @@ def test_a_worker_that_sleeps_finds_it_when_it_is_told(worker, eventually, setti
     eventually(succeeded(Task.objects.get(task_path=PATH)))
     del sys.modules["tests.sample.mail"], registry._definitions[PATH]
     second = wait_for_somebody()
-    Task.objects.all().wake(["default"])
+    wake("default", ["default"])
     eventually(succeeded(second))
 
 
@@ -125,14 +126,14 @@ def test_a_module_is_tried_once(monkeypatch):
 
 def test_only_for_queues_that_are_served():
     wait_for_somebody(queue="mail")
-    assert Discovery(Task.objects.all(), Queues(["other"])).look() is False
+    assert Discovery("default", Queues(["other"])).look() is False
     assert "tests.sample.mail" not in sys.modules
-    assert Discovery(Task.objects.all(), Queues(["ma*"])).look() is True
+    assert Discovery("default", Queues(["ma*"])).look() is True
     assert registry.find(PATH) is not None
 
 
 def test_a_look_is_one_statement_and_seldom():
-    discovery = Discovery(Task.objects.all(), Queues())
+    discovery = Discovery("default", Queues())
     with CaptureQueriesContext(connection) as queries:
         for _ in range(10):
             discovery.look()

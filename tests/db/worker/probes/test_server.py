@@ -10,7 +10,6 @@ import threading
 import time
 from contextlib import ExitStack
 from http.client import HTTPConnection
-from types import SimpleNamespace
 
 import pytest
 from django.conf import settings
@@ -24,9 +23,9 @@ from django_pglock.models import Task
 from django_pglock.worker import service
 from django_pglock.worker.probes import health
 from django_pglock.worker.probes import server as probes
-from django_pglock.worker.probes.metrics import exposition
-from django_pglock.worker.probes.server import Probes
-from django_pglock.worker.supervising.channel import REPLACE, Line
+from django_pglock.worker.probes.server import ProbeServer
+from django_pglock.worker.supervising.channel import REPLACE, SupervisorChannel
+from django_pglock.worker.upkeep import ready_counts
 from tests.conftest import NEVER
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
@@ -107,22 +106,21 @@ def test_a_port_that_is_taken_is_said_at_the_start(worker):
 
 @pytest.mark.parametrize(("number", "port"), [(1, 9187), (4, 9190)])
 def test_each_process_of_a_supervisor_has_a_port_of_its_own(number, port):
-    worker = SimpleNamespace(line=SimpleNamespace(number=number))
-    assert Probes(worker, host="127.0.0.1", port=9187).port == port
-    assert Probes(worker, host="127.0.0.1", port=0).port == 0
+    assert ProbeServer(None, None, host="127.0.0.1", port=9187, number=number).port == port
+    assert ProbeServer(None, None, host="127.0.0.1", port=0, number=number).port == 0
 
 
 @pytest.fixture
-def line(closing):
+def channel(closing):
     ours, theirs = map(closing.enter_context, socket.socketpair())
-    return Line(1, theirs), ours
+    return SupervisorChannel(1, theirs), ours
 
 
-def test_a_process_that_is_replaced_leaves_its_port_to_the_other(probed, line):
+def test_a_process_that_is_replaced_leaves_its_port_to_the_other(probed, channel):
     """They overlap: the old one drains while the new one starts."""
-    worker = probed(line=line[0])
+    worker = probed(channel=channel[0])
     worker.retire()
-    heard = line[1].recv(100)
+    heard = channel[1].recv(100)
     assert REPLACE in heard
     with socket.create_server(("127.0.0.1", worker.probes.port)):
         pass
@@ -174,7 +172,7 @@ def test_a_part_that_has_ended_is_named(probed, eventually, monkeypatch, name):
 
 def test_a_thread_for_tasks_that_has_ended_is_named(probed, eventually):
     worker = probed()
-    worker.hand.threads.inbox.put(None)
+    worker.in_flight.threads.inbox.put(None)
     eventually(lambda: ask(worker, "/livez")[:2] == (503, "A thread of the executor has ended.\n"))
 
 
@@ -187,7 +185,7 @@ def test_a_part_that_sleeps_is_not_stuck(probed, eventually):
     worker = probed()
     tasks.nothing.using(timeout=1000).enqueue()
     eventually(lambda: worker.settler.counts.total() == 1)
-    lookers = (worker.deadlines, worker.executor.session_watch)
+    lookers = (worker.deadlines, worker.session_watch)
     sleepers = [part for part in worker.services if part not in lookers]
     eventually(lambda: all(part.awake_by > time.monotonic() + 10 for part in sleepers))
     assert all(part.is_running for part in worker.services)
@@ -281,7 +279,7 @@ def test_what_became_of_claims_is_counted(probed, eventually, monkeypatch):
     assert 0 <= found["heartbeat_age_seconds"] < NEVER
 
 
-def test_what_is_in_hand_is_counted(probed, eventually):
+def test_what_is_in_flight_is_counted(probed, eventually):
     worker = probed(threads=1)
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: Effect.objects.exists())
@@ -293,8 +291,8 @@ def test_what_is_in_hand_is_counted(probed, eventually):
 def test_ready_tasks_are_counted_while_somebody_asks_and_never_by_who_asks(probed, eventually, monkeypatch):
     worker = probed(queues=["other"])
     counted = []
-    count = worker.upkeep.rows.ready_counts
-    monkeypatch.setattr(worker.upkeep.rows, "ready_counts", lambda: counted.append(1) or count())
+    count = ready_counts.ready_counts
+    monkeypatch.setattr(ready_counts, "ready_counts", lambda using: counted.append(1) or count(using))
     for _ in range(3):
         tasks.nothing.using(queue_name='an "odd\\one"').enqueue()
     worker.upkeep.ready_counts.look()
@@ -317,7 +315,7 @@ def test_ready_tasks_are_counted_while_somebody_asks_and_never_by_who_asks(probe
 def test_scrapes_send_no_statement(probed, django_assert_num_queries):
     worker = probed()
     with django_assert_num_queries(0):
-        exposition(worker)
+        worker.metrics.exposition()
 
 
 def test_slow_clients_are_cut_off_and_keep_nobody_out_for_long(probed, eventually, monkeypatch, closing):

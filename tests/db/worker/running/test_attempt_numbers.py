@@ -9,8 +9,11 @@ from django.core.management import call_command
 from django.urls import reverse
 
 from django_pglock.models import Attempt, Task
-from django_pglock.tasks.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
-from django_pglock.worker.running.attempt import prepare
+from django_pglock.store.give_back import give_back
+from django_pglock.store.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
+from django_pglock.store.rescue import rescue
+from django_pglock.store.settle import settle
+from django_pglock.worker.running.run import prepare
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -18,8 +21,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 FAILURE = Failure("builtins.ValueError", "")
 
 
-def settle(claim, outcome):
-    assert Task.objects.all().settle([(claim, outcome)], claim.worker)
+def settle_one(claim, outcome):
+    assert settle("default", [(claim, outcome)], claim.worker)
     Task.objects.filter(status="SCHEDULED").run_now()
 
 
@@ -27,7 +30,7 @@ def settle(claim, outcome):
 def test_what_counts_as_no_attempt_is_not_shown_as_one(claim, outcome):
     result = tasks.nothing.enqueue()
     [unused] = claim()
-    settle(unused, outcome)
+    settle_one(unused, outcome)
     assert Task.objects.get().attempts_made == 0
     [used] = claim()
     assert (unused.attempt, used.attempt) == (1, 2), "the fence"
@@ -35,7 +38,7 @@ def test_what_counts_as_no_attempt_is_not_shown_as_one(claim, outcome):
     assert "attempt 1" in repr(used)
     assert used.log_fields()["attempt"] == 1
     assert prepare(used, "default").result.attempts == 1
-    settle(used, Succeeded())
+    settle_one(used, Succeeded())
     assert Task.objects.get().attempts_made == 1
     assert "attempt 1" in repr(Task.objects.get())
     result.refresh()
@@ -45,20 +48,20 @@ def test_what_counts_as_no_attempt_is_not_shown_as_one(claim, outcome):
 def test_a_claim_whose_answer_was_lost_is_no_attempt(claim):
     tasks.nothing.enqueue()
     [lost] = claim()
-    Task.objects.all().release_unknown(lost.worker, [])
+    give_back("default", lost.worker, [])
     assert Task.objects.get().attempts_made == 0
 
 
 def test_failures_and_rescues_are_numbered_without_gaps(claim):
     tasks.nothing.using(max_attempts=5).enqueue()
     for outcome in (Released(), Retried(FAILURE, 0.0), Released(), Released()):
-        settle(*claim(), outcome)
+        settle_one(*claim(), outcome)
     claim()
-    Task.objects.all().rescue()
-    settle(*claim(), Released())
+    rescue("default")
+    settle_one(*claim(), Released())
     [last] = claim()
     assert prepare(last, "default").result.attempts == last.number == 3
-    settle(last, Failed(FAILURE))
+    settle_one(last, Failed(FAILURE))
     assert list(Attempt.objects.order_by("id").values_list("number", "outcome")) == [
         (1, "FAILED"),
         (2, "LOST"),
@@ -69,7 +72,7 @@ def test_failures_and_rescues_are_numbered_without_gaps(claim):
 def test_commands_and_the_admin_show_this_number(claim, admin_client, capsys):
     tasks.nothing.enqueue()
     for outcome in (Released(), Succeeded()):
-        settle(*claim(), outcome)
+        settle_one(*claim(), outcome)
     row = Task.objects.get()
     for arguments in (("list",), ("show", str(row.pk))):
         call_command("locktasks", *arguments, "--json")

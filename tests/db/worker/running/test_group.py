@@ -10,10 +10,13 @@ from django.db import OperationalError, connection, transaction
 
 from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Task
+from django_pglock.store.admit import admit
+from django_pglock.store.claim import claim_statement, claims_of
+from django_pglock.store.claim_group import claim_group
+from django_pglock.store.outcome import Interrupted
 from django_pglock.tasks.compat import TaskResultStatus
-from django_pglock.tasks.outcome import Interrupted
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.running import attempt as execution
+from django_pglock.worker.running import attempt as attempts
 from django_pglock.worker.running.attempt import Attempt as AttemptUnderTest
 from django_pglock.worker.running.group import GroupAttempt, with_others
 from tests.sample import keyed_tasks as keyed
@@ -70,7 +73,7 @@ def test_a_failure_is_everybodys_and_each_is_tried_again(worker, eventually):
 
 def test_a_database_that_is_away_for_a_moment_leaves_nobody_behind(worker, eventually, monkeypatch):
     """What the leader has tried before cannot be read, when it is read for its group."""
-    read, seen, lost = execution._failures_before, set(), []
+    read, seen, lost = attempts._failures_before, set(), []
 
     def lose_second_answer(claim, using):
         if claim.id in seen and not lost:
@@ -79,13 +82,13 @@ def test_a_database_that_is_away_for_a_moment_leaves_nobody_behind(worker, event
         seen.add(claim.id)
         return read(claim, using)
 
-    monkeypatch.setattr(execution, "_failures_before", lose_second_answer)
+    monkeypatch.setattr(attempts, "_failures_before", lose_second_answer)
     process = worker(threads=1)
     with transaction.atomic():
         for _ in range(3):
             keyed.fail_together.enqueue(user=1)
     eventually(lambda: Task.objects.filter(status="FAILED").count() == 3)
-    eventually(lambda: not process.hand.claims)
+    eventually(lambda: not process.in_flight.claims)
     assert lost
 
 
@@ -97,10 +100,10 @@ def test_a_group_that_is_cut_off_runs_again_together_however_often(claim):
     leader, follower = claim(2)
     leader.rescues = follower.rescues = 3
     attempt = GroupAttempt(leader, "default")
-    attempt.take_along([execution.Attempt(follower, "default")])
-    ending = attempt.ending(attempt.interruption(OperationalError("cut off")))
-    assert isinstance(ending.outcome, Interrupted)
-    assert ending.companions[0].outcome == ending.outcome
+    attempt.include([attempts.Attempt(follower, "default")])
+    ended = attempt.ended(attempt.interruption(OperationalError("cut off")))
+    assert isinstance(ended.outcome, Interrupted)
+    assert ended.same_call[0].outcome == ended.outcome
 
 
 def test_a_group_that_is_cancelled_meanwhile_does_not_disturb_the_rest(worker, eventually):
@@ -115,13 +118,12 @@ def test_a_group_that_is_cancelled_meanwhile_does_not_disturb_the_rest(worker, e
 def test_who_has_lost_the_claim_of_the_first_takes_nobody_along(is_lost):
     for number in range(3):
         keyed.digest.enqueue(user=1, text=number)
-    rows = Task.objects.all()
     worker = uuid4()
-    statement = rows.claim_statement(worker=worker, paths=[keyed.digest.module_path])
-    [leader] = rows.claims_of(statement.execute(10, "default"), worker)
+    statement = claim_statement("default", worker=worker, paths=[keyed.digest.module_path])
+    [leader] = claims_of(statement.execute(10, "default"), worker)
     if is_lost:
         Task.objects.filter(pk=leader.id).update(attempts=leader.attempt + 1)
-    assert len(rows.claim_group(leader, limit=10, gather=0.0)) == (0 if is_lost else 2)
+    assert len(claim_group("default", leader, limit=10, gather=0.0)) == (0 if is_lost else 2)
 
 
 def test_between_two_messages_nothing_is_held(claim):
@@ -141,8 +143,8 @@ def test_between_two_messages_nothing_is_held(claim):
 
     [leader] = claim()
     with connection.execute_wrapper(look):
-        assert len(Task.objects.all().claim_group(leader, limit=10, gather=0.0)) == 2
-        Task.objects.all().admit([leader.lock_key])
+        assert len(claim_group("default", leader, limit=10, gather=0.0)) == 2
+        admit("default", [leader.lock_key])
     assert held == [[], []]
 
 
@@ -153,9 +155,9 @@ def group_under_way(claim):
     for number in range(3):
         keyed.digest.enqueue(user=1, text=number)
     [leader] = claim(worker=under_test.identity.id)
-    under_test.hand.hold([leader])
+    under_test.in_flight.add([leader])
     attempt = AttemptUnderTest(leader, "default")
-    return under_test, lambda: with_others(attempt, attempt.definition.group, under_test.hand)
+    return under_test, lambda: with_others(attempt, attempt.definition.group, under_test.in_flight)
 
 
 def running():
@@ -163,28 +165,28 @@ def running():
 
 
 def test_a_fetcher_that_reconnects_leaves_a_group_that_a_thread_has_just_claimed(group_under_way, monkeypatch):
-    """Between the claim, which is in the table by then, and the note that the worker has it in hand."""
+    """Between the claim, which is in the table by then, and the note that the worker has it in flight."""
     under_test, claim_others = group_under_way
-    hold = under_test.hand.hold
-    monkeypatch.setattr(under_test.hand, "hold", lambda claims: under_test.fetcher.connected() or hold(claims))
+    add = under_test.in_flight.add
+    monkeypatch.setattr(under_test.in_flight, "add", lambda claims: under_test.fetcher.connected() or add(claims))
     claim_others()
     assert running() == 3
     monkeypatch.undo()
-    under_test.hand.claims.clear()
+    under_test.in_flight.claims.clear()
     under_test.fetcher.connected()
     assert running() == 0, "the thread is through, so from now on they are given back as all others"
 
 
 def test_a_fetcher_that_reconnects_leaves_a_group_that_is_claimed_while_it_looks(group_under_way, monkeypatch):
-    """After it has asked what the worker has in hand."""
+    """After it has asked what the worker has in flight."""
     under_test, claim_others = group_under_way
-    task_ids = under_test.hand.task_ids
+    task_ids = under_test.in_flight.task_ids
 
     def look_and_go_on():
         seen = task_ids()
         claim_others()
         return seen
 
-    monkeypatch.setattr(under_test.hand, "task_ids", look_and_go_on)
+    monkeypatch.setattr(under_test.in_flight, "task_ids", look_and_go_on)
     under_test.fetcher.connected()
     assert running() == 3

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture(autouse=True)
 def kept_connections(monkeypatch):
     """Connections that threads keep, and that nobody looks at but after each task."""
-    monkeypatch.setattr(executor, "BETWEEN_LOOKS", 1e9)
+    monkeypatch.setattr(executor, "CHECK_INTERVAL", 1e9)
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)
 
 

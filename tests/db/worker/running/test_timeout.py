@@ -57,7 +57,7 @@ def test_an_atomic_task_rolls_back(worker, eventually):
 @pytest.mark.parametrize(("kind", "status"), [("sql", "FAILED"), ("python", "SUCCESSFUL")])
 def test_who_swallows_the_error_of_the_database_is_struck_a_moment_later(worker, eventually, kind, status, monkeypatch):
     """The exception itself comes once: who catches it may go on."""
-    monkeypatch.setattr("django_pglock.worker.running.watchdog.BETWEEN_STRIKES", 0.2)
+    monkeypatch.setattr("django_pglock.worker.running.task_thread.BETWEEN_STOPS", 0.2)
     worker()
     row = ends(running.swallow_once.enqueue(kind, running.FOREVER if kind == "sql" else 1), eventually)
     assert row.status == status
@@ -152,6 +152,6 @@ def test_a_task_in_time_is_none_of_the_watchdogs_business(worker, eventually):
     process = worker()
     result = running.keep_busy.using(timeout=300).enqueue(0.01)
     assert ends(result, eventually).status == "SUCCESSFUL"
-    eventually(lambda: all(seat.attempt is None for seat in process.executor.watchdog.seats))
+    eventually(lambda: all(thread.attempt is None for thread in process.executor.watchdog.task_threads))
     result.refresh()
     assert result.status == TaskResultStatus.SUCCESSFUL

@@ -8,8 +8,8 @@ import pytest
 
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
-from django_pglock.worker import logs
-from django_pglock.worker.running import attempt as execution
+from django_pglock.worker import signals
+from django_pglock.worker.running import attempt
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -19,18 +19,18 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def made(monkeypatch):
     """The results that are made, while the log of django.tasks is not heard."""
     results = []
-    make = execution.make_result
+    make = attempt.make_result
 
     def note(*args, **kwargs):
         results.append(kwargs["id"])
         return make(*args, **kwargs)
 
-    monkeypatch.setattr(execution, "make_result", note)
-    monkeypatch.setattr(logs._LOGGER, "level", logging.WARNING)
-    logs._LOGGER.manager._clear_cache()
+    monkeypatch.setattr(attempt, "make_result", note)
+    monkeypatch.setattr(signals.PACKAGE_LOGGER, "level", logging.WARNING)
+    signals.PACKAGE_LOGGER.manager._clear_cache()
     yield results
     monkeypatch.undo()
-    logs._LOGGER.manager._clear_cache()
+    signals.PACKAGE_LOGGER.manager._clear_cache()
 
 
 def run(worker, eventually, *results):
@@ -68,11 +68,11 @@ def test_a_receiver_is_told(made, worker, eventually, signal):
 
 
 def test_the_log_is_heard_if_it_is_enabled():
-    before = logs._LOGGER.level
+    before = signals.PACKAGE_LOGGER.level
     try:
-        logs._LOGGER.setLevel(logging.INFO)
-        assert logs.Ear().hears()
-        logs._LOGGER.setLevel(logging.WARNING)
-        assert not logs.Ear().hears()
+        signals.PACKAGE_LOGGER.setLevel(logging.INFO)
+        assert signals.Observers().exist()
+        signals.PACKAGE_LOGGER.setLevel(logging.WARNING)
+        assert not signals.Observers().exist()
     finally:
-        logs._LOGGER.setLevel(before)
+        signals.PACKAGE_LOGGER.setLevel(before)

@@ -15,10 +15,10 @@ import pytest
 
 from django_pglock.errors import TaskCancelled
 from django_pglock.models import Task
+from django_pglock.store.outcome import Failure, Released
 from django_pglock.tasks.compat import BaseTaskBackend, task_finished, task_started
-from django_pglock.tasks.outcome import Failure, Released
-from django_pglock.worker.in_flight import Ending
-from django_pglock.worker.settling.report import announce, announce_lost
+from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.settling.report import report, report_lost
 from tests.sample import result_tasks as sample
 from tests.sample import running_tasks, tasks
 
@@ -34,7 +34,7 @@ def ended(worker, eventually):
 
     def wait(result, status):
         eventually(lambda: Task.objects.filter(pk=result.id, status=status).exists())
-        eventually(lambda: not running.hand.claims)
+        eventually(lambda: not running.in_flight.claims)
         return result
 
     return wait
@@ -101,8 +101,8 @@ def test_what_is_given_back_or_lost_has_one_line(claim, caplog):
     caplog.set_level(logging.DEBUG, logger="django_pglock.worker")
     tasks.nothing.enqueue()
     [given] = claim()
-    announce(Ending(given, Released()))
-    announce_lost(Ending(given, None))
+    report(EndedClaim(given, Released()))
+    report_lost(EndedClaim(given, None))
     assert [each.getMessage().partition("attempt 1 ")[2] for each in caplog.records] == [
         "was given back before it began.",
         "was lost: somebody else has the task, its outcome was dropped.",

@@ -12,10 +12,11 @@ from django.db.models.functions import Now
 
 from django_pglock import task
 from django_pglock.models import Task, Worker
+from django_pglock.store.claim import claim_statement
+from django_pglock.store.liveness import beat
 from django_pglock.tasks import registry
-from django_pglock.tasks.liveness import WorkerQuerySet
-from django_pglock.tasks.queryset import TaskQuerySet
 from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker.liveness import heartbeat
 from django_pglock.worker.upkeep import unknown_report as unknown
 from tests.sample import tasks
 from tests.sample.models import Effect
@@ -46,11 +47,11 @@ def wait_for_somebody(count=1, path=PATH, **fields):
     return [Task.objects.create(**values) for _ in range(count)]
 
 
-def beat(*paths):
+def beat_of(*paths):
     """A worker gives a sign of life; its id."""
     worker = uuid4()
     known = {"task_paths": list(paths)}
-    Worker.objects.all().beat(worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, **known)
+    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, **known)
     return worker
 
 
@@ -62,8 +63,8 @@ def test_it_is_left_alone_reported_once_and_run_when_its_worker_comes(
     worker, deploy, always_look, eventually, caplog, monkeypatch
 ):
     looks = []
-    look = TaskQuerySet.unknown
-    monkeypatch.setattr(TaskQuerySet, "unknown", lambda rows: looks.append(rows) or look(rows))
+    look = unknown.unknown
+    monkeypatch.setattr(unknown, "unknown", lambda using: looks.append(using) or look(using))
     rows = wait_for_somebody(2)
     old = worker()
     known = tasks.nothing.enqueue()
@@ -88,7 +89,7 @@ def test_who_waits_for_longest_comes_first_with_how_many_and_since_when():
     first = wait_for_somebody(2, "shop.first", queue="mail", fair_key="a", enqueued_at=Now() - timedelta(days=1))[0]
     wait_for_somebody(1, "shop.known")
     wait_for_somebody(1, "shop.later", status="SCHEDULED", run_after=Now() + timedelta(days=1))
-    beat("shop.known", "shop.other")
+    beat_of("shop.known", "shop.other")
     for row in (first, later):
         row.refresh_from_db()
     assert Task.objects.all().unknown() == [
@@ -100,14 +101,14 @@ def test_who_waits_for_longest_comes_first_with_how_many_and_since_when():
 
 def test_what_only_the_dead_knew_is_unknown():
     wait_for_somebody(1, "shop.gone")
-    worker = beat("shop.gone")
+    worker = beat_of("shop.gone")
     assert Task.objects.all().unknown() == []
     Worker.objects.filter(pk=worker).update(heartbeat_at=F("heartbeat_at") - timedelta(minutes=5))
     assert [each.task_path for each in Task.objects.all().unknown()] == ["shop.gone"]
 
 
 def test_it_is_reported_again_when_it_was_gone_and_is_back(always_look, caplog):
-    report = unknown.UnknownReport(Task.objects.all(), beat("shop.known"))
+    report = unknown.UnknownReport("default", beat_of("shop.known"))
     rows = wait_for_somebody()
     wait_for_somebody(2, "shop.other", queue="mail")
     wait_for_somebody(1, "shop.other", queue="post")
@@ -123,31 +124,30 @@ def test_it_is_reported_again_when_it_was_gone_and_is_back(always_look, caplog):
 
 
 def test_of_all_workers_the_eldest_reports(always_look, caplog):
-    first, second = beat(), beat()
+    first, second = beat_of(), beat_of()
     wait_for_somebody()
-    unknown.UnknownReport(Task.objects.all(), second).look()
+    unknown.UnknownReport("default", second).look()
     assert warnings(caplog) == []
-    unknown.UnknownReport(Task.objects.all(), first).look()
+    unknown.UnknownReport("default", first).look()
     assert len(warnings(caplog)) == 1
 
 
 def test_nobody_looks_before_all_that_start_together_have_come(caplog):
     wait_for_somebody()
-    unknown.UnknownReport(Task.objects.all(), beat()).look()
+    unknown.UnknownReport("default", beat_of()).look()
     assert warnings(caplog) == []
 
 
 def test_workers_say_what_they_know_when_it_is_news_and_only_then(worker, deploy, eventually, monkeypatch):
     said, beats = [], threading.Semaphore(0)
-    send = WorkerQuerySet.beat
 
-    def hear(workers, worker, *, task_paths, **values):
+    def hear(using, worker, *, task_paths, **values):
         said.append(task_paths)
-        answer = send(workers, worker, task_paths=task_paths, **values)
+        answer = beat(using, worker, task_paths=task_paths, **values)
         beats.release()
         return answer
 
-    monkeypatch.setattr(WorkerQuerySet, "beat", hear)
+    monkeypatch.setattr(heartbeat, "beat", hear)
     monkeypatch.setattr(registry, "_definitions", dict(list(registry._definitions.items())[:3]))
     row = Worker.objects.filter(pk=worker().identity.id)
     known = registry.known_paths()
@@ -167,8 +167,7 @@ def test_a_worker_that_knows_no_function_claims_nothing_and_drains(monkeypatch):
     """As in a project that has installed the app and has no task function yet."""
     tasks.nothing.enqueue()
     monkeypatch.setattr(registry, "_definitions", {})
-    rows = Task.objects.all()
-    assert rows.claim_statement(worker=uuid4(), paths=[]).execute(1, "default") == []
+    assert claim_statement("default", worker=uuid4(), paths=[]).execute(1, "default") == []
     draining = WorkerUnderTest(threads=1, drain=True)
     draining.start()
     assert draining._asked_to_stop.wait(60), "it never ends"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from django_pglock.worker.claiming.queue_cursor import LINE, LONGEST_LINE
+import pytest
+
+from django_pglock.worker.claiming import ready_queues
+from django_pglock.worker.claiming.queue_cursor import LIFETIME_FACTOR, LONGEST_LIFETIME
 from django_pglock.worker.claiming.ready_queues import ReadyQueues
 
 
@@ -15,33 +18,43 @@ class Rows:
     def clock(self):
         return self.now
 
-    def ready_queues(self):
+    def ready_queues(self, using):
         self.looks += 1
         self.now += self.takes
         return [f"look {self.looks}"]
 
 
-def test_an_answer_holds_for_a_multiple_of_what_it_took():
-    rows = Rows(takes=0.001)
-    ready = ReadyQueues(rows, clock=rows.clock)
+@pytest.fixture
+def table(monkeypatch):
+    def make(takes):
+        rows = Rows(takes)
+        monkeypatch.setattr(ready_queues, "ready_queues", rows.ready_queues)
+        return rows
+
+    return make
+
+
+def test_an_answer_holds_for_a_multiple_of_what_it_took(table):
+    rows = table(takes=0.001)
+    ready = ReadyQueues("default", clock=rows.clock)
     assert (ready.names(), ready.is_from_memory) == (["look 1"], False)
-    rows.now += LINE * 0.001 * 0.9
+    rows.now += LIFETIME_FACTOR * 0.001 * 0.9
     assert (ready.names(), ready.is_from_memory) == (["look 1"], True)
-    rows.now += LINE * 0.001 * 0.2
+    rows.now += LIFETIME_FACTOR * 0.001 * 0.2
     assert (ready.names(), ready.is_from_memory) == (["look 2"], False)
 
 
-def test_not_for_long_however_long_it_took():
-    rows = Rows(takes=3.0)
-    ready = ReadyQueues(rows, clock=rows.clock)
+def test_not_for_long_however_long_it_took(table):
+    rows = table(takes=3.0)
+    ready = ReadyQueues("default", clock=rows.clock)
     ready.names()
-    rows.now += LONGEST_LINE
+    rows.now += LONGEST_LIFETIME
     assert ready.names() == ["look 2"]
 
 
-def test_an_answer_that_did_not_suffice_is_forgotten():
-    rows = Rows(takes=1.0)
-    ready = ReadyQueues(rows, clock=rows.clock)
+def test_an_answer_that_did_not_suffice_is_forgotten(table):
+    rows = table(takes=1.0)
+    ready = ReadyQueues("default", clock=rows.clock)
     ready.names()
     ready.forget()
     assert (ready.names(), ready.is_from_memory) == (["look 2"], False)

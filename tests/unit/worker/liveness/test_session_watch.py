@@ -9,16 +9,16 @@ import pytest
 from django.db import OperationalError
 
 from django_pglock.postgres.activity import Activity, ServerView
-from django_pglock.postgres.waits import Wait
+from django_pglock.postgres.pending_statements import PendingStatement
 from django_pglock.worker.liveness import session_watch
-from django_pglock.worker.liveness.session_watch import PATIENCE, Silence
+from django_pglock.worker.liveness.session_watch import PATIENCE, SilentSession
 
 PID = 4711
 
 
 def silence(looks=20, is_on_standby=False):
     pgconn = SimpleNamespace(backend_pid=PID, parameter_status=lambda name: b"on" if is_on_standby else b"off")
-    silence = Silence(Wait(SimpleNamespace(pgconn=pgconn), "default"))
+    silence = SilentSession(PendingStatement(SimpleNamespace(pgconn=pgconn), "default"))
     silence.looks = looks
     return silence
 
@@ -59,7 +59,7 @@ def test_the_primary_says_nothing_of_a_session_of_a_standby():
 @pytest.mark.parametrize(("receives_nothing", "verdict"), [(True, "the server waits for us"), (False, "")])
 def test_both_sides_may_wait_for_each_other(monkeypatch, receives_nothing, verdict):
     """One question may meet a moment in which the server waits until a long answer has been taken."""
-    monkeypatch.setattr(Silence, "_receives_nothing", lambda self: receives_nothing)
+    monkeypatch.setattr(SilentSession, "_receives_nothing", lambda self: receives_nothing)
     asked = silence()
     for _ in range(PATIENCE - 1):
         asked.note(view("active", waits_for_client=True))
@@ -95,7 +95,7 @@ def test_silence_of_the_server_is_believed_the_third_time():
 
 def test_who_gets_answers_is_left_alone_although_nobody_else_can_connect(monkeypatch):
     """A thread that sends one quick statement after the other waits at every look."""
-    monkeypatch.setattr(Silence, "_receives_nothing", lambda self: False)
+    monkeypatch.setattr(SilentSession, "_receives_nothing", lambda self: False)
     asked = silence()
     for _ in range(PATIENCE + 2):
         asked.note_failure(OperationalError("timeout"), has_answered=False)

@@ -11,10 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from django_pglock.worker.in_flight import Hand
-from django_pglock.worker.supervising import supervisor
-from django_pglock.worker.supervising.limits import Limits, resident_memory
-from django_pglock.worker.supervising.supervisor import FIRST_PAUSE, LONGEST_PAUSE, Supervisor, pause_after, said
+from django_pglock.worker.supervising import child_process, supervisor
+from django_pglock.worker.supervising.supervisor import FIRST_PAUSE, LONGEST_PAUSE, Supervisor, in_words, pause_after
 from tests.conftest import NEVER
 
 #: What each process begins with: its number of the start, from 1, and the line to the supervisor.
@@ -126,7 +124,7 @@ def test_who_takes_long_to_start_is_not_frozen(supervise):
 
 
 @pytest.mark.parametrize(("longest", "seconds", "count"), [(3600, 1, 1), (0.3, 600, 2)])
-def test_what_keeps_its_threads_from_running_is_not_frozen_for_as_long_as_its_guard_speaks(
+def test_what_keeps_its_threads_from_running_is_not_frozen_for_as_long_as_its_heartbeat_process_beats(
     supervise, monkeypatch, longest, seconds, count
 ):
     monkeypatch.setattr(supervisor, "BETWEEN_LOOKS", 0.1)
@@ -155,7 +153,7 @@ def test_who_ends_by_itself_has_no_more_time(supervise, monkeypatch):
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-def test_the_second_signal_is_passed_on_as_a_word(supervise, first):
+def test_the_second_signal_is_passed_on_as_a_message(supervise, first):
     script = f"""
 heard = []
 signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
@@ -177,7 +175,7 @@ def test_who_fails_while_it_ends_makes_the_exit_code(supervise):
 
 
 def test_what_cannot_be_started_is_tried_again(supervise, monkeypatch, caplog):
-    popen, tries = supervisor.subprocess.Popen, []
+    popen, tries = child_process.subprocess.Popen, []
 
     def fail_twice(*args, **kwargs):
         tries.append(1)
@@ -185,7 +183,7 @@ def test_what_cannot_be_started_is_tried_again(supervise, monkeypatch, caplog):
             raise BlockingIOError(11, "no more processes")
         return popen(*args, **kwargs)
 
-    monkeypatch.setattr(supervisor, "subprocess", SimpleNamespace(Popen=fail_twice))
+    monkeypatch.setattr(child_process, "subprocess", SimpleNamespace(Popen=fail_twice))
     assert len(supervise("")[1]) == 1
     assert caplog.text.count("cannot be started") == 2
 
@@ -199,45 +197,9 @@ def test_handlers_and_files_are_as_they_were(supervise):
 
 
 def test_exit_codes_in_words():
-    assert [said(0), said(3), said(-9), said(-250)] == [
+    assert [in_words(0), in_words(3), in_words(-9), in_words(-250)] == [
         "with exit code 0",
         "with exit code 3",
         "by SIGKILL",
         "by signal 250",
     ]
-
-
-def limits(hand=None, **limits):
-    return Limits(hand or Hand(1), **{"max_memory": None, "max_time": None, **limits})
-
-
-def test_the_time_of_processes_is_over_at_different_moments():
-    ends = [limits(max_time=1000)._ends_at - time.monotonic() for _ in range(100)]
-    assert 890 < min(ends) < max(ends) <= 1000
-    assert max(ends) - min(ends) > 20
-    assert "time" in limits(max_time=1e-9).reached()
-    assert not limits(max_time=1000).reached()
-
-
-def test_memory_is_looked_at_after_the_first_task():
-    hand = Hand(1)
-    assert resident_memory() > 5 * 2**20
-    assert not limits(hand, max_memory=1).reached()
-    hand.threads.slots[0].ended = 1
-    assert "MiB" in limits(hand, max_memory=1).reached()
-    assert not limits(hand, max_memory=10**6).reached()
-
-
-def test_the_last_of_so_many_tasks_may_end():
-    claim = SimpleNamespace(id=1, attempt=1, task_path="call")
-    hand = Hand(4, most=1)
-    assert limits(hand).are_set
-    assert hand.left == 1
-    hand.take([claim])
-    assert hand.left == 0
-    assert not limits(hand).reached()
-    hand.give_back()
-    assert hand.left == 1
-    hand.left, hand.claims = 0, {}
-    assert limits(hand).reached()
-    assert not limits().are_set

@@ -1,0 +1,87 @@
+"""Key templates: ``"order:{order_id}"`` or ``"checkout:{request.user.pk}"``, checked when the decorator is applied.
+
+A field is the name of a parameter, which attributes may follow. Each value becomes an escaped part of the name, without
+a colon. So if a colon stands before each field, no value can change another part: ``"a:b"`` and ``"c"`` never make the
+name that ``"a"`` and ``"b:c"`` make. Templates in which a value could are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from string import Formatter
+from typing import Any
+
+from django_pglock.errors import LockKeyError
+from django_pglock.keys.key import part_of
+
+
+class KeyTemplate:
+    """A name with fields in braces. ``known`` are the parameters that fields may begin with; None allows any.
+
+    ``where`` names the decorator in errors. ``is_own``: something else tells the names of this template from other
+    names, so that the template may begin with a field. Raises ``LockKeyError`` for a text that is no template, and
+    where a value could make the name of another lock.
+    """
+
+    def __init__(self, text: str, *, known: Collection[str] | None, where: str, is_own: bool = False) -> None:
+        self.text = text
+        self._where = where
+        self._is_own = is_own
+        self._pieces: list[tuple[str, list[str]]] = []
+        for literal, path in self._parse():
+            self._pieces.append((literal, path))
+            if path and known is not None and path[0] not in known:
+                raise LockKeyError(
+                    f"{where}: the key {text!r} names {path[0]!r}, which is no parameter; there are "
+                    f"{', '.join(sorted(known)) or 'none'}."
+                )
+        self._refuse_ambiguity()
+
+    @property
+    def names(self) -> set[str]:
+        """The parameters that the fields begin with, and the attributes behind them."""
+        return {name for _, path in self._pieces for name in path}
+
+    def _refuse_ambiguity(self) -> None:
+        fields = [(literal, path) for literal, path in self._pieces if path]
+        for literal, path in fields[1:] if self._is_own else fields:
+            if ":" not in literal:
+                field = "{" + ".".join(path) + "}"
+                raise LockKeyError(
+                    f"{self._where}: in the key {self.text!r} no colon stands before {field}, so a value could make it "
+                    f"the name of something else; write it like 'order:{field}'."
+                )
+
+    def _parse(self) -> list[tuple[str, list[str]]]:
+        try:
+            parsed = list(Formatter().parse(self.text))
+        except ValueError as error:
+            raise LockKeyError(f"{self._where}: the key {self.text!r} is no template: {error}.") from error
+        pieces: list[tuple[str, list[str]]] = []
+        for literal, field, form, conversion in parsed:
+            if field is None:
+                pieces.append((literal, []))
+                continue
+            path = field.split(".")
+            # Only public attributes: no index, no call, no format, no private name.
+            if form or conversion or not all(step.isidentifier() and not step.startswith("_") for step in path):
+                raise LockKeyError(
+                    f"{self._where}: {{{field}}} in the key {self.text!r} is not a parameter with attributes behind it."
+                )
+            pieces.append((literal, path))
+        return pieces
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """Return the name for these parameters. Raises ``LockKeyError`` for a value that cannot be part of a name."""
+        return "".join(literal + (self._part(path, values) if path else "") for literal, path in self._pieces)
+
+    def _part(self, path: list[str], values: Mapping[str, Any]) -> str:
+        try:
+            value = values[path[0]]
+            for step in path[1:]:
+                value = getattr(value, step)
+            return part_of(value)
+        except (KeyError, AttributeError) as error:
+            raise LockKeyError(f"{self._where}: {{{'.'.join(path)}}} has no value here ({error}).") from error
+        except LockKeyError as error:
+            raise LockKeyError(f"{self._where}: {{{'.'.join(path)}}}: {error}") from error

@@ -1,0 +1,66 @@
+"""Who holds or waits for which advisory lock: the queryset of the view over ``pg_locks``."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from django.db import connections, models
+
+from django_pglock.conf import get_settings
+from django_pglock.errors import LockKeyError
+from django_pglock.keys import make_key
+
+# Only a session that still holds or waits for an advisory lock of this database is ended: process numbers are used
+# again.
+TERMINATE = "SELECT pg_terminate_backend(pid) FROM {view} WHERE pid = %s LIMIT 1"
+
+
+class AdvisoryLockQuerySet(models.QuerySet[Any]):
+    """Advisory locks of this database."""
+
+    def held(self) -> AdvisoryLockQuerySet:
+        """Locks that are held."""
+        return self.filter(is_granted=True)
+
+    def waiting(self) -> AdvisoryLockQuerySet:
+        """Locks that a session waits for."""
+        return self.filter(is_granted=False)
+
+    def for_name(self, *parts: Any) -> AdvisoryLockQuerySet:
+        """Locks of this name; ``parts`` as for ``lock``. Raises ``LockKeyError``."""
+        return self.filter(key=make_key(*parts).number)
+
+    def search(self, text: str) -> AdvisoryLockQuerySet:
+        """Locks that match what a person types: the beginning of a name, a key, or the process id of a session."""
+        if not text.isprintable():
+            return self.none()
+        meant = models.Q(name__startswith=text)
+        with suppress(LockKeyError):
+            meant |= models.Q(key=make_key(text).number)
+        with suppress(ValueError):
+            # A key without a name is shown as #5.
+            number = int(text.removeprefix("#"))
+            if abs(number) < 2**63:
+                meant |= models.Q(key=number)
+            if abs(number) < 2**31 and not text.startswith("#"):
+                meant |= models.Q(pid=number)
+        return self.filter(meant)
+
+    def terminate(self, pid: int) -> bool:
+        """End the session ``pid`` if it holds or waits for an advisory lock here; say whether it was ended."""
+        connection = connections[self.db]
+        view = connection.ops.quote_name(self.model._meta.db_table)
+        with connection.cursor() as cursor:
+            cursor.execute(TERMINATE.format(view=view), (pid,))
+            row = cursor.fetchone()
+        return bool(row and row[0])
+
+
+class AdvisoryLockManager(models.Manager.from_queryset(AdvisoryLockQuerySet)):  # type: ignore[misc]
+    """The manager of ``AdvisoryLock``. It reads from the database in which locks are taken: a standby, to which a
+    router may send reads, has a lock table of its own, in which everything is free."""
+
+    def get_queryset(self) -> AdvisoryLockQuerySet:
+        """Return the locks of the database ``USING``, or of the one that ``using`` or ``db_manager`` has named."""
+        return super().get_queryset().using(self._db or get_settings().USING)  # type: ignore[no-any-return]

@@ -1,0 +1,218 @@
+"""What the handles of threads and coroutines share: names, times, log records, signals and errors."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, ClassVar, TypeVar
+
+from django_pglock import signals
+from django_pglock.conf import get_settings
+from django_pglock.errors import LockError, LockLost, LockNotAvailable, LockScopeError
+from django_pglock.keys import Key
+from django_pglock.locks.options import Options, Request
+from django_pglock.locks.session_locks import LockRecord, RecordState
+from django_pglock.postgres import forking
+
+logger = logging.getLogger("django_pglock.locks")
+E = TypeVar("E", bound=LockError)
+#: Why a session lock is lost that another statement has freed.
+NOT_HELD_BY_SESSION = "PostgreSQL says that this session did not hold it"
+
+
+class BaseHandle:
+    """One use of a lock: acquire, hold, release. True while the lock is held.
+
+    ``waited`` is how many seconds the acquire took. ``token`` is None: only a lease has a fencing token.
+
+    The handle owns the lock: if the handle is dropped without ``release()``, the lock is freed, and the log says so.
+    """
+
+    token: int | None = None
+    #: Set by ``django_pglock.testing.locks_disabled``: every acquire succeeds, and PostgreSQL is not asked.
+    is_disabled: ClassVar[bool] = False
+    #: What messages call it.
+    _noun = "Lock"
+    #: The model whose rows say who holds it.
+    _model = "AdvisoryLock"
+    #: Scopes of locks that a dropped handle has to free.
+    _scopes_to_free: ClassVar[Sequence[str]] = ("session",)
+    #: Here as well, because ``__del__`` runs also where ``__init__`` was interrupted.
+    is_open = False
+    _generation = 0
+    _record: LockRecord | None = None
+
+    def __init__(self, keys: Sequence[Key], options: Options) -> None:
+        self.request = Request.of(keys, options)
+        self.options = options
+        self.using = options.using or get_settings().USING
+        self.scope = ""
+        self.waited = 0.0
+        self._generation = forking.generation()
+        #: Acquired, and not yet released by its user.
+        self.is_open = False
+        self._since = 0.0
+        #: Why it was lost, if it was.
+        self._reason = ""
+        #: What the session knows of the lock; None until it is requested.
+        self._record: LockRecord | None = None
+
+    def __bool__(self) -> bool:
+        return self.is_held
+
+    def __del__(self) -> None:
+        record = self._record
+        if record is None or record.state is RecordState.ENDED or record.scope not in self._scopes_to_free:
+            return
+        if record in record.locks.pending:
+            return
+        # In a process that was forked from the holder's, the lock is the parent's.
+        if self._generation == forking.generation() and not sys.is_finalizing():
+            self._free_dropped()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lock is held now, as far as can be known without asking the server."""
+        return self.is_open
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the lock was acquired and has been released."""
+        return self._since > 0 and not self.is_open
+
+    def _free_dropped(self) -> None:
+        logger.warning(
+            "%s %r was freed because its handle was dropped without release(); keep the handle for as long as the "
+            "lock is needed.",
+            self._noun,
+            self.name,
+        )
+        self.free_from_any_thread()
+
+    def free_from_any_thread(self) -> None:
+        """Free the lock without a wait, in any thread or coroutine, where its own cannot release it."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        state = "held" if self.is_held else "not held"
+        return f"<{self._noun} {self.name!r} {self.scope or 'of no scope yet'} {state}>"
+
+    @property
+    def key(self) -> int:
+        """The number that PostgreSQL locks; of several, the first."""
+        return self.request.keys[0].number
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """All numbers, in the order in which they are locked."""
+        return tuple(key.number for key in self.request.keys)
+
+    @property
+    def name(self) -> str:
+        """The name as people read it; several are joined by commas."""
+        return ", ".join(key.name for key in self.request.keys)
+
+    @property
+    def held_for(self) -> float:
+        """Seconds since the acquire."""
+        return time.monotonic() - self._since
+
+    def _build_request(self, held: Callable[[], AbstractSet[int]]) -> Request:
+        """Return what to ask the server for. ``held`` returns the numbers that the session has already."""
+        return self.request
+
+    def _note_granted(self, record: LockRecord, row: Sequence[Any]) -> None:
+        """Remember what the server answered besides "granted"."""
+        if self.scope == "session" and self.request.max_hold is not None:
+            record.locks.remember_limits(record, row[1:3])
+
+    def _acquire_disabled(self) -> None:
+        self.scope = "disabled"
+        self._note_acquired()
+
+    # Log records, signals, errors
+
+    def _note_acquired(self) -> None:
+        self.is_open = True
+        self._since = time.monotonic()
+        self._log("Acquired", "waited", self.waited, get_settings().SLOW_WAIT)
+        signals.lock_acquired.send_robust(type(self), handle=self)
+
+    def _note_released(self) -> None:
+        held = time.monotonic() - self._since
+        self._log("Released", "held", held, get_settings().SLOW_HOLD)
+        signals.lock_released.send_robust(type(self), handle=self, held=held)
+
+    def _log(self, verb: str, what: str, seconds: float, limit: float) -> None:
+        is_slow = seconds >= limit
+        level = logging.WARNING if is_slow else logging.DEBUG
+        if logger.isEnabledFor(level):
+            text = "%s %s %r after %.3f s" + (", which is longer than %g s." if is_slow else ".")
+            values = (verb, self._noun.lower(), self.name, seconds, *([limit] if is_slow else []))
+            logger.log(level, text, *values, extra={"lock": self.name, "key": self.key, what: seconds})
+
+    def _busy_error(self, cause: BaseException | None) -> LockNotAvailable:
+        """Report that the lock is busy, and return the error; ``cause`` is the server's own, if it has one."""
+        timeout = self.options.timeout
+        waited = "" if not timeout else f" within {timeout:g} s"
+        error = LockNotAvailable(
+            f"{self._noun} {self.name!r} is held by somebody else and was not granted{waited}.",
+            name=self.name,
+            key=self.key,
+            timeout=timeout,
+            keys=self.keys,
+            using=self.using,
+            model=self._model,
+            sqlstate=getattr(getattr(cause, "__cause__", None), "sqlstate", None),
+        )
+        error.__cause__ = cause
+        logger.info("%s", error, extra={"lock": self.name, "key": self.key, "waited": self.waited})
+        signals.lock_busy.send_robust(type(self), handle=self, waited=self.waited)
+        return error
+
+    def _report_lost(self, reason: str, error: BaseException | None) -> None:
+        """Report a lost lock: raise ``LockLost``, or only log it if the body has raised ``error`` already."""
+        self._reason = reason
+        signals.lock_lost.send_robust(type(self), handle=self, held=self.held_for)
+        lost = self._lost_error(reason)
+        if error is None:
+            raise lost
+        logger.error("%s", lost)
+
+    def assert_held(self) -> None:
+        """Raise ``LockLost`` if the lock was released or its session is gone. Asks the server nothing."""
+        if self.scope == "disabled" and self.is_open:
+            return
+        if not self.is_open and not self._reason and not self.is_held:
+            what = "was released" if self._since else "was never acquired"
+            raise self._error(LockLost, f"is not held: it {what}")
+        if reason := self._lost_reason():
+            raise self._lost_error(self._reason or reason)
+
+    def _lost_reason(self) -> str:
+        """Return why the lock is not held any more, as far as can be seen; an empty string if it is held."""
+        raise NotImplementedError
+
+    def _lost_error(self, reason: str) -> LockLost:
+        text = f"was lost before it was released: {reason}. Others may have held it meanwhile"
+        return self._error(LockLost, text)
+
+    def _stale_error(self) -> LockScopeError:
+        return self._scope_error(
+            "at REPEATABLE READ or SERIALIZABLE the snapshot is older than the lock, so you would read what was there "
+            "before the last holder committed. Take it outside of the transaction, or pass stale_ok=True"
+        )
+
+    def _scope_error(self, reason: str) -> LockScopeError:
+        return self._error(LockScopeError, f"was not taken: {reason}")
+
+    def _error(self, kind: type[E], text: str) -> E:
+        return kind(f"{self._noun} {self.name!r} {text}.", name=self.name, key=self.key)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; PostgreSQL's messages have details below it."""
+    return next(iter(str(error).strip().splitlines()), "no answer")

@@ -1,0 +1,87 @@
+"""What a Django connection does for the locks of its session: names in statements, savepoints, Django's pool.
+
+One execute wrapper, installed when the connection is opened and never removed, adds a comment with the names of the
+held locks to each statement, and tells the session's records of savepoints. It stands below all other wrappers, which
+may come and go as they please.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django.db.backends.signals import connection_created
+
+from django_pglock.locks.session_locks import SessionLocks
+from django_pglock.postgres.message import OWN_WRAPPERS
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+_ATTRIBUTE = "_django_pglock_locks"
+
+
+def session_locks_of(connection: DatabaseWrapper) -> SessionLocks:
+    """Return the records of the locks that the session of a Django connection holds."""
+    locks: SessionLocks | None = connection.__dict__.get(_ATTRIBUTE)
+    if locks is None:
+        locks = connection.__dict__[_ATTRIBUTE] = SessionLocks()
+        install_wrapper(connection)
+    elif locks.pending:
+        locks.free_pending()
+    return locks
+
+
+def keep_out_of_pool(connection: DatabaseWrapper) -> None:
+    """See to it that a session does not go back to Django's pool with a lock, which the next user would then hold."""
+    if connection.settings_dict["OPTIONS"].get("pool"):
+        connection.close = partial(_close_pooled, connection)  # type: ignore[method-assign]
+
+
+def _close_pooled(connection: DatabaseWrapper) -> None:
+    locks = session_locks_of(connection)
+    if connection.connection is not None and any(record.scope == "session" for record in locks.records(connection)):
+        # The pool notices that the session is closed, and opens another.
+        connection.connection.close()
+    connection.__dict__.pop("close", None)
+    connection.close()
+
+
+def install_wrapper(connection: Any, **kwargs: Any) -> None:
+    """Install the execute wrapper, below all others and once."""
+    if connection.vendor == "postgresql" and _wrapper not in connection.execute_wrappers:
+        connection.execute_wrappers.insert(0, _wrapper)
+
+
+def _wrapper(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    connection = context["connection"]
+    locks: SessionLocks | None = connection.__dict__.get(_ATTRIBUTE)
+    if not locks:
+        return execute(sql, params, many, context)
+    if locks.pending:
+        locks.free_pending()
+    locks.drop_ended(connection)
+    try:
+        result = execute(_with_names(sql, locks.comment(), connection), params, many, context)
+    finally:
+        if locks.pending:
+            locks.free_pending()
+    if locks:
+        locks.track_statement(sql if isinstance(sql, str) else sql.as_string(connection.connection))
+    return result
+
+
+def _with_names(sql: Any, names: str, connection: Any) -> Any:
+    """Add the names of held locks to a statement, because pg_stat_activity shows a session's last statement.
+
+    A comment that is there already stays the first one: it may be a hint for the planner. Other wrappers may look at
+    how a statement begins, so where there are any, the names stand at its end.
+    """
+    if not names or not isinstance(sql, str) or sql.lstrip().startswith("/*"):
+        return sql
+    return names + sql if len(connection.execute_wrappers) == 1 else f"{sql} {names}"
+
+
+OWN_WRAPPERS.append(_wrapper)
+connection_created.connect(install_wrapper, dispatch_uid="django_pglock.locks.connection_hooks")

@@ -1,0 +1,275 @@
+"""How locks and leases are used: with, async with, as a decorator, or by a handle.
+
+A ``ContextDecorator`` has options and no state of a use: it may be made at import and used by many threads and
+coroutines at once. Each use has a handle of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+from asgiref.sync import iscoroutinefunction
+
+from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
+from django_pglock.keys import name_of
+from django_pglock.keys.template import KeyTemplate
+from django_pglock.locks.open_blocks import OpenBlocks, caller
+from django_pglock.locks.options import OnBusy, checked_on_busy
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class HandleProtocol(Protocol):
+    """What is asked of the handle of a thread."""
+
+    is_open: bool
+
+    def acquire(self, *, may_begin: bool) -> Any: ...
+
+    def release(self, error: BaseException | None = None) -> None: ...
+
+    def free_from_any_thread(self) -> None: ...
+
+
+class AsyncHandleProtocol(Protocol):
+    """What is asked of the handle of a coroutine."""
+
+    is_open: bool
+
+    async def acquire(self) -> Any: ...
+
+    async def release(self, error: BaseException | None = None) -> None: ...
+
+
+H = TypeVar("H", bound=HandleProtocol)
+A = TypeVar("A", bound=AsyncHandleProtocol)
+
+
+class ContextDecorator(Generic[H, A]):
+    """Options of a lock or a lease. Subclasses make the handles."""
+
+    def __init__(self, parts: tuple[Any, ...], on_busy: OnBusy) -> None:
+        self._parts = parts
+        self._on_busy = checked_on_busy(on_busy)
+        self._open = OpenBlocks()
+        self._name = self._check(parts)
+
+    def _check(self, parts: tuple[Any, ...]) -> str | int:
+        """Return the name that the parts make. Raises ``LockKeyError`` for parts that cannot name a lock."""
+        return name_of(*parts) if parts else ""
+
+    def _handle(self, parts: tuple[Any, ...]) -> H:
+        raise NotImplementedError
+
+    def _async_handle(self, parts: tuple[Any, ...]) -> A:
+        raise NotImplementedError
+
+    def _acquire(self, handle: H, *, may_begin: bool) -> None:
+        handle.acquire(may_begin=may_begin)
+
+    async def _aacquire(self, handle: A) -> None:
+        await handle.acquire()
+
+    # Handles
+
+    def acquire(self) -> H:
+        """Acquire and return the handle; the caller must ``release()`` it. In request code use ``with``."""
+        handle = self._handle(self._parts)
+        self._acquire(handle, may_begin=False)
+        return handle
+
+    async def aacquire(self) -> A:
+        """Acquire and return the handle; the caller must ``await handle.release()``."""
+        handle = self._async_handle(self._parts)
+        await self._aacquire(handle)
+        return handle
+
+    # with, async with
+
+    def __enter__(self) -> H:
+        handle = self._handle(self._parts)
+        try:
+            self._acquire(handle, may_begin=True)
+            self._open.add(caller(), threading.get_ident(), handle)
+            return handle  # noqa: TRY300 - a signal handler may raise here, too
+        except BaseException:
+            self._open.discard(handle)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            handle, is_elsewhere = self._open.find(caller(), threading.get_ident())
+        except BaseException:
+            # The handle frees its lock when it is dropped.
+            self._open.discard(self._open.find(caller(), threading.get_ident())[0])
+            raise
+        try:
+            if handle.is_open and is_elsewhere:
+                # Another thread, or Python's garbage collector, closes a generator.
+                handle.free_from_any_thread()
+            elif handle.is_open:
+                handle.release(error)
+        finally:
+            self._open.discard(handle)
+
+    async def __aenter__(self) -> A:
+        handle = self._async_handle(self._parts)
+        try:
+            await self._aacquire(handle)
+            self._open.add(caller(), asyncio.current_task(), handle)
+        except BaseException:
+            self._open.discard(handle)
+            raise
+        return handle
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # An asynchronous generator that nobody continues is closed by another task.
+        handle, _ = self._open.find(caller(), asyncio.current_task())
+        try:
+            if handle.is_open:
+                await handle.release(error)
+        finally:
+            self._open.discard(handle)
+
+    # Decorator
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function or a coroutine function: each call holds the lock, by a handle of its own.
+
+        Raises ``ConfigurationError`` for a generator, and for a task: its decorator belongs above this one.
+        """
+        if hasattr(function, "enqueue"):
+            name = getattr(function, "module_path", function)
+            raise ConfigurationError(f"{name} is a task: a worker runs only what is inside. Put @task above the lock.")
+        decorate = self._decorate_async if iscoroutinefunction(function) else self._decorate
+        return decorate(function, self._naming(function))  # type: ignore[return-value]
+
+    def _decorate(
+        self, function: Callable[..., Any], naming: Naming, keeps: Callable[[H, Any], bool] | None = None
+    ) -> Callable[..., Any]:
+        """Return a function that calls ``function`` under a handle of its own.
+
+        ``keeps`` gets the handle and the result of a call, and says whether the result keeps the handle from now on.
+        """
+        refuse_generators(function)
+
+        @functools.wraps(function)
+        def locked(*args: Any, **kwargs: Any) -> Any:
+            parts = naming(args, kwargs)
+            if parts is None:
+                return function(*args, **kwargs)
+            handle = self._handle(parts)
+            try:
+                handle.acquire(may_begin=True)
+            except LockNotAvailable as busy:
+                return self._answer_busy(busy, args, kwargs)
+            try:
+                result = function(*args, **kwargs)
+                if keeps is not None and keeps(handle, result):
+                    return result
+            except BaseException as error:
+                handle.release(error)
+                raise
+            handle.release()
+            return result
+
+        return locked
+
+    def _decorate_async(
+        self, function: Callable[..., Any], naming: Naming, keeps: Callable[[A, Any], bool] | None = None
+    ) -> Callable[..., Any]:
+        """Return a coroutine function; as ``_decorate``."""
+        refuse_generators(function)
+
+        @functools.wraps(function)
+        async def locked(*args: Any, **kwargs: Any) -> Any:
+            parts = naming(args, kwargs)
+            if parts is None:
+                return await function(*args, **kwargs)
+            handle = self._async_handle(parts)
+            try:
+                await handle.acquire()
+            except LockNotAvailable as busy:
+                answer = self._answer_busy(busy, args, kwargs)
+                return await answer if inspect.isawaitable(answer) else answer
+            try:
+                result = await function(*args, **kwargs)
+                if keeps is not None and keeps(handle, result):
+                    return result
+            except BaseException as error:
+                await handle.release(error)
+                raise
+            await handle.release()
+            return result
+
+        return locked
+
+    def _answer_busy(self, busy: LockNotAvailable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._on_busy == "raise":
+            raise busy
+        return None if self._on_busy == "skip" else self._on_busy(busy, *args, **kwargs)
+
+    def _naming(self, function: Callable[..., Any]) -> Naming:
+        """Return the function that makes the parts of the name from the arguments of a call."""
+        parts = self._parts
+        if not parts:
+            own = (f"{function.__module__}.{function.__qualname__}",)
+            return lambda args, kwargs: own
+        if not any(_has_field(part) for part in parts):
+            return lambda args, kwargs: parts
+        if (len(parts) > 1 and not self._each_part_is_a_name) or any(isinstance(part, tuple) for part in parts):
+            raise LockKeyError(
+                f"@lock on {function.__qualname__}: {parts!r} are several parts with a field in one of them. Write "
+                'them as one template: "order:{order_id}".'
+            )
+        return _template_naming(function, parts)
+
+    #: Whether several parts are several names, each of which may be a template.
+    _each_part_is_a_name = False
+
+
+def _has_field(part: Any) -> bool:
+    return any(_has_field(each) for each in part) if isinstance(part, tuple) else isinstance(part, str) and "{" in part
+
+
+#: Makes the parts of the name from the arguments of a call; None for a call that is not locked.
+Naming = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[Any, ...] | None"]
+
+
+def _template_naming(function: Callable[..., Any], parts: tuple[Any, ...]) -> Naming:
+    signature = inspect.signature(function)
+    where = f"@lock on {function.__qualname__}"
+    templates = [
+        KeyTemplate(part, known=signature.parameters, where=where) if isinstance(part, str) and "{" in part else part
+        for part in parts
+    ]
+
+    def render(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return tuple(each.render(bound.arguments) if isinstance(each, KeyTemplate) else each for each in templates)
+
+    return render
+
+
+def refuse_generators(function: Callable[..., Any]) -> None:
+    """Raise ``ConfigurationError`` for functions whose work is not done when their call returns."""
+    for ask, what in (
+        (inspect.isasyncgenfunction, "an async generator"),
+        (inspect.isgeneratorfunction, "a generator"),
+    ):
+        if ask(function):
+            raise ConfigurationError(
+                f"{function.__qualname__} is {what}: its call returns before its work is done, so the lock would be "
+                "free while it runs. Take the lock inside it."
+            )

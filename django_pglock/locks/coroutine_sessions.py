@@ -1,0 +1,194 @@
+"""Which session a coroutine's lock is in.
+
+Each coroutine that holds or awaits locks has a session to itself for as long as there are some left, and uses the same
+one when it acquires another lock; so PostgreSQL sees which session waits for which, and ends a deadlock. There are
+``ASYNC_SESSIONS`` of them in an event loop. A coroutine that comes when all are in use acquires its lock in one session
+that is shared: a session can hold any number of locks. Nobody waits in the server on the shared session, because all
+others would wait as well. A coroutine that has to wait asks from time to time, and moves to a session of its own when
+one is given back. PostgreSQL takes the shared session for one holder; this package sees to it that the coroutines in it
+exclude each other.
+
+So the number of sessions makes nobody fail and nobody wait. Locks that need the whole session (of scope
+"transaction", or with ``max_hold``) get one more; where the server takes no more, they are busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from django.db import OperationalError
+
+from django_pglock.conf import get_settings
+from django_pglock.errors import LockError
+from django_pglock.locks.connection_hooks import session_locks_of
+from django_pglock.locks.options import Request
+from django_pglock.locks.session_locks import LockRecord, SessionLocks
+from django_pglock.locks.statements.steps import END_SESSION, Row
+from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool, open_session
+
+#: Seconds between two requests of a coroutine that has no session of its own: the first pause, and the longest.
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
+
+
+class LockSession:
+    """A session as one coroutine, or several that share it, hold locks in it."""
+
+    def __init__(self, session: AsyncSession, *, is_shared: bool = False) -> None:
+        self.session = session
+        self.is_shared = is_shared
+        #: How many locks its owner holds or awaits in it.
+        self.lock_count = 0
+        #: The owner's sessions by scope, this one among them for as long as it is the owner's.
+        self.owner: dict[str, LockSession] = {}
+
+    @property
+    def locks(self) -> SessionLocks:
+        """The records of the session's locks."""
+        return session_locks_of(self.session.connection)
+
+    def records_of(self, request: Request) -> list[LockRecord]:
+        """Return the records with a lock of this request that is held here, or may be."""
+        records = self.locks.records(self.session.connection)
+        return [record for record in records if not record.numbers.isdisjoint(request.numbers)]
+
+    def numbers(self, *, without: LockRecord | None = None) -> frozenset[int]:
+        """Return the numbers of the locks that are held here, or may be."""
+        return self.locks.numbers(self.session.connection, without=without)
+
+    def allows(self, request: Request, owner: Any) -> bool:
+        """Say whether no other coroutine has one of these locks here, in a mode that keeps this one out."""
+        return all(
+            record.owner is owner or (record.request.shared and request.shared) for record in self.records_of(request)
+        )
+
+    async def send(self, record: LockRecord, statement: str) -> Row | None:
+        """Send a statement about a record and return the row of its answer, or obey ``END_SESSION``."""
+        if statement == END_SESSION:
+            self.session.end()
+            return None
+        try:
+            return await self.session.send(self.locks.comment(without=record) + statement)
+        finally:
+            if self.locks.pending:
+                self.locks.free_pending()
+
+
+class LockSessions:
+    """The sessions for locks of one event loop on one database alias."""
+
+    def __init__(self, alias: str) -> None:
+        self._pool = AsyncSessionPool(alias, limit=get_settings().ASYNC_SESSIONS)
+        self._alias = alias
+        self._open: set[AsyncSession] = set()
+        self._by_task: WeakKeyDictionary[asyncio.Task[Any], dict[str, LockSession]] = WeakKeyDictionary()
+        self._shared: LockSession | None = None
+        self._sharing = asyncio.Lock()
+        self._change = asyncio.Event()
+        self._end = self._close_at_the_end()
+        self._is_watching = False
+
+    def owner(self) -> dict[str, LockSession]:
+        """Return what stands for this coroutine: its sessions by scope. Not the task: its result may be a handle."""
+        task = asyncio.current_task()
+        if task is None:
+            raise LockError("There is no coroutine here that could hold a lock.")
+        return self._by_task.setdefault(task, {})
+
+    def own_session(self, scope: str) -> LockSession | None:
+        """Return the session that this coroutine has already for locks of ``scope``."""
+        lock_session = self.owner().get(scope)
+        if lock_session is not None:
+            lock_session.lock_count += 1
+        return lock_session
+
+    async def new_session(self, scope: str, *, may_share: bool) -> LockSession | None:
+        """Return a session for this coroutine alone; None if there is none left, and it may share one."""
+        if may_share and not self._pool.has_room:
+            return None
+        owner = self.owner()
+        try:
+            session = await self._pool.get()
+        except OperationalError:
+            if not self._open:
+                raise
+            # The server takes no more sessions; there are some, which can be shared.
+            return None
+        self._open.add(session)
+        lock_session = owner[scope] = LockSession(session)
+        lock_session.owner, lock_session.lock_count = owner, 1
+        return lock_session
+
+    async def shared_session(self) -> LockSession:
+        """Return the session that coroutines share."""
+        async with self._sharing:
+            if self._shared is None or self._shared.session.has_ended:
+                session = await open_session(self._alias)
+                self._open.add(session)
+                self._shared = LockSession(session, is_shared=True)
+        return self._shared
+
+    def sessions_with(self, owner: dict[str, LockSession], request: Request) -> list[tuple[str, LockSession]]:
+        """Return the scopes and sessions in which a coroutine has one of these locks already."""
+        lock_sessions = [*owner.items(), *([("session", self._shared)] if self._shared is not None else [])]
+        return [
+            (scope, each)
+            for scope, each in lock_sessions
+            if any(record.owner is owner for record in each.records_of(request))
+        ]
+
+    def give_back(self, lock_session: LockSession) -> None:
+        """Note that one lock less is held or awaited in a session; its owner's last one gives it back to the pool."""
+        self._open.add(lock_session.session)
+        if not lock_session.is_shared:
+            lock_session.lock_count -= 1
+            if lock_session.lock_count == 0:
+                for scope in [scope for scope, owned in lock_session.owner.items() if owned is lock_session]:
+                    del lock_session.owner[scope]
+                self._pool.put(lock_session.session)
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until a lock is given back in any session, but no longer than so many seconds."""
+        try:
+            await asyncio.wait_for(self._change.wait(), seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            return
+
+    def detach(self, session: AsyncSession) -> None:
+        """Let a session outlive this loop: its lock is held for a response that somebody else sends."""
+        self._open.discard(session)
+
+    def close_idle(self) -> None:
+        """End the sessions that nobody uses."""
+        self._pool.close_idle()
+
+    async def watch_the_loop(self) -> None:
+        """Have everything closed when the loop ends."""
+        if not self._is_watching:
+            self._is_watching = True
+            await self._end.__anext__()
+
+    async def _close_at_the_end(self) -> AsyncGenerator[None, None]:
+        # asyncio closes the generators that are still open when a loop ends; there is no other hook.
+        try:
+            yield
+        finally:
+            while self._open:
+                self._open.pop().end()
+            # An Event and a Lock know their loop, which could not be collected while they are known here.
+            _by_loop.pop(asyncio.get_running_loop(), None)
+
+
+_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, LockSessions]] = WeakKeyDictionary()
+
+
+def lock_sessions_for(alias: str) -> LockSessions:
+    """Return the sessions for locks of the running event loop on a database alias."""
+    by_alias = _by_loop.setdefault(asyncio.get_running_loop(), {})
+    if alias not in by_alias:
+        by_alias[alias] = LockSessions(alias)
+    return by_alias[alias]

@@ -1,0 +1,1 @@
+"""Leases: locks that live in a row, with an owner, an end and a fencing token."""

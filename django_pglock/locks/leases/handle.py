@@ -1,0 +1,171 @@
+"""Handles of leases: what a thread or a coroutine gets. The work is done in the lease thread, by a ``LeaseHolder``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+
+from django.utils.asyncio import async_unsafe
+
+from django_pglock.errors import LockError, model_of
+from django_pglock.keys import Key
+from django_pglock.locks.base_handle import BaseHandle, first_line, logger
+from django_pglock.locks.leases.holder import LeaseHolder, LeaseTerms
+from django_pglock.locks.leases.thread import lease_thread
+from django_pglock.locks.options import Options, Timeout, checked_ttl
+from django_pglock.postgres import forking
+
+
+class LeaseHandle(BaseHandle):
+    """A lease of a thread. True while it counts as held.
+
+    ``token`` is its fencing token. ``lost`` is a ``threading.Event`` that is set when the lease cannot be counted on
+    any more; a body that runs for long looks at it, or calls ``assert_held()`` before each step.
+    """
+
+    _noun = "Lease"
+    _model = "Lease"
+
+    def __init__(self, key: Key, options: Options, terms: LeaseTerms) -> None:
+        super().__init__([key], options)
+        self.scope = "lease"
+        model_of("Lease")
+        self.owner = terms.owner or f"{socket.gethostname()}:{os.getpid()}"
+        self._thread = lease_thread()
+        self._holder = LeaseHolder(self._thread, key, self.using, terms._replace(owner=self.owner))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it counts as held now."""
+        return self.is_open and not self._holder.is_lost
+
+    def __del__(self) -> None:
+        if self.is_open and self._generation == forking.generation() and not sys.is_finalizing():
+            self._free_dropped()
+
+    @property
+    def token(self) -> int:  # type: ignore[override]
+        """The fencing token: it grows with each holder."""
+        # A handle without a token is not given to anybody.
+        return self._holder.token or 0
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set when the lease cannot be counted on any more."""
+        return self._holder.lost
+
+    @async_unsafe("Acquiring a lease blocks the event loop here. Use 'async with', or await its aacquire().")
+    def acquire(self, *, may_begin: bool = True) -> LeaseHandle:
+        """Acquire the lease. Raises ``LockNotAvailable`` if somebody else holds it for longer than the timeout."""
+        try:
+            self._note(self._thread.call(self._holder.acquire(self.options.timeout)))
+        except BaseException:
+            self.is_open = False
+            self._thread.call(self._holder.release_unused())
+            raise
+        return self
+
+    def extend(self, ttl: Timeout = None) -> None:
+        """Let the lease last for ``ttl`` from now on: seconds or a timedelta; default the ttl that it had.
+
+        Raises ``LockLost`` if it is not held any more, ``LockError`` for a lease without an end, ``ValueError`` for a
+        ttl that is too short.
+        """
+        seconds = self._seconds_to_extend(ttl)
+        self._note_extended(self._thread.call(self._holder.extend(seconds)))
+
+    def assert_held(self) -> None:
+        """Raise ``LockLost`` if the lease cannot be counted on any more. Asks the server nothing."""
+        self._reason = self._holder.reason
+        super().assert_held()
+
+    def _lost_reason(self) -> str:
+        return "" if self.is_held else "it has expired"
+
+    def release(self, error: BaseException | None = None) -> None:
+        """Release the lease. ``error`` is what the body raised, if it did; nothing is raised besides it then.
+
+        Raises ``LockLost`` if the lease was lost, and ``LockError`` if it is not held or the release failed.
+        """
+        self._refuse_unless_held()
+        # An inherited lease is lost already; see lose_to_parent.
+        self._finish(self._thread.is_inherited or self._thread.call(self._holder.release()), error)
+
+    def free_from_any_thread(self) -> None:
+        self.is_open = False
+        if not self._thread.is_inherited:
+            self._thread.start(self._holder.release_unused())
+
+    # What both kinds of handles share
+
+    def _note(self, is_granted: bool) -> None:
+        self.waited = self._holder.waited
+        if not is_granted:
+            raise self._busy_error(None)
+        self._note_acquired()
+
+    def _refuse_unless_held(self) -> None:
+        if not self.is_open:
+            raise self._error(LockError, "is not held")
+        self.is_open = False
+
+    def _seconds_to_extend(self, ttl: Timeout) -> float | None:
+        seconds = checked_ttl(ttl)
+        if self._thread.is_inherited:
+            raise self._lost_error(self._holder.reason)
+        if self._holder.ttl is None:
+            raise self._error(LockError, "has no end to put off")
+        self.assert_held()
+        return seconds
+
+    def _note_extended(self, is_held: bool) -> None:
+        if not is_held:
+            raise self._lost_error(self._holder.reason)
+
+    def _finish(self, was_ours: bool | Exception, error: BaseException | None) -> None:
+        """Report what came of the release. ``error`` is the body's own exception, which no other one replaces."""
+        if isinstance(was_ours, Exception):
+            failed = self._failed(was_ours)
+            if error is None:
+                raise failed from was_ours
+            logger.error("%s", failed)
+        elif not was_ours or self.lost.is_set():
+            self._report_lost(self._holder.reason or "the database says that it has expired", error)
+        self._note_released()
+
+    def _failed(self, error: Exception) -> LockError:
+        ttl = self._holder.ttl
+        rest = "has to be freed by hand" if ttl is None else f"ends by itself within {ttl:g} s"
+        return self._error(LockError, f"could not be released ({first_line(error)}); it {rest}")
+
+
+class AsyncLeaseHandle(LeaseHandle):
+    """A lease that a coroutine holds. The event loop never waits for the database."""
+
+    async def acquire(self) -> AsyncLeaseHandle:  # type: ignore[override]
+        """Acquire the lease; as ``LeaseHandle.acquire``."""
+        try:
+            self._note(await self._thread.acall(self._holder.acquire(self.options.timeout)))
+        except BaseException:
+            self.is_open = False
+            await asyncio.shield(self._thread.acall(self._holder.release_unused()))
+            raise
+        return self
+
+    async def extend(self, ttl: Timeout = None) -> None:  # type: ignore[override]
+        """Let the lease last for ``ttl`` from now on; as ``LeaseHandle.extend``."""
+        seconds = self._seconds_to_extend(ttl)
+        self._note_extended(await self._thread.acall(self._holder.extend(seconds)))
+
+    async def until_lost(self) -> None:
+        """Wait until the lease is lost or released."""
+        if not self._thread.is_inherited:
+            await self._thread.acall(self._holder.until_ended())
+
+    async def release(self, error: BaseException | None = None) -> None:  # type: ignore[override]
+        """Release the lease; as ``LeaseHandle.release``."""
+        self._refuse_unless_held()
+        self._finish(self._thread.is_inherited or await self._thread.acall(self._holder.release()), error)

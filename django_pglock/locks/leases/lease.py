@@ -1,0 +1,110 @@
+"""Leases: locks that live in a row, with an owner, an end and a fencing token.
+
+An advisory lock ends with its database session. A lease ends when its time is over, whatever happens to sessions,
+servers and networks: it survives a restart and a failover, and works behind every pooler. The price: a holder may be
+stopped for longer than the lease lasts, and continue in the belief that it still holds the lease. No lock service can
+prevent that. The token can: it grows with each holder, and the service that the holder writes to accepts no token that
+is smaller than the largest one it has seen (Kleppmann, "How to do distributed locking", 2016).
+
+All times are the database's; clocks of hosts may be wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_pglock.errors import LockKeyError
+from django_pglock.keys import Key, make_key, sha256_key
+from django_pglock.locks.context_decorator import ContextDecorator
+from django_pglock.locks.leases.handle import AsyncLeaseHandle, LeaseHandle
+from django_pglock.locks.leases.holder import LeaseTerms
+from django_pglock.locks.options import OnBusy, Options, Timeout, checked_ttl, to_seconds
+
+
+class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
+    """Hold a named lease: ``with Lease("nightly", ttl=60) as lease: ...``, or decorate a function with it.
+
+    - ``parts``: the name, or its parts, or a decorator's template; as for ``lock``.
+    - ``ttl``: seconds or a timedelta after which the lease ends unless it is renewed. It is renewed automatically three
+      times in each ttl for as long as the process lives. None: the lease has no end (a mutex), and after a crash it
+      has to be freed by hand, in the admin.
+    - ``min_hold``: seconds or a timedelta for which others are kept out, even if the lease is released earlier. For
+      jobs that several hosts start at the same time by clocks that differ.
+    - ``timeout``: seconds or a timedelta to wait; default 0 does not wait, None waits without limit.
+    - ``owner``: the name of the holder, shown in the admin; default ``host:process``.
+    - ``using``: database alias; default from the setting ``USING``.
+    - ``on_busy``: what a decorated call does when the lease is taken; as for ``lock``.
+
+    The lease is acquired, renewed and released on database sessions of its own, so it is independent of any
+    ``atomic()`` block. The handle has ``token``, ``lost``, ``extend(ttl)`` and ``assert_held()``.
+
+    Raises ``LockNotAvailable`` when somebody else holds it, ``LockLost`` at the end if it was lost, ``LockKeyError``
+    for a bad name, ``ValueError`` for a bad time, ``owner`` or ``on_busy``.
+    """
+
+    _steps_down = False
+
+    def __init__(
+        self,
+        *parts: Any,
+        ttl: Timeout = None,
+        min_hold: Timeout = 0,
+        timeout: Timeout = 0,
+        owner: str = "",
+        using: str | None = None,
+        on_busy: OnBusy = "raise",
+    ) -> None:
+        super().__init__(parts, on_busy)
+        if not isinstance(owner, str) or "\x00" in owner or any("\ud800" <= each <= "\udfff" for each in owner):
+            raise ValueError(f"owner is {owner!r}; give a text without NUL and lone surrogates, which no row holds.")
+        self._options = Options(timeout=to_seconds(timeout), using=using)
+        self._terms = LeaseTerms(
+            ttl=checked_ttl(ttl),
+            min_hold=to_seconds(min_hold, name="min_hold") or 0.0,
+            owner=owner,
+            steps_down=self._steps_down,
+        )
+
+    def _handle(self, parts: tuple[Any, ...]) -> LeaseHandle:
+        return LeaseHandle(_key(parts), self._options, self._terms)
+
+    def _async_handle(self, parts: tuple[Any, ...]) -> AsyncLeaseHandle:
+        return AsyncLeaseHandle(_key(parts), self._options, self._terms)
+
+
+class leader(Lease):  # noqa: N801 - reads like lock
+    """Be the only leader of this name: ``with leader("scheduler") as leadership: ...`` waits until elected.
+
+    A lease with three differences: it waits by default; the next one is woken at once when the leader resigns (leaves
+    the block); and any renewal that fails makes the leader step down, long before the lease ends and another one can
+    be elected. Look at ``leadership.lost``, or call ``assert_held()``, before each step of work::
+
+        with leader("scheduler", ttl=15) as leadership:
+            while not leadership.lost.wait(1):
+                schedule(fence=leadership.token)
+
+    Arguments as for ``Lease``; ``ttl`` is 15 seconds by default, ``timeout`` None.
+    """
+
+    _steps_down = True
+
+    def __init__(
+        self,
+        *parts: Any,
+        ttl: Timeout = 15.0,
+        timeout: Timeout = None,
+        owner: str = "",
+        using: str | None = None,
+        on_busy: OnBusy = "raise",
+    ) -> None:
+        if ttl is None:
+            raise ValueError("A leader needs a ttl: without one, nobody could follow a leader that died.")
+        super().__init__(*parts, ttl=ttl, timeout=timeout, owner=owner, using=using, on_busy=on_busy)
+
+
+def _key(parts: tuple[Any, ...]) -> Key:
+    # Not by KEY_FUNCTION, which is for sharing advisory locks with other packages; no other package knows our leases.
+    name = make_key(*parts).name
+    if "\x00" in name:
+        raise LockKeyError(f"{name!r} contains a NUL character, which no row can hold; a lease's name stands in one.")
+    return Key(name, sha256_key(name))

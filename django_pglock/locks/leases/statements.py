@@ -1,0 +1,43 @@
+"""The statements about leases: acquire, renew, release. All times are the database's."""
+
+from __future__ import annotations
+
+TABLE = '"django_pglock_lease"'
+#: Where the release of a lease is announced; the payload is the lease's key.
+CHANNEL = "django_pglock_lease"
+#: Whatever the role's default is: above it, one of two sessions that ask at the same time would fail.
+READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
+#: A lease is free if it has come to its end; a release brings the end on. A lease without a ttl has no end. The second
+#: SELECT tells who is too late how many seconds the wait is worth.
+ACQUIRE = f"""
+WITH taken AS (
+    INSERT INTO {TABLE} AS l (key, name, owner, holder, token, ttl, acquired_at, renewed_at, expires_at)
+    SELECT %(key)s, %(name)s, %(owner)s, %(holder)s, 1, %(ttl)s::interval, t, t,
+        t + %(ttl)s::interval
+    FROM (SELECT clock_timestamp() AS t) AS n
+    ON CONFLICT (key) DO UPDATE SET name = EXCLUDED.name, owner = EXCLUDED.owner, holder = EXCLUDED.holder,
+        token = l.token + 1, ttl = EXCLUDED.ttl, acquired_at = EXCLUDED.acquired_at, renewed_at = EXCLUDED.renewed_at,
+        expires_at = EXCLUDED.expires_at, released_at = NULL
+    WHERE l.expires_at <= clock_timestamp()
+    RETURNING token)
+SELECT token, NULL::float AS seconds FROM taken
+UNION ALL
+SELECT NULL, extract(epoch FROM expires_at - clock_timestamp()) FROM {TABLE}
+WHERE key = %(key)s AND NOT EXISTS (SELECT FROM taken)
+"""
+OURS = "key = %(key)s AND holder = %(holder)s AND token = %(token)s AND released_at IS NULL"
+RENEW = f"""
+UPDATE {TABLE} SET renewed_at = clock_timestamp(), expires_at = clock_timestamp() + %(ttl)s::interval,
+    ttl = %(ttl)s::interval
+WHERE {OURS} AND expires_at > clock_timestamp() RETURNING token
+"""
+#: With ``min_hold`` a released lease is kept from others until it has been held for long enough.
+RELEASE = f"""
+WITH freed AS (
+    UPDATE {TABLE} SET released_at = clock_timestamp(),
+        expires_at = greatest(clock_timestamp(), acquired_at + %(min_hold)s::interval)
+    WHERE {OURS} AND (expires_at IS NULL OR expires_at > clock_timestamp()) RETURNING key)
+SELECT key, pg_notify('{CHANNEL}', key::text) FROM freed
+"""
+#: After an ACQUIRE whose answer was lost. The holder's id belongs to one attempt alone.
+UNDO = f"UPDATE {TABLE} SET released_at = clock_timestamp(), expires_at = clock_timestamp() WHERE holder = %(holder)s"

@@ -1,0 +1,194 @@
+"""The thread that renews the leases of this process: one event loop, with database sessions of its own.
+
+Nothing in the program can keep the thread from renewing, short of holding the GIL, and one thread is enough for any
+number of leases. It starts with the first lease. While there is no lease it has no session open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from django.db import OperationalError
+from psycopg.sql import quote
+
+from django_pglock.errors import ConfigurationError
+from django_pglock.locks.leases.listener import ReleaseListener
+from django_pglock.locks.leases.statements import READ_COMMITTED
+from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool
+
+T = TypeVar("T")
+#: Most sessions at once. Renewals are short, so few are ever in use.
+SESSIONS = 20
+#: Seconds between two looks whether a session is free.
+POLL_INTERVAL = 0.01
+#: Seconds to wait for a session and an answer. Statements about leases are short.
+ANSWER_WITHIN = 15.0
+
+
+class User(Protocol):
+    """One that needs sessions: a holder of a lease."""
+
+    def lose_to_parent(self) -> None: ...
+
+
+class LeaseThread:
+    """The loop and its thread. ``call`` and ``acall`` run coroutines there."""
+
+    def __init__(self) -> None:
+        # Not the platform's default: psycopg cannot work on Windows' proactor.
+        self.loop = asyncio.SelectorEventLoop()
+        self._sessions: dict[str, AsyncSessionPool] = {}
+        self._listeners: dict[str, ReleaseListener] = {}
+        self._users: set[User] = set()
+        self._started: set[asyncio.Task[Any]] = set()
+        #: This process was forked from the one that has the thread.
+        self.is_inherited = False
+        threading.Thread(target=self.loop.run_forever, name="django_pglock leases", daemon=True).start()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        """Run a coroutine in the thread's loop and wait for nothing; from any thread, in the middle of anything."""
+        self.loop.call_soon_threadsafe(self._start, coroutine)
+
+    def _start(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        task = self.loop.create_task(coroutine)
+        self._started.add(task)
+        task.add_done_callback(self._started.discard)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread's loop and wait for it in this thread; an interrupt cancels it."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def acall(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread's loop and await it in this one; a cancel cancels it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    # The rest runs in the thread's loop
+
+    def add_user(self, user: User) -> None:
+        """Note that a holder needs sessions from now on."""
+        self._users.add(user)
+
+    def remove_user(self, user: User) -> None:
+        """Note that a holder needs no session any more; the last one closes all of them."""
+        self._users.discard(user)
+        if not self._users:
+            for listener in self._listeners.values():
+                listener.stop()
+            for sessions in self._sessions.values():
+                sessions.close_idle()
+
+    async def ask(self, alias: str, statement: str, params: Mapping[str, Any], *, within: float = ANSWER_WITHIN) -> Any:
+        """Send a statement on a session of ``alias``, at READ COMMITTED; return its first row, or None.
+
+        Raises Django's ``OperationalError`` when the answer has not come ``within`` so many seconds. The statement is
+        cancelled then, but the end of the cancel is not waited for: the connection may be half open.
+        """
+        asking = asyncio.ensure_future(self._ask(alias, statement, params))
+        try:
+            done, _ = await asyncio.wait({asking}, timeout=within)
+        except asyncio.CancelledError:
+            asking.cancel()
+            await asyncio.wait({asking})
+            raise
+        if done:
+            return asking.result()
+        self._started.add(asking)
+        asking.add_done_callback(self._discard_asking)
+        asking.cancel()
+        raise OperationalError(f"the server has not answered within {within:g} s")
+
+    def _discard_asking(self, asking: asyncio.Task[Any]) -> None:
+        self._started.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # retrieved, because nobody else does
+
+    async def _ask(self, alias: str, statement: str, params: Mapping[str, Any]) -> Any:
+        async with self.session(alias) as session:
+            values = {name: quote(value, session.raw) for name, value in params.items()}
+            return await session.send(READ_COMMITTED + statement % values)
+
+    @asynccontextmanager
+    async def session(self, alias: str) -> AsyncIterator[AsyncSession]:
+        """Lend a session of ``alias``. It ends if an exception leaves the block."""
+        sessions = self._sessions.get(alias)
+        if sessions is None:
+            sessions = self._sessions[alias] = AsyncSessionPool(alias, limit=SESSIONS)
+        while not sessions.has_room:
+            await asyncio.sleep(POLL_INTERVAL)
+        session = await sessions.get()
+        try:
+            yield session
+        except BaseException:
+            session.end()
+            raise
+        finally:
+            sessions.put(session)
+            if not self._users:
+                sessions.close_idle()
+
+    def mark_inherited(self) -> None:
+        """Tell the holders that this process has inherited by a fork that their leases are the parent's."""
+        self.is_inherited = True
+        for user in self._users:
+            user.lose_to_parent()
+
+    def listener(self, alias: str) -> ReleaseListener:
+        """Return the listener for leases on ``alias``."""
+        if alias not in self._listeners:
+            self._listeners[alias] = ReleaseListener(partial(self.session, alias))
+        return self._listeners[alias]
+
+
+def refuse_greenlets() -> None:
+    """Raise ``ConfigurationError`` where gevent has replaced threads by greenlets, which share one real thread.
+
+    A running event loop in one greenlet would look to Django as if all greenlets were coroutines.
+    """
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        raise ConfigurationError(
+            "A lease needs a thread of its own, and gevent has replaced threads by greenlets. Use lock(), or take "
+            "leases in a process without gevent.monkey."
+        )
+
+
+_lease_thread: LeaseThread | None = None
+_guard = threading.Lock()
+#: Kept, because to close a loop would close its selector, which is the parent's as well.
+_inherited: list[LeaseThread] = []
+
+
+def lease_thread() -> LeaseThread:
+    """Return this process's lease thread, started if there is none. Raises ``ConfigurationError`` under gevent."""
+    global _lease_thread
+    with _guard:
+        if _lease_thread is None:
+            refuse_greenlets()
+            _lease_thread = LeaseThread()
+        return _lease_thread
+
+
+def _forget_after_fork() -> None:
+    # The thread stayed behind, and its sessions are the parent's.
+    global _lease_thread, _guard
+    inherited, _lease_thread, _guard = _lease_thread, None, threading.Lock()
+    if inherited is not None:
+        _inherited.append(inherited)
+        inherited.mark_inherited()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,69 @@
+"""Which handle belongs to the with statement that ends: one object may have blocks open in many threads and tasks."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from django_pglock.errors import LockError
+
+
+def caller() -> int:
+    """Return the frame of the with statement that calls our method; ``NO_FRAME`` for ``ExitStack`` and the like."""
+    frame = sys._getframe(2)  # noqa: SLF001 - inspect.currentframe() is the same, and ten times slower
+    return NO_FRAME if frame.f_globals.get("__name__") == "contextlib" else id(frame)
+
+
+#: Instead of the frame of ``ExitStack`` and the like, which is gone when the block ends.
+NO_FRAME = 0
+
+
+class OpenBlocks:
+    """The handles of the with statements that are open on one object.
+
+    A block belongs to the frame of its statement: the frame is the same at the end of the block, also where another
+    thread or task closes a generator. Where ``ExitStack`` enters and leaves the block, the block that ends is the
+    latest one of the thread or task.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[int, Any, Any]] = []
+
+    def add(self, frame: int, who: Any, handle: Any) -> None:
+        """Note that a block begins."""
+        if self._blocks:
+            # Blocks that were interrupted after their end are still here.
+            for each in [each for each in self._blocks if each[2].is_done]:
+                self._remove(each)
+        self._blocks.append((frame, who, handle))
+
+    def discard(self, handle: Any) -> None:
+        """Remove a block that has ended, or has not begun after all."""
+        for each in [each for each in self._blocks if each[2] is handle]:
+            self._remove(each)
+
+    def _remove(self, block: tuple[int, Any, Any]) -> None:
+        # Several threads may run this at once: all changes are single operations, which are atomic.
+        try:  # noqa: SIM105 - as in session_locks.py
+            self._blocks.remove(block)
+        except ValueError:
+            pass
+
+    def find(self, frame: int, who: Any) -> tuple[Any, bool]:
+        """Return the handle of the block that ends, and whether the block began in another thread or task."""
+        blocks = self._blocks[::-1]
+        if blocks and frame != NO_FRAME and blocks[0][:2] == (frame, who):
+            return blocks[0][2], False
+        of_frame = [each for each in blocks if each[0] == frame] if frame != NO_FRAME else []
+        of_nobody = [each for each in blocks if each[0] == NO_FRAME]
+        found = (
+            next((each for each in of_frame if each[1] == who), None)
+            or next(iter(of_frame), None)
+            or next((each for each in of_nobody if each[1] == who), None)
+            or (of_nobody[0] if len(of_nobody) == 1 else None)
+            or next((each for each in blocks if each[1] == who), None)
+            or (blocks[0] if len(blocks) == 1 else None)
+        )
+        if found is None:
+            raise LockError("This with block ends in another thread or task than it began in, as others did.")
+        return found[2], found[1] != who

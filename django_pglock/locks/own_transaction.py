@@ -1,0 +1,52 @@
+"""The transaction that a transaction lock opens for itself where the caller has none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.db import transaction
+from psycopg.pq import TransactionStatus
+
+from django_pglock.postgres.connections import end_session, hang_up, transaction_status
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+
+class OwnTransaction:
+    """A transaction that a lock opens for itself. Nothing of it is left if an exception interrupts it."""
+
+    def __init__(self, connection: DatabaseWrapper) -> None:
+        self._connection = connection
+        self._atomic = transaction.atomic(using=connection.alias)
+        # In a TestCase it is a savepoint of the test's transaction.
+        self._is_outermost = not connection.in_atomic_block
+
+    def begin(self) -> None:
+        """Begin the transaction."""
+        self._atomic.__enter__()
+
+    def end(self, error: BaseException | None) -> None:
+        """Commit the transaction, or roll it back if there was an error."""
+        try:
+            if self._connection.atomic_blocks[-1:] == [self._atomic]:
+                self._atomic.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        finally:
+            if self._is_outermost and not self._is_over():
+                end_session(self._connection)
+
+    def abandon(self, *, is_here: bool) -> None:
+        """End the transaction with its session, because nobody else will. ``is_here``: in the thread that began it."""
+        if not self._is_outermost or self._is_over():
+            return
+        if is_here:
+            end_session(self._connection)
+        else:
+            hang_up(self._connection)
+
+    def _is_over(self) -> bool:
+        connection = self._connection
+        if connection.connection is None:
+            return True
+        is_idle = transaction_status(connection) in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+        return is_idle and not connection.in_atomic_block and connection.autocommit

@@ -1,0 +1,77 @@
+"""Which thread or coroutine of this process waits for an answer of PostgreSQL, and on which session.
+
+A session that libpq calls active is not always waited for: a program may read the rows of a long answer slowly. So the
+threads' stacks are read. A thread that waits for an answer is in ``Connection.wait()`` of psycopg or in our own
+exchange, whatever sent the statement: a cursor, BEGIN, COMMIT, Django's health check, the start of a session, a pool.
+A coroutine does not wait in a thread. Its sessions are our own, and know when a statement is under way.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from django_pglock.postgres import async_sessions, libpq
+from django_pglock.postgres.connection_registry import aliases
+
+#: The functions in which a thread waits, and the name of the local variable with the connection.
+WAITING = {psycopg.Connection.wait.__code__: "self", libpq.exchange_in_turn.__code__: "raw"}
+#: Most frames of psycopg's own functions between the wait and the frame that blocks.
+DEEPEST = 8
+
+
+@dataclass(frozen=True)
+class PendingStatement:
+    """A statement whose answer a thread or a coroutine waits for, on a psycopg connection.
+
+    ``thread`` is the name and ``ident`` the number of the thread; None for a coroutine. ``alias`` is the name of the
+    database in Django's settings; None for a connection that Django does not know.
+    """
+
+    raw: Any
+    alias: str | None
+    thread: str | None = None
+    ident: int | None = None
+
+
+def pending_statements() -> list[PendingStatement]:
+    """Return the statements whose answers are waited for at this moment, except in the calling thread."""
+    return [*_waits_of_threads(), *_waits_of_coroutines()]
+
+
+def _waits_of_threads() -> Iterator[PendingStatement]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    known = aliases()
+    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - there is no other name for it
+        raw = None if ident == threading.get_ident() else _awaited_in(frame)
+        if raw is not None and _is_active(raw):
+            alias = known.get(id(raw)) or known.get(id(getattr(raw, "_pool", None)))
+            yield PendingStatement(raw, alias, names.get(ident, str(ident)), ident)
+
+
+def _waits_of_coroutines() -> Iterator[PendingStatement]:
+    for session in async_sessions.busy():
+        if _is_active(session.raw):
+            yield PendingStatement(session.raw, session.connection.alias)
+
+
+def _awaited_in(innermost: FrameType | None) -> Any:
+    frame = innermost
+    for _ in range(DEEPEST):
+        if frame is None:
+            return None
+        if name := WAITING.get(frame.f_code):
+            return frame.f_locals.get(name)
+        frame = frame.f_back
+    return None
+
+
+def _is_active(raw: Any) -> bool:
+    return bool(raw.pgconn.transaction_status == TransactionStatus.ACTIVE)

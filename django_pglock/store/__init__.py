@@ -1,0 +1,1 @@
+"""The rows of tasks, and every statement about them. One verb, one file."""

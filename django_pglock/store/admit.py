@@ -1,0 +1,257 @@
+"""Admission: which tasks with a lock key may run.
+
+A task with a lock key is BLOCKED until it is *admitted*: made READY, for any worker to claim. So the claims need to
+know nothing of keys, and a hundred thousand tasks that wait for one key slow down no other task.
+
+Two events call for admission, and each is committed before admission looks: a task with the key is enqueued, or one
+ends. Only one transaction at a time admits to a key, so the later of two sees what the other has committed. If a
+process crashes between its commit and admission, upkeep admits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from django.db import OperationalError, connections, transaction
+from psycopg.errors import LockNotAvailable
+
+from django_pglock.keys.reserved import ADMISSION
+from django_pglock.store.sql import run_together
+from django_pglock.store.wake import wake
+from django_pglock.tasks.states import TaskStatus
+
+#: Keys that are admitted to in one transaction.
+KEYS_AT_ONCE = 1000
+#: How a key begins at which tasks wait for tokens.
+RATED = "%rate "
+#: A task with one of these statuses has been admitted: it will end, and its end calls for admission.
+ADMITTED = (TaskStatus.READY, TaskStatus.RUNNING)
+
+# The number of a key: 32 bits of its SHA-256.
+_NUMBER = "('x' || encode(substr(sha256(convert_to(%s, 'UTF8')), 1, 4), 'hex'))::bit(32)::int"
+
+# The first of two statements of one message: only one transaction at a time admits to a key. The message is a
+# transaction of its own, so the second statement sees what the transaction before has committed. The locks are taken in
+# the order of their numbers, not of the keys: two keys may have the same number, and transactions that took them in
+# different orders could deadlock.
+LOCK_KEYS = f"""
+SELECT pg_advisory_xact_lock({ADMISSION}, number), {{by_index}}
+FROM (SELECT DISTINCT {_NUMBER % "key"} AS number FROM unnest(%s::text[]) AS key ORDER BY number) AS keys
+"""
+
+# The same for one key, in half the time.
+LOCK_KEY = f"SELECT pg_advisory_xact_lock({ADMISSION}, {_NUMBER}), {{by_index}}"
+
+# Admits the first waiting task of each of these keys where no task is admitted. At keys that admit one task at a time,
+# which most do, admission is no more than that, and planning this takes a fifth of the time that planning ``ADMIT``
+# takes. For other keys it does nothing and returns the key, for ``ADMIT``: if the first task lets others run beside it,
+# has a rate, or waits for other tasks itself, and if a task of the key is SCHEDULED, perhaps for a retry.
+#
+# The comments at ``ADMIT`` say why locked rows are left alone, and why ranges.
+ADMIT_NEXT = """
+WITH first AS MATERIALIZED (
+    SELECT keys.key, waiting.id, busy.status,
+           waiting.waits_for = 0 AND COALESCE(waiting.concurrency, 1) = 1 AND NOT waiting.meta ? 'rate' AS is_alone
+    FROM unnest(%s::text[]) AS keys (key)
+    CROSS JOIN LATERAL (
+        SELECT task.id, task.waits_for, task.concurrency, task.meta FROM {task} AS task
+        WHERE (task.lock_key, task.status) BETWEEN (keys.key, 'BLOCKED') AND (keys.key, 'BLOCKED')
+          AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
+        ORDER BY task.lock_key, task.status, task.id LIMIT 1) AS waiting
+    LEFT JOIN LATERAL (
+        SELECT task.status FROM {task} AS task
+        WHERE (task.lock_key, task.status) BETWEEN (keys.key, 'READY') AND (keys.key, 'SCHEDULED')
+          AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
+        ORDER BY task.lock_key, task.status, task.id LIMIT 1) AS busy ON true
+), locked AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE task.id = ANY (ARRAY(SELECT id FROM first WHERE is_alone AND status IS NULL))
+      AND task.status || '' = 'BLOCKED'
+    FOR NO KEY UPDATE SKIP LOCKED
+), admitted AS (
+    UPDATE {task} AS task SET status = 'READY'
+    WHERE task.id = ANY (ARRAY(SELECT id FROM locked)) AND task.status || '' = 'BLOCKED'
+    RETURNING task.queue
+)
+SELECT queue, NULL FROM admitted
+UNION ALL
+SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
+"""
+
+# Admits the first waiting tasks of these keys, as many as have room. Room is taken by tasks that have been admitted and
+# have not ended. At a key that admits one task at a time it is also taken by a task that will be retried: the others
+# wait for it, because order is what they asked for. If the functions that share a key differ in their concurrency, no
+# task is admitted beside one that allows fewer. At a key with a rate each admitted task takes a token from the bucket.
+# Tasks that are READY count against the burst, so that a busy worker cannot save them up. If the tasks wait for
+# something else than a token, the alarm is set all the same, the later the longer that lasts.
+#
+# No task is admitted before an older one that has to wait for other tasks no longer (``after=``) and for which
+# ``RELEASE`` has not recorded this yet: it will, and will admit to the key again. Only the first hundred such tasks are
+# looked at, as a limit.
+#
+# If another transaction holds a row lock on a blocked task, only tasks with the same lock key wait: the row and the
+# tasks behind it are left alone. Whoever has changed the row admits after the commit; upkeep does so in any case.
+#
+# The first waiting tasks are selected by a range of the index of keys, in its order. With "=" the planner may walk
+# another index, past all tasks that wait for other keys, in the expectation of finding these soon. They are updated by
+# an array of ids, because the planner expects an array to be short; it expects a LIMIT whose value it does not know to
+# return a tenth of all rows.
+ADMIT = """
+WITH head AS MATERIALIZED (
+    SELECT first.*, (first.meta -> 'rate' ->> 0)::float8 AS interval, (first.meta -> 'rate' ->> 1)::int AS burst,
+           COALESCE(first.concurrency, keys.otherwise) AS most, keys.otherwise
+    FROM (SELECT DISTINCT key, CASE WHEN starts_with(key, '%%rate ') THEN 32767 ELSE 1 END AS otherwise
+          FROM unnest(%s::text[]) AS key) AS keys
+    CROSS JOIN LATERAL (
+        SELECT task.lock_key AS key, task.id, task.concurrency, task.group_key, task.meta FROM {task} AS task
+        WHERE (task.lock_key, task.status) BETWEEN (keys.key, 'BLOCKED') AND (keys.key, 'BLOCKED')
+          AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
+        ORDER BY task.lock_key, task.status, task.id LIMIT 1) AS first
+    WHERE NOT EXISTS (
+        SELECT FROM (
+            SELECT task.id FROM {task} AS task
+            WHERE (task.lock_key, task.status) BETWEEN (first.key, 'BLOCKED') AND (first.key, 'BLOCKED')
+              AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.id < first.id AND task.waits_for > 0
+            ORDER BY task.lock_key, task.status, task.id LIMIT 100) AS older
+        WHERE (SELECT bool_and(awaited.finished_at IS NOT NULL) FROM {waiter} AS waiter
+               JOIN {task} AS awaited ON awaited.id = waiter.awaited WHERE waiter.task_id = older.id))
+), gate AS MATERIALIZED (
+    SELECT head.key, head.otherwise, head.interval, head.burst, busy.ready, busy.admitted,
+           LEAST(head.most, busy.least) - busy.admitted
+               - CASE WHEN head.most = 1 AND head.group_key IS NULL AND (
+                   SELECT task.lock_key FROM {task} AS task
+                   WHERE task.lock_key BETWEEN head.key AND head.key
+                     AND task.status = 'SCHEDULED' AND task.started_at IS NOT NULL
+                   ORDER BY task.lock_key LIMIT 1) IS NOT NULL THEN 1 ELSE 0 END AS room,
+           EXTRACT(EPOCH FROM clock_timestamp() - bucket.arrives_at) AS idle,
+           bucket.arrives_at AS arrived, GREATEST(bucket.arrives_at, clock_timestamp()) AS arrives_at
+    FROM head LEFT JOIN {rate_limit} AS bucket ON bucket.key = head.key
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE task.status = 'READY')::int AS ready, count(*)::int AS admitted,
+               min(COALESCE(task.concurrency, head.otherwise)) AS least
+        FROM {task} AS task
+        WHERE (task.lock_key, task.status) BETWEEN (head.key, 'READY') AND (head.key, 'RUNNING')
+          AND task.lock_key IS NOT NULL AND task.finished_at IS NULL) AS busy
+), allowed AS MATERIALIZED (
+    SELECT gate.*, GREATEST(0, CASE
+               WHEN burst IS NULL THEN room
+               ELSE LEAST(room, burst - ready, floor(
+                   burst - EXTRACT(EPOCH FROM arrives_at - clock_timestamp()) / interval + 0.000001)::int)
+               END) AS count
+    FROM gate
+), next AS MATERIALIZED (
+    SELECT first.id, allowed.key FROM allowed CROSS JOIN LATERAL (
+        SELECT waiting.id, row_number() OVER earlier AS place,
+               min(COALESCE(waiting.concurrency, allowed.otherwise)) OVER earlier AS least
+        FROM (SELECT task.lock_key, task.status, task.id, task.concurrency FROM {task} AS task
+              WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
+                AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
+              ORDER BY task.lock_key, task.status, task.id LIMIT allowed.count) AS waiting
+        WINDOW earlier AS (ORDER BY waiting.lock_key, waiting.status, waiting.id ROWS UNBOUNDED PRECEDING)) AS first
+    WHERE allowed.admitted + first.place <= first.least
+), locked AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE task.id = ANY (ARRAY(SELECT id FROM next)) AND task.status || '' = 'BLOCKED'
+    FOR NO KEY UPDATE SKIP LOCKED
+), admitted AS MATERIALIZED (
+    SELECT id, key FROM (
+        SELECT id, key, bool_and(id IN (SELECT id FROM locked)) OVER (PARTITION BY key ORDER BY id) AS is_free
+        FROM next) AS each
+    WHERE is_free
+), bucket AS (
+    INSERT INTO {rate_limit} AS bucket (key, arrives_at, opens_at)
+    SELECT allowed.key, moment.arrives_at,
+           CASE WHEN gate_has_more.more THEN GREATEST(
+               moment.arrives_at - make_interval(secs => (burst - 1) * interval),
+               clock_timestamp() + make_interval(secs => GREATEST(LEAST(interval, 0.05),
+                   CASE WHEN through.taken = 0 THEN LEAST(1, allowed.idle / 10) END))) END
+    FROM allowed
+    CROSS JOIN LATERAL (SELECT count(*) AS taken FROM admitted WHERE admitted.key = allowed.key) AS through
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN through.taken = 0 THEN COALESCE(allowed.arrived, allowed.arrives_at)
+                    ELSE allowed.arrives_at + make_interval(secs => through.taken * interval) END AS arrives_at
+    ) AS moment
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (SELECT FROM {task} AS task
+            WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
+              AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
+            ORDER BY task.lock_key, task.status, task.id OFFSET through.taken) AS more) AS gate_has_more
+    WHERE burst IS NOT NULL
+    ON CONFLICT (key) DO UPDATE SET arrives_at = EXCLUDED.arrives_at, opens_at = EXCLUDED.opens_at
+)
+UPDATE {task} AS task SET status = 'READY'
+WHERE task.id = ANY (ARRAY(SELECT id FROM admitted)) AND task.status || '' = 'BLOCKED'
+RETURNING task.queue
+"""
+
+# Like ``ADMIT_NEXT`` for one task that was enqueued in a transaction, once that is committed.
+ADMIT_OWN = """
+WITH other AS MATERIALIZED (
+    SELECT task.status FROM {task} AS task
+    WHERE task.lock_key BETWEEN %s AND %s AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.id <> %s
+    ORDER BY task.lock_key DESC, task.status DESC, task.id DESC LIMIT 1
+), admitted AS (
+    UPDATE {task} AS task SET status = 'READY'
+    WHERE task.id = %s AND task.status || '' = 'BLOCKED' AND task.waits_for = 0 AND NOT EXISTS (SELECT FROM other)
+      AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
+    RETURNING task.queue
+)
+SELECT (SELECT queue FROM admitted), (SELECT status FROM other)
+"""
+
+
+def admit(using: str, keys: Iterable[str | None]) -> int:
+    """Make READY as many tasks of these keys as have room, in the order of enqueueing. Returns how many that were."""
+    wanted = sorted({key for key in keys if key is not None})
+    queues: list[str] = []
+    for start in range(0, len(wanted), KEYS_AT_ONCE):
+        queues += _admit(using, wanted[start : start + KEYS_AT_ONCE])
+    wake(using, queues)
+    return len(queues)
+
+
+def admit_own(using: str, id_: int, key: str, *, is_alone: bool) -> None:
+    """Admit to the key of one task that was enqueued, after its commit. ``is_alone``: no task may run beside it.
+
+    The statement is cheaper than those of ``admit``, and mostly sufficient.
+    """
+    values = (key, key, id_, id_)
+    try:
+        [(queue, other)] = _admit_by(using, ADMIT_OWN, [key], values)
+    except OperationalError as error:
+        if not isinstance(error.__cause__, LockNotAvailable):
+            raise
+        # Somebody has locked the row already, for example to cancel the task.
+        queue, other = None, None
+    if queue is not None:
+        wake(using, [queue])
+    elif not (is_alone and other in ADMITTED):
+        admit(using, [key])
+
+
+def admit_on_commit(using: str, keys: Collection[str | None]) -> None:
+    """Admit once the current transaction is committed."""
+    if any(key is not None for key in keys):
+        transaction.on_commit(partial(admit, using, keys), using=using, robust=True)
+
+
+def _admit(using: str, keys: list[str]) -> list[str]:
+    """Admit to some keys; return the queue of each task that was admitted."""
+    rated = [key for key in keys if key.startswith(RATED)]
+    plain = [key for key in keys if not key.startswith(RATED)]
+    rows = _admit_by(using, ADMIT_NEXT, plain) if plain else []
+    queues = [queue for queue, _ in rows if queue is not None]
+    # The keys that the small statement has left to the general one.
+    others = sorted(rated + [key for _, key in rows if key is not None])
+    return queues + [queue for (queue,) in _admit_by(using, ADMIT, others)] if others else queues
+
+
+def _admit_by(using: str, statement: str, keys: list[str], values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    # The answer is not needed on the disk: if the server crashes, upkeep admits again.
+    is_own = not connections[using].in_atomic_block
+    unsynced = [("SET LOCAL synchronous_commit = off", ())] if is_own else []
+    # Two statements, so that the snapshot of the second is younger than the lock.
+    lock = (LOCK_KEYS, [keys]) if len(keys) > 1 else (LOCK_KEY, keys)
+    return run_together(using, *unsynced, lock, (statement, values or [keys]))

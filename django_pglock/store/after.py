@@ -1,0 +1,101 @@
+"""Tasks that run after others (``after=``): what they wait for when they are enqueued, and when they are retried."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.message import send
+from django_pglock.store.call import Call, Enqueued, due_of, row_of, seconds_kept
+from django_pglock.store.release import release_on_commit
+from django_pglock.store.sql import array_of_numbers, bound, run
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.fields import TaskFields
+
+#: Retried tasks that one statement blocks again: the planner may compare each with each.
+BLOCKED_AT_ONCE = 200
+
+# Locks the tasks that others are to run after. Until the others are committed, nobody sees that these are waited for,
+# and pruning skips locked rows. The lock is that of a foreign key: tasks can be claimed and settled beside it, because
+# only pruning locks the key of a row.
+LOCK_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) ORDER BY id FOR KEY SHARE"
+
+# One call that runs after others and is not unique. Returns nothing if one of the others does not exist. The task
+# begins BLOCKED whatever else it asks for; ``RELEASE`` moves it on.
+ENQUEUE_AFTER = f"""
+WITH awaited AS MATERIALIZED ({LOCK_AWAITED}), new AS (
+    INSERT INTO {{task}} (status, waits_for, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
+        lock_key, group_key, fair_key, concurrency, keep_result, run_after)
+    SELECT 'BLOCKED', awaited.number, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb,
+           %s, %s, %s, %s::int, %s::int, COALESCE(%s::timestamptz, statement_timestamp() + %s::interval)
+    FROM (SELECT count(*) AS number FROM awaited) AS awaited WHERE awaited.number = %s
+    RETURNING id, status, date_part('epoch', enqueued_at)
+), waiters AS (
+    INSERT INTO {{waiter}} (task_id, awaited) SELECT new.id, awaited.id FROM new, awaited
+)
+SELECT * FROM new
+"""
+
+# Which of these tasks were enqueued to run after others.
+HAVE_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) AND meta ? 'after'"
+
+# Lets retried tasks wait again for those tasks of their ``after=`` that have not succeeded, whatever has become of
+# these: ``RELEASE`` looks after the commit, as it does for new tasks. A task that does not exist any more is not waited
+# for: it was pruned, so it ended long ago. The waiters of a task that was cancelled while it waited are still there and
+# would count twice, so they are deleted. IN within an expression uses a hash table; a join may compare each with each.
+WAIT_AGAIN = """
+WITH named AS MATERIALIZED (
+    SELECT task.id AS task_id, after.id::bigint AS awaited FROM {task} AS task CROSS JOIN LATERAL
+        jsonb_array_elements_text(CASE WHEN jsonb_typeof(task.meta -> 'after') = 'array' THEN task.meta -> 'after' END)
+        AS after (id)
+    WHERE task.id = ANY (%s::bigint[])
+), locked AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE task.id = ANY (ARRAY(SELECT awaited FROM named)) AND task.status || '' <> 'SUCCESSFUL'
+    ORDER BY task.id FOR KEY SHARE
+), waits AS MATERIALIZED (
+    SELECT task_id, awaited FROM named WHERE (awaited IN (SELECT id FROM locked)) IS TRUE
+), gone AS (
+    DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT task_id FROM named))
+), new AS (
+    INSERT INTO {waiter} (task_id, awaited) SELECT task_id, awaited FROM waits
+), blocked AS (
+    UPDATE {task} AS task SET status = 'BLOCKED', waits_for = counted.waits
+    FROM (SELECT task_id, count(*)::int AS waits FROM waits GROUP BY task_id) AS counted
+    WHERE task.id = counted.task_id AND task.id = ANY (ARRAY(SELECT task_id FROM waits))
+)
+SELECT DISTINCT awaited FROM waits
+"""
+
+
+def lock_awaited(using: str, ids: Collection[int]) -> list[int]:
+    """Keep these tasks from being pruned until the end of the transaction; return those of the ids that no task has."""
+    known = {id_ for (id_,) in run(using, LOCK_AWAITED, array_of_numbers(ids))}
+    return [each for each in ids if each not in known]
+
+
+def insert_after(using: str, task: TaskFields, call: Call, meta: str) -> Enqueued | None:
+    """Write one call that runs after others; return None if one of these does not exist."""
+    connection = connection_for(using)
+    connection.ensure_connection()
+    keys, awaited = call.keys, set(task.after)
+    values = (
+        *(array_of_numbers(awaited), *row_of(task, call, meta), keys.lock, keys.group, keys.fair),
+        *(task.concurrency, seconds_kept(task), *due_of(task), len(awaited)),
+    )
+    row = send(connection, bound(using, ENQUEUE_AFTER, values))
+    return None if row is None else Enqueued(*row)
+
+
+def wait_again(using: str, ids: Sequence[int]) -> None:
+    """Block those of these retried tasks whose ``after=`` has not succeeded, until it has.
+
+    Has to be called in the transaction that has retried them. Tasks whose ``after=`` has failed, and is not retried
+    with them, are cancelled again after the commit.
+    """
+    waiting = [id_ for (id_,) in run(using, HAVE_AWAITED, array_of_numbers(ids))] if ids else []
+    for start in range(0, len(waiting), BLOCKED_AT_ONCE):
+        some = array_of_numbers(waiting[start : start + BLOCKED_AT_ONCE])
+        release_on_commit(using, [awaited for (awaited,) in run(using, WAIT_AGAIN, some)])

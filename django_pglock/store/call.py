@@ -1,0 +1,84 @@
+"""One call as it is written into a row: its arguments and keys as texts, and the values of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django_pglock.tasks.call_keys import NO_KEYS, CallKeys
+from django_pglock.tasks.retry import seconds_of
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.fields import TaskFields
+
+#: Calls that one statement writes, and characters of their arguments after which it is full.
+BATCH, LARGEST_BATCH = 5000, 8_000_000
+
+
+class Call(NamedTuple):
+    """One call as it is written: JSON texts and keys."""
+
+    args: str
+    kwargs: str
+    keys: CallKeys = NO_KEYS
+    #: Drawn before the row is written, if the rows are written in another order than that of the calls.
+    id: int | None = None
+
+
+class Enqueued(NamedTuple):
+    """The values that the server filled in when a task was enqueued; the date is seconds since the epoch.
+
+    ``is_new`` is False for a unique task that was there before.
+    """
+
+    id: int
+    status: str
+    enqueued_at: float
+    unique_key: str | None = None
+    is_new: bool = True
+
+
+def batches(calls: Iterable[Call]) -> Iterator[list[Call]]:
+    """Yield calls in portions for one statement each, as they come."""
+    batch, size = [], 0
+    for call in calls:
+        batch.append(call)
+        size += len(call.args) + len(call.kwargs)
+        if len(batch) == BATCH or size > LARGEST_BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def row_of(task: TaskFields, call: Call, meta: str) -> tuple[str | int, ...]:
+    """Return the values that every row has."""
+    return (
+        *(task.queue_name, task.priority, task.module_path, call.args, call.kwargs),
+        *(task.backend, task.max_attempts - 1, meta),
+    )
+
+
+def options_of(task: TaskFields) -> tuple[Any, ...]:
+    """Return the values of options that have columns of their own and that only some tasks have."""
+    unique = task.unique
+    return task.concurrency, unique and unique.scope.value, unique and unique.seconds, seconds_kept(task)
+
+
+def due_of(task: TaskFields) -> tuple[datetime | None, timedelta | None]:
+    """Return the date and the delay of a call; at least one of them is None."""
+    due: Any = task.run_after
+    if due is None and task.group is not None and task.group.seconds:
+        due = timedelta(seconds=task.group.seconds)
+    return (None, due) if isinstance(due, timedelta) else (due, None)
+
+
+def seconds_kept(task: TaskFields) -> int | None:
+    """Return ``keep_result`` in seconds."""
+    return None if task.keep_result is None else int(seconds_of(task.keep_result, option="keep_result"))
+
+
+def is_alone(task: TaskFields) -> bool:
+    """Say whether no other task of its lock key may run beside it."""
+    return (task.concurrency or 1) == 1

@@ -1,0 +1,70 @@
+"""Waiting tasks are cancelled at once; running ones are asked to end, and their workers pass the request on."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import Case, F, Q, Value, When
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Now
+
+from django_pglock.store.move import BETWEEN_TRIES, TRIES, Progress, by_windows, move
+from django_pglock.store.sql import EXPIRES_AT, run
+from django_pglock.store.wake import CANCEL_CHANNEL
+from django_pglock.tasks.states import WAITING, TaskStatus
+
+# Which running tasks of a worker somebody has asked to end.
+CANCEL_REQUESTS = """
+SELECT id, attempts FROM {task} WHERE status = 'RUNNING' AND worker = %s AND cancel_requested_at IS NOT NULL
+"""
+
+# Tells the workers, which all listen, to look for such requests.
+NOTIFY_CANCEL = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
+
+_RUNNING = Q(status=TaskStatus.RUNNING)
+_UNASKED = _RUNNING & Q(cancel_requested_at__isnull=True)
+_WAITING = Q(status__in=sorted(WAITING))
+
+
+def cancel(tasks: Any, *, progress: Progress | None = None) -> int:
+    """Cancel the waiting tasks, and ask the running ones to end. Returns how many were cancelled or asked.
+
+    The newest first, so that meanwhile no task that is to be cancelled is let through to its lock key, or because the
+    tasks that it waits for have ended.
+    """
+    return by_windows(tasks, tasks.filter(_UNASKED | _WAITING).order_by("-pk"), _cancel, progress)
+
+
+def cancel_requests(using: str, worker: UUID) -> list[tuple[int, int]]:
+    """Return the claims of ``worker``, as ids and attempts, whose tasks somebody has asked to end."""
+    return run(using, CANCEL_REQUESTS, worker)
+
+
+def _cancel(tasks: Any) -> int:
+    count = _cancel_free(tasks)
+    for _ in range(TRIES):
+        # A row is locked for a moment when it is claimed, and when its progress is written.
+        if not tasks.filter(_UNASKED | _WAITING).exists():
+            break
+        time.sleep(BETWEEN_TRIES)
+        count += _cancel_free(tasks)
+    return count
+
+
+def _cancel_free(tasks: Any) -> int:
+    changes = {
+        "status": Case(When(_RUNNING, then=F("status")), default=Value(TaskStatus.CANCELLED.value)),
+        "finished_at": Case(When(_RUNNING, then=None), default=Now()),
+        "expires_at": Case(When(_RUNNING, then=None), default=RawSQL(EXPIRES_AT, ())),  # noqa: S611
+        "cancel_requested_at": Case(When(_RUNNING, then=Now())),
+    }
+    moved = move(tasks.filter(_UNASKED | ~_RUNNING), TaskStatus.CANCELLED, changes)
+    asked = [id_ for id_, _, status, _ in moved if status == TaskStatus.RUNNING]
+    if asked:
+        notify = partial(run, tasks.db, NOTIFY_CANCEL, CANCEL_CHANNEL, asked)
+        transaction.on_commit(notify, using=tasks.db, robust=True)
+    return len(moved)

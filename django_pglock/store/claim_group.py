@@ -1,0 +1,49 @@
+"""A worker that has claimed a task with ``group=`` claims the others of its group, to run all in one call."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from django_pglock.store.sql import BY_INDEX, run_together
+from django_pglock.tasks.claim import Claim
+
+# Claims the others of the same group and backend as a claimed task: those that wait for the group's key, and those that
+# are SCHEDULED only to gather. All have the same key, so no other worker can be claiming them, unless this worker was
+# frozen and its claim is lost. The statement ADMIT says why ranges.
+TAKE_ALONG = """
+WITH leader AS MATERIALIZED (
+    SELECT id, backend FROM {task} WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
+), waiting AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
+      AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
+      AND task.backend = (SELECT backend FROM leader)
+    ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
+), gathering AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE (task.lock_key, task.status) BETWEEN (%s, 'SCHEDULED') AND (%s, 'SCHEDULED')
+      AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0 AND task.task_path = %s
+      AND task.backend = (SELECT backend FROM leader)
+      AND task.started_at IS NULL AND task.run_after <= clock_timestamp() + make_interval(secs => %s)
+    ORDER BY task.lock_key, task.status, task.id LIMIT %s FOR NO KEY UPDATE OF task SKIP LOCKED
+), others AS MATERIALIZED (
+    SELECT id FROM (SELECT id FROM waiting UNION ALL SELECT id FROM gathering) AS either ORDER BY id LIMIT %s
+)
+UPDATE {task} AS task
+SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
+    started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
+WHERE task.id = ANY (ARRAY(SELECT id FROM others)) AND EXISTS (SELECT FROM leader)
+RETURNING {claim_columns}
+"""
+
+
+def claim_group(using: str, leader: Claim, *, limit: int, gather: float) -> list[Claim]:
+    """Claim up to ``limit`` tasks that wait in the group of the claimed task ``leader``, for the same worker.
+
+    ``gather`` is the time in seconds for which tasks of the group are held back.
+    """
+    group = (leader.lock_key, leader.lock_key, leader.task_path)
+    found = (*group, limit, *group, gather, limit, limit)
+    values = (leader.id, leader.attempt, *found, leader.worker)
+    rows = run_together(using, (f"SELECT {BY_INDEX}", ()), (TAKE_ALONG, values))
+    return sorted((Claim(id_, attempt, leader.worker, *rest) for id_, attempt, *rest in rows), key=attrgetter("id"))

@@ -1,0 +1,125 @@
+"""Claims on any table: take rows that nobody else has, in one statement, and skip those that somebody has.
+
+Nothing here knows tasks. Put ``ClaimManager`` on a model of your own and claim its rows as a worker claims tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from django.core.exceptions import EmptyResultSet
+from django.db import connections, models, transaction
+
+from django_pglock.store.marking import first_free, marking_sql
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Row = TypeVar("Row", bound=models.Model)
+
+
+class ClaimedRows(Sequence[Row]):
+    """Rows that are ours until the end of the transaction. The claims of all others skip them.
+
+    As a context manager it opens the transaction (or a savepoint in yours): leave the block to commit your changes and
+    release the rows; raise to undo both. Inside your own ``atomic()`` it can also just be iterated. The rows are locked
+    when they are first read.
+    """
+
+    def __init__(self, queryset: models.QuerySet[Row]) -> None:
+        self._queryset = queryset
+        self._atomic = transaction.atomic(using=queryset.db)
+
+    def __enter__(self) -> Self:
+        self._atomic.__enter__()
+        try:
+            self._rows()
+        except BaseException as error:
+            self._atomic.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._atomic.__exit__(kind, error, trace)
+
+    def _rows(self) -> list[Row]:
+        # The queryset is evaluated once and keeps its rows. Django refuses FOR UPDATE outside of a transaction.
+        return list(self._queryset)
+
+    def __len__(self) -> int:
+        return len(self._rows())
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows())
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        return self._rows()[index]
+
+
+class ClaimQuerySet(models.QuerySet[Row]):
+    """A queryset whose rows can be claimed by many processes at once, each row by one of them."""
+
+    #: Whether ``claim_update`` also takes rows of which another transaction has only the key locked.
+    claims_no_key = False
+
+    def claim(self, limit: int) -> ClaimedRows[Row]:
+        """Hold up to ``limit`` rows of this queryset to the end of the transaction, in its order.
+
+        ::
+
+            with Row.objects.filter(processed=False).claim(10) as rows:
+                for row in rows:
+                    ...
+
+        If the process dies, PostgreSQL rolls back and releases the rows unchanged. Raises ``ValueError`` for a limit
+        below one, and Django's ``TransactionManagementError`` when the rows are read outside of a transaction.
+        """
+        return ClaimedRows(self.select_for_update(skip_locked=True)[: _checked(limit)])
+
+    def claim_update(self, limit: int, **changes: Any) -> list[Row]:
+        """Mark up to ``limit`` rows of this queryset with ``changes`` and return them as they are now, in its order.
+
+        This is one statement, and needs no transaction. The mark has to take the row out of the queryset, because only
+        the mark keeps others from claiming it::
+
+            Row.objects.filter(status="new").order_by("id").claim_update(10, status="taken")
+
+        Values may be expressions, such as ``F("tries") + 1``. Raises ``ValueError`` for a limit below one.
+        """
+        fields = self.model._meta.concrete_fields
+        columns = ", ".join(connections[self.db].ops.quote_name(str(field.column)) for field in fields)
+        selection = first_free(self, _checked(limit), no_key=self.claims_no_key)
+        try:
+            sql, values = marking_sql(selection, changes, columns, keep_order=True)
+        except EmptyResultSet:
+            return []
+        compiler = self.query.get_compiler(self.db)
+        converters = compiler.get_converters([field.get_col(self.model._meta.db_table) for field in fields])
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(sql, values)
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        names = [field.attname for field in fields]
+        return [self.model.from_db(self.db, names, row) for row in compiler.apply_converters(rows, converters)]
+
+
+class ClaimManager(models.Manager.from_queryset(ClaimQuerySet)):  # type: ignore[misc]
+    """The manager of a model whose rows are to be claimed: ``objects = ClaimManager()``."""
+
+
+def _checked(limit: int) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ValueError(f"A claim takes a number of rows, one or more; {limit!r} was given.")
+    return limit

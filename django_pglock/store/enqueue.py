@@ -1,0 +1,101 @@
+"""Enqueueing: calls become rows in the caller's transaction; what has to follow is done once that is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from django.db import transaction
+
+from django_pglock.errors import TaskOptionError
+from django_pglock.postgres.connections import connection_for, in_transaction
+from django_pglock.store.admit import admit_on_commit, admit_own
+from django_pglock.store.after import insert_after, lock_awaited
+from django_pglock.store.call import Call, Enqueued, due_of, is_alone
+from django_pglock.store.insert import insert_calls, insert_plain
+from django_pglock.store.insert_at_key import insert_at_key, insert_at_rate
+from django_pglock.store.release import release_ended_on_commit
+from django_pglock.store.unique import enqueue_unique
+from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL, wake
+from django_pglock.tasks.states import TaskStatus
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.fields import TaskFields
+
+
+def enqueue(using: str, task: TaskFields, call: Call, *, meta: str = "{}") -> Enqueued:
+    """Add one call of ``task`` in the caller's transaction.
+
+    Once that is committed, sleeping workers are woken, and a task with a key is admitted. Raises ``DuplicateTask``.
+    """
+    if task.is_plain and due_of(task) == (None, None):
+        enqueued, is_done = insert_plain(using, task, call, meta), False
+    elif task.after and task.unique is None and (waiting := insert_after(using, task, call, meta)):
+        enqueued, is_done = waiting, False
+    elif call.keys.lock is None or not _can_admit_at_once(using, task):
+        return enqueue_many(using, task, [call], meta=meta)[0]
+    else:
+        insert = insert_at_key if task.rate is None else insert_at_rate
+        enqueued, is_done = insert(using, task, call, meta)
+    if not is_done:
+        _follow(using, task, [call], [enqueued])
+    return enqueued
+
+
+def enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], *, meta: str = "{}") -> list[Enqueued]:
+    """Add calls of ``task``, in order, by one statement.
+
+    Calls of a unique task may take more statements: if they are many, or if some of their keys are taken. Give all such
+    calls of a transaction at once, so that it takes their keys in the same order as all others.
+    """
+    if task.after and task.unique is not None and task.unique.on_conflict == "replace":
+        raise TaskOptionError(
+            f"{task.module_path} has both after and unique with on_conflict='replace', but a task that replaces "
+            "another one waits for no task. Leave out after, or use on_conflict='skip' or 'raise'."
+        )
+    if not task.after:
+        return _enqueue_many(using, task, calls, meta)
+    with transaction.atomic(using=using):
+        if missing := lock_awaited(using, task.after):
+            raise TaskOptionError(
+                f"There is no task {', '.join(map(str, missing))} for {task.module_path} to run after."
+            )
+        return _enqueue_many(using, task, calls, meta)
+
+
+def _can_admit_at_once(using: str, task: TaskFields) -> bool:
+    """Say whether a call can be written and admitted to its key in one transaction, which is not the caller's."""
+    has_both = task.rate is not None and (task.lock is not None or due_of(task) != (None, None))
+    is_simple = not has_both and not task.after and task.unique is None
+    return is_simple and not in_transaction(connection_for(using))
+
+
+def _enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
+    write = insert_calls if task.unique is None else enqueue_unique
+    new = write(using, task, calls, meta)
+    if new:
+        _follow(using, task, calls, new)
+    return new
+
+
+def _follow(using: str, task: TaskFields, calls: Sequence[Call], rows: Sequence[Enqueued]) -> None:
+    """Do what has to be done after the commit: admit, wake, and look whether the tasks of ``after`` have ended."""
+    statuses = {row.status for row in rows}
+    if task.after:
+        release_ended_on_commit(using, task.after)
+    elif TaskStatus.BLOCKED in statuses:
+        _admit_enqueued(using, task, calls, rows)
+    if TaskStatus.READY in statuses:
+        wake(using, [task.queue_name], READY_CHANNEL)
+    if TaskStatus.SCHEDULED in statuses:
+        wake(using, [task.queue_name], SCHEDULED_CHANNEL)
+
+
+def _admit_enqueued(using: str, task: TaskFields, calls: Sequence[Call], rows: Sequence[Enqueued]) -> None:
+    key = calls[0].keys.lock
+    if len(rows) > 1 or key is None or task.rate is not None:
+        admit_on_commit(using, {call.keys.lock for call in calls})
+    else:
+        admit = partial(admit_own, using, rows[0].id, key, is_alone=is_alone(task))
+        transaction.on_commit(admit, using=using, robust=True)

@@ -1,0 +1,57 @@
+"""Gives back claims whose answer was lost on the way: the table says that a worker has them, but the worker does not.
+
+The heartbeat of the worker would keep them alive for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from django_pglock.store.admit import admit
+from django_pglock.store.release import release
+from django_pglock.store.sql import run
+from django_pglock.tasks.states import TaskStatus
+
+# Left alone are claims that were made after the moment at which the worker listed what it holds, and claims of the lock
+# keys for which its threads are claiming groups at this moment.
+GIVE_BACK = """
+UPDATE {task} AS task
+SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
+                  WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END,
+    finished_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN clock_timestamp() END, worker = NULL,
+    uncounted = uncounted + 1,
+    expires_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN {expires_at} END,
+    started_at = CASE WHEN started_at = last_attempted_at THEN NULL ELSE started_at END
+WHERE task.status = 'RUNNING' AND task.worker = %s AND task.id <> ALL (%s::bigint[])
+  AND task.last_attempted_at < LEAST(clock_timestamp() - make_interval(secs => %s), %s::timestamptz)
+  AND COALESCE(task.lock_key <> ALL (%s::text[]), true)
+RETURNING task.id, task.status, task.lock_key
+"""
+
+
+def server_time(using: str) -> str:
+    """Return the time of the server's clock, as the server writes it, so that no setting of time zones changes it."""
+    [(now,)] = run(using, "SELECT clock_timestamp()::text")
+    return str(now)
+
+
+def give_back(
+    using: str,
+    worker: UUID,
+    in_flight: Iterable[int],
+    *,
+    older_than: float = 0.0,
+    before: str | None = None,
+    except_keys: Iterable[str] = (),
+) -> int:
+    """Give back the tasks that ``worker`` has claimed in the table and that are not ``in_flight``, which are ids.
+
+    Only claims that are over ``older_than`` seconds old, that were made before a moment of ``server_time()`` (None:
+    any), and whose lock key is none of ``except_keys``. Returns how many tasks that were.
+    """
+    values = (worker, list(in_flight), older_than, before, list(except_keys))
+    given_back = run(using, GIVE_BACK, *values)
+    admit(using, (key for *_, key in given_back))
+    release(using, (id_ for id_, status, _ in given_back if status == TaskStatus.CANCELLED))
+    return len(given_back)

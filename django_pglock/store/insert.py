@@ -1,0 +1,130 @@
+"""How calls become rows: the INSERTs of one call and of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.message import literals, send
+from django_pglock.store.call import Call, Enqueued, due_of, options_of, row_of
+from django_pglock.store.sql import array_of_numbers, bound, filled, run
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.fields import TaskFields
+
+# One call that is due at once and has no option with a column of its own.
+ENQUEUE = """
+INSERT INTO {task} (status, queue, priority, task_path, args, kwargs, backend, max_retries, meta)
+VALUES ('READY', %s, %s, %s, %s, %s, %s, %s, %s)
+RETURNING id, status, date_part('epoch', enqueued_at)
+"""
+
+# One call with a date, keys, or ``keep_result``. Returns nothing if its unique key is taken. A task with a lock key
+# begins BLOCKED, whether or not another task holds the key. Looking for one and writing the answer here would make
+# every transaction that enqueues wait for the others of its key. ``ADMIT_OWN`` looks right after the commit.
+ENQUEUE_ONE = """
+INSERT INTO {task} (status, run_after, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
+    lock_key, group_key, fair_key, unique_key, concurrency, unique_scope, unique_until, keep_result)
+SELECT CASE WHEN moment.due > statement_timestamp() THEN 'SCHEDULED'
+            WHEN moment.lock_key IS NOT NULL THEN 'BLOCKED'
+            ELSE 'READY' END,
+       moment.due, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb,
+       moment.lock_key, %s, %s, %s, %s::int, %s, statement_timestamp() + make_interval(secs => %s), %s::int
+FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due, %s AS lock_key) AS moment
+ON CONFLICT DO NOTHING
+RETURNING id, status, date_part('epoch', enqueued_at), unique_key
+"""
+
+# Many calls, which may differ in their arguments and keys, or one call that runs after others. Ids are drawn in the
+# order of the rows.
+ENQUEUE_MANY = """
+WITH new AS (
+    INSERT INTO {task} (status, run_after, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
+        lock_key, concurrency, group_key, fair_key, unique_key, unique_scope, unique_until, waits_for, keep_result)
+    SELECT CASE WHEN moment.waits_for > 0 THEN 'BLOCKED'
+                WHEN moment.due > statement_timestamp() THEN 'SCHEDULED'
+                WHEN call.lock_key IS NOT NULL THEN 'BLOCKED'
+                ELSE 'READY' END,
+           moment.due, %s, %s, %s, call.args, call.kwargs, %s, %s, %s::jsonb,
+           call.lock_key, %s, call.group_key, call.fair_key, call.unique_key, %s,
+           statement_timestamp() + make_interval(secs => %s), moment.waits_for, %s
+    FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due,
+                 cardinality(%s::bigint[]) AS waits_for) AS moment,
+         ROWS FROM (jsonb_array_elements(%s::jsonb), jsonb_array_elements(%s::jsonb),
+                    unnest(%s::text[]), unnest(%s::text[]), unnest(%s::text[]), unnest(%s::text[])) WITH ORDINALITY
+             AS call (args, kwargs, lock_key, group_key, fair_key, unique_key, number)
+    ORDER BY call.number
+    ON CONFLICT DO NOTHING
+    RETURNING id, status, enqueued_at, unique_key
+), waiters AS (
+    INSERT INTO {waiter} (task_id, awaited) SELECT new.id, awaited FROM new, unnest(%s::bigint[]) AS awaited
+)
+SELECT id, status, date_part('epoch', enqueued_at), unique_key FROM new ORDER BY id
+"""
+
+# The same with ids that were drawn before, so that the rows can be written in the order of their unique keys instead of
+# that of the calls. Two transactions that wrote the same keys in different orders would wait for each other.
+ENQUEUE_DRAWN = (
+    ENQUEUE_MANY.replace("INSERT INTO {task} (", "INSERT INTO {task} (id, ")
+    .replace("    SELECT CASE", "    SELECT call.id, CASE")
+    .replace("ROWS FROM (", "ROWS FROM (unnest(%s::bigint[]), ")
+    .replace("AS call (", "AS call (id, ")
+)
+
+
+def insert_plain(using: str, task: TaskFields, call: Call, meta: str) -> Enqueued:
+    """Write one call that is a row and nothing else."""
+    connection = connection_for(using)
+    connection.ensure_connection()
+    statement = filled(ENQUEUE) % literals(connection, row_of(task, call, meta))
+    return Enqueued(*(send(connection, statement) or ()))
+
+
+def insert_calls(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
+    """Write calls by one statement; return the rows in order, without calls whose unique key is taken."""
+    if len(calls) == 1 and not task.after and calls[0].id is None:
+        return _insert_one(using, task, calls[0], meta)
+    return _insert_many(using, task, calls, meta)
+
+
+def values_of_one(task: TaskFields, call: Call, meta: str) -> tuple[Any, ...]:
+    """Return the values of ``ENQUEUE_ONE``."""
+    keys = call.keys
+    own = (keys.group, keys.fair, keys.unique, *options_of(task), *due_of(task), keys.lock)
+    return *row_of(task, call, meta), *own
+
+
+def _insert_one(using: str, task: TaskFields, call: Call, meta: str) -> list[Enqueued]:
+    connection = connection_for(using)
+    connection.ensure_connection()
+    row = send(connection, bound(using, ENQUEUE_ONE, values_of_one(task, call, meta)))
+    return [Enqueued(*row)] if row else []
+
+
+def _insert_many(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
+    unique, after = task.unique, list(task.after)
+    keys = (
+        _column((call.keys.lock for call in calls), any_=task.has_keys),
+        _column((call.keys.group for call in calls), any_=task.group is not None),
+        _column((call.keys.fair for call in calls), any_=task.fair is not None),
+        _column((call.keys.unique for call in calls), any_=unique is not None),
+    )
+    values: tuple[Any, ...] = (
+        *(task.queue_name, task.priority, task.module_path, task.backend, task.max_attempts - 1, meta),
+        *options_of(task),
+        *due_of(task),
+        after,
+        *(() if calls[0].id is None else (array_of_numbers(call.id or 0 for call in calls),)),
+        f"[{','.join([call.args for call in calls])}]",
+        f"[{','.join([call.kwargs for call in calls])}]",
+        *keys,
+        after,
+    )
+    statement = ENQUEUE_MANY if calls[0].id is None else ENQUEUE_DRAWN
+    return [Enqueued(*row) for row in run(using, statement, *values)]
+
+
+def _column(values: Iterable[str | None], *, any_: bool) -> list[str | None] | None:
+    # unnest() pads a missing array with NULL.
+    return list(values) if any_ else None

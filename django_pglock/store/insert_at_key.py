@@ -1,0 +1,91 @@
+"""A call with a lock key or a rate that is written and admitted to its key in one transaction of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.message import send
+from django_pglock.store.admit import ADMITTED, LOCK_KEY
+from django_pglock.store.call import Call, Enqueued, is_alone, row_of, seconds_kept
+from django_pglock.store.insert import ENQUEUE_ONE, values_of_one
+from django_pglock.store.sql import message
+from django_pglock.tasks.states import TaskStatus
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.fields import TaskFields
+
+# Like ``ENQUEUE_ONE``, right after ``LOCK_KEY`` in a message that is a transaction of its own. So a task that is alone
+# at its key needs no second transaction to be admitted. Also returns the status of another task at the key; of an
+# admitted one if there is one, because BLOCKED comes before all other statuses. Not for a unique task: it may wait for
+# somebody's transaction, and then all others at the key would wait with it.
+ENQUEUE_AT_KEY = f"""
+WITH other AS MATERIALIZED (
+    SELECT task.status FROM {{task}} AS task
+    WHERE task.lock_key BETWEEN %s AND %s AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
+    ORDER BY task.lock_key DESC, task.status DESC, task.id DESC LIMIT 1
+)
+{ENQUEUE_ONE.strip().replace("moment.lock_key IS NOT NULL", "EXISTS (SELECT FROM other)")},
+    (SELECT status FROM other)
+"""
+
+# One call that is due at once and has a rate, but no lock. It takes a token from the bucket of its key if the bucket
+# has one, no other task waits for one, and fewer tasks than may be let through at once are READY; ``ADMIT`` says why.
+# BLOCKED tasks come first in this range of the index, so one look is enough. Also returns whether an alarm is set for
+# the next token: then a task that begins BLOCKED needs nothing else. The task has no unique key, so the statement needs
+# no ON CONFLICT, with which the server looks for conflicts before it writes.
+ENQUEUE_AT_RATE = """
+WITH token AS (
+    INSERT INTO {rate_limit} AS bucket (key, arrives_at)
+    SELECT %s, clock_timestamp() + make_interval(secs => %s)
+    FROM (SELECT task.status FROM {task} AS task
+          WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'READY')
+            AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
+          ORDER BY task.lock_key, task.status, task.id LIMIT %s) AS ahead
+    HAVING count(*) < %s AND min(ahead.status) IS DISTINCT FROM 'BLOCKED'
+    ON CONFLICT (key) DO UPDATE
+    SET arrives_at = GREATEST(bucket.arrives_at, clock_timestamp()) + make_interval(secs => %s), opens_at = NULL
+    WHERE bucket.arrives_at <= clock_timestamp() + make_interval(secs => %s)
+    RETURNING key
+)
+INSERT INTO {task} (status, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
+    lock_key, fair_key, keep_result)
+SELECT CASE WHEN EXISTS (SELECT FROM token) THEN 'READY' ELSE 'BLOCKED' END,
+       %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s, %s::jsonb, %s, %s, %s::int
+RETURNING id, status, date_part('epoch', enqueued_at), NULL,
+          (SELECT opens_at > clock_timestamp() FROM {rate_limit} WHERE key = %s)
+"""
+
+
+def insert_at_key(using: str, task: TaskFields, call: Call, meta: str) -> tuple[Enqueued, bool]:
+    """Write one call with a lock key.
+
+    Returns also whether the call waits for a task that admits to the key when it ends, so that nothing is left to do.
+    """
+    key = call.keys.lock
+    enqueued, other = _insert(using, key, ENQUEUE_AT_KEY, (key, key, *values_of_one(task, call, meta)))
+    return enqueued, enqueued.status == TaskStatus.BLOCKED and is_alone(task) and other in ADMITTED
+
+
+def insert_at_rate(using: str, task: TaskFields, call: Call, meta: str) -> tuple[Enqueued, bool]:
+    """Write one call with a rate.
+
+    Returns also whether the call waits for a token for which an alarm is set, so that nothing is left to do.
+    """
+    assert task.rate is not None  # noqa: S101 - for the type checker
+    key, interval, most = call.keys.lock, task.rate.interval, task.rate.portion
+    values = (
+        *(key, interval, key, key, most, most, interval, (most - 1) * interval),
+        *(*row_of(task, call, meta), key, call.keys.fair, seconds_kept(task), key),
+    )
+    enqueued, has_alarm = _insert(using, key, ENQUEUE_AT_RATE, values)
+    return enqueued, enqueued.status == TaskStatus.BLOCKED and has_alarm is True
+
+
+def _insert(using: str, key: str | None, statement: str, values: Sequence[Any]) -> tuple[Enqueued, Any]:
+    """Write one call while nobody else admits to its key. Returns also what the statement says of the key."""
+    connection = connection_for(using)
+    connection.ensure_connection()
+    *row, said = send(connection, message(using, (LOCK_KEY, [key]), (statement, values))) or ()
+    return Enqueued(*row), said

@@ -1,0 +1,115 @@
+"""Which workers are alive: their rows and their heartbeats.
+
+A worker shows that it lives in two ways: by a heartbeat in its row, and by a session that holds an advisory lock of its
+own. Rescue needs both to be gone, so that neither a restarted server nor a cut connection condemns a living worker.
+After the hard limit (``HEARTBEAT_LIMIT``) the heartbeat alone decides, because a frozen process keeps its session, and
+behind a pooler no worker holds a lock. A worker without a row is dead: it has ended in order, or its heartbeat process
+has seen it die.
+
+While the server is out of reach all workers are silent, and afterwards one of them is the first to come back. So
+silence proves a death only while there is a witness: another worker whose heartbeats have come without interruption for
+so long that the silent ones would have come back, too.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Exists, OuterRef
+from django.db.models.functions import Now
+
+from django_pglock.conf import get_settings
+from django_pglock.store.sql import rows_of, run
+
+#: Missing heartbeats after which a worker without a session is dead. A little more than two, for one on its way.
+MISSING = 2.2
+#: A heartbeat is late after so many intervals: the server may be out of reach at that moment.
+LATE = 1.5
+#: Intervals without a late heartbeat that make a witness: more than ``LATE``, so that one heartbeat alone proves
+#: nothing; less than two rounds of upkeep, so that a new worker rescues in its third round.
+SETTLED = 1.75
+
+# Registers the worker at the first heartbeat, and again if its row was removed while the worker was out of reach. The
+# functions are many and seldom change, so they are sent only when they have changed. The heartbeats are continuous
+# until one comes late, or in a new session. The answer says how many functions the row has, and whether those who
+# enqueue believe that the worker sleeps.
+BEAT = """
+INSERT INTO {worker} AS worker (id, name, hostname, pid, queues, threads, lock_key, is_stopping, task_paths)
+VALUES (%s, %s, %s, %s, %s::jsonb, %s, %s, %s, COALESCE(%s::jsonb, '[]'))
+ON CONFLICT (id) DO UPDATE
+SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping, lock_key = EXCLUDED.lock_key,
+    beating_since = CASE WHEN %s OR worker.heartbeat_at < clock_timestamp() - make_interval(secs => %s)
+                         THEN clock_timestamp() ELSE worker.beating_since END,
+    task_paths = COALESCE(%s::jsonb, worker.task_paths)
+RETURNING jsonb_array_length(worker.task_paths), worker.is_sleeping
+"""
+
+
+def alive(workers: Any) -> Any:
+    """Workers that have sent a heartbeat within the hard limit."""
+    return workers.filter(heartbeat_at__gt=_ago(get_settings().HEARTBEAT_LIMIT))
+
+
+def silent(workers: Any) -> Any:
+    """Workers that have sent no heartbeat for longer than the hard limit."""
+    return workers.filter(heartbeat_at__lte=_ago(get_settings().HEARTBEAT_LIMIT))
+
+
+def witnesses(workers: Any) -> Any:
+    """Workers whose heartbeats have come without interruption for so long that all living ones have sent one, too."""
+    interval = get_settings().HEARTBEAT_INTERVAL
+    return workers.filter(heartbeat_at__gt=_ago(LATE * interval), beating_since__lte=_ago(SETTLED * interval))
+
+
+def beat(
+    using: str,
+    worker: UUID,
+    *,
+    name: str,
+    hostname: str,
+    pid: int,
+    queues: list[str],
+    threads: int,
+    is_stopping: bool,
+    lock_key: int | None = None,
+    is_interrupted: bool = False,
+    task_paths: list[str] | None = None,
+) -> tuple[int, bool]:
+    """Write a heartbeat; the first one registers the worker.
+
+    - ``lock_key``: the number of the advisory lock that its session holds; None: it holds none.
+    - ``is_interrupted``: the session before was lost.
+    - ``task_paths``: the functions that it knows, if they have changed.
+
+    Returns how many functions its row has, and whether its row says that it sleeps.
+    """
+    paths = None if task_paths is None else json.dumps(task_paths)
+    me = (worker, name, hostname, pid, json.dumps(queues), threads, lock_key, is_stopping)
+    late = LATE * get_settings().HEARTBEAT_INTERVAL
+    [(known, is_sleeping)] = run(using, BEAT, *me, paths, is_interrupted, late, paths)
+    return known, is_sleeping
+
+
+def depart(using: str, worker: UUID) -> None:
+    """Remove the row of a worker that stopped in order."""
+    rows_of("Worker", using).filter(pk=worker).delete()
+
+
+def forget_dead(using: str) -> int:
+    """Remove the rows of workers that are dead and have no claims any more. Returns how many."""
+    workers = rows_of("Worker", using)
+    owned = rows_of("Task", using).filter(worker=OuterRef("pk"), status="RUNNING")
+    return int(silent(workers).filter(~Exists(owned), Exists(witnesses(workers))).delete()[0])
+
+
+def is_eldest(using: str, worker: UUID) -> bool:
+    """Say whether this worker has run for longest of those alive. So one of them writes what one of them should log."""
+    eldest = alive(rows_of("Worker", using)).order_by("started_at", "pk").values_list("pk", flat=True).first()
+    return bool(eldest == worker)
+
+
+def _ago(seconds: float) -> Any:
+    return Now() - timedelta(seconds=seconds)

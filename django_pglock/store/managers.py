@@ -1,0 +1,215 @@
+"""What ``Task.objects``, ``Schedule.objects``, ``Queue.objects`` and ``Worker.objects`` offer to people.
+
+Each method asks one verb of this folder. The worker and the doors ask the verbs themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import models
+
+from django_pglock.store import liveness, schedule
+from django_pglock.store.cancel import cancel
+from django_pglock.store.claim import ready
+from django_pglock.store.claim_manager import ClaimQuerySet
+from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
+from django_pglock.store.move import WINDOW
+from django_pglock.store.pause import pause, paused, resume
+from django_pglock.store.promote import due
+from django_pglock.store.prune import prune
+from django_pglock.store.reset_stuck import reset_stuck, stuck
+from django_pglock.store.retry import retry
+from django_pglock.store.run_now import run_now
+from django_pglock.store.unknown import UnknownTasks, unknown
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class TaskQuerySet(ClaimQuerySet[Any]):
+    """Tasks, and what a person may ask of them."""
+
+    # A transaction that enqueues a task to run after one of these has the key of that one locked.
+    claims_no_key = True
+
+    # Sets
+
+    def ready(self) -> Self:
+        """Tasks that can be claimed now, in the order in which they run: by priority, then as enqueued."""
+        tasks: Self = ready(self)
+        return tasks
+
+    def due(self) -> Self:
+        """Scheduled tasks whose time has come, the longest overdue first."""
+        tasks: Self = due(self)
+        return tasks
+
+    def stuck(self) -> Self:
+        """Running tasks whose worker has sent no heartbeat for ``HEARTBEAT_LIMIT``, or has no row."""
+        tasks: Self = stuck(self)
+        return tasks
+
+    def unknown(
+        self, *, limit: int = 1000, worker: UUID | None = None, backend: str | None = None
+    ) -> list[UnknownTasks]:
+        """Return which ready tasks no living worker knows, the longest waiting first.
+
+        - ``limit``: so many tasks of each queue are read, the first ones, by index.
+        - ``worker``: return the tasks that this worker does not know, whatever others do.
+        - ``backend``: only tasks of this alias in TASKS.
+
+        All tasks of the database are meant, whatever the queryset selects. Whether a worker that knows a function also
+        serves the queue is not asked.
+        """
+        return unknown(self.db, limit=limit, worker=worker, backend=backend)
+
+    # Verbs
+
+    def retry(self, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Make failed and cancelled tasks of this queryset READY again, with all their retries and snoozes.
+
+        Returns how many. A task with ``after=`` waits again for those tasks that have not succeeded; if one of them has
+        failed and is not retried as well, it is cancelled again. A unique task is left alone while there is another
+        with its key; of several with one key, only the last is retried.
+
+        Outside of a transaction some thousands are moved at a time, each time by a transaction of its own, so an
+        interruption keeps what is done. ``progress`` is called after each, with the number so far and the last id.
+        """
+        return retry(self, progress=progress)
+
+    def cancel(self, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Cancel the waiting tasks of this queryset, and ask the running ones to end. Returns how many of both.
+
+        A waiting task will never run. A running task stays RUNNING until its worker, once this is committed, has passed
+        on the request and the function has ended: CANCELLED if it raised, SUCCESSFUL if it returned nevertheless.
+
+        Some thousands at a time, and ``progress``: as in ``retry``, but the newest first.
+        """
+        return cancel(self, progress=progress)
+
+    def run_now(self, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Make scheduled tasks of this queryset READY, before their time. Returns how many.
+
+        Some thousands at a time, and ``progress``: as in ``retry``.
+        """
+        return run_now(self, progress=progress)
+
+    def reset_stuck(self) -> int:
+        """Make stuck tasks of this queryset READY again: running ones whose worker is gone. Returns how many.
+
+        Tasks of a living worker are left alone. A worker that comes back later finds its claim lost. A task that
+        somebody has asked to end is CANCELLED instead.
+        """
+        return reset_stuck(self)
+
+    def prune(
+        self,
+        *,
+        older_than: float | None = None,
+        statuses: Collection[str] = (),
+        batch: int = WINDOW,
+        dry_run: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Delete finished tasks of this queryset that are old enough, with their attempts. Returns how many.
+
+        - ``older_than``: days since they finished; None: what ``PRUNE_AFTER`` says for each status.
+        - ``statuses``: only these; none: those that ``PRUNE_AFTER`` does not keep for ever.
+        - ``batch``: rows that one statement looks at.
+        - ``dry_run``: delete nothing, only count.
+        - ``progress``: called after each batch, with the number so far and the id that the walk has reached.
+
+        A task with ``keep_result`` is deleted when that time is over, whatever its age. Call it outside of a
+        transaction, else all batches are one. Raises ``ValueError``.
+        """
+        return prune(self, older_than=older_than, statuses=statuses, batch=batch, dry_run=dry_run, progress=progress)
+
+    # Counts, of all tasks of the database, whatever the queryset selects
+
+    def queue_counts(self, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
+        """Return what is in each queue that has unfinished or failed tasks, or is paused, by name.
+
+        At most ``most`` tasks are counted: of the ready ones, in each queue; of each other status, in all.
+        """
+        return queue_counts(self.db, most=most)
+
+    def count_workable(self, queues: Collection[str] = (), *, most: int = MOST_COUNTED) -> int:
+        """Return how many tasks of these queues (none: of all) a worker could start now: ready ones and due ones.
+
+        Paused queues are not counted, and at most ``most`` ready tasks of each queue and ``most`` due ones in all.
+        """
+        return count_workable(self.db, queues, most=most)
+
+
+class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc]
+    """The manager of ``Task``."""
+
+
+class ScheduleQuerySet(models.QuerySet[Any]):
+    """Schedules, and what a person may ask of them."""
+
+    def enable(self) -> int:
+        """Enable the disabled ones of this queryset. Returns how many. Ticks that have passed are not run."""
+        return schedule.enable(self)
+
+    def disable(self) -> int:
+        """Enqueue no tasks of these schedules until they are enabled again. Returns how many were enabled."""
+        return schedule.disable(self)
+
+    def run_now(self) -> list[int]:
+        """Enqueue the functions of this queryset that this process knows, once each, whatever their dates are.
+
+        The schedules stay as they are. Returns the ids of the tasks, without those that ``unique=`` has refused.
+        """
+        return schedule.run_now(self)
+
+
+class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: ignore[misc]
+    """The manager of ``Schedule``."""
+
+
+class QueueQuerySet(models.QuerySet[Any]):
+    """Queues, and what a person may ask of them."""
+
+    def paused(self) -> Self:
+        """Queues from which no worker claims anything."""
+        queues: Self = paused(self)
+        return queues
+
+    def pause(self, name: str, *, by: str = "", reason: str = "") -> bool:
+        """Let no worker claim from the queue ``name`` until it is resumed; say whether it was not paused before.
+
+        Tasks that are claimed already run to their end. A queue that nobody has used yet can be paused, too. Raises
+        ``ValueError`` for a name that no queue can have, for one that ends in ``*`` and no queue has, and for a reason
+        that PostgreSQL cannot store.
+        """
+        return pause(self.db, name, by=by, reason=reason)
+
+    def resume(self, name: str) -> bool:
+        """Let workers claim from the queue again, at once; say whether it was paused. Raises as ``pause`` does."""
+        return resume(self.db, name)
+
+
+class QueueManager(models.Manager.from_queryset(QueueQuerySet)):  # type: ignore[misc]
+    """The manager of ``Queue``."""
+
+
+class WorkerQuerySet(models.QuerySet[Any]):
+    """Workers by what is known of their lives."""
+
+    def alive(self) -> Self:
+        """Workers that have sent a heartbeat within the hard limit, ``HEARTBEAT_LIMIT``."""
+        workers: Self = liveness.alive(self)
+        return workers
+
+    def silent(self) -> Self:
+        """Workers that have sent no heartbeat for longer than the hard limit."""
+        workers: Self = liveness.silent(self)
+        return workers
+
+
+class WorkerManager(models.Manager.from_queryset(WorkerQuerySet)):  # type: ignore[misc]
+    """The manager of ``Worker``."""

@@ -1,0 +1,160 @@
+"""Outcomes: how a claim ended, as values. A new ending is a new class here, not a new branch in three places.
+
+An outcome has the status that it leads to and the values to write. It knows neither the database nor the task function.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from django_pglock.tasks.arguments import describe_exception, message_of
+from django_pglock.tasks.states import TaskStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The function returned; ``result`` is its value as JSON text."""
+
+    result: str = "null"
+
+    status = TaskStatus.SUCCESSFUL
+
+
+#: The most common ending: the function returned None.
+SUCCEEDED = Succeeded()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception, as it is stored with the attempt, and as receivers of signals get it."""
+
+    exception_path: str
+    traceback: str
+    #: The exception on one line, for the log.
+    message: str = ""
+    exception: BaseException | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Return the failure for an exception."""
+        chain = list(_chain_of(error))
+        for each in chain:
+            each.__traceback__ = _without_own_frames(each.__traceback__)
+        failure = cls(*describe_exception(error), message_of(error), error)
+        for each in chain:
+            # Releases what the frames hold, such as locks and connections, because the next task may begin now.
+            traceback.clear_frames(each.__traceback__)
+        return failure
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The function raised, and no attempt is left."""
+
+    failure: Failure
+
+    status = TaskStatus.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """The function raised and runs again after ``delay`` seconds. This spends one retry."""
+
+    failure: Failure
+    delay: float
+
+    status = TaskStatus.SCHEDULED
+
+
+@dataclass(frozen=True, slots=True)
+class Snoozed:
+    """The function asked to run again after ``delay`` seconds. No attempt is counted.
+
+    ``snoozes``: how often it has asked so far, if that is limited; else 0.
+    """
+
+    delay: float
+    snoozes: int = 0
+
+    status = TaskStatus.SCHEDULED
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The task is to end without success: its function raised ``Cancel``, or somebody asked the task to end."""
+
+    failure: Failure
+
+    status = TaskStatus.CANCELLED
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The function lost the database in its own transaction, or met a read-only server: it runs again.
+
+    After ``delay`` seconds, because the outage may still last. Counts neither as a retry nor as a rescue: no task is to
+    blame for an outage.
+    """
+
+    failure: Failure
+    delay: float
+
+    status = TaskStatus.SCHEDULED
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The claim is given back unused: the function did not run, so nothing is counted."""
+
+    status = TaskStatus.READY
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The process has to end while the function still runs: it runs again after ``delay`` seconds. Nothing is counted.
+
+    Not at once: until the process has ended, the function would run twice at the same time.
+    """
+
+    delay: float
+
+    status = TaskStatus.SCHEDULED
+
+
+Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | Released | Abandoned
+#: The outcome of a task that would run again if nobody had asked it to end meanwhile.
+NOT_AGAIN = Cancelled(
+    Failure(
+        "django_pglock.errors.TaskCancelled",
+        "Somebody asked this task to end, so it does not run again.",
+        "Somebody asked this task to end, so it does not run again",
+    )
+)
+#: After these outcomes a task does not run again by itself.
+FINAL = (Succeeded, Failed, Cancelled)
+
+#: The package whose frames every traceback of a task passes. They help nobody who reads it, and the variables of a
+#: frame that still runs cannot be cleared.
+_OWN_FRAMES = "django_pglock.worker."
+
+
+def _chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, its causes and contexts, and the exceptions that it groups."""
+    seen: set[int] = set()
+    left: list[object] = [error]
+    while left:
+        each = left.pop()
+        if isinstance(each, BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    inner = trace
+    while inner is not None and inner.tb_frame.f_globals.get("__name__", "").startswith(_OWN_FRAMES):
+        inner = inner.tb_next
+    return trace if inner is None else inner

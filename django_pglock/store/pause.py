@@ -1,0 +1,77 @@
+"""Pausing and resuming queues."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.db.models.functions import Now
+
+from django_pglock.store.sql import rows_of
+from django_pglock.store.wake import wake
+from django_pglock.tasks.compat import task_backends
+from django_pglock.tasks.queues import check_queue_name, check_text
+
+#: The column's width.
+LONGEST_BY = 255
+
+
+def paused(queues: Any) -> Any:
+    """Queues from which no worker claims anything."""
+    return queues.filter(paused_at__isnull=False)
+
+
+def paused_queues(using: str) -> dict[str, datetime]:
+    """Return the queues that are paused, and since when."""
+    return {row.name: row.paused_at for row in paused(rows_of("Queue", using))}
+
+
+def pause(using: str, name: str, *, by: str = "", reason: str = "") -> bool:
+    """Let no worker claim from the queue ``name`` until it is resumed; say whether it was not paused before.
+
+    Tasks that are claimed already run to their end. A queue that nobody has used yet can be paused, too. Raises
+    ``ValueError`` as ``check_pausable`` does, and for a reason that PostgreSQL cannot store.
+    """
+    check_pausable(using, name)
+    check_text(reason, "The reason")
+    queues = rows_of("Queue", using)
+    queues.get_or_create(name=name)
+    values = {
+        "paused_at": Now(),
+        "paused_by": by if len(by) <= LONGEST_BY else f"{by[: LONGEST_BY - 1]}…",
+        "reason": reason,
+    }
+    return bool(queues.filter(name=name, paused_at__isnull=True).update(**values))
+
+
+def resume(using: str, name: str) -> bool:
+    """Let workers claim from the queue again, at once; say whether it was paused.
+
+    Raises ``ValueError`` as ``check_pausable`` does.
+    """
+    check_pausable(using, name)
+    queues = rows_of("Queue", using)
+    resumed = bool(paused(queues.filter(name=name)).update(paused_at=None, paused_by="", reason=""))
+    if resumed:
+        wake(using, [name])
+    return resumed
+
+
+def check_pausable(using: str, name: str) -> None:
+    """Raise ``ValueError`` for a name that no queue can have, or that ends in ``*`` and no queue has."""
+    check_queue_name(name)
+    if name.endswith("*") and not _has_queue(using, name):
+        raise ValueError(
+            f"There is no queue {name!r}, and a * stands for how names begin only in runlockworker. "
+            "Pause or resume each queue by its name."
+        )
+
+
+def _has_queue(using: str, name: str) -> bool:
+    is_named = any(name in backend.queues for backend in task_backends.all())
+    # No index has all tasks by queue, but hardly any queue has such a name.
+    return (
+        is_named
+        or rows_of("Queue", using).filter(name=name).exists()
+        or rows_of("Task", using).filter(queue=name).exists()
+    )

@@ -1,0 +1,42 @@
+"""Scheduled tasks whose time has come become READY, or BLOCKED if they have a lock key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models.functions import Now
+
+from django_pglock.store.admit import admit_on_commit
+from django_pglock.store.marking import first_free, mark
+from django_pglock.store.move import WAITS
+from django_pglock.store.sql import rows_of, run
+from django_pglock.store.wake import wake
+from django_pglock.tasks.states import TaskStatus
+
+# Seconds until the next task is due, or the next token of a rate: zero or less when one is, NULL when there is none.
+NEXT_DUE = """
+SELECT EXTRACT(EPOCH FROM LEAST(
+    (SELECT run_after FROM {task} WHERE status = 'SCHEDULED' ORDER BY run_after LIMIT 1),
+    (SELECT opens_at FROM {rate_limit} WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT 1)
+) - clock_timestamp())::float8
+"""
+
+
+def due(tasks: Any) -> Any:
+    """Scheduled tasks whose time has come, the longest overdue first."""
+    return tasks.filter(status=TaskStatus.SCHEDULED, run_after__lte=Now()).order_by("run_after", "id")
+
+
+def promote(using: str, *, limit: int = 1000) -> int:
+    """Move scheduled tasks that are due on to READY or BLOCKED, ``limit`` at most. Returns how many."""
+    selection = first_free(due(rows_of("Task", using)), limit, no_key=True)
+    promoted = mark(selection, {"status": WAITS}, "queue", "lock_key")
+    wake(using, (queue for queue, key in promoted if key is None))
+    admit_on_commit(using, {key for _, key in promoted})
+    return len(promoted)
+
+
+def next_due_in(using: str) -> float | None:
+    """Return the seconds until the next scheduled task is due: zero or less when one is, None when there is none."""
+    [(seconds,)] = run(using, NEXT_DUE)
+    return None if seconds is None else float(seconds)

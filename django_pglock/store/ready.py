@@ -1,0 +1,55 @@
+"""Which queues have ready tasks, and which functions these call."""
+
+from __future__ import annotations
+
+from django.db import connections
+
+from django_pglock.store.plans import kept
+from django_pglock.store.sql import filled, run
+
+# The distinct queues that have ready tasks, by two index probes each. A DISTINCT would read every ready row.
+FIND_QUEUES = """
+WITH RECURSIVE found AS (
+    SELECT min(queue) AS queue FROM (
+        (SELECT queue FROM {task} WHERE status = 'READY' AND fair_key IS NULL ORDER BY queue LIMIT 1)
+        UNION ALL
+        (SELECT queue FROM {task} WHERE status = 'READY' AND fair_key IS NOT NULL ORDER BY queue LIMIT 1)) AS first
+    UNION ALL
+    SELECT (SELECT min(queue) FROM (
+        (SELECT queue FROM {task}
+         WHERE status = 'READY' AND fair_key IS NULL AND queue > found.queue ORDER BY queue LIMIT 1)
+        UNION ALL
+        (SELECT queue FROM {task}
+         WHERE status = 'READY' AND fair_key IS NOT NULL AND queue > found.queue ORDER BY queue LIMIT 1)) AS next)
+    FROM found WHERE found.queue IS NOT NULL
+)
+"""
+READY_QUEUES = f"{FIND_QUEUES}SELECT queue FROM found WHERE queue IS NOT NULL"
+
+# The first ready tasks of each queue. Tasks that nobody claims come to be among the first by themselves, so nothing
+# needs to be read beyond them. The limits are subqueries: if the planner sees a number that is larger than what it
+# expects in an average queue, it reads and sorts all tasks of a queue that is much longer than average.
+FIRST_READY = """found CROSS JOIN LATERAL (
+    (SELECT task.task_path, task.backend, task.enqueued_at FROM {task} AS task
+     WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = found.queue
+     ORDER BY task.priority DESC, task.id LIMIT (SELECT %s::bigint))
+    UNION ALL
+    (SELECT task.task_path, task.backend, task.enqueued_at FROM {task} AS task
+     WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = found.queue
+     ORDER BY task.fair_key, task.priority DESC, task.id LIMIT (SELECT %s::bigint))) AS first"""
+
+# Which functions the ready tasks call.
+READY_PATHS = f"{FIND_QUEUES}SELECT DISTINCT found.queue, first.task_path FROM {FIRST_READY}"
+
+
+def ready_queues(using: str) -> list[str]:
+    """Return the names of the queues that have ready tasks."""
+    with connections[using].cursor() as cursor:
+        statement = filled(READY_QUEUES)
+        cursor.execute(kept(cursor, statement) or statement)
+        return [queue for (queue,) in cursor.fetchall()]
+
+
+def ready_paths(using: str, *, limit: int = 1000) -> list[tuple[str, str]]:
+    """Return the functions that ready tasks call, as (queue, path), among the first ``limit`` tasks of each queue."""
+    return run(using, READY_PATHS, limit, limit)

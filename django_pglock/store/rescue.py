@@ -1,0 +1,128 @@
+"""Taking claims back from workers that are dead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from django_pglock.conf import get_settings
+from django_pglock.keys.reserved import WORKER
+from django_pglock.store.admit import admit_on_commit
+from django_pglock.store.liveness import LATE, MISSING, SETTLED
+from django_pglock.store.release import release_on_commit
+from django_pglock.store.sql import run
+from django_pglock.store.wake import wake
+from django_pglock.tasks.states import FINISHED, TaskStatus
+
+#: Rows that one statement selects by an array and joins with: the planner may compare each with each.
+RESCUED_AT_ONCE = 200
+LOST_WITH_WORKER = "django_pglock.errors.WorkerLost"
+
+# Whether a session holds the lock of a worker, or the worker's row says that no session does.
+LOCK_IS_HELD = f"""(worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker.lock_key IN (
+               SELECT (held.classid::bigint << 32) | held.objid::bigint FROM pg_locks AS held
+               WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.granted
+                 AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())))"""
+
+# Takes claims back from workers that are dead. Dead are workers without a row; workers without a heartbeat for the hard
+# limit; and workers that missed two heartbeats and whose lock no session holds, unless their row says that none does.
+# While there is no witness (liveness.py), only workers without a row are dead.
+#
+# Which claims are meant is decided on one snapshot, by id and attempt. A row that was settled and claimed by another
+# worker since then carries another attempt and is left alone. SKIP LOCKED, because a row that is being settled at this
+# moment needs no rescue. A task that somebody asked to end does not run again.
+RESCUE = f"""
+WITH witness AS MATERIALIZED (
+    SELECT worker.id FROM {{worker}} AS worker
+    WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+      AND worker.beating_since <= clock_timestamp() - make_interval(secs => %s) LIMIT 1
+), alive AS MATERIALIZED (
+    SELECT worker.id FROM {{worker}} AS worker
+    WHERE NOT EXISTS (SELECT FROM witness)
+       OR worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+       OR (worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+           AND {LOCK_IS_HELD})
+), orphan AS MATERIALIZED (
+    SELECT task.id, task.attempts, task.worker FROM {{task}} AS task
+    WHERE task.status = 'RUNNING' AND NOT EXISTS (SELECT FROM alive WHERE alive.id = task.worker)
+    ORDER BY task.id LIMIT %s
+), mine AS MATERIALIZED (
+    SELECT task.id, orphan.worker,
+           CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
+                WHEN task.rescues >= %s THEN 'FAILED'
+                WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END AS status
+    FROM {{task}} AS task JOIN orphan ON orphan.id = task.id
+    WHERE task.id = ANY (ARRAY(SELECT id FROM orphan)) AND task.attempts = orphan.attempts AND task.status = 'RUNNING'
+    ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
+), rescued AS (
+    UPDATE {{task}} AS task
+    SET status = mine.status,
+        rescues = task.rescues + 1,
+        finished_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN clock_timestamp() END,
+        expires_at = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN {{expires_at}} END,
+        worker = CASE WHEN mine.status IN ('FAILED', 'CANCELLED') THEN task.worker END
+    FROM mine
+    WHERE task.id = mine.id AND task.id = ANY (ARRAY(SELECT id FROM mine))
+    RETURNING task.id, task.attempts, task.attempts - task.uncounted AS number, mine.worker, task.last_attempted_at,
+              task.status, task.queue, task.task_path, task.lock_key
+), recorded AS (
+    INSERT INTO {{attempt}} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
+    SELECT id, number, worker, last_attempted_at, clock_timestamp(), 'LOST', %s, %s FROM rescued
+)
+SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued
+"""
+
+# How many tasks of each queue run on workers that may be dead: no row, a missing heartbeat, or a lock that no session
+# holds.
+DOUBTFUL = f"""
+SELECT task.queue, count(*) FROM {{task}} AS task
+WHERE task.status = 'RUNNING' AND task.backend = COALESCE(%s::text, task.backend) AND NOT EXISTS (
+    SELECT FROM {{worker}} AS worker WHERE worker.id = task.worker
+       AND worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s) AND {LOCK_IS_HELD})
+GROUP BY task.queue
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rescued:
+    """A claim that was taken back from a dead worker.
+
+    ``status`` is READY or BLOCKED; FAILED after too many rescues; CANCELLED if somebody had asked the task to end.
+    """
+
+    id: int
+    attempt: int
+    worker: UUID
+    status: str
+    queue: str
+    task_path: str
+    lock_key: str | None
+
+
+def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
+    """Take claims back from workers that are dead, ``limit`` at most, and return them.
+
+    A rescued task is READY again and has not spent a retry. A task whose workers died more often than ``MAX_RESCUES``
+    ends FAILED, one that somebody asked to end CANCELLED.
+    """
+    settings = get_settings()
+    text = "Its worker died, or gave no sign of life for too long, while it held this attempt."
+    interval = settings.HEARTBEAT_INTERVAL
+    beats = MISSING * interval
+    # Early enough to run the tasks of a frozen worker elsewhere within the limit: upkeep runs once an interval.
+    longest = max(beats, settings.HEARTBEAT_LIMIT - interval)
+    late, settled = LATE * interval, SETTLED * interval
+    values = (late, settled, beats, longest, limit, settings.MAX_RESCUES, LOST_WITH_WORKER, text)
+    rescued = [Rescued(*row) for row in run(using, RESCUE, *values)]
+    wake(using, (each.queue for each in rescued if each.status == TaskStatus.READY))
+    admit_on_commit(using, {each.lock_key for each in rescued})
+    release_on_commit(using, [each.id for each in rescued if each.status in FINISHED])
+    return rescued
+
+
+def doubtful(using: str, *, backend: str | None = None) -> list[tuple[str, int]]:
+    """Return how many tasks of each queue run on workers that may be dead.
+
+    They are rescued soon, or their workers send heartbeats again. ``backend``: only tasks of this alias in TASKS.
+    """
+    return run(using, DOUBTFUL, backend, MISSING * get_settings().HEARTBEAT_INTERVAL)

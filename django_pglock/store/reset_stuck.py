@@ -1,0 +1,33 @@
+"""Running tasks whose worker is gone become READY again because a person asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import Case, Exists, OuterRef, Q, Value, When
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Now
+
+from django_pglock.store.liveness import alive
+from django_pglock.store.move import WAITS, move
+from django_pglock.store.sql import EXPIRES_AT, rows_of
+from django_pglock.tasks.states import TaskStatus
+
+_ASKED = Q(cancel_requested_at__isnull=False)
+
+
+def stuck(tasks: Any) -> Any:
+    """Running tasks whose worker has sent no heartbeat for ``HEARTBEAT_LIMIT``, or has no row."""
+    worker = alive(rows_of("Worker", tasks.db)).filter(pk=OuterRef("worker"))
+    return tasks.filter(~Exists(worker), status=TaskStatus.RUNNING)
+
+
+def reset_stuck(tasks: Any) -> int:
+    """Make stuck tasks READY again, or CANCELLED if somebody has asked them to end. Returns how many."""
+    changes = {
+        "status": Case(When(_ASKED, then=Value(TaskStatus.CANCELLED.value)), default=WAITS),
+        "finished_at": Case(When(_ASKED, then=Now())),
+        "expires_at": Case(When(_ASKED, then=RawSQL(EXPIRES_AT, ()))),  # noqa: S611
+        "worker": None,
+    }
+    return len(move(stuck(tasks), TaskStatus.READY, changes, among={TaskStatus.RUNNING}))

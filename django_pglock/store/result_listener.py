@@ -1,0 +1,312 @@
+"""The one session of this process that is notified when awaited tasks have ended.
+
+A thread owns the session, from the first waiter to the last, so a waiter costs neither a thread nor a session. ::
+
+    wait(), await_()  --joins, leaves-->  changes  --thread-->  a row in the table of waiters, then a look at the task
+         ^                                                          |
+         └---------------- tell(), once ----------------------------┴-- NOTIFY, or the poll
+
+All waiters that came while the thread was busy are one round: one statement writes their rows, and one looks at their
+tasks. Only the thread reads who waits, so only its start and its end need a lock. A coroutine may be cancelled at any
+point, so leaving takes no lock.
+
+Behind a pooler no notification arrives; there, one statement for all waiters looks every ``POLL_INTERVAL`` seconds. If
+the session is lost, the thread opens another, writes the rows again, and looks at all awaited tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from django.db import DatabaseError, InterfaceError, connections
+
+from django_pglock.conf import get_settings
+from django_pglock.postgres.connections import hang_up, has_hung_up
+from django_pglock.postgres.forking import keep_from_children
+from django_pglock.postgres.libpq import pass_on_notifications
+from django_pglock.postgres.sessions import dedicated_connection, set_limits
+from django_pglock.store.wait import DONE_CHANNEL, ended, note_waits
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+logger = logging.getLogger("django_pglock.tasks")
+
+#: Time limit in seconds for the statements of one round, because a half-open connection never answers.
+PATIENCE = 15.0
+#: Seconds for which waiters wait for a server that is out of reach; then they get the error.
+LONGEST_OUTAGE = 60.0
+#: Seconds before the first new connection after a lost session; doubled each time up to the second number.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
+
+LOST = (DatabaseError, InterfaceError, psycopg.Error, OSError)
+
+
+class Waiter:
+    """One caller that waits for the end of one task.
+
+    ``tell`` is called once, on the listener's thread: with True when the task has ended, False when there is no such
+    task, or the error if neither can be found out. ``is_abandoned`` says whether the caller does not exist any more.
+    """
+
+    def __init__(
+        self, task_id: int, tell: Callable[[bool | BaseException], None], *, is_abandoned: Callable[[], bool]
+    ) -> None:
+        self.task_id = task_id
+        self.tell = tell
+        self.is_abandoned = is_abandoned
+
+
+@contextmanager
+def listening(using: str, waiter: Waiter) -> Iterator[None]:
+    """Tell ``waiter`` when its task in the database ``using`` ends within this block."""
+    with _guard:
+        listener = _listeners.get(using)
+        if listener is None:
+            listener = ResultListener(using)
+            listener.start()
+            _listeners[using] = listener
+        listener.join(waiter)
+    try:
+        yield
+    finally:
+        listener.leave(waiter)
+
+
+class ResultListener:
+    """The session of one database alias, and the thread that owns it."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self._changes: deque[tuple[Waiter, bool]] = deque()
+        #: A byte that is sent here ends the sleep of the thread.
+        self._wake_sender, self._wake_receiver = socket.socketpair()
+        for end in (self._wake_sender, self._wake_receiver):
+            end.setblocking(False)
+            keep_from_children(end)
+        # Only the thread uses the following.
+        self._waiting: dict[int, set[Waiter]] = {}
+        self._connection: DatabaseWrapper | None = None
+        # The ids of our rows in the table of waiters: by task, and those of sessions before this one.
+        self._noted: dict[int, int] = {}
+        self._stale: list[int] = []
+        self._notified: list[int] = []
+        self._look_at = 0.0
+        self._lost_at: float | None = None
+        #: The tasks that were awaited when the session was lost.
+        self._before_loss: set[int] = set()
+        self._failures = 0
+
+    def start(self) -> None:
+        """Start the thread. It ends by itself when there are no waiters any more."""
+        threading.Thread(target=self._run, name="django_pglock wait", daemon=True).start()
+
+    def join(self, waiter: Waiter) -> None:
+        """Have somebody told. The caller has the guard, so that the thread cannot end meanwhile."""
+        self._changes.append((waiter, True))
+        self._wake()
+
+    def leave(self, waiter: Waiter) -> None:
+        """Forget a waiter. Neither waits nor locks; harmless when the thread has ended."""
+        self._changes.append((waiter, False))
+        self._wake()
+
+    def _wake(self) -> None:
+        # An error means that the thread has ended, or that it has not yet read what was sent before.
+        with suppress(OSError):
+            self._wake_sender.send(b"!")
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over():
+                self._try_turn()
+        except BaseException as error:
+            logger.exception("The listener for results has failed.")
+            self._give_up(error)
+        finally:
+            self._close()
+            self._wake_sender.close()
+            self._wake_receiver.close()
+
+    def _is_over(self) -> bool:
+        with _guard:
+            if self._waiting or self._changes:
+                return False
+            if self._connection is not None and (self._noted or self._stale):
+                return False
+            _forget(self)
+            return True
+
+    def _give_up(self, error: BaseException) -> None:
+        with _guard:
+            _forget(self)
+        self._take_changes()
+        self._tell(list(self._waiting), error)
+
+    def _try_turn(self) -> None:
+        try:
+            self._turn()
+        except LOST as error:
+            self._lose(error)
+
+    def _turn(self) -> None:
+        self._take_changes()
+        if self._waiting and self._connection is None:
+            self._connect()
+        if self._connection is None:
+            return
+        with _limited(self._connection):
+            self._tell_ended(self._leave_rows())
+        self._lost_at, self._failures = None, 0
+        self._before_loss.clear()
+        if self._waiting:
+            self._sleep_until_told()
+
+    def _take_changes(self) -> None:
+        while self._changes:
+            waiter, joins = self._changes.popleft()
+            waiters = self._waiting.setdefault(waiter.task_id, set())
+            (waiters.add if joins else waiters.discard)(waiter)
+            if not waiters:
+                del self._waiting[waiter.task_id]
+
+    def _connect(self) -> None:
+        connection = dedicated_connection(self.using, application_name="django_pglock wait")
+        self._connection = connections[self.using] = connection
+        with _limited(connection):
+            connection.ensure_connection()
+            raw: Any = connection.connection
+            raw.add_notify_handler(self._note_notification)
+            # This session is idle most of the time, whatever limit the role has.
+            set_limits(connection, {"idle_session_timeout": "0"})
+            with connection.cursor() as cursor:
+                cursor.execute(f"LISTEN {DONE_CHANNEL}")
+
+    def _leave_rows(self) -> list[int]:
+        """Write a row for each task that is awaited now, delete the others, and return the ids of the new tasks."""
+        new = [id_ for id_ in self._waiting if id_ not in self._noted]
+        left = [id_ for id_ in self._noted if id_ not in self._waiting]
+        if new or left or self._stale:
+            rows = note_waits(self.using, new, instead_of=[*self._stale, *map(self._noted.__getitem__, left)])
+            self._stale.clear()
+            for id_ in left:
+                del self._noted[id_]
+            self._noted.update(rows)
+        return new
+
+    def _tell_ended(self, new: list[int]) -> None:
+        """Look at the new tasks, and from time to time at all of them."""
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + get_settings().POLL_INTERVAL
+            self._forget_abandoned()
+            new = list(self._waiting)
+        if new:
+            for id_, is_there in ended(self.using, new):
+                self._tell([id_], is_there)
+
+    def _forget_abandoned(self) -> None:
+        for waiters in self._waiting.values():
+            for waiter in waiters:
+                if waiter.is_abandoned():
+                    self._changes.append((waiter, False))
+
+    def _sleep_until_told(self) -> None:
+        assert self._connection is not None  # noqa: S101 - for the type checker
+        raw: Any = self._connection.connection
+        if not (self._notified or self._changes):
+            self._sleep(self._look_at - time.monotonic(), raw)
+        raw.pgconn.consume_input()
+        pass_on_notifications(raw.pgconn)
+        notified, self._notified = self._notified, []
+        for id_ in notified:
+            # The sender has deleted the row.
+            self._noted.pop(id_, None)
+        self._tell(notified, True)
+
+    def _sleep(self, seconds: float, *others: Any) -> None:
+        with selectors.DefaultSelector() as selector:
+            for each in (self._wake_receiver, *others):
+                selector.register(each, selectors.EVENT_READ)
+            selector.select(max(0.0, seconds))
+        with suppress(BlockingIOError):
+            self._wake_receiver.recv(65536)
+
+    def _note_notification(self, notification: Any) -> None:
+        # Anybody may notify anything.
+        if notification.payload.isdecimal():
+            self._notified.append(int(notification.payload))
+
+    def _tell(self, ids: Iterable[int], answer: bool | BaseException) -> None:
+        for id_ in ids:
+            for waiter in self._waiting.pop(id_, ()):
+                waiter.tell(answer)
+
+    # A lost session
+
+    def _lose(self, error: BaseException) -> None:
+        """Let the waiters wait for another session, for a while. New ones that come meanwhile get the error."""
+        is_lost = self._connection is not None and has_hung_up(self._connection)
+        self._before_loss.update(self._waiting if is_lost else self._noted)
+        self._close()
+        self._stale += self._noted.values()
+        self._noted.clear()
+        self._look_at, self._failures = 0.0, self._failures + 1
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+            logger.warning("The session that listens for results is lost: %s", str(error).strip())
+        is_given_up = time.monotonic() - self._lost_at > LONGEST_OUTAGE
+        self._tell([id_ for id_ in self._waiting if is_given_up or id_ not in self._before_loss], error)
+        if self._waiting:
+            self._sleep(min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 10)))
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(*LOST):
+                connection.close()
+            del connections[self.using]
+
+
+@contextmanager
+def _limited(connection: DatabaseWrapper) -> Iterator[None]:
+    """Hang up when this block takes too long, so that its statement fails."""
+    timer = threading.Timer(PATIENCE, hang_up, [connection])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+_listeners: dict[str, ResultListener] = {}
+#: Held when a thread ends, and when a waiter comes, which must not join a thread that is about to end.
+_guard = threading.Lock()
+
+
+def _forget(listener: ResultListener) -> None:
+    if _listeners.get(listener.using) is listener:
+        del _listeners[listener.using]
+
+
+def _forget_after_fork() -> None:
+    # A forked process has neither the threads nor the waiters.
+    global _guard
+    _guard = threading.Lock()
+    _listeners.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,17 @@
+"""Scheduled tasks become READY before their time because a person asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_pglock.store.move import WAITS, Progress, by_windows, move
+from django_pglock.tasks.states import TaskStatus
+
+
+def run_now(tasks: Any, *, progress: Progress | None = None) -> int:
+    """Make scheduled tasks READY, or BLOCKED if they have a lock key. Returns how many."""
+    return by_windows(tasks, tasks.filter(status=TaskStatus.SCHEDULED).order_by("pk"), _run_now, progress)
+
+
+def _run_now(tasks: Any) -> int:
+    return len(move(tasks, TaskStatus.READY, {"status": WAITS, "run_after": None}, among={TaskStatus.SCHEDULED}))

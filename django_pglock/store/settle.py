@@ -1,0 +1,202 @@
+"""Writing outcomes: one guarded UPDATE ends a whole batch of claims.
+
+The guard is the fence. If a task was rescued, cancelled or reset meanwhile, its row has another number of attempts or
+another status, and the outcome has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter, itemgetter
+from typing import Any
+from uuid import UUID
+
+from django.db import DataError
+from psycopg.errors import DivisionByZero
+
+from django_pglock.errors import ClaimLost
+from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.message import literals, send
+from django_pglock.store.outcome import (
+    Abandoned,
+    Cancelled,
+    Failed,
+    Interrupted,
+    Outcome,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from django_pglock.store.sql import array_of_numbers, filled, run
+from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.states import TaskStatus
+
+# Successes, with as few columns as they need, because most outcomes are.
+#
+# If somebody's open transaction has locked one of the rows, all others would wait for its end. So this waits for a
+# moment only, and fails; ``HELD`` then says which rows are locked. Skipping locked rows instead would write each row a
+# second time. The statement itself sets the limit, before it locks anything: so this works behind a pooler, too.
+SETTLE_SUCCESSES = """
+UPDATE {task} AS task
+SET status = 'SUCCESSFUL', finished_at = clock_timestamp(), result = NULLIF(outcome.result, 'null'),
+    expires_at = {expires_at}
+FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS outcome (id, attempt, result)
+WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
+  AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
+RETURNING task.id, date_part('epoch', task.finished_at)
+"""
+
+# All other outcomes. The same statement writes the failed attempt: neither can exist without the other.
+# A claim that is given back unused clears ``started_at`` if this claim has set it. A task with a lock key that runs
+# again waits for its key again. A task that somebody asked to end does not run again. Snoozes are counted in ``meta``:
+# hardly any task limits them, and each claim would have to read a column.
+SETTLE_OTHERS = """
+WITH outcome AS MATERIALIZED (
+    SELECT * FROM unnest(
+        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::text[], %s::text[], %s::text[])
+        AS outcome (id, attempt, status, delay, retried, snoozes, record, exception_path, traceback)
+), settled AS (
+    UPDATE {task} AS task
+    SET status = CASE WHEN outcome.status IN ('SCHEDULED', 'READY') AND task.cancel_requested_at IS NOT NULL
+                      THEN 'CANCELLED'
+                      WHEN outcome.status = 'READY' AND task.lock_key IS NOT NULL THEN 'BLOCKED'
+                      ELSE outcome.status END,
+        retries = task.retries + outcome.retried,
+        meta = CASE WHEN outcome.snoozes > 0 THEN jsonb_set(task.meta, '{{snoozes}}', to_jsonb(outcome.snoozes))
+                    ELSE task.meta END,
+        uncounted = task.uncounted
+            + CASE WHEN outcome.record IS NULL AND outcome.status IN ('SCHEDULED', 'READY') THEN 1 ELSE 0 END,
+        run_after = CASE WHEN outcome.status = 'SCHEDULED'
+                         THEN clock_timestamp() + make_interval(secs => outcome.delay) ELSE task.run_after END,
+        finished_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
+                           THEN clock_timestamp() END,
+        expires_at = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
+                          THEN {expires_at} END,
+        worker = CASE WHEN outcome.status NOT IN ('SCHEDULED', 'READY') OR task.cancel_requested_at IS NOT NULL
+                      THEN task.worker END,
+        started_at = CASE WHEN outcome.record IS NULL AND outcome.status = 'READY'
+                               AND task.started_at = task.last_attempted_at
+                          THEN NULL ELSE task.started_at END
+    FROM outcome
+    WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
+      AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
+    RETURNING task.id, task.attempts - task.uncounted AS number, task.last_attempted_at, task.finished_at
+), recorded AS (
+    INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
+    SELECT settled.id, settled.number, %s, settled.last_attempted_at, clock_timestamp(),
+           outcome.record, outcome.exception_path, outcome.traceback
+    FROM settled JOIN outcome ON outcome.id = settled.id
+    WHERE outcome.record IS NOT NULL
+)
+SELECT id, date_part('epoch', finished_at) FROM settled
+"""
+
+# Which of these claims cannot be settled now because somebody has locked their rows. Lost claims are not among them:
+# either their rows are not locked, or they carry another attempt.
+HELD = """
+WITH claim AS MATERIALIZED (
+    SELECT * FROM unnest(%s::bigint[], %s::int[]) AS claim (id, attempt)
+), free AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT id FROM claim))
+    ORDER BY task.id FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT task.id FROM {task} AS task JOIN claim ON claim.id = task.id
+WHERE task.id = ANY (ARRAY(SELECT id FROM claim)) AND task.id <> ALL (ARRAY(SELECT id FROM free))
+  AND task.attempts = claim.attempt AND task.status || '' = 'RUNNING'
+"""
+
+# The success of one task inside of its function's own transaction. If the claim is lost, this fails (division by zero),
+# so that the COMMIT that follows in the same message does not happen.
+SETTLE_OWN_SUCCESS = """
+WITH settled AS (
+    UPDATE {task} AS task
+    SET status = 'SUCCESSFUL', finished_at = clock_timestamp(), result = NULLIF(%s::jsonb, 'null'),
+        expires_at = {expires_at}
+    WHERE task.id = %s AND task.attempts = %s AND task.status = 'RUNNING'
+    RETURNING task.id)
+SELECT 1 / count(*) FROM settled
+"""
+
+
+def settle(using: str, outcomes: Sequence[tuple[Claim, Outcome]], worker: UUID) -> dict[int, float | None]:
+    """Write a batch of outcomes, guarded by their claims.
+
+    Returns the ids that were accepted, each with the date at which the task ended in seconds since the epoch, or None
+    if the task runs again. A claim that is missing in the answer was lost: somebody else has the task now, and the
+    outcome had no effect. Raises ``OperationalError`` when a row is locked for longer than a moment. Successes and
+    other outcomes are two statements: give only one kind where all or none must be written.
+    """
+    outcomes = sorted(outcomes, key=_by_id)
+    # Functions in C look at the outcomes, for there may be thousands.
+    are_alike = {*map(type, map(itemgetter(1), outcomes))} == {Succeeded}
+    successes = outcomes if are_alike else [pair for pair in outcomes if isinstance(pair[1], Succeeded)]
+    others = [_columns(*pair) for pair in ([] if are_alike else outcomes) if not isinstance(pair[1], Succeeded)]
+    accepted: dict[int, float | None] = {}
+    if successes:
+        accepted.update(run(using, SETTLE_SUCCESSES, *_success_columns(successes)))
+    if others:
+        accepted.update(run(using, SETTLE_OTHERS, *map(list, zip(*others, strict=True)), worker))
+    return accepted
+
+
+def held(using: str, claims: Sequence[Claim]) -> set[int]:
+    """Return the ids of those claims that cannot be settled now, because somebody has locked their rows."""
+    ids, attempts = [claim.id for claim in claims], [claim.attempt for claim in claims]
+    return {id_ for (id_,) in run(using, HELD, ids, attempts)}
+
+
+def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) -> None:
+    """Write successes as the last statement of the current transaction, and commit it, in one message.
+
+    ``atomic()`` then has nothing left to commit and goes on with the functions of ``on_commit``. Raises ``ClaimLost``
+    when one claim is lost; nothing is committed then.
+    """
+    connection = connection_for(using)
+    connection.ensure_connection()
+    statement = filled(SETTLE_OWN_SUCCESS)
+    values = [(outcome.result, claim.id, claim.attempt) for claim, outcome in successes]
+    bound = [statement % literals(connection, each) for each in values]
+    try:
+        send(connection, ";".join([*bound, "COMMIT"]))
+    except DataError as error:
+        if getattr(error.__cause__, "sqlstate", None) != DivisionByZero.sqlstate:
+            raise
+        raise ClaimLost("The task is no longer claimed by this attempt.") from error
+
+
+def _by_id(pair: tuple[Claim, Outcome]) -> int:
+    # Whoever writes several rows takes them in this order, or skips locked rows. So no two can deadlock.
+    return pair[0].id
+
+
+def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
+    """Return an outcome that is no success as a row of ``SETTLE_OTHERS``."""
+    status, delay, retried, snoozes, record = outcome.status.value, 0.0, 0, 0, None
+    match outcome:
+        case Retried():
+            record, retried, delay = "FAILED", 1, float(outcome.delay)
+        case Snoozed():
+            delay, snoozes = float(outcome.delay), outcome.snoozes
+        case Abandoned():
+            delay = float(outcome.delay)
+        case Interrupted():
+            record, delay = "LOST", float(outcome.delay)
+        case Failed() | Cancelled():
+            record = "FAILED"
+    if status == TaskStatus.SCHEDULED and delay <= 0:
+        # A task that is due at once needs no promotion.
+        status = TaskStatus.READY.value
+    failure = getattr(outcome, "failure", None)
+    path, traceback = (failure.exception_path, failure.traceback) if failure else (None, None)
+    return claim.id, claim.attempt, status, delay, retried, snoozes, record, path, traceback
+
+
+def _success_columns(pairs: Sequence[tuple[Claim, Outcome]]) -> tuple[str, str, list[str] | None]:
+    """Return ids, attempts and results of successes as arrays; the numbers as text, which is quicker to make."""
+    claims, outcomes = zip(*pairs, strict=True)
+    results = list(map(attrgetter("result"), outcomes))
+    return (
+        array_of_numbers(map(attrgetter("id"), claims)),
+        array_of_numbers(map(attrgetter("attempt"), claims)),
+        results if results.count("null") < len(results) else None,
+    )

@@ -1,0 +1,158 @@
+"""Enqueueing calls with ``unique=``: a call whose unique key is taken makes no second task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+from django.db.models import Q
+
+from django_pglock.errors import DuplicateTask
+from django_pglock.store.admit import admit_on_commit
+from django_pglock.store.call import Call, Enqueued, batches, due_of, seconds_kept
+from django_pglock.store.insert import insert_calls
+from django_pglock.store.sql import filled, run
+from django_pglock.tasks.states import UniqueScope
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.fields import TaskFields
+
+#: How often a call looks again when the task that had its key is gone before it can be named.
+TRIES = 100
+
+#: Whether a task keeps others with the same unique key from being enqueued. The index of these keys has the same
+#: condition, and PostgreSQL uses it only for a query that says it in the same words.
+HAS_UNIQUE_KEY = (
+    Q(unique_scope=UniqueScope.WAITING, attempts=0, finished_at__isnull=True)
+    | Q(unique_scope=UniqueScope.UNFINISHED, finished_at__isnull=True)
+    | Q(unique_scope=UniqueScope.PERIOD)
+)
+
+# Ids for calls that are not written in their order.
+DRAW_IDS = """
+SELECT nextval(serial.sequence) FROM (SELECT pg_get_serial_sequence('{task}', 'id') AS sequence) AS serial,
+                                     generate_series(1, %s)
+"""
+
+# Frees keys that were taken for a period which is over.
+FREE_EXPIRED_UNIQUE = """
+UPDATE {task} SET unique_key = NULL, unique_scope = NULL, unique_until = NULL
+WHERE unique_key = ANY (%s::text[]) AND unique_scope = 'PERIOD' AND unique_until <= clock_timestamp()
+"""
+
+# Which tasks have these unique keys, and in which scope.
+FIND_UNIQUE = """
+SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FROM {task}
+WHERE unique_key = ANY (%s::text[])
+  AND (unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
+       OR unique_scope = 'UNFINISHED' AND finished_at IS NULL
+       OR unique_scope = 'PERIOD' AND unique_until > clock_timestamp())
+"""
+
+# Makes a waiting task the new call. Every column that a call fills in is written, and the task no longer waits for the
+# tasks that the first call named with ``after=``. A task that is claimed meanwhile is not found any more. Also returns
+# its lock key as it was: if the new one differs, the task has left the queue of its old key.
+REPLACE_UNIQUE = """
+WITH old AS MATERIALIZED (
+    SELECT id, lock_key FROM {task}
+    WHERE unique_key = %s AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
+    FOR NO KEY UPDATE
+), waits AS (
+    DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
+)
+UPDATE {task} AS task
+SET args = %s::jsonb, kwargs = %s::jsonb, queue = %s, priority = %s, backend = %s, max_retries = %s, meta = %s::jsonb,
+    lock_key = call.lock_key, concurrency = %s, group_key = %s, fair_key = %s, keep_result = %s, waits_for = 0,
+    run_after = call.due,
+    status = CASE WHEN call.due > statement_timestamp() THEN 'SCHEDULED'
+                  WHEN call.lock_key IS NOT NULL THEN 'BLOCKED'
+                  ELSE 'READY' END
+FROM (SELECT %s::text AS lock_key, COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due) AS call, old
+WHERE task.id = old.id AND task.id = ANY (ARRAY(SELECT id FROM old))
+RETURNING task.id, task.status, date_part('epoch', task.enqueued_at), task.unique_key, old.lock_key
+"""
+
+
+def enqueue_unique(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
+    """Insert the calls that are new and find the tasks that are there, until each call has its task.
+
+    Returns the tasks in the order of the calls. Raises ``DuplicateTask``.
+    """
+    assert task.unique is not None  # noqa: S101 - for the type checker
+    on_conflict = task.unique.on_conflict
+    found: dict[str, Enqueued] = {}
+    left = _in_order_of_keys(using, _without_twins(calls, last=on_conflict == "replace"))
+    if on_conflict == "raise" and len(left) < len(calls):
+        raise DuplicateTask(f"Several of these calls of {task.module_path} have the same unique key.", result_id="")
+    for _ in range(TRIES):
+        if on_conflict == "replace":
+            found.update(_by_key(_replace(using, task, left, meta)))
+            left = [call for call in left if call.keys.unique not in found]
+        for batch in batches(left):
+            found.update(_by_key(insert_calls(using, task, batch, meta)))
+        left = [call for call in left if call.keys.unique not in found]
+        if not left:
+            return [found[str(call.keys.unique)] for call in calls]
+        there = run(using, FIND_UNIQUE, [call.keys.unique for call in left])
+        if on_conflict == "skip":
+            found.update(_by_key(_existing(row) for *row, _scope in there))
+            left = [call for call in left if call.keys.unique not in found]
+            if not left:
+                return [found[str(call.keys.unique)] for call in calls]
+        for id_, *_, scope in there:
+            _refuse(task, on_conflict, id_, scope)
+        # The task that had the key is gone by now, or had it for a period that is over.
+        run(using, FREE_EXPIRED_UNIQUE, [call.keys.unique for call in left])
+    raise DuplicateTask(
+        f"A task of {task.module_path} with the same unique key came and went {TRIES} times.", result_id=""
+    )
+
+
+def _in_order_of_keys(using: str, calls: list[Call]) -> list[Call]:
+    """Return unique calls in the order in which all transactions take their keys, so that no two deadlock."""
+    if len(calls) == 1:
+        return calls
+    ids = sorted(id_ for (id_,) in run(using, DRAW_IDS, len(calls)))
+    drawn = [Call(call.args, call.kwargs, call.keys, id_) for call, id_ in zip(calls, ids, strict=True)]
+    return sorted(drawn, key=lambda call: str(call.keys.unique))
+
+
+def _replace(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
+    replaced: list[Enqueued] = []
+    with connections[using].cursor() as cursor:
+        for call in calls:
+            keys = call.keys
+            values: tuple[Any, ...] = (keys.unique, call.args, call.kwargs, task.queue_name, task.priority)
+            values += (task.backend, task.max_attempts - 1, meta, task.concurrency, keys.group, keys.fair)
+            values += (seconds_kept(task), keys.lock, *due_of(task))
+            cursor.execute(filled(REPLACE_UNIQUE), values)
+            for *row, key_before in cursor.fetchall():
+                replaced.append(_existing(row))
+                admit_on_commit(using, {key_before} - {keys.lock})
+    return replaced
+
+
+def _without_twins(calls: Sequence[Call], *, last: bool) -> list[Call]:
+    """Return the first, or the last, call of each unique key."""
+    by_key: dict[str | None, Call] = {}
+    for call in calls:
+        by_key[call.keys.unique] = call if last else by_key.get(call.keys.unique, call)
+    return list(by_key.values())
+
+
+def _refuse(task: TaskFields, on_conflict: str, id_: int, scope: str) -> None:
+    """Raise ``DuplicateTask`` when this task keeps a call from being enqueued."""
+    what = f"Task {id_} of {task.module_path} has the same unique key"
+    if on_conflict == "raise":
+        raise DuplicateTask(f"{what}.", result_id=str(id_))
+    if on_conflict == "replace" and scope != UniqueScope.WAITING:
+        raise DuplicateTask(f"{what} for longer than it waits, so it cannot be replaced.", result_id=str(id_))
+
+
+def _existing(row: Iterable[Any]) -> Enqueued:
+    return Enqueued(*row)._replace(is_new=False)
+
+
+def _by_key(rows: Iterable[Enqueued]) -> dict[str, Enqueued]:
+    return {str(row.unique_key): row for row in rows}

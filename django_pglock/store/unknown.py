@@ -1,0 +1,50 @@
+"""Ready tasks whose functions no living worker knows: nobody will run them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from django_pglock.conf import get_settings
+from django_pglock.store.ready import FIND_QUEUES, FIRST_READY
+from django_pglock.store.sql import run
+
+# Ready tasks whose function no living worker knows, or one worker does not know.
+UNKNOWN = f"""
+{FIND_QUEUES.rstrip()}, known AS MATERIALIZED (
+    SELECT jsonb_array_elements_text(worker.task_paths) AS path FROM {{worker}} AS worker
+    WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+      AND worker.id = COALESCE(%s::uuid, worker.id)
+)
+SELECT first.task_path, found.queue, count(*), min(first.enqueued_at) AS oldest
+FROM {FIRST_READY}
+WHERE first.task_path NOT IN (SELECT path FROM known)
+  AND first.backend = COALESCE(%s::text, first.backend)
+GROUP BY first.task_path, found.queue
+ORDER BY oldest, first.task_path
+"""
+
+
+class UnknownTasks(NamedTuple):
+    """Ready tasks of one function and queue that no living worker can run: how many were seen, and since when."""
+
+    task_path: str
+    queue: str
+    waiting: int
+    oldest: datetime
+
+
+def unknown(
+    using: str, *, limit: int = 1000, worker: UUID | None = None, backend: str | None = None
+) -> list[UnknownTasks]:
+    """Return which ready tasks no living worker knows, the longest waiting first.
+
+    - ``limit``: so many tasks of each queue are read, the first ones, by index.
+    - ``worker``: return the tasks that this worker does not know, whatever others do.
+    - ``backend``: only tasks of this alias in TASKS.
+
+    Whether a worker that knows a function also serves the queue is not asked.
+    """
+    alive = get_settings().HEARTBEAT_LIMIT
+    return [UnknownTasks(*row) for row in run(using, UNKNOWN, alive, worker, limit, limit, backend)]

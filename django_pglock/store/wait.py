@@ -1,0 +1,39 @@
+"""Processes that wait until a task has ended (``result.wait()``): their rows in the table of waiters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django_pglock.store.sql import array_of_numbers, run
+
+#: Processes that wait for a result listen here; the payload is the task's id.
+DONE_CHANNEL = "django_pglock_done"
+
+# Writes that this process waits for tasks, and that it no longer waits for others. Rows that ``RELEASE`` deletes at
+# this moment are skipped: two transactions that delete several rows in different orders could deadlock.
+NOTE_WAITS = """
+WITH gone AS (
+    DELETE FROM {waiter} WHERE id = ANY (ARRAY(
+        SELECT id FROM {waiter} WHERE id = ANY (%s::bigint[]) FOR UPDATE SKIP LOCKED))
+)
+INSERT INTO {waiter} (awaited) SELECT unnest(%s::bigint[]) RETURNING awaited, id
+"""
+
+# Which of these tasks have ended.
+LOOK_AT_AWAITED = "SELECT id, finished_at IS NOT NULL FROM {task} WHERE id = ANY (%s::bigint[])"
+
+
+def note_waits(using: str, awaited: Sequence[int], *, instead_of: Sequence[int]) -> dict[int, int]:
+    """Write a row for each of these tasks, so that its end is announced on ``DONE_CHANNEL``; delete earlier rows.
+
+    ``instead_of``: the ids of the earlier rows. Returns the ids of the new rows by the ids of the tasks. The caller has
+    to look afterwards whether a task has ended already.
+    """
+    values = (array_of_numbers(instead_of), array_of_numbers(awaited))
+    return dict(run(using, NOTE_WAITS, *values))
+
+
+def ended(using: str, ids: Sequence[int]) -> list[tuple[int, bool]]:
+    """Return those of these tasks that have ended, with True, and those that do not exist, with False."""
+    is_finished = dict(run(using, LOOK_AT_AWAITED, array_of_numbers(ids)))
+    return [(id_, id_ in is_finished) for id_ in ids if is_finished.get(id_, True)]

@@ -1,0 +1,92 @@
+"""Waking sleeping workers after a commit, with as few NOTIFYs as possible.
+
+Each NOTIFY takes a lock that serialises the commits of the whole server. So it is sent only if the row of some worker
+says that the worker sleeps, and the row is read only after the commit. Why no wake-up is lost:
+
+- A worker first commits ``is_sleeping``, then looks for work once more, and once again after ``NEGATIVE_TTL`` has
+  passed; only then does it wait for a NOTIFY.
+- If a task is committed before one of these looks, the look finds the task. If it is committed later, the process that
+  enqueued it reads the flag after that, and the flag is set. Or it does not read the flag, because it saw nobody asleep
+  less than ``NEGATIVE_TTL`` ago; then the worker's second look is still to come.
+- If a process dies between its commit and the NOTIFY, the poll finds the task.
+
+One look after a commit serves for everything that the transaction has added to a queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from django.db import connections
+
+from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.message import literals, send
+from django_pglock.store.sql import filled, rows_of
+
+#: Workers listen here for tasks that can be claimed; the payload is the queue's name.
+READY_CHANNEL = "django_pglock_ready"
+#: Workers listen here for tasks that were scheduled, to set their alarm; the payload is the queue's name.
+SCHEDULED_CHANNEL = "django_pglock_scheduled"
+#: Workers listen here for running tasks that somebody has asked to end; the payload is the task's id.
+CANCEL_CHANNEL = "django_pglock_cancel"
+#: Seconds for which this process relies on having seen nobody asleep. A busy producer asks no more often than this.
+NEGATIVE_TTL = 0.05
+
+# Wakes sleeping workers, if there are any. Sent after the commit: if it were sent before, a worker could look, find
+# nothing and fall asleep between our look at its flag and our commit. The answer is not needed on the disk: if the
+# server crashes, the poll finds the task.
+WAKE = """
+SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)
+WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
+"""
+
+_nobody_slept_at: dict[str, float] = {}
+# By connection: channels and queues to which something was added, and nobody was told yet. After a rollback they stay,
+# and the next commit tells of them, which does no harm.
+_untold: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
+
+
+def wake(using: str, queues: Iterable[str], channel: str = READY_CHANNEL) -> None:
+    """Wake sleeping workers for these queues once the current transaction is committed."""
+    for queue in set(queues):
+        _wake_on_commit(using, channel, queue)
+
+
+def note_sleep(using: str, worker: UUID, *, is_sleeping: bool) -> None:
+    """Write into a worker's row whether it wants to be woken by NOTIFY."""
+    rows_of("Worker", using).filter(pk=worker).update(is_sleeping=is_sleeping)
+
+
+def _wake_on_commit(using: str, channel: str, queue: str) -> None:
+    connection = connections[using]
+    if connection.autocommit and _nobody_sleeps(using):
+        # It is committed.
+        return
+    untold = _untold.setdefault(connection, set())
+    untold.add((channel, queue))
+    connection.on_commit(partial(_wake_once, untold, using, channel, queue), robust=True)
+
+
+def _wake_once(untold: set[tuple[str, str]], using: str, channel: str, queue: str) -> None:
+    if (channel, queue) in untold:
+        _notify(using, channel, queue)
+        untold.discard((channel, queue))
+
+
+def _notify(using: str, channel: str, queue: str) -> None:
+    if _nobody_sleeps(using):
+        return
+    now = time.monotonic()
+    connection = connection_for(using)
+    connection.ensure_connection()
+    if send(connection, filled(WAKE) % literals(connection, (channel, queue))) is None:
+        _nobody_slept_at[using] = now
+
+
+def _nobody_sleeps(using: str) -> bool:
+    return time.monotonic() - _nobody_slept_at.get(using, -NEGATIVE_TTL) < NEGATIVE_TTL

@@ -1,0 +1,152 @@
+"""``@task``, as users write it and as type checkers see it. ``definition.py`` has what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, Protocol, TypedDict, TypeVar, overload
+
+from django_pglock.errors import TaskOptionError
+from django_pglock.tasks.compat import Task, TaskResult
+from django_pglock.tasks.context import TaskContext
+from django_pglock.tasks.definition import PostgresTask
+from django_pglock.tasks.fields import CALL_ONLY, OPTIONS
+from django_pglock.tasks.options import GroupOption, RateOption, UniqueOption
+from django_pglock.tasks.redaction import RedactOption
+from django_pglock.tasks.retry import BackoffOption
+
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, Self, Unpack
+
+    P = ParamSpec("P")
+
+R = TypeVar("R")
+
+
+if TYPE_CHECKING:
+
+    class Result(TaskResult[P, R]):
+        """What a type checker sees of the result of a decorated function."""
+
+        def wait(self, timeout: float | None = None) -> Self: ...
+        async def await_(self, timeout: float | None = None) -> Self: ...
+
+    class TaskFunction(Task[P, R]):
+        """What a type checker sees of a decorated function. R is what it returns when it is awaited, if it is async."""
+
+        def using(
+            self,
+            *,
+            priority: int | None = None,
+            queue_name: str | None = None,
+            run_after: datetime | timedelta | None = None,
+            backend: str | None = None,
+            max_attempts: int | None = None,
+            max_snoozes: int | None = None,
+            atomic: bool | None = None,
+            timeout: float | timedelta | None = None,
+            lock: str | None = None,
+            concurrency: int | None = None,
+            unique: UniqueOption | None = None,
+            fair: str | None = None,
+            rate: RateOption | None = None,
+            keep_result: float | timedelta | None = None,
+            after: TaskResult[..., Any] | str | int | Iterable[TaskResult[..., Any] | str | int] | None = None,
+            meta: dict[str, Any] | None = None,
+        ) -> TaskFunction[P, R]: ...
+
+        def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[P, R]: ...
+        async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Result[P, R]: ...
+        def enqueue_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
+        def get_result(self, result_id: str) -> Result[P, R]: ...
+        async def aget_result(self, result_id: str) -> Result[P, R]: ...
+
+    class Options(TypedDict, total=False):
+        """The options of ``@task`` that do not change how the function is called."""
+
+        priority: int
+        queue_name: str
+        backend: str
+        max_attempts: int
+        max_snoozes: int | None
+        backoff: BackoffOption
+        retry_on: type[BaseException] | tuple[type[BaseException], ...]
+        no_retry_on: type[BaseException] | tuple[type[BaseException], ...]
+        atomic: bool
+        timeout: float | timedelta | None
+        lock: str | None
+        concurrency: int | None
+        advisory: bool
+        unique: UniqueOption | None
+        fair: str | None
+        rate: RateOption | None
+        keep_result: float | timedelta | None
+        cron: str | None
+        every: float | timedelta | None
+        timezone: str | None
+        redact: RedactOption
+        meta: dict[str, Any]
+
+    class Decorator(Protocol):
+        @overload
+        def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> TaskFunction[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+
+    class ContextDecorator(Protocol):
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[TaskContext, P], Coroutine[Any, Any, R]], /
+        ) -> TaskFunction[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[TaskContext, P], R], /) -> TaskFunction[P, R]: ...
+
+    class GroupDecorator(Protocol):
+        """The function takes a list of calls; what stands in a call, only its template and its body know."""
+
+        @overload
+        def __call__(self, function: Callable[..., Coroutine[Any, Any, R]], /) -> TaskFunction[..., R]: ...
+        @overload
+        def __call__(self, function: Callable[..., R], /) -> TaskFunction[..., R]: ...
+
+
+@overload
+def task(function: Callable[P, Coroutine[Any, Any, R]], /) -> TaskFunction[P, R]: ...
+
+
+@overload
+def task(function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+
+
+@overload
+def task(*, group: GroupOption, takes_context: bool = ..., **options: Unpack[Options]) -> GroupDecorator: ...
+
+
+@overload
+def task(*, takes_context: Literal[True], group: None = ..., **options: Unpack[Options]) -> ContextDecorator: ...
+
+
+@overload
+def task(*, takes_context: Literal[False] = ..., group: None = ..., **options: Unpack[Options]) -> Decorator: ...
+
+
+def task(function: Any = None, /, **options: Any) -> Any:
+    """Decorate a module-level function so that it can be enqueued: ``send.enqueue(order_id=1)``.
+
+    The same decorator as ``django.tasks.task``, typed and with our options on every supported Django; see
+    ``TaskFields`` for them. Raises ``TaskOptionError`` for an option that does not exist, and ``InvalidTask`` for a
+    generator and for a function that no worker could find.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        if unknown := sorted(set(options) - OPTIONS):
+            where = f"@task on {getattr(function, '__qualname__', type(function).__name__)}"
+            if (name := unknown[0]) in CALL_ONLY:
+                raise TaskOptionError(f"{where}: {name} belongs to one call; write it in using({name}=...).")
+            raise TaskOptionError(
+                f"{where} has no option {', '.join(map(repr, unknown))}; it takes {', '.join(sorted(OPTIONS))}."
+            )
+        # Ours whatever the backend is, so that a test suite on Django's ImmediateBackend keeps its options.
+        return PostgresTask(func=function, **options)
+
+    return decorate if function is None else decorate(function)

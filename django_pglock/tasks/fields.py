@@ -1,0 +1,124 @@
+"""The options of ``@task`` as the fields of a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django_pglock.errors import TaskOptionError
+from django_pglock.tasks.compat import (
+    DEFAULT_TASK_BACKEND_ALIAS,
+    DEFAULT_TASK_PRIORITY,
+    DEFAULT_TASK_QUEUE_NAME,
+    Task,
+)
+from django_pglock.tasks.options import Group, Rate, Unique
+from django_pglock.tasks.retry import DEFAULT_BACKOFF, BackoffOption
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: Options that only the decorator takes, because their values are code or concern the function as a whole.
+DECORATOR_ONLY = ("backoff", "retry_on", "no_retry_on", "group", "cron", "every", "timezone", "redact", "advisory")
+#: Options that only ``using()`` takes, because they concern one call.
+CALL_ONLY = ("run_after", "after")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFields(Task):  # type: ignore[type-arg]
+    """A task function with its options. ``@task`` makes it, as a ``PostgresTask``.
+
+    Besides Django's own fields:
+
+    - ``max_attempts``: how often the function may be tried, the first time included. Default 1: no retry.
+    - ``max_snoozes``: how often the task may ``raise Snooze``; the next one ends it as FAILED. Default: no limit.
+    - ``backoff``: the wait before the next attempt; seconds, a timedelta, ``Constant``, ``Linear``, ``Exponential`` or
+      ``fn(exception, task_result)``. Default: exponential from one second to ten minutes, with full jitter.
+    - ``retry_on``, ``no_retry_on``: exception types that are retried (default: every ``Exception``) or never are.
+    - ``atomic``: run the function in a transaction together with its own completion, so that its database effects
+      happen exactly once even if the worker is killed.
+    - ``timeout``: seconds or a timedelta that one attempt may take.
+    - ``lock``: a template such as ``"order:{order_id}"``; tasks of one key never run together, whatever their
+      functions, and begin in the order in which they were enqueued. ``concurrency``: how many of them may.
+    - ``advisory``: hold the advisory lock of the same name as ``lock`` makes while the function runs, as
+      ``with lock(...)`` elsewhere in the project does.
+    - ``unique``: True, a template or ``Unique``: no second task while one with the same key waits.
+    - ``group``: a template or ``Group``: all waiting tasks of one key are passed to one call, as a list.
+    - ``fair``: a template; keys take turns, so that a million tasks of one key do not delay ten of another.
+    - ``rate``: ``"10/s"`` or ``Rate``: so many starts in so much time.
+    - ``keep_result``: seconds or a timedelta after which the finished row may go.
+    - ``redact``: names of arguments, or of keys inside of them, that people are not shown, such as ``("card",
+      "password")``; ``"return"`` is the result, True all of it. The row keeps the values.
+    - ``cron`` (with ``timezone``) or ``every``: enqueue it by the clock, each tick once.
+
+    Of one call, with ``using()``: ``run_after``, which also takes a ``timedelta``, counted by the database's clock;
+    ``after``, results or ids of tasks that have to succeed first, or one. ``meta``, a dict that travels with the task,
+    is for both.
+    """
+
+    # Declared again because Django 6.0 has no defaults for them.
+    priority: int = DEFAULT_TASK_PRIORITY
+    backend: str = DEFAULT_TASK_BACKEND_ALIAS
+    queue_name: str = DEFAULT_TASK_QUEUE_NAME
+    run_after: datetime | timedelta | None = None  # type: ignore[assignment]
+
+    max_attempts: int = 1
+    max_snoozes: int | None = None
+    backoff: BackoffOption = DEFAULT_BACKOFF
+    retry_on: tuple[type[BaseException], ...] = (Exception,)
+    no_retry_on: tuple[type[BaseException], ...] = ()
+    atomic: bool = False
+    timeout: float | timedelta | None = None
+    lock: str | None = None
+    concurrency: int | None = None
+    advisory: bool = False
+    unique: Unique | None = None
+    group: Group | None = None
+    fair: str | None = None
+    rate: Rate | None = None
+    keep_result: float | timedelta | None = None
+    cron: str | None = None
+    every: float | timedelta | None = None
+    timezone: str | None = None
+    redact: tuple[str, ...] | bool = ()
+    after: tuple[int, ...] = ()
+    meta: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    #: The options that differ from the decorated definition and are stored in the row; empty for the definition itself.
+    carried: dict[str, Any] = field(init=False, repr=False, compare=False, hash=False, default_factory=dict)
+    #: The number of the backend that has found this task valid. Copies have to be validated again.
+    valid_for: int = field(default=0, init=False, repr=False, compare=False)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether calls of this task have keys, so that their arguments are looked at when they are enqueued."""
+        return any((self.lock, self.unique, self.group, self.fair, self.rate))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a call of this task is a row and nothing else."""
+        return not self.has_keys and not self.after and self.keep_result is None
+
+    def using(self, **changes: Any) -> Self:
+        """Return a copy with other options for the calls made through it.
+
+        Takes Django's ``priority queue_name run_after backend`` and all of ours but those that belong to the function:
+        ``backoff``, the exception types, ``group`` and the schedule. None leaves an option as it is. Raises
+        ``TaskOptionError`` for any other name.
+        """
+        for name in changes:
+            if name in DECORATOR_ONLY:
+                raise TaskOptionError(f"{name} is set in @task on {self.module_path}; a single call cannot change it.")
+            if name not in _CHANGEABLE:
+                raise TaskOptionError(f"using() has no option {name!r}; it takes {', '.join(_CHANGEABLE)}.")
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def can_retry(self, error: BaseException) -> bool:
+        """Say whether this exception is one to try again after."""
+        return isinstance(error, self.retry_on) and not isinstance(error, self.no_retry_on)
+
+
+#: The options of ``@task``.
+OPTIONS = {each.name for each in fields(TaskFields) if each.init} - {"func", *CALL_ONLY}
+_CHANGEABLE = sorted({*OPTIONS, *CALL_ONLY} - {"takes_context", *DECORATOR_ONLY})

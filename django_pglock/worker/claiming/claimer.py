@@ -1,0 +1,133 @@
+"""What one look claims: of which kinds of functions, from which queues, and how many tasks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from django_pglock.tasks import registry
+from django_pglock.worker.claiming.function_kinds import ASYNC, BOTH, SYNC, FunctionKind, KindPauses
+from django_pglock.worker.claiming.queue_cursor import QueueCursors
+from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.claiming.ready_queues import ReadyQueues
+from django_pglock.worker.in_flight import InFlight
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.claim import Claim
+
+
+class Claimer:
+    """Claims tasks of the served queues: as many as there is room for, sync and async functions together if possible.
+
+    ``backend`` is the alias of the one backend to serve; None: all backends.
+    """
+
+    def __init__(
+        self, in_flight: InFlight, using: str, worker: UUID, queues: Queues, *, backend: str | None = None
+    ) -> None:
+        self.in_flight = in_flight
+        self.using = using
+        self.worker = worker
+        self.queues = queues
+        self.backend = backend
+        self.pauses = KindPauses()
+        #: Kinds that have room, and for which it is not time to look yet.
+        self.put_off: list[FunctionKind] = []
+        #: Whether any queue had something ready at the last claim.
+        self.was_ready = False
+        #: Whether the last claim took as many as it could. Then more may be ready than the smaller room lets in.
+        self.was_full = False
+        self._ready = ReadyQueues(using)
+        self._paths: list[str] = []
+        self._cursors: dict[FunctionKind, QueueCursors] = {}
+
+    def rooms(self) -> list[tuple[FunctionKind, int]]:
+        """Return the kinds of functions to claim now, and how many tasks of each."""
+        if not self.in_flight.may_claim():
+            return []
+        left = self.in_flight.claims_left
+        room_of = {SYNC: self.in_flight.threads.room, ASYNC: self.in_flight.coroutines.room}
+        rooms = [(kind, room_of[kind]()) for kind in self._kinds()]
+        if left is not None:
+            rooms = [(kind, min(left, room)) for kind, room in rooms]
+        self.put_off = []
+        if len(rooms) == 1:
+            return [(kind, room) for kind, room in rooms if room]
+        smaller = min(room for _, room in rooms)
+        if smaller and not (self.was_full and left is None):
+            # One statement for both kinds: as long as all that is ready fits in, no second statement is needed.
+            return [(BOTH, smaller)]
+        self.put_off = [kind for kind, room in rooms if room and self.pauses.next_in(kind) > 0]
+        return [(kind, room) for kind, room in rooms if room and kind not in self.put_off]
+
+    def leaves_out_a_kind(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
+        """Say whether a claim for these rooms would leave out one of two kinds that the process knows."""
+        return len(rooms) == 1 and rooms[0][0] != BOTH and len(self._kinds()) > 1
+
+    def claim(self, rooms: list[tuple[FunctionKind, int]], *, told: Collection[str] = ()) -> list[Claim]:
+        """Claim tasks for these rooms. ``told``: the queues to look into, if a notification has named them."""
+        claims = self._claim_each(rooms, self._ready_queues(told))
+        if not claims and self._ready.is_from_memory:
+            self._ready.forget()
+            claims = self._claim_each(rooms, self._ready_queues())
+        self.was_full = len(claims) >= min(room for _, room in rooms)
+        if len(claims) < sum(room for _, room in rooms):
+            self._ready.forget()
+        return claims
+
+    def note_learned(self) -> None:
+        """Note that the process has learned functions: what it left out before may be claimed now."""
+        self._ready.forget()
+        self.pauses.note_news()
+
+    def _claim_each(self, rooms: list[tuple[FunctionKind, int]], ready: list[str]) -> list[Claim]:
+        claims: list[Claim] = []
+        self.was_ready = bool(ready)
+        for kind, room in rooms:
+            began = time.monotonic()
+            queues = self._in_turn(ready, kind)
+            of_kind = self._claim_from(queues, self._cursors[kind], room)
+            claims += of_kind
+            if kind != BOTH:
+                self.pauses.note(kind, took=time.monotonic() - began, found=len(of_kind))
+        return claims
+
+    def _claim_from(self, queues: list[str], cursors: QueueCursors, room: int) -> list[Claim]:
+        claims: list[Claim] = []
+        cursors.forget_others(queues)
+        for queue in queues:
+            claims += cursors.of(queue).claim(room - len(claims))
+            if len(claims) >= room:
+                break
+        return claims
+
+    def _ready_queues(self, told: Collection[str] = ()) -> list[str]:
+        """Return the queues to look into. Asks the database only if there may be several and none was told of."""
+        if self.queues.only is not None:
+            return [self.queues.only]
+        return sorted(told) if told else self._ready.names()
+
+    def _in_turn(self, ready: list[str], kind: FunctionKind) -> list[str]:
+        if self.queues.only is not None:
+            return ready
+        return self.queues.in_turn(ready, whose=ASYNC if kind == ASYNC else SYNC)
+
+    def _kinds(self) -> list[FunctionKind]:
+        """Return the kinds of functions that are known by now, and make their cursors if functions were added."""
+        known = registry.known_paths()
+        if self._paths != known or not self._cursors:
+            coroutines = [path for path in known if registry.is_async(path)]
+            functions = [path for path in known if not registry.is_async(path)]
+            paths: dict[FunctionKind, list[str]] = {SYNC: functions, ASYNC: coroutines, BOTH: known}
+            is_fair = registry.has_fair()
+            self._paths = known
+            self._cursors = {
+                kind: QueueCursors(
+                    self.using, worker=self.worker, paths=paths[kind], is_fair=is_fair, backend=self.backend
+                )
+                for kind in paths
+            }
+        # Where no function is known, the claim itself finds nothing.
+        return [kind for kind in (SYNC, ASYNC) if self._cursors[kind].paths] or [SYNC]

@@ -1,0 +1,155 @@
+"""The event loop that runs the async tasks of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from asgiref.sync import AsyncToSync, sync_to_async
+
+from django_pglock.tasks.claim import Claim
+from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.running.attempt import Attempt
+from django_pglock.worker.running.forked_child import end_process
+from django_pglock.worker.running.orm_thread import OrmThread, current_attempt
+from django_pglock.worker.running.run import end_by_error, run_async
+from django_pglock.worker.running.task_connections import CHECK_INTERVAL, prepare_connections, renew_connections
+
+logger = logging.getLogger("django_pglock.worker")
+
+
+class EventLoop:
+    """One event loop in a thread of its own, started when the first async task comes."""
+
+    def __init__(self, in_flight: InFlight, using: str) -> None:
+        self.in_flight = in_flight
+        self.using = using
+        self.process = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._running: dict[asyncio.Task[Any], Attempt] = {}
+        self._renewed_at = 0.0
+        self._renewal: asyncio.Future[None] | None = None
+        self.orm = OrmThread(prepare_connections)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the loop's thread has ended although nobody has stopped the loop."""
+        return self._loop is not None and self._thread is not None and not self._thread.is_alive()
+
+    def run(self, attempt: Attempt) -> None:
+        """Start an attempt on the loop and return at once."""
+        with self._starting:
+            loop = self._loop = self._loop or self._new_loop()
+        loop.call_soon_threadsafe(lambda: loop.create_task(self._run(attempt)))
+
+    async def _run(self, attempt: Attempt) -> None:
+        current_attempt.set(attempt)
+        try:
+            await self._renew_connections()
+            ended = await run_async(attempt, self._call)
+        except BaseException as error:  # noqa: BLE001 - see the top of run.py
+            ended = end_by_error(attempt.claims, error)
+        self.orm.end(attempt)
+        self.in_flight.end(ended)
+        self.in_flight.coroutines.free()
+
+    async def _renew_connections(self) -> None:
+        """Have broken connections closed in the thread in which Django's ORM runs for coroutines.
+
+        Does not wait for that, because another call may keep the thread busy. The thread takes calls in their order, so
+        this one comes before those of the coroutine that starts now.
+        """
+        now = time.perf_counter()
+        if now - self._renewed_at > CHECK_INTERVAL:
+            self._renewed_at = now
+            self._renewal = asyncio.ensure_future(sync_to_async(renew_connections)(self.using))
+            await asyncio.sleep(0)
+
+    async def _call(self, attempt: Attempt) -> Any:
+        """Call the function of an attempt. It can be stopped where it awaits something, and nowhere else."""
+        attempt.begin()
+        loop, me = asyncio.get_running_loop(), asyncio.current_task()
+        assert me is not None  # noqa: S101 - for the type checker
+        timer = None if attempt.timeout is None else loop.call_at(attempt.deadline, self._expire, me)
+        self._running[me] = attempt
+        try:
+            return await attempt.call()
+        finally:
+            if os.getpid() != self.process:
+                end_process(sys.exc_info()[1])
+            del self._running[me]
+            if timer is not None:
+                timer.cancel()
+
+    def cancel(self, claim: Claim) -> None:
+        """Stop the coroutine that runs for a cancelled claim, if there is one."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has just been closed
+                loop.call_soon_threadsafe(self._cancel, claim)
+
+    def _cancel(self, claim: Claim) -> None:
+        for task, attempt in self._running.items():
+            if claim in attempt.claims and attempt.is_cancelled:
+                self._stop_coroutine(task)
+
+    def _expire(self, task: asyncio.Task[Any]) -> None:
+        # The loop's timers may be a tick early.
+        attempt = self._running[task]
+        attempt.deadline = min(attempt.deadline, time.monotonic())
+        self._stop_coroutine(task)
+
+    def _stop_coroutine(self, task: asyncio.Task[Any]) -> None:
+        attempt = self._running[task]
+        if not attempt.is_stop_sent:
+            attempt.is_stop_sent = True
+            # The cancellation of the coroutine does not reach a call in the ORM's thread, so its SQL is cancelled, too.
+            asyncio.get_running_loop().run_in_executor(None, self.orm.cancel, attempt)
+            task.cancel()
+
+    def stop(self) -> None:
+        """End the loop. Coroutines that still run are cancelled."""
+        with self._starting:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+
+    def _new_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        # Here sync_to_async() looks up the thread of a loop.
+        AsyncToSync.loop_thread_executors[loop] = self.orm  # type: ignore[assignment]
+        self._thread = threading.Thread(target=self._serve, args=(loop,), name="lockworker-loop", daemon=True)
+        self._thread.start()
+        return loop
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self._serve_until_stopped(loop)
+            if left := asyncio.all_tasks(loop):
+                for task in left:
+                    task.cancel()
+                loop.run_until_complete(asyncio.wait(left))
+        finally:
+            AsyncToSync.loop_thread_executors.pop(loop, None)
+            self.orm.close()
+            loop.close()
+
+    def _serve_until_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the loop until ``stop()`` ends it. Nothing that a coroutine does may end it for the others."""
+        while True:
+            try:
+                loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                # asyncio raises these two out of the loop when they leave a coroutine that another one has started. A
+                # coroutine that awaits that one gets them all the same, and the loop can go on.
+                logger.warning("A coroutine that a task has started wants to end the process.", exc_info=True)
+            if self._loop is not loop:
+                return

@@ -1,0 +1,114 @@
+"""Running one attempt, from a claim to an ended claim. The only ``try`` around the user's function is here.
+
+It catches every exception, SystemExit and CancelledError included. Neither is meant for the worker: signals arrive in
+the main thread, and a thread or a coroutine that ended without an outcome would leave its task RUNNING for ever, kept
+alive by the heartbeat of its worker. What is not an ``Exception`` is a failure without retry.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from django.db import Error as DatabaseFailure
+from django.db import transaction
+
+from django_pglock.errors import ClaimLost, TaskCancelled
+from django_pglock.postgres.connections import connection_for
+from django_pglock.store.outcome import Cancelled, Failed, Failure, Outcome, Released, Succeeded
+from django_pglock.store.progress import note_progress
+from django_pglock.store.settle import settle_and_commit
+from django_pglock.tasks.claim import Claim
+from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.running.attempt import Attempt
+
+logger = logging.getLogger("django_pglock.worker")
+
+
+def prepare(claim: Claim, using: str) -> Attempt | EndedClaim:
+    """Return the attempt of a claim, or the ended claim if the attempt cannot begin."""
+    if claim.is_cancelled:
+        return EndedClaim(claim, Cancelled(Failure.of(TaskCancelled())))
+    try:
+        return Attempt(claim, using)
+    except DatabaseFailure:
+        # Earlier attempts cannot be read: the database is away. The task has not begun.
+        return EndedClaim(claim, Released())
+    except Exception as error:  # noqa: BLE001 - any program may write rows, and the user's code may decode them
+        return EndedClaim(claim, Failed(Failure.of(error)))
+
+
+def end_by_error(claims: Sequence[Claim], error: BaseException) -> EndedClaim:
+    """End claims after an error outside of the user's function, or one that got past the ``try`` around it."""
+    outcome = Failed(Failure.of(error))
+    ended, *same_call = (EndedClaim(claim, outcome) for claim in claims)
+    ended.same_call = same_call
+    return ended
+
+
+def run(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
+    """Run a sync function to its end. ``call`` calls it in a way that can be stopped."""
+    if attempt.is_atomic:
+        return _run_atomic(attempt, call)
+    try:
+        outcome = attempt.success(call(attempt))
+    except BaseException as error:  # noqa: BLE001 - see the top of the module
+        outcome = attempt.failure(error)
+    return attempt.ended(outcome)
+
+
+async def run_async(attempt: Attempt, call: Callable[[Attempt], Awaitable[Any]]) -> EndedClaim:
+    """Run an async function to its end. ``call`` calls it in a way that can be stopped."""
+    try:
+        outcome = attempt.success(await call(attempt))
+    except BaseException as error:  # noqa: BLE001 - see the top of the module
+        outcome = attempt.failure(error)
+    return attempt.ended(outcome)
+
+
+def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
+    """Run a function in a transaction whose last statement settles the claim.
+
+    So its effects in the database and its completion are committed together, or neither is. If another worker has taken
+    the claim over because this one looked dead, everything is rolled back.
+    """
+    claim = attempt.claim
+    session: Any = None
+    has_begun = has_committed = False
+
+    def note_commit() -> None:
+        nonlocal has_committed
+        has_committed = True
+
+    try:
+        connection = connection_for(attempt.using)
+        connection.ensure_connection()
+        session = connection.connection
+        with transaction.atomic(using=attempt.using, durable=True):
+            has_begun = True
+            # Registered first, so it is called whatever the hooks of the function do.
+            transaction.on_commit(note_commit, using=attempt.using)
+            outcome = attempt.success(call(attempt))
+            if not isinstance(outcome, Succeeded):
+                transaction.set_rollback(True, using=attempt.using)
+                return attempt.ended(outcome)
+            _settle_and_commit(attempt, outcome)
+    except ClaimLost:
+        return attempt.ended(None)
+    except BaseException as error:
+        if has_committed:
+            logger.exception("An on_commit hook of %r failed; the task has succeeded.", claim, extra=claim.log_fields())
+            return attempt.ended(outcome, is_settled=True)
+        if isinstance(error, DatabaseFailure) and (session is None or session.closed):
+            # The connection is lost. Nobody knows whether the COMMIT arrived; the guard of the next settle finds out.
+            return attempt.ended(attempt.interruption(error) if has_begun else Released())
+        return attempt.ended(attempt.failure(error))
+    return attempt.ended(outcome, is_settled=True)
+
+
+def _settle_and_commit(attempt: Attempt, outcome: Outcome) -> None:
+    if told := [each for each in attempt.claims if each.progress is not each.noted_progress]:
+        note_progress(attempt.using, told, is_last=True)
+    successes: Any = attempt.outcomes(outcome)
+    settle_and_commit(attempt.using, successes)

@@ -1,0 +1,83 @@
+"""The Django connections of the threads that run tasks: what is done with them before, between and after tasks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+from psycopg.pq import TransactionStatus
+
+from django_pglock.postgres.connection_registry import is_on_standby, note_connection
+from django_pglock.postgres.connections import has_hung_up
+from django_pglock.postgres.sessions import limit_waiting
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+#: Seconds between two checks of a thread's connections while its tasks succeed. A check costs as much as a small task.
+CHECK_INTERVAL = 0.1
+
+
+def prepare_connections() -> None:
+    """Limit how long each connection of this thread may take to open, and make its waits known to the session watch."""
+    for alias in connections:
+        # An alias whose connection cannot be made fails where it is used.
+        with contextlib.suppress(Exception):
+            connection: Any = connections[alias]
+            if connection.vendor == "postgresql":
+                limit_waiting(connection)
+                note_connection(connection)
+
+
+def renew_connections(using: str) -> None:
+    """Close this thread's connections that are broken, too old or hung up, so that the next task opens new ones.
+
+    Close also the connection to the tasks' database, ``using``, if it leads to a standby: after a failover the address
+    may have led there for a while.
+    """
+    connection: Any
+    for connection in connections.all(initialized_only=True):
+        if connection.vendor == "postgresql" and (
+            has_hung_up(connection) or (connection.alias == using and is_on_standby(connection))
+        ):
+            connection.close()
+        else:
+            connection.close_if_unusable_or_obsolete()
+
+
+def is_kept(settings: Mapping[str, Any]) -> bool:
+    """Say whether a thread keeps a connection with these settings from one task to the next.
+
+    It does not keep a connection of a pool, which may have fewer connections than there are threads. Nor one without
+    AUTOCOMMIT, because its open transaction would go on in the next task.
+    """
+    return bool(settings["AUTOCOMMIT"] and not settings["OPTIONS"].get("pool"))
+
+
+def close_unkept_connections() -> None:
+    """Close this thread's connections that the next task must not get. What is not committed is rolled back."""
+    for connection in connections.all(initialized_only=True):
+        if not is_kept(connection.settings_dict):
+            connection.close()
+
+
+def is_at_rest(session: DatabaseWrapper) -> bool:
+    """Say whether the next task may use a session, of PostgreSQL or of another database, as it is."""
+    raw: Any = session.connection
+    if raw is None:
+        return True
+    has_autocommit = session.settings_dict["AUTOCOMMIT"]
+    if session.in_atomic_block or session.autocommit is not has_autocommit:
+        return False
+    if session.vendor != "postgresql" or not has_autocommit:
+        # Without autocommit a transaction is always open; such a session is never kept.
+        return True
+    # A closed session is neither idle nor in a transaction.
+    return bool(raw.pgconn.transaction_status == TransactionStatus.IDLE)
+
+
+def is_closed(session: DatabaseWrapper) -> bool:
+    """Say whether psycopg's connection was closed without Django's knowledge."""
+    return session.vendor == "postgresql" and bool(session.connection.closed)

@@ -1,0 +1,242 @@
+"""A thread that runs sync functions, and how a function in it is stopped.
+
+The thread runs other tasks before and after, so the difficulty is not to hit the function but to miss the others. Only
+``TaskThread.stop()`` acts on the thread: under the lock of the ``TaskThread``, and after a check that the function
+still runs. When the function has ended, the thread first notes that, then waits until no ``stop()`` is in progress, and
+then lets an exception be raised that was sent and has not been raised yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import psycopg
+from django.db import connections
+from django.db.backends.signals import connection_created
+
+from django_pglock.errors import TaskTimeout
+from django_pglock.postgres.connections import cancel_statement, hang_up, statement_under_way
+from django_pglock.worker.running.forked_child import end_process
+from django_pglock.worker.running.stoppable import StoppableAttempt
+from django_pglock.worker.running.task_connections import is_at_rest, is_closed
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+    from django_pglock.tasks.claim import Claim
+
+logger = logging.getLogger("django_pglock.worker")
+
+#: Steps of a loop within which an exception that was sent to a thread is raised. One is enough.
+STEPS = 3
+#: Seconds between two attempts to stop a function whose time is over and that still runs.
+BETWEEN_STOPS = 1.0
+#: Seconds over its time after which a statement that goes on loses its connection: perhaps the connection is half open.
+CANCEL_PATIENCE = 10.0
+#: Seconds over its time after which the log says that a function cannot be stopped.
+OVERRUN = 5.0
+
+_here = threading.local()
+
+
+class Watcher(Protocol):
+    """What calls ``TaskThread.stop()`` at the deadline of an attempt: the watchdog."""
+
+    patience: float
+    #: Called with an attempt that still runs ``patience`` seconds after its timeout, and its stack as text.
+    stuck: Callable[[StoppableAttempt, str], None]
+
+    def ensure_started(self) -> None:
+        """Start to watch, unless that has been started."""
+
+    def expect(self, moment: float) -> None:
+        """Look at this moment of time.monotonic(). May be called where TaskTimeout may be raised."""
+
+    def wake(self) -> None:
+        """Look now."""
+
+
+class TaskThread:
+    """The current thread, as somebody who runs sync functions one after the other. Made by the thread itself."""
+
+    def __init__(self, watchdog: Watcher) -> None:
+        self.watchdog = watchdog
+        self.attempt: StoppableAttempt | None = None
+        #: The claim that the thread runs, from the first to the last statement for it.
+        self.claim: Claim | None = None
+        self.ident = threading.get_ident()
+        self.process = os.getpid()
+        self._stopping = threading.Lock()
+        self._sessions: list[weakref.ReferenceType[DatabaseWrapper]] = []
+        _here.thread = self
+        connection_created.connect(_note_session, dispatch_uid="django_pglock.watchdog")
+
+    def call(self, attempt: StoppableAttempt) -> Any:
+        """Call the function of an attempt. Once this has returned, nothing from outside reaches the thread.
+
+        Every line at which TaskTimeout may be raised is inside of the outer ``try``. It is raised once, so if the first
+        ``_end`` was disturbed, the second is not.
+        """
+        try:
+            try:
+                self._begin(attempt)
+                return attempt.call()
+            finally:
+                if os.getpid() != self.process:
+                    end_process(sys.exc_info()[1])
+                self._end(attempt)
+        except TaskTimeout:
+            self._end(attempt)
+            raise
+
+    def _begin(self, attempt: StoppableAttempt) -> None:
+        # First note the attempt, then check whether it is cancelled. Whoever cancels does the two in the other order.
+        self.attempt = attempt
+        attempt.begin()
+        if attempt.timeout is not None:
+            self.watchdog.ensure_started()
+            attempt.look_at = attempt.deadline
+            self.watchdog.expect(attempt.deadline)
+
+    def _end(self, attempt: StoppableAttempt) -> None:
+        # No lock is taken: TaskTimeout could be raised after the lock is taken and before that is known. Each line may
+        # run twice.
+        attempt.is_over = True
+        try:
+            while self._stopping.locked():
+                time.sleep(0.0002)
+            # An exception that was sent and not raised yet is raised here, in the steps of a loop. It is not taken
+            # back: CPython would go on looking for it at each step of each thread, and 3.11 would do nothing else when
+            # traced.
+            for _ in range(STEPS):
+                pass
+        except TaskTimeout:
+            pass
+        self.attempt = None
+
+    def cancel(self, attempt: StoppableAttempt) -> None:
+        """Have the function of a cancelled attempt of this thread stopped."""
+        self.watchdog.ensure_started()
+        attempt.look_at = 0.0
+        self.watchdog.wake()
+
+    def stop(self, attempt: StoppableAttempt) -> None:
+        """Stop an attempt, unless it has ended: cancel its SQL; if it runs none and its time is over, raise in it."""
+        with self._stopping:
+            if attempt.is_over:
+                attempt.look_at = math.inf
+                return
+            is_overdue = attempt.is_overdue
+            attempt.look_at = time.monotonic() + BETWEEN_STOPS if is_overdue else attempt.deadline
+            was_busy = self._cancel_statements(attempt)
+            if is_overdue and not was_busy and not attempt.is_stop_sent:
+                attempt.is_stop_sent = attempt.is_disturbed = True
+                _send(self.ident, TaskTimeout)
+        _report(attempt)
+        if not attempt.is_stuck and time.monotonic() - attempt.deadline > self.watchdog.patience:
+            attempt.is_stuck = True
+            self.watchdog.stuck(attempt, self._where())
+
+    def _where(self) -> str:
+        frame = sys._current_frames().get(self.ident)  # noqa: SLF001 - there is no other name for it
+        return "".join(traceback.format_stack(frame))
+
+    def _cancel_statements(self, attempt: StoppableAttempt) -> bool:
+        """Cancel the statements that the thread's sessions run, and say whether there was one."""
+        was_busy = False
+        for session in filter(None, [each() for each in self._sessions]):
+            if session.vendor != "postgresql":
+                continue
+            try:
+                is_busy = cancel_statement(session)
+            except psycopg.Error as error:
+                # The request may still arrive, and would cancel the next statement of the session.
+                is_busy = True
+                self._hang_up(session, attempt, f"could not be cancelled ({str(error).strip()})")
+            else:
+                if is_busy and time.monotonic() - attempt.deadline > CANCEL_PATIENCE:
+                    # The server has cancelled it, or has nothing to cancel, but its answer does not reach us.
+                    self._hang_up(session, attempt, "does not end although it was cancelled")
+            was_busy |= is_busy
+        return was_busy
+
+    def _hang_up(self, session: DatabaseWrapper, attempt: StoppableAttempt, what: str) -> None:
+        attempt.is_disturbed = True
+        logger.warning(
+            "A statement of %r %s; its connection to database %r is closed.",
+            attempt.claim,
+            what,
+            session.alias,
+            extra=attempt.claim.log_fields(),
+        )
+        hang_up(session)
+
+    def clean_up(self, claim: Claim) -> None:
+        """Close connections that a task has left in a state that the next task must not find.
+
+        Called after each task, so it only reads attributes: a few of them take as long as one call. libpq knows of a
+        BEGIN that Django has not sent, without asking the server.
+        """
+        for each in self._sessions:
+            session = each()
+            if session is not None and not is_at_rest(session):
+                self._close(session, claim)
+
+    def _close(self, session: DatabaseWrapper, claim: Claim) -> None:
+        if connections[session.alias] is not session:
+            # A connection that is not this thread's own in Django may be in use elsewhere.
+            return
+        if session.in_atomic_block or not is_closed(session):
+            logger.warning(
+                "%r has left a transaction open, autocommit off, or its connection in use, in database %r; what it has "
+                "not committed is lost.",
+                claim,
+                session.alias,
+                extra=claim.log_fields(),
+            )
+        # In an atomic block close() only notes that it was called.
+        session.in_atomic_block = session.closed_in_transaction = False
+        if statement_under_way(session):
+            # Another thread waits for an answer on it, and would crash if libpq's connection were freed.
+            hang_up(session)
+            session.connection = None
+        else:
+            session.close()
+
+    def add(self, session: DatabaseWrapper) -> None:
+        """Remember a session that the thread has opened. The list is replaced: the watchdog may be reading it."""
+        others = [each for each in self._sessions if each() not in (None, session)]
+        self._sessions = [*others, weakref.ref(session)]
+
+
+def _note_session(connection: Any, **kwargs: Any) -> None:
+    # The signal is sent in the thread that will use the connection.
+    thread: TaskThread | None = getattr(_here, "thread", None)
+    if thread is not None:
+        thread.add(connection)
+
+
+def _send(thread: int, error: type[BaseException]) -> None:
+    """Have a thread raise an exception at its next step in Python."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def _report(attempt: StoppableAttempt) -> None:
+    if not attempt.is_reported and time.monotonic() - attempt.deadline > OVERRUN:
+        attempt.is_reported = True
+        logger.warning(
+            "%r still runs more than %.0f s after its timeout. What does not return to Python cannot be stopped.",
+            attempt.claim,
+            OVERRUN,
+            extra=attempt.claim.log_fields(),
+        )

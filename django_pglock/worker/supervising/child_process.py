@@ -1,0 +1,70 @@
+"""One worker process, as its supervisor sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from django_pglock.worker.supervising.channel import HURRY, NUMBER
+
+
+class ChildProcess:
+    """One process, and the supervisor's end of the channel to it. Raises ``OSError`` if it cannot be started."""
+
+    def __init__(self, number: int, command: Sequence[str]) -> None:
+        self.number = number
+        self.channel, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self.process = subprocess.Popen(  # noqa: S603
+                    command, stdin=theirs.fileno(), start_new_session=True, env={**os.environ, NUMBER: str(number)}
+                )
+            except OSError:
+                self.channel.close()
+                raise
+        self.channel.setblocking(False)
+        self.started_at = time.monotonic()
+        #: When it was last heard. None: not yet, because a start may take any time; or its channel is closed.
+        self.heard_at: float | None = None
+        #: When it was last seen to run although it sends nothing.
+        self.seen_at = 0.0
+        #: Another process has its place.
+        self.is_replaced = False
+        #: When it is killed if it has not ended.
+        self.kill_at: float | None = None
+        self.is_killed = False
+
+    def __repr__(self) -> str:
+        return f"worker-{self.number}[{self.process.pid}]"
+
+    def receive(self) -> bytes | None:
+        """Return the messages that have come. Empty: its channel is closed. None: there is no message."""
+        try:
+            messages = self.channel.recv(1024)
+        except BlockingIOError:
+            return None
+        except OSError:
+            messages = b""
+        self.heard_at = time.monotonic() if messages else None
+        return messages
+
+    def end(self, *, within: float) -> None:
+        """Ask it to drain and end within so many seconds."""
+        self.process.send_signal(signal.SIGTERM)
+        self.kill_at = time.monotonic() + within
+
+    def hurry(self, *, within: float) -> None:
+        """Ask it to give back everything and end within so many seconds."""
+        with suppress(OSError):
+            self.channel.send(HURRY)
+        self.kill_at = time.monotonic() + within
+
+    def kill(self) -> None:
+        """End it by force."""
+        self.is_killed = True
+        self.process.kill()

@@ -1,0 +1,205 @@
+"""Connections that fall mute, networks that are gone for a while, and limits that were meant for others."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.db import connection, connections
+
+from django_pglock.models import Task
+from django_pglock.postgres import sessions as private_sessions
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.worker import service
+from django_pglock.worker.claiming import listener
+from django_pglock.worker.liveness import deadlines
+from django_pglock.worker.liveness.deadlines import _Awaited
+from django_pglock.worker.service import ConnectedService
+from tests.proxy import Proxy
+from tests.sample import running_tasks, tasks
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+SERVICES = {"fetcher", "settler", "upkeep", "heartbeat", "listener"}
+
+
+@pytest.fixture
+def proxy(transactional_db, monkeypatch):
+    """A network between the server and all connections but the tests' own, which is open by now."""
+    with Proxy.before(connection) as proxy:
+        for name, value in (("HOST", "127.0.0.1"), ("PORT", str(proxy.port))):
+            monkeypatch.setitem(connections.settings["default"], name, value)
+        yield proxy
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(ConnectedService, "patience", 1.0)
+    monkeypatch.setattr(deadlines, "BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(deadlines, "LEFT_TO_SERVER", 0.5)
+    monkeypatch.setattr(listener, "BETWEEN_QUESTIONS", 0.5)
+
+
+def sessions():
+    """Return the services of workers that have a session, with its number."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT split_part(application_name, ' ', 2), pid FROM pg_stat_activity "
+            "WHERE application_name LIKE 'lockworker %' AND application_name <> 'lockworker heartbeat process'"
+        )
+        return dict(cursor.fetchall())
+
+
+def done():
+    return not Task.objects.exclude(status="SUCCESSFUL").exists()
+
+
+def test_services_give_mute_connections_up(proxy, impatient, worker, eventually, caplog):
+    """Mute for the old connections only, and acknowledged by the proxy's kernel: neither TCP nor the server notice."""
+    worker()
+    tasks.nothing.enqueue()
+    eventually(done)
+    eventually(lambda: set(sessions()) == SERVICES)
+    proxy.black_hole(new=False)
+    tasks.nothing.enqueue()
+    eventually(done, why="the worker hangs")
+    for name in SERVICES:
+        eventually(lambda name=name: f"The {name} works again" in caplog.text, why=f"the {name} hangs")
+    assert Task.objects.filter(attempts__gt=2).count() == 0
+    proxy.pass_through()
+
+
+def test_services_are_back_within_seconds(proxy, worker, eventually, monkeypatch):
+    """Each try is followed by the longest pause, as in an outage of an hour."""
+    monkeypatch.setattr(service, "FIRST_PAUSE", 1000.0)
+    worker()
+    eventually(lambda: set(sessions()) == SERVICES)
+    proxy.cut(new=True)
+    tasks.nothing.enqueue()
+    eventually(lambda: not sessions())
+    proxy.pass_through()
+    eventually(lambda: set(sessions()) == SERVICES and done())
+
+
+class Waits:
+    """A service that waits for the answer to its statement of this number."""
+
+    name, patience, number = "service", 3.0, 1
+
+    def under_way(self):
+        return ("session", self.number)
+
+
+@pytest.fixture
+def hung_up(monkeypatch):
+    hung_up = []
+    monkeypatch.setattr(deadlines, "hang_up", hung_up.append)
+    return hung_up
+
+
+def test_looks_are_counted_and_not_the_time(hung_up, monkeypatch):
+    """A process that was stopped for an hour has looked once since then."""
+    seen, clock = _Awaited(Waits()), iter(range(0, 10**6, 3600))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    for _ in range(6):
+        seen.look()
+    assert hung_up == []
+    seen.look()
+    assert hung_up == ["session"]
+
+
+def test_a_service_that_is_busy_is_left_alone(hung_up):
+    busy = Waits()
+    seen = _Awaited(busy)
+    for busy.number in range(100):
+        seen.look()
+    assert hung_up == []
+
+
+def test_limits_of_an_administrator_are_not_for_the_worker(worker_process, eventually):
+    """All that end sessions and statements, and short ones; set for the role, as administrators do."""
+    with connection.cursor() as cursor:
+        names = ["statement_timeout", *db_limits(cursor)]
+        try:
+            for name in names:
+                cursor.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {database()} SET {name} = '400ms'")
+            process = worker_process("--threads", "1")
+            eventually(lambda: set(sessions()) == SERVICES)
+            before = sessions()
+            tasks.record_atomically.enqueue("before")
+            eventually(done, why=process.output)
+            time.sleep(1.5)
+            assert sessions() == before, process.output
+            tasks.record_atomically.enqueue("after")  # the thread's own session has been ended meanwhile
+            eventually(done, why=process.output)
+            assert set(Task.objects.values_list("attempts", flat=True)) == {1}
+            assert "has lost the database" not in process.output
+        finally:
+            for name in names:
+                cursor.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {database()} RESET {name}")
+
+
+def db_limits(cursor):
+    cursor.execute("SELECT name FROM pg_settings WHERE name ~ '(session|^transaction)_timeout$'")
+    return [name for (name,) in cursor.fetchall()]
+
+
+def database():
+    return connection.ops.quote_name(connection.settings_dict["NAME"])
+
+
+def test_a_service_has_limits_of_its_own():
+    own, before = ConnectedService("default"), connections["default"]
+    try:
+        own.open()
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SELECT name, setting FROM pg_settings WHERE name ~ '_timeout$'")
+            limits = dict(cursor.fetchall())
+        assert limits["statement_timeout"] == limits["idle_in_transaction_session_timeout"] == "30000"
+        assert limits["idle_session_timeout"] == limits.get("transaction_timeout", "0") == limits["lock_timeout"] == "0"
+    finally:
+        own.close()
+        connections["default"] = before
+
+
+def test_behind_a_pooler_nothing_is_set_that_the_next_one_would_have(monkeypatch):
+    monkeypatch.setattr(private_sessions, "backend_pid", lambda connection: 0)
+    private = dedicated_connection("default")
+    try:
+        private_sessions.set_limits(private, {"statement_timeout": "1234ms"})
+        with private.cursor() as cursor:
+            cursor.execute("SHOW statement_timeout")
+            assert cursor.fetchone()[0] != "1234ms"
+    finally:
+        private.close()
+
+
+def test_no_connection_waits_for_a_silent_network_for_ever(monkeypatch):
+    options = {"connect_timeout": 99, **connection.settings_dict["OPTIONS"]}
+    monkeypatch.setitem(connections.settings["default"], "OPTIONS", dict(options))
+    private = dedicated_connection("default")
+    try:
+        private.ensure_connection()
+        parameters = private.connection.info.get_parameters()
+        assert (parameters["connect_timeout"], parameters["tcp_user_timeout"]) == ("99", "15000")
+        assert parameters["keepalives_idle"] == "10"
+    finally:
+        private.close()
+    assert connections.settings["default"]["OPTIONS"] == options, "DATABASES is the project's"
+
+
+def test_a_coroutine_does_not_meet_a_connection_that_died_while_idle(worker, eventually):
+    worker()
+    running_tasks.count_in_coroutine.enqueue(closes=False)
+    eventually(done)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = ''"
+        )
+        assert cursor.rowcount == 1
+    # A connection that has just been seen alive is not looked at again.
+    time.sleep(0.2)
+    running_tasks.count_in_coroutine.enqueue(closes=True)
+    eventually(lambda: not Task.objects.filter(status__in=("READY", "RUNNING")).exists())
+    assert done(), "the second one met the dead connection"

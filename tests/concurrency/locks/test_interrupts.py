@@ -1,0 +1,282 @@
+"""An exception that comes from outside, at any instruction of taking or freeing a lock, leaves nothing held.
+
+A signal's handler that raises (SIGALRM, Ctrl-C, a worker's soft limit) does so between two bytecodes. Each of these
+tests runs the same block again and again, and raises at the first boundary, at the second, and so on to the last one.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from django.db import connection, connections, transaction
+from django.test import TestCase
+from psycopg.pq import TransactionStatus
+
+import django_pglock
+from django_pglock import LockError, lock, lock_all, semaphore, try_lock
+from django_pglock.postgres.connections import in_transaction
+from tests.concurrency.locks.test_handle import locks_held
+from tests.concurrency.locks.test_pools import pooled as pooled  # a fixture
+from tests.db.locks.test_api import Somebody
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+#: A boundary is one in our own code: what Django and psycopg do in between is theirs, and covered by the one around it.
+OURS = str(Path(django_pglock.__file__).parent)
+RETURN_VALUE = dis.opmap["RETURN_VALUE"]
+
+
+class Interrupt(BaseException):
+    """What the handler raises."""
+
+
+class At:
+    """Raise at the boundary of this number, once; count them all."""
+
+    def __init__(self, number, *, spares_ends=False):
+        self.number = number
+        self.spares_ends = spares_ends
+        self.count = 0
+        self.place = "nowhere"
+
+    def __enter__(self):
+        sys.settrace(self.trace)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(None)
+
+    def trace(self, frame, event, arg):
+        if not frame.f_code.co_filename.startswith(OURS):
+            return None
+        frame.f_trace_opcodes = True
+        return self.trace_ours
+
+    def trace_ours(self, frame, event, arg):
+        is_spared = self.spares_ends and (
+            frame.f_code.co_code[frame.f_lasti] == RETURN_VALUE or frame.f_code.co_name in ("__exit__", "caller")
+        )
+        # Python swallows what a destructor raises.
+        if event == "opcode" and not is_spared and frame.f_code.co_name != "__del__":
+            self.count += 1
+            if self.count == self.number:
+                self.place = f"{frame.f_code.co_name}:{frame.f_lineno}"
+                sys.settrace(None)
+                raise Interrupt
+        return self.trace_ours
+
+
+def interrupt_everywhere(use, check, *, step=1, spares_ends=False):
+    """Interrupt ``use`` at every boundary, and check after each."""
+    # What was there before is not looked through each time.
+    gc.collect()
+    gc.freeze()
+    try:
+        return _interrupt_everywhere(use, check, step, spares_ends)
+    finally:
+        gc.unfreeze()
+
+
+def _interrupt_everywhere(use, check, step, spares_ends):
+    number = 0
+    while True:
+        number += step
+        at = At(number, spares_ends=spares_ends)
+        try:
+            with at:
+                use()
+        except Interrupt:
+            pass
+        except LockError:
+            # Interrupted while it was freed, the session was ended, and the outer lock with it.
+            pass
+        check(f"{number}, {at.place}")
+        if at.count < number:
+            return number
+
+
+def nothing_is_left(somebody, *names):
+    def check(number):
+        gc.collect()
+        where = f"interrupted at boundary {number}"
+        assert not connection.in_atomic_block, where
+        assert connection.connection is None or not in_transaction(connection), where
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()",
+            )
+            assert cursor.fetchone() == (0,), where
+        for name in names:
+            assert _free_soon(somebody, name), f"{where}: {name} is held"
+
+    return check
+
+
+def _free_soon(somebody, name):
+    """Wait until a lock is free: a session ends, and an alarm frees what was left in a broken transaction, after us."""
+    limit = time.monotonic() + 60
+    while not somebody.can_have(name):
+        if time.monotonic() > limit:
+            return False
+    return True
+
+
+@pytest.fixture
+def somebody():
+    other = Somebody()
+    yield other
+    other.leaves()
+
+
+KINDS = {
+    "session": lambda: lock("a"),
+    "try": lambda: try_lock("a"),
+    "timeout": lambda: lock("a", timeout=5),
+    "own transaction": lambda: lock("a", scope="transaction", timeout=5),
+    "several": lambda: lock_all("a", "b", timeout=0),
+    "semaphore": lambda: semaphore("s", limit=2, timeout=5),
+    "max_hold": lambda: lock("a", max_hold=60, timeout=0),
+}
+
+
+NAMES = dict.fromkeys(KINDS, ("a",)) | {"several": ("a", "b"), "semaphore": ("s#1", "s#2", "s#queue")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_that_is_interrupted_anywhere_leaves_nothing_held(kind, somebody):
+    def use():
+        with KINDS[kind]():
+            pass
+
+    use()
+    # The last two differ from the others in their statements alone.
+    step = 4 if kind in ("several", "max_hold") else 1
+    boundaries = interrupt_everywhere(use, nothing_is_left(somebody, *NAMES[kind]), step=step)
+    assert boundaries > 500
+
+
+@pytest.mark.parametrize("kind", ["session", "timeout"])
+def test_a_handle_that_is_interrupted_anywhere_leaves_nothing_held(kind, somebody):
+    def use():
+        handle = KINDS[kind]().acquire()
+        handle.assert_held()
+        handle.release()
+
+    interrupt_everywhere(use, nothing_is_left(somebody, "a"))
+
+
+def test_a_decorated_function_that_is_interrupted_anywhere_leaves_nothing_held(somebody):
+    @lock("a:{number}", timeout=5)
+    def use(number=5):
+        return number
+
+    interrupt_everywhere(use, nothing_is_left(somebody, "a:5"))
+
+
+def test_one_lockable_for_all_keeps_nothing_of_those_that_were_interrupted(somebody):
+    """Here the lockable outlives the block, and keeps the handle until ``__exit__`` has it."""
+    shared = lock("a")
+
+    def use():
+        with shared:
+            pass
+
+    interrupt_everywhere(use, nothing_is_left(somebody, "a"), spares_ends=True)
+
+
+def test_an_outer_lock_is_held_or_known_to_be_lost(somebody):
+    """Where the session had to be ended, the outer lock is gone, and says so."""
+    lost = []
+
+    def use():
+        try:
+            with lock("outer") as outer:
+                try:
+                    with lock("inner"):
+                        pass
+                finally:
+                    try:
+                        outer.assert_held()
+                    except LockError:
+                        lost.append(1)
+                    else:
+                        sys.settrace(None)
+                        assert not somebody.can_have("outer")
+        finally:
+            pass
+
+    interrupt_everywhere(use, nothing_is_left(somebody, "outer", "inner"), step=3)
+
+
+def test_inside_atomic_the_transaction_goes_on_or_is_rolled_back(somebody):
+    def use():
+        with transaction.atomic():
+            Effect.objects.exists()
+            with lock("a", timeout=5):
+                pass
+
+    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=2)
+
+
+def test_a_session_of_a_pool_goes_back_without_a_lock(pooled, somebody):
+    def use():
+        with lock("a", timeout=5):
+            pass
+        connection.close()
+
+    def check(number):
+        gc.collect()
+        connection.close()
+        for name in ("a",):
+            assert _free_soon(somebody, name), f"interrupted at boundary {number}: {name} is held in the pool"
+
+    interrupt_everywhere(use, check, step=2)
+
+
+class InsideTestCase(TestCase):
+    def test_the_connection_of_the_class_stays(self):
+        raw = connections["default"].connection
+        other = Somebody()
+        raw.execute("SAVEPOINT before_all")
+
+        def use():
+            with lock("a", timeout=5):
+                pass
+
+        def check(number):
+            gc.collect()
+            assert connections["default"].connection is raw
+            assert not raw.closed, f"interrupted at boundary {number}"
+            if raw.info.transaction_status == TransactionStatus.INERROR:
+                # The statement had not been executed yet when it was cancelled: then PostgreSQL aborts a transaction.
+                raw.execute("ROLLBACK TO SAVEPOINT before_all")
+            assert raw.info.transaction_status == TransactionStatus.INTRANS, f"interrupted at boundary {number}"
+            assert _free_soon(other, "a"), f"interrupted at boundary {number}"
+
+        try:
+            interrupt_everywhere(use, check)
+        finally:
+            other.leaves()
+
+
+def test_the_check_can_fail(somebody):
+    """A lock that is taken by hand, and whose release is interrupted, is found."""
+
+    def use():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_lock(1)")
+        with lock("a"):
+            pass
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_unlock(1)")
+
+    with pytest.raises(AssertionError, match="interrupted at boundary"):
+        interrupt_everywhere(use, nothing_is_left(somebody))
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_unlock_all()")
+    assert locks_held() == 0

@@ -1,0 +1,87 @@
+"""The decorator on what other packages run: Celery's tasks, Django's tasks and management commands."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+from django.core.management.base import BaseCommand
+
+from django_pglock import Lease, LockNotAvailable, lock
+from django_pglock.errors import ConfigurationError
+from django_pglock.testing import assert_no_locks, hold
+from tests.db.locks.test_api import somebody as somebody  # a fixture
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+app = Celery("tests", set_as_current=False)
+
+
+@app.task
+@lock("sync:{shop_id}", timeout=0)
+def sync(shop_id, full=False):
+    return f"{shop_id} {full}"
+
+
+@app.task(bind=True, name="tests.bound")
+@lock("bound:{shop_id}", timeout=0, on_busy=lambda busy, self, shop_id: f"{self.name} skipped {shop_id}")
+def bound(self, shop_id):
+    return self.request.id
+
+
+@app.task
+@Lease("nightly:{day}", ttl=5, on_busy="skip")
+def nightly(day):
+    return day
+
+
+def test_celery_tasks():
+    assert sync.apply(args=[5], kwargs={"full": True}).get() == "5 True"
+    assert sync(6) == "6 False"
+    with hold("sync:5"):
+        with pytest.raises(LockNotAvailable):
+            sync.apply(args=[5]).get()
+        assert sync.apply(args=[6]).successful()
+        assert isinstance(sync.apply(args=[5]).result, LockNotAvailable)
+    assert bound.apply(args=[7], task_id="one").get() == "one"
+    with hold("bound:7"):
+        assert bound.apply(args=[7]).get() == "tests.bound skipped 7"
+    assert nightly.apply(args=["monday"]).get() == "monday"
+    with Lease("nightly:monday"):
+        assert nightly.apply(args=["monday"]).get() is None
+    assert_no_locks()
+
+
+def test_django_tasks_in_a_worker(worker, eventually):
+    """Two of one key at a time would be seen inside at once."""
+    for _ in range(6):
+        tasks.alone.enqueue("a")
+    worker(threads=4)
+    eventually(lambda: Effect.objects.filter(name="alone").count() == 6)
+    assert set(Effect.objects.filter(name="alone").values_list("number", flat=True)) == {0}
+
+
+@pytest.mark.parametrize("around", [lock(), lock("a"), Lease("a")])
+def test_a_lock_around_a_task_is_refused(around):
+    """It would take the place of the task, which is then nowhere to enqueue."""
+    with pytest.raises(ConfigurationError, match=r"echo.* is a task.*Put @task above"):
+        around(tasks.echo)
+
+
+class Command(BaseCommand):
+    @lock("command:{options}", timeout=0)
+    def by_options(self, *args, options):
+        return "ran"
+
+    @lock("import", timeout=0, on_busy="skip")
+    def handle(self, *args, **options):
+        return "ran"
+
+
+def test_management_commands(capsys):
+    Command().run_from_argv(["manage.py", "import"])
+    with hold("import"):
+        Command().run_from_argv(["manage.py", "import"])
+    assert capsys.readouterr().out == "ran\n"
+    with hold("command:x"), pytest.raises(LockNotAvailable):
+        Command().by_options(options="x")

@@ -1,0 +1,206 @@
+"""Holders that stall, waits and holds that take too long, and who it is that holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import pytest
+from django.db import connection, transaction
+from django.test import override_settings
+
+from django_pglock import LockLost, LockNotAvailable, lock, lock_all, try_lock
+from tests.db.locks.test_api import advisory_rows, my_pid, setting, statements_of
+from tests.db.locks.test_api import somebody as somebody  # a fixture
+
+pytestmark = pytest.mark.django_db(transaction=True)
+LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout")
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 5])
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_max_hold_is_in_force_while_the_lock_is_held_and_then_as_it_was(timeout, names):
+    with connection.cursor() as cursor:
+        cursor.execute("SET idle_session_timeout = '7min'")
+
+    def use():
+        with lock_all(*names, timeout=timeout, max_hold=30):
+            pass
+
+    with lock_all(*names, timeout=timeout, max_hold=30):
+        assert [setting(name) for name in LIMITS] == ["30s", "30s"]
+        with lock("inner", max_hold=10):
+            assert setting(LIMITS[0]) == "10s"
+        assert setting(LIMITS[0]) == "30s"
+    assert [setting(name) for name in LIMITS] == ["7min", "0"]
+    assert statements_of(use) == 2
+    connection.close()
+
+
+@pytest.mark.parametrize("timeout", [0, 0.01])
+def test_who_does_not_get_the_lock_keeps_the_settings(somebody, timeout):
+    somebody.holds("a")
+    with pytest.raises(LockNotAvailable), lock("a", timeout=timeout, max_hold=30):
+        pass
+    assert [setting(name) for name in LIMITS] == ["0", "0"]
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 5])
+def test_in_a_transaction_max_hold_ends_with_it(timeout):
+    with transaction.atomic(), lock("a", timeout=timeout, max_hold=30):
+        assert setting(LIMITS[1]) == "30s"
+    assert setting(LIMITS[1]) == "0"
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_holder_that_stalls_loses_the_lock_and_hears_of_it(somebody, eventually, in_transaction):
+    """A request that hangs in a call to somewhere else must not keep the lock for ever."""
+    with pytest.raises(LockLost), lock("a", scope="session", max_hold=1) as handle:
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN" if in_transaction else "SELECT 1")
+        eventually(lambda: somebody.can_have("a"), why="the lock was kept")
+        # The server frees the lock a moment before it closes its end of the connection.
+        with pytest.raises(LockLost):
+            eventually(handle.assert_held)
+    with lock("a"):
+        pass
+
+
+def test_a_coroutine_that_stalls_loses_it_too(somebody):
+    async def main():
+        with pytest.raises(LockLost):
+            async with lock("a", max_hold=0.2):
+                deadline = time.monotonic() + 60
+                while not await asyncio.to_thread(somebody.can_have, "a"):
+                    assert time.monotonic() < deadline, "the lock was kept"
+        async with lock("b", max_hold=5):
+            pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("max_hold", [0, -1, "1", True])
+def test_a_max_hold_that_is_none_is_refused(max_hold):
+    with pytest.raises(ValueError, match="max_hold"):
+        lock("a", max_hold=max_hold)
+
+
+# What the log says
+
+
+def messages(caplog, level):
+    return [record for record in caplog.records if record.name == "django_pglock.locks" and record.levelno == level]
+
+
+def test_short_waits_and_holds_are_not_worth_a_line(caplog):
+    with caplog.at_level(logging.INFO), lock("a"):
+        pass
+    assert caplog.records == []
+    with caplog.at_level(logging.DEBUG), lock("a"):
+        pass
+    assert [record.lock for record in messages(caplog, logging.DEBUG)] == ["a", "a"]
+
+
+@override_settings(DJANGO_PGLOCK={"SLOW_WAIT": 0.05, "SLOW_HOLD": 0.05})
+def test_long_waits_and_holds_are_warned_of(somebody, in_threads, caplog, eventually):
+    somebody.holds("a")
+    waited = "SELECT count(*) FROM pg_locks WHERE NOT granted AND waitstart < clock_timestamp() - interval '60 ms'"
+
+    def work(number):
+        if number == 0:
+            eventually(lambda: somebody.ask(waited), why="nobody waits")
+            somebody.leaves()
+        else:
+            with lock("a"):
+                time.sleep(0.06)
+
+    in_threads(work, 2)
+    took, gave_back = messages(caplog, logging.WARNING)
+    assert took.waited > 0.05
+    assert gave_back.held > 0.05
+    assert "Acquired lock 'a'" in took.getMessage()
+    assert "longer than 0.05 s" in gave_back.getMessage()
+
+
+# Who it is
+
+
+def test_the_error_says_who_holds_it_if_asked(somebody):
+    somebody.holds("a")
+    pid = somebody.ask("SELECT pg_backend_pid()")
+    with pytest.raises(LockNotAvailable) as caught, lock("a", timeout=0):
+        pass
+    assert statements_of(caught.value.holders) == 1
+    assert [row.pid for row in caught.value.holders()] == [pid] != [my_pid()]
+
+
+# Failures
+
+
+def test_a_deadlock_is_no_busy_lock_and_leaves_nothing(in_threads):
+    """PostgreSQL ends one of two who wait for each other, by its own choice; that one hears it as it is."""
+    import threading
+
+    both = threading.Barrier(2)
+
+    def work(number):
+        first, second = ("a", "b") if number else ("b", "a")
+        try:
+            with lock(first):
+                both.wait(60)
+                with lock(second):
+                    return "held"
+        except Exception as error:
+            return str(error.__cause__).splitlines()[0]
+        finally:
+            assert advisory_rows() == 0
+
+    assert sorted(in_threads(work, 2)) == ["deadlock detected", "held"]
+
+
+@pytest.mark.parametrize("scope", ["session", "transaction"])
+def test_ctrl_c_while_waiting_leaves_nothing(somebody, scope, request, eventually):
+    import _thread
+    import signal
+    import threading
+
+    # Some runners of tests have the signal ignored.
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, earlier))
+    somebody.holds("a")
+
+    def interrupt_who_waits():
+        eventually(lambda: somebody.ask("SELECT count(*) FROM pg_locks WHERE NOT granted"), why="nobody waits")
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=interrupt_who_waits)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), lock("a", scope=scope, timeout=300):
+        pytest.fail("the body ran without the lock")
+    thread.join()
+    assert advisory_rows() == 0
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        assert cursor.fetchone()[0] == 0
+    with try_lock("b") as held:
+        assert held
+
+
+def test_a_waiter_whose_session_is_ended_hears_that_and_not_busy(somebody, in_threads, eventually):
+    somebody.holds("a")
+
+    def work(number):
+        if number == 0:
+            pid = eventually(
+                lambda: somebody.ask("SELECT max(pid) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+            )
+            somebody.ends_session(pid)
+            return None
+        with pytest.raises(Exception, match="terminat") as caught, lock("a", timeout=60):
+            pass
+        assert not isinstance(caught.value, LockNotAvailable)
+        with lock("b"):
+            return advisory_rows()
+
+    assert in_threads(work, 2)[1] == 1

@@ -1,0 +1,97 @@
+"""Whole tables, and a limit on any wait."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from django_pglock import LockNotAvailable, LockScopeError, lock_table, lock_timeout
+from tests.db.locks.test_api import setting, statements_of
+from tests.db.locks.test_api import somebody as somebody
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def table_locks():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT mode FROM pg_locks WHERE pid = pg_backend_pid() AND relation = %s::regclass",
+            [Effect._meta.db_table],
+        )
+        return {mode for (mode,) in cursor.fetchall()}
+
+
+def occupy(somebody):
+    somebody.connection.set_autocommit(False)
+    with somebody.connection.cursor() as cursor:
+        cursor.execute(f"LOCK TABLE {Effect._meta.db_table} IN SHARE MODE")
+
+
+@pytest.mark.parametrize(("mode", "name"), [("SHARE ROW EXCLUSIVE", "ShareRowExclusiveLock"), ("share", "ShareLock")])
+def test_it_lasts_to_the_end_of_the_transaction(mode, name):
+    with transaction.atomic():
+        assert statements_of(lambda: lock_table(Effect, mode=mode)) == 1
+        assert name in table_locks()
+    assert table_locks() == set()
+
+
+def test_outside_a_transaction_it_is_refused():
+    with pytest.raises(LockScopeError, match="at once"):
+        lock_table(Effect)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05])
+def test_busy_leaves_the_transaction_usable(somebody, timeout):
+    occupy(somebody)
+    with transaction.atomic():
+        with pytest.raises(LockNotAvailable) as caught:
+            lock_table(Effect, timeout=timeout)
+        assert caught.value.name == '"sample_effect"'
+        assert caught.value.holders() == []
+        assert Effect.objects.count() == 0
+        assert setting("lock_timeout") == "0"
+    somebody.connection.rollback()
+
+
+def test_a_mode_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="ACCESS EXCLUSIVE"):
+        lock_table(Effect, mode="exclusive; DROP TABLE x")
+    with pytest.raises(ValueError, match="no model"):
+        lock_table()
+    for table in ("sample.Effect", Effect(), None):
+        with pytest.raises(ValueError, match=f"was given {table!r}; give it a model"):
+            lock_table(Effect, table)
+
+
+def test_a_limit_on_waits_is_in_force_in_the_block_and_then_as_it_was():
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '7s'")
+        with lock_timeout(2):
+            assert setting("lock_timeout") == "2s"
+            with lock_timeout(None):
+                assert setting("lock_timeout") == "0"
+            assert setting("lock_timeout") == "2s"
+        assert setting("lock_timeout") == "7s"
+        with pytest.raises(ZeroDivisionError), lock_timeout(2):
+            1 / 0  # noqa: B018
+        assert setting("lock_timeout") == "7s"
+    assert setting("lock_timeout") == "0"
+
+
+def test_statements_of_users_wait_no_longer(somebody):
+    occupy(somebody)
+    with pytest.raises(OperationalError, match="lock timeout"), lock_timeout(0.05):
+        Effect.objects.create(name="a")
+    somebody.connection.rollback()
+    assert setting("lock_timeout") == "0"
+    with lock_timeout(1):
+        Effect.objects.create(name="a")
+    assert Effect.objects.count() == 1
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "1"])
+def test_a_limit_that_is_none_is_refused(timeout):
+    with pytest.raises(ValueError, match="timeout"), lock_timeout(timeout):
+        pass

@@ -1,0 +1,202 @@
+"""Locks and Django's transactions: what is read under a lock, and what happens after it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connection, connections, transaction
+from django.http import HttpResponse
+from django.test import Client, override_settings
+from django.urls import path
+from psycopg import IsolationLevel
+
+from django_pglock import LockLost, LockScopeError, lock, lock_view
+from django_pglock.errors import ConfigurationError
+from tests.db.locks.test_api import Somebody, advisory_rows, setting
+from tests.db.locks.test_api import somebody as somebody  # a fixture
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+# Isolation
+
+
+@pytest.fixture
+def isolation():
+    """Reconnect at another isolation level, as OPTIONS would have it."""
+
+    def use(level):
+        connection.close()
+        connection.settings_dict["OPTIONS"]["isolation_level"] = level
+        connection.ensure_connection()
+
+    before = dict(connection.settings_dict["OPTIONS"])
+    yield use
+    connection.close()
+    connection.settings_dict["OPTIONS"] = before
+    connection.ensure_connection()
+
+
+@pytest.mark.parametrize("level", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE])
+def test_a_lock_that_is_younger_than_the_snapshot_is_refused(isolation, level):
+    isolation(level)
+    with transaction.atomic():
+        for scope in ("auto", "transaction"):
+            with pytest.raises(LockScopeError, match="snapshot is older"), lock("a", scope=scope):
+                pass
+        with lock("a", stale_ok=True):
+            pass
+    with lock("a") as handle, transaction.atomic():
+        assert handle.scope == "session", "taken before BEGIN, it is older than the snapshot"
+    with pytest.raises(LockScopeError, match="snapshot"), lock("a", scope="transaction"):
+        pass
+    assert advisory_rows() == 0
+
+
+def test_why_it_is_refused(isolation, in_threads):
+    """The statement that waits takes the snapshot before it waits, so what comes after it reads old data."""
+    Effect.objects.create(name="counter", number=0)
+    is_held, read = threading.Event(), {}
+
+    def work(number):
+        if number == 1:
+            is_held.wait(60)
+            connection.settings_dict["OPTIONS"]["isolation_level"] = IsolationLevel.REPEATABLE_READ
+            connection.close()
+            with transaction.atomic(), lock("counter", stale_ok=True):
+                read["stale"] = Effect.objects.get(name="counter").number
+            with lock("counter"), transaction.atomic():
+                read["fresh"] = Effect.objects.get(name="counter").number
+            return
+        with transaction.atomic(), lock("counter"):
+            is_held.set()
+            other = Somebody()
+            while not other.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+                pass
+            other.leaves()
+            Effect.objects.filter(name="counter").update(number=1)
+
+    in_threads(work, 2)
+    assert read == {"stale": 0, "fresh": 1}
+
+
+# After the commit
+
+
+def test_hooks_after_the_commit_run_under_a_session_lock_and_after_a_transaction_lock(somebody):
+    """PostgreSQL frees the transaction's lock with the COMMIT, and Django calls the hooks after it."""
+    free = {}
+
+    def note(scope):
+        free[scope] = somebody.can_have("a")
+
+    with transaction.atomic(), lock("a"):
+        transaction.on_commit(lambda: note("transaction"))
+    with lock("a"), transaction.atomic():
+        transaction.on_commit(lambda: note("session"))
+    assert free == {"transaction": True, "session": False}
+
+
+@pytest.mark.parametrize("close", [lambda: connection.close(), lambda: (connection.close(), connection.connect())])
+def test_a_connection_that_is_closed_or_made_anew_in_the_body_is_noticed(somebody, close, eventually):
+    with pytest.raises(LockLost, match="closed"), lock("a"):
+        close()
+    eventually(lambda: somebody.can_have("a"))
+
+
+# ATOMIC_REQUESTS
+
+
+@lock_view("atomic")
+def view(request):
+    Effect.objects.create(name="in the request", number=int(connection.in_atomic_block))
+    return HttpResponse("done")
+
+
+@lock_view("plain", scope="session")
+def session_view(request):
+    return HttpResponse("done")
+
+
+@transaction.non_atomic_requests
+@lock_view("outside")
+def outside_view(request):
+    Effect.objects.create(name="outside", number=int(connection.in_atomic_block))
+    return HttpResponse("done")
+
+
+urlpatterns = [path("atomic", view), path("session", session_view), path("outside", outside_view)]
+
+
+@override_settings(ROOT_URLCONF=__name__)
+def test_requests_that_are_transactions(somebody):
+    connection.settings_dict["ATOMIC_REQUESTS"] = True
+    try:
+        assert Client().get("/atomic").content == b"done"
+        assert Effect.objects.get().number == 1
+        assert somebody.can_have("atomic")
+        somebody.holds("atomic")
+        assert Client().get("/atomic").status_code == 409
+        with pytest.raises(LockScopeError, match="inside a transaction"):
+            Client().get("/session")
+        assert Client().get("/outside").content == b"done"
+        assert Effect.objects.get(name="outside").number == 0
+    finally:
+        connection.settings_dict["ATOMIC_REQUESTS"] = False
+
+
+def test_without_autocommit_everything_is_inside_a_transaction(somebody):
+    """Whoever sets AUTOCOMMIT to False ends the transactions by hand; a session lock would be freed before that."""
+    connection.settings_dict["AUTOCOMMIT"] = False
+    connection.close()
+    try:
+        with lock("a", timeout=1) as handle:
+            assert handle.scope == "transaction"
+            assert setting("lock_timeout") == "0"
+        assert not somebody.can_have("a")
+        connection.commit()
+        assert somebody.can_have("a")
+        with pytest.raises(LockScopeError), lock("a", scope="session"):
+            pass
+    finally:
+        connection.close()
+        connection.settings_dict["AUTOCOMMIT"] = True
+
+
+# What a decorator may be on
+
+
+class Shop:
+    number = 7
+
+    @lock("shop:{self.number}:{day}")
+    def close(self, day, *, at):
+        return at()
+
+    @classmethod
+    @lock("shops:{cls.number}")
+    def close_all(cls, at):
+        return at()
+
+    @staticmethod
+    @lock("static")
+    def sweep(at):
+        return at()
+
+
+def test_methods_of_all_kinds(somebody):
+    assert Shop().close("monday", at=lambda: somebody.can_have("shop:7:monday")) is False
+    assert Shop.close_all(lambda: somebody.can_have("shops:7")) is False
+    assert Shop.sweep(lambda: somebody.can_have("static")) is False
+
+
+# Other databases
+
+
+def test_a_database_that_is_not_postgresql_is_refused_at_the_call(monkeypatch):
+    locked = lock("a")
+    monkeypatch.setattr(connections["default"], "vendor", "sqlite")
+    with pytest.raises(ConfigurationError, match="is sqlite"), locked:
+        pass

@@ -1,0 +1,179 @@
+"""Below Django's cursor, or through it: who stands in between decides."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections, transaction
+from django.db.backends.postgresql.base import DatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+from django_pglock import LockNotAvailable, lock, try_lock
+from django_pglock.locks.connection_hooks import session_locks_of
+from django_pglock.postgres.message import is_plain_django
+from django_pglock.postgres.sessions import dedicated_connection
+from tests.db.locks.test_api import advisory_rows
+from tests.db.locks.test_api import somebody as somebody  # a fixture
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Counting(DatabaseWrapper):
+    """A backend that sees each statement, as django-tenants' and django-prometheus' do."""
+
+    seen = 0
+
+    def create_cursor(self, name=None):
+        Counting.seen += 1
+        return super().create_cursor(name)
+
+
+class Plain(DatabaseWrapper):
+    """A backend that changes something else, as PostGIS' does."""
+
+    def get_new_connection(self, conn_params):
+        return super().get_new_connection(conn_params)
+
+
+@pytest.fixture
+def with_backend(monkeypatch):
+    """Let the alias be of another backend for a while."""
+    made = []
+
+    def use(backend):
+        settings = connections["default"].settings_dict
+        mine = backend(settings, alias="default")
+        made.append(mine)
+        before = connections["default"]
+        connections["default"] = mine
+        made.append(before)
+        return mine
+
+    yield use
+    connections["default"] = made[1]
+    made[0].close()
+
+
+def test_a_backend_with_a_cursor_of_its_own_sees_every_statement(with_backend):
+    mine = with_backend(Counting)
+    Counting.seen = 0
+    with lock("a", timeout=1):
+        pass
+    assert Counting.seen == 2
+    assert not is_plain_django(mine)
+
+
+def test_a_backend_that_changes_something_else_is_as_fast_as_djangos(with_backend):
+    mine = with_backend(Plain)
+    with lock("a"):
+        assert is_plain_django(mine)
+
+
+@pytest.mark.parametrize("name", ["cursor", "_cursor", "create_cursor", "make_cursor"])
+def test_a_patched_connection_is_noticed(monkeypatch, name):
+    connection = connections["default"]
+    connection.ensure_connection()
+    assert is_plain_django(connection)
+    monkeypatch.setattr(connection, name, getattr(connection, name))
+    assert not is_plain_django(connection)
+
+
+def test_a_patched_cursor_class_is_noticed(monkeypatch):
+    connection = connections["default"]
+    connection.ensure_connection()
+    original = CursorWrapper.execute
+    monkeypatch.setattr(CursorWrapper, "execute", lambda self, sql, params=None: original(self, sql, params))
+    assert not is_plain_django(connection)
+
+
+def test_one_wrapper_for_ever_below_all_others():
+    """``execute_wrapper()`` of others removes the last one; that must be its own."""
+    connection = connections["default"]
+    seen = []
+
+    def audit(execute, sql, params, many, context):
+        seen.append(sql)
+        return execute(sql, params, many, context)
+
+    connection.close()
+    for _ in range(3):
+        with connection.execute_wrapper(audit):
+            kept = lock("a").acquire()
+        assert audit not in connection.execute_wrappers
+        with connection.execute_wrapper(audit):
+            kept.release()
+        assert len(connection.execute_wrappers) == 1
+    with lock("b"), connection.execute_wrapper(audit), connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    assert seen[-1].startswith("SELECT 1"), "others may look at how a statement begins"
+    assert "%" not in "".join(seen)
+
+
+def test_no_percent_sign_is_added_to_a_statement():
+    seen = []
+
+    def audit(execute, sql, params, many, context):
+        seen.append(sql)
+        return execute(sql, (), many, context)  # as django-pghistory does
+
+    connection = connections["default"]
+    with connection.execute_wrapper(audit), lock("50% off", timeout=1), connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    assert all("%" not in statement for statement in seen)
+
+
+def test_locks_inside_a_pipeline_of_psycopg(somebody):
+    connection = connections["default"]
+    connection.ensure_connection()
+    somebody.holds("busy")
+    with connection.connection.pipeline():
+        with lock("a", timeout=1) as handle, lock("b"):
+            assert not somebody.can_have("a")
+            assert handle
+        with try_lock("busy") as held:
+            assert not held
+        with pytest.raises(LockNotAvailable):
+            lock("busy", timeout=0.01).acquire()
+        assert somebody.can_have("a")
+    with transaction.atomic(), connection.connection.pipeline():
+        with lock("a", timeout=1), lock("b"):
+            pass
+        with pytest.raises(LockNotAvailable):
+            lock("busy", timeout=0.01).acquire()
+        assert not somebody.can_have("a")
+    assert advisory_rows() == 0
+
+
+def test_notifications_that_arrive_with_an_answer_of_ours_are_passed_on(somebody):
+    connection = connections["default"]
+    heard = []
+    with connection.cursor() as cursor:
+        cursor.execute("LISTEN heard")
+    connection.connection.add_notify_handler(lambda notification: heard.append(notification.payload))
+    somebody.connection.ensure_connection()
+    with somebody.connection.cursor() as cursor:
+        cursor.execute("NOTIFY heard, 'news'")
+    with lock("a"):
+        pass
+    assert heard == ["news"]
+    connection.close()
+
+
+def test_sessions_of_our_own_are_read_committed_whatever_the_role_says():
+    with connections["default"].cursor() as cursor:
+        cursor.execute("ALTER ROLE CURRENT_USER SET default_transaction_isolation = 'serializable'")
+    connection = dedicated_connection("default")
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            connection.set_autocommit(False)
+            cursor.execute("SHOW transaction_isolation")
+            assert cursor.fetchone() == ("read committed",)
+    finally:
+        connection.close()
+        with connections["default"].cursor() as cursor:
+            cursor.execute("ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
+
+
+def test_nothing_is_kept_for_a_connection_that_holds_nothing():
+    with lock("a"):
+        pass
+    assert not session_locks_of(connections["default"])

@@ -1,0 +1,370 @@
+"""Keys of tasks: one at a time and in order, so many at once, and how what waits gets through."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from uuid import uuid4
+
+import pytest
+from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock import Group, Rate, Unique
+from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
+from django_pglock.models import Task, Worker
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.admit import LOCK_KEYS, admit
+from django_pglock.store.lock_keys import blocked_keys
+from django_pglock.store.outcome import Abandoned, Failed, Failure, Released, Retried, Snoozed, Succeeded
+from django_pglock.store.promote import promote
+from django_pglock.store.rescue import rescue
+from django_pglock.store.settle import settle
+from django_pglock.store.sql import filled
+from tests.sample import advisory_tasks
+from tests.sample import keyed_tasks as keyed
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FAILURE = Failure("builtins.ValueError", "Traceback …")
+
+
+def statuses():
+    return list(Task.objects.order_by("id").values_list("status", flat=True))
+
+
+def rows():
+    return Task.objects.all()
+
+
+def settle_one(claim, outcome):
+    accepted = settle("default", [(claim, outcome)], claim.worker)
+    admit("default", [claim.lock_key])
+    return accepted
+
+
+@contextmanager
+def hold_key(key):
+    """Be about to admit to a key, in a session of one's own."""
+    holder = dedicated_connection("default")
+    try:
+        with holder.cursor() as cursor:
+            cursor.execute(filled(LOCK_KEYS).replace("_xact", ""), [[key]])
+        yield holder.connection
+    finally:
+        holder.close()
+
+
+def test_one_of_a_key_is_let_through_and_the_next_when_it_has_finished(claim):
+    for number in range(3):
+        keyed.step.enqueue(1, number)
+    assert statuses() == ["READY", "BLOCKED", "BLOCKED"]
+    [first] = claim(3)
+    assert settle_one(first, Succeeded())
+    assert statuses() == ["SUCCESSFUL", "READY", "BLOCKED"]
+
+
+def test_nothing_is_let_through_before_the_commit():
+    """Whoever enqueues holds no lock that others of the key would wait for, however long the transaction takes."""
+    with transaction.atomic():
+        keyed.step.enqueue(1)
+        assert statuses() == ["BLOCKED"]
+    assert statuses() == ["READY"]
+
+
+def test_keys_of_other_orders_are_not_in_the_way():
+    for order in (1, 2, 1, 3):
+        keyed.step.enqueue(order)
+    assert statuses() == ["READY", "READY", "BLOCKED", "READY"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "after"),
+    [
+        (Retried(FAILURE, 60), ["SCHEDULED", "BLOCKED"]),  # the update waits for the create, also for its second try
+        (Snoozed(60), ["SCHEDULED", "BLOCKED"]),
+        (Abandoned(60), ["SCHEDULED", "BLOCKED"]),  # it still runs, in a process that ends
+        (Retried(FAILURE, 0), ["READY", "BLOCKED"]),
+        (Released(), ["READY", "BLOCKED"]),
+        (Failed(FAILURE), ["FAILED", "READY"]),
+    ],
+)
+def test_who_has_begun_keeps_the_key_until_it_has_finished(claim, outcome, after):
+    keyed.step.enqueue(1)
+    keyed.step.enqueue(1)
+    [mine] = claim()
+    settle_one(mine, outcome)
+    assert statuses() == after
+
+
+def test_of_several_at_once_who_waits_for_a_retry_leaves_the_place_to_others(claim):
+    for _ in range(4):
+        keyed.call.enqueue("bank")
+    assert statuses() == ["READY"] * 3 + ["BLOCKED"]
+    settle_one(claim()[0], Retried(FAILURE, 60))
+    assert statuses() == ["SCHEDULED", "READY", "READY", "READY"]
+
+
+def test_nobody_is_let_in_beside_one_that_has_less_room_for_company(claim):
+    """Functions may share a key and differ in how many may run at once: one that writes, and many that read."""
+    writer, reader = keyed.step, keyed.step.using(concurrency=3)
+    for each in (writer, reader, reader, writer, reader):
+        each.enqueue(1)
+    assert statuses() == ["READY", "BLOCKED", "BLOCKED", "BLOCKED", "BLOCKED"]
+    [first] = claim()
+    admit("default", [first.lock_key])
+    assert statuses()[1:] == ["BLOCKED", "BLOCKED", "BLOCKED", "BLOCKED"]
+    settle_one(first, Succeeded())
+    assert statuses()[1:] == ["READY", "READY", "BLOCKED", "BLOCKED"], "not the third that reads: it came later"
+    for each in claim(2):
+        assert statuses()[3] == "BLOCKED"
+        settle_one(each, Succeeded())
+    assert statuses()[3:] == ["READY", "BLOCKED"]
+
+
+def test_a_key_that_also_has_a_rate_is_still_one_at_a_time(claim):
+    task = keyed.fail_first.using(rate=Rate(100, per=1, burst=10))
+    for _ in range(3):
+        task.enqueue(1)
+    assert statuses() == ["READY", "BLOCKED", "BLOCKED"]
+    [first] = claim()
+    admit("default", [first.lock_key])
+    assert statuses()[1:] == ["BLOCKED", "BLOCKED"]
+    settle_one(first, Retried(FAILURE, 60))
+    assert statuses() == ["SCHEDULED", "BLOCKED", "BLOCKED"], "it keeps its turn"
+
+
+def test_a_row_that_somebody_has_locked_holds_up_its_key_and_nobody_else(in_threads):
+    """A person cancels in a long transaction, or a call is replaced in one."""
+    with transaction.atomic():
+        for order in (1, 1, 2):
+            keyed.step.enqueue(order)
+
+        def admit_all(number):
+            return admit("default", ["order:1", "order:2"])
+
+        transaction.get_connection().run_on_commit.clear()  # as if we had died right after the commit
+    with transaction.atomic():
+        Task.objects.select_for_update().earliest("id")
+        assert in_threads(admit_all, 2).count(1) == 1
+        assert statuses() == ["BLOCKED", "BLOCKED", "READY"]
+    assert admit_all(0) == 1
+    assert statuses() == ["READY", "BLOCKED", "READY"]
+
+
+def test_whatever_isolation_is_the_default_it_sees_what_was_let_through_while_it_waited(in_threads, eventually):
+    """One snapshot for both statements would be older than the lock, and a second task would be let through."""
+    with transaction.atomic():
+        for order in (1, 2, 2):
+            keyed.step.enqueue(order)
+        transaction.get_connection().run_on_commit.clear()
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with hold_key("order:1") as holder:
+
+        def admit_one(number):
+            if number == 0:
+                with connection.cursor() as cursor:
+                    cursor.execute("SET default_transaction_isolation = 'repeatable read'")
+                return admit("default", ["order:1", "order:2"])
+            eventually(lambda: holder.execute(waiting).fetchone()[0], why="nobody waits")
+            count = admit("default", ["order:2"])
+            holder.execute("SELECT pg_advisory_unlock_all()")
+            return count
+
+        assert in_threads(admit_one, 2) == [1, 1]
+    assert statuses() == ["READY", "READY", "BLOCKED"]
+
+
+def test_a_scheduled_task_gets_its_place_when_it_is_due(claim):
+    from datetime import timedelta
+
+    keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
+    keyed.step.enqueue(1)
+    assert statuses() == ["SCHEDULED", "READY"]
+    Task.objects.filter(status="SCHEDULED").update(run_after=Now())
+    promote("default")
+    assert statuses() == ["BLOCKED", "READY"]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "run_now", "retry"])
+def test_what_a_person_does_respects_the_key(claim, verb):
+    from datetime import timedelta
+
+    first = keyed.step.enqueue(1)
+    second = keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
+    third = keyed.step.enqueue(1)
+    if verb == "cancel":
+        assert Task.objects.filter(pk=first.id).cancel() == 1
+        assert statuses() == ["CANCELLED", "SCHEDULED", "READY"]
+    elif verb == "run_now":
+        assert Task.objects.filter(pk=second.id).run_now() == 1
+        assert statuses() == ["READY", "BLOCKED", "BLOCKED"]
+    else:
+        Task.objects.filter(pk=third.id).cancel()
+        assert Task.objects.filter(pk=third.id).retry() == 1
+        assert statuses() == ["READY", "SCHEDULED", "BLOCKED"]
+
+
+def test_a_rescue_keeps_the_order(claim):
+    keyed.step.enqueue(1)
+    keyed.step.enqueue(1)
+    dead = uuid4()
+    claim(1, worker=dead)
+    assert [each.status for each in rescue("default")] == ["BLOCKED"]
+    assert statuses() == ["READY", "BLOCKED"]
+
+
+def test_what_a_crash_between_commit_and_admission_left_is_let_through():
+    """Blocked for ever is what other queues have here. Upkeep finds it, key by key, from where it was."""
+    for order in range(5):
+        keyed.step.enqueue(order)
+    Task.objects.update(status="BLOCKED")
+    first = blocked_keys("default", "", limit=3)
+    rest = blocked_keys("default", first[-1], limit=3)
+    assert (len(first), len(rest)) == (3, 2)
+    admit("default", [*first, *rest])
+    assert set(statuses()) == {"READY"}
+
+
+def test_upkeep_lets_strays_through(worker, eventually):
+    keyed.step.enqueue(1)
+    Task.objects.update(status="BLOCKED")
+    worker()
+    eventually(lambda: statuses() == ["SUCCESSFUL"])
+
+
+def test_tasks_of_one_key_run_one_after_another_in_their_order(worker, eventually):
+    worker(threads=4)
+    keyed.fail_first.enqueue(7)
+    for number in range(20):
+        keyed.step.enqueue(7, number)
+    eventually(lambda: statuses() == ["SUCCESSFUL"] * 21)
+    events = list(Effect.objects.order_by("pk").values_list("name", "number"))
+    assert events[0] == ("begin 7", -1), "its first try, whose effect remains"
+    expected = [(f"{what} 7", number) for number in range(-1, 20) for what in ("begin", "end")]
+    assert events[1:] == expected
+
+
+def test_so_many_at_once_and_no_more(worker, eventually):
+    worker(threads=8)
+    for _ in range(30):
+        keyed.call.enqueue("bank", 0.05)
+    eventually(lambda: statuses() == ["SUCCESSFUL"] * 30)
+    inside, most = 0, 0
+    for name in Effect.objects.order_by("pk").values_list("name", flat=True):
+        inside += 1 if name.startswith("begin") else -1
+        most = max(most, inside)
+    assert most == 3
+
+
+def test_a_key_costs_the_plain_tasks_nothing(claim):
+    """A hundred thousand tasks that wait for a key are not in the index that claims walk."""
+    for _ in range(3):
+        keyed.step.enqueue(1)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM django_pglock_task WHERE status = 'READY'")
+        assert cursor.fetchone() == (1,)
+
+
+def test_many_calls_are_admitted_by_one_message():
+    from django_pglock import enqueue_many
+
+    with CaptureQueriesContext(connection) as queries:
+        enqueue_many(keyed.step, [{"order_id": number % 50} for number in range(200)])
+    told = [query["sql"] for query in queries if "pg_notify" not in query["sql"]]
+    assert len([sql for sql in told if sql.lstrip().startswith(("WITH", "SELECT", "SET"))]) == 2, told
+    assert Task.objects.filter(status="READY").count() == 50
+
+
+def test_names_of_keys_come_from_the_arguments_however_they_are_passed():
+    for args, kwargs in (((5,), {}), ((), {"order_id": 5}), ((5, 1), {}), ((), {"number": 2, "order_id": 5})):
+        keyed.step.enqueue(*args, **kwargs)
+    assert set(Task.objects.values_list("lock_key", flat=True)) == {"order:5"}
+
+
+def test_a_value_cannot_name_somebody_elses_key():
+    keyed.step.enqueue("1:2")
+    assert Task.objects.get().lock_key != "order:1:2"
+
+
+def test_a_call_that_cannot_be_is_refused_before_anything_is_written():
+    with pytest.raises(TaskArgumentsError, match="cannot be called like this"):
+        keyed.step.enqueue()
+    with pytest.raises(TaskArgumentsError, match="keyword arguments only"):
+        keyed.digest.enqueue("positional")
+    with pytest.raises(LockKeyError):
+        keyed.step.enqueue(None)
+    assert not Task.objects.exists()
+
+
+def test_a_key_of_any_length_is_one_key():
+    for text in ("x" * 5000, "x" * 5001, "x" * 5000):
+        keyed.step.enqueue(text)
+    assert statuses() == ["READY", "READY", "BLOCKED"]
+
+
+def test_a_key_that_is_shortened_is_no_name_of_an_advisory_lock():
+    """A view that locks the whole name would lock another one."""
+    short, long = "x" * 400, "x" * 500
+    advisory_tasks.count_shelf.enqueue(short, "path")
+    with pytest.raises(TaskArgumentsError, match="506 characters"):
+        advisory_tasks.count_shelf.enqueue(long, "path")
+    assert statuses() == ["READY"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lock": "order:{nobody}"}, "nobody"),
+        ({"concurrency": 2}, "Name the key with lock"),
+        ({"advisory": True}, "advisory=True of which name"),
+        ({"advisory": True, "lock": "a", "concurrency": 2}, "an advisory lock has one holder"),
+        ({"advisory": True, "lock": "a", "redact": True}, "is shown to those who may see locks"),
+        ({"lock": "a", "concurrency": 0}, "concurrency is 0"),
+        ({"group": "a", "lock": "b"}, "group has a lock of its own"),
+        ({"lock": "a", "rate": {"key": "b"}}, "rate is"),
+        ({"rate": "often"}, "often"),
+        ({"rate": "0/s"}, "count is 0"),
+        ({"unique": 5}, "unique is 5"),
+        ({"lock": 5}, "never: lock is 5; give a template such as 'order:{order_id}'"),
+        ({"lock": ""}, "never: lock is ''"),
+        ({"fair": ""}, "never: fair is ''"),
+        ({"unique": ""}, "Unique: key is ''"),
+        ({"group": ""}, "Group: key is ''"),
+        ({"retry_on": None}, "never: retry_on takes exception types"),
+        ({"no_retry_on": 5}, "never: no_retry_on takes exception types"),
+        ({"timeout": -1}, "timeout is -1"),
+        ({"keep_result": "long"}, "keep_result is"),
+        ({"keep_result": 1e300}, r"never: keep_result is 1e\+300; give ten years at most"),
+        ({"timeout": 1e300}, r"never: timeout is 1e\+300; give ten years at most"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_where_they_are_written(options, words):
+    from django_pglock import task
+
+    with pytest.raises((TaskOptionError, LockKeyError), match=words):
+
+        @task(**options)
+        def never(order_id): ...
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (partial(Unique, key=5), "Unique: key is 5"),
+        (partial(Group, key=None), "Group: key is None"),
+        (partial(Rate, 1, key=""), "Rate: key is ''"),
+        (partial(Rate, 1, per=1e300), r"per is 1e\+300; give ten years at most"),
+        (partial(Unique, period=1e300), r"period is 1e\+300; give ten years at most"),
+        (partial(Group, "a", gather=1e300), r"gather is 1e\+300; give ten years at most"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_where_it_is_written(make, words):
+    with pytest.raises(TaskOptionError, match=words):
+        make()
+
+
+def test_workers_of_the_tests_leave_no_row():
+    assert not Worker.objects.exists()

@@ -1,0 +1,344 @@
+"""Cancelling: what waits never runs, what runs is asked to end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.models import Attempt, Task, Worker
+from django_pglock.store import move
+from django_pglock.store.give_back import give_back
+from django_pglock.store.outcome import (
+    Abandoned,
+    Cancelled,
+    Failed,
+    Failure,
+    Interrupted,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from django_pglock.store.rescue import rescue
+from django_pglock.store.settle import settle
+from tests.sample import running_tasks as running
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FAILURE = Failure("builtins.ValueError", "Traceback …")
+
+
+def begun(eventually, name="begun"):
+    eventually(lambda: Effect.objects.filter(name=name).exists(), why="it did not begin")
+
+
+def ends(result, eventually):
+    rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
+    return eventually(lambda: rows.first(), why=f"task {result.id} did not end")
+
+
+# The verb
+
+
+def test_what_waits_is_cancelled_and_what_runs_is_asked(claim):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    tasks.nothing.enqueue()
+    assert Task.objects.cancel() == 2
+    runs, waits = Task.objects.order_by("id")
+    assert (runs.status, runs.finished_at) == ("RUNNING", None)
+    assert runs.cancel_requested_at is not None
+    assert (waits.status, waits.cancel_requested_at) == ("CANCELLED", None)
+    assert Task.objects.cancel() == 0, "asked is asked"
+    assert Task.objects.get(pk=mine.id).cancel_requested_at == runs.cancel_requested_at
+
+
+def test_many_are_moved_some_at_a_time_and_what_has_been_done_stays_done(monkeypatch):
+    """A crowd in one transaction would keep workers waiting for its rows until the last one is written."""
+    monkeypatch.setattr(move, "WINDOW", 2)
+    ids = [tasks.nothing.enqueue().id for _ in range(5)]
+    told = []
+
+    def tell(count, last):
+        told.append((count, str(last)))
+        if count == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Task.objects.cancel(progress=tell)
+    assert told == [(2, ids[3]), (4, ids[1])], "the newest first"
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", *["CANCELLED"] * 4]
+    told.clear()
+    with pytest.raises(KeyboardInterrupt):
+        Task.objects.retry(progress=tell)
+    assert told == [(2, ids[2]), (4, ids[4])], "the oldest first"
+    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
+
+
+def test_in_a_transaction_of_the_caller_all_are_moved_at_once_or_none(monkeypatch):
+    monkeypatch.setattr(move, "WINDOW", 2)
+    for _ in range(5):
+        tasks.nothing.enqueue()
+    told = []
+    with pytest.raises(KeyError), transaction.atomic():
+        assert Task.objects.cancel(progress=lambda count, last: told.append(count)) == 5
+        raise KeyError
+    assert told == []
+    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
+
+
+def test_some_at_a_time_count_what_waits_for_one_of_them_too(monkeypatch):
+    """The end of the one cancels the other: it was asked for, so it is among those that were moved."""
+    monkeypatch.setattr(move, "WINDOW", 1)
+    tasks.nothing.using(after=[tasks.nothing.enqueue()]).enqueue()
+    assert Task.objects.cancel() == 2
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_only_a_running_task_is_worth_a_notification_and_only_after_the_commit(claim, runs):
+    tasks.nothing.enqueue()
+    if runs:
+        claim()
+    with CaptureQueriesContext(connection) as queries:
+        with transaction.atomic():
+            Task.objects.cancel()
+            assert not any("pg_notify" in query["sql"] for query in queries)
+        assert any("django_pglock_cancel" in query["sql"] for query in queries) is runs
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_row_that_is_locked_for_a_moment_is_asked_a_moment_later(claim, in_threads, monkeypatch, runs):
+    """Its progress is being written, or it is being claimed."""
+    mine = tasks.nothing.enqueue()
+    if runs:
+        claim()
+    locked, left_out, free = threading.Event(), threading.Event(), threading.Event()
+
+    def rest(seconds):
+        left_out.set()
+        assert free.wait(60)
+
+    monkeypatch.setattr("django_pglock.store.cancel.time", SimpleNamespace(sleep=rest))
+
+    def work(number):
+        if number == 0:
+            with transaction.atomic():
+                Task.objects.select_for_update().get(pk=mine.id)
+                locked.set()
+                assert left_out.wait(60)
+            free.set()
+            return None
+        assert locked.wait(60)
+        return Task.objects.cancel()
+
+    assert in_threads(work, 2)[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (Succeeded(), "SUCCESSFUL"),
+        (Failed(FAILURE), "FAILED"),
+        (Cancelled(FAILURE), "CANCELLED"),
+        (Retried(FAILURE, 60), "CANCELLED"),
+        (Retried(FAILURE, 0), "CANCELLED"),
+        (Snoozed(60), "CANCELLED"),
+        (Interrupted(FAILURE, 60), "CANCELLED"),
+        (Released(), "CANCELLED"),
+        (Abandoned(60), "CANCELLED"),
+    ],
+)
+def test_what_was_asked_to_end_does_not_run_again(claim, outcome, status):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    Task.objects.cancel()
+    assert settle("default", [(mine, outcome)], mine.worker)[mine.id] is not None
+    row = Task.objects.get()
+    assert (row.status, row.worker) == (status, mine.worker)
+    assert Attempt.objects.count() == (not isinstance(outcome, (Succeeded, Snoozed, Released, Abandoned)))
+
+
+@pytest.mark.parametrize("verb", ["rescue", "reset_stuck", "give_back"])
+def test_nor_does_it_when_its_worker_is_gone(claim, verb):
+    tasks.nothing.using(keep_result=60).enqueue()
+    [mine] = claim()
+    tasks.nothing.using(after=[mine.id]).enqueue()
+    Task.objects.cancel()
+    ends = {
+        "rescue": lambda: rescue("default"),
+        "reset_stuck": Task.objects.reset_stuck,
+        "give_back": lambda: give_back("default", mine.worker, [], older_than=0),
+    }
+    assert ends[verb]()
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["CANCELLED", "CANCELLED"]
+    assert Task.objects.get(pk=mine.id).expires_at is not None, "keep_result is counted from this end, too"
+
+
+def test_a_retry_by_hand_forgets_the_request(claim):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    Task.objects.cancel()
+    settle("default", [(mine, Released())], mine.worker)
+    assert Task.objects.retry() == 1
+    row = Task.objects.get()
+    assert (row.status, row.cancel_requested_at) == ("READY", None)
+
+
+def test_the_next_task_of_the_key_begins_when_the_cancelled_one_has_ended(worker, eventually):
+    """It used to begin at once, beside the one that still ran."""
+    first = running.locked.enqueue("a", running.FOREVER)
+    second = running.locked.enqueue("a")
+    worker()
+    begun(eventually, "locked a")
+    Task.objects.filter(pk=first.id).cancel()
+    assert ends(first, eventually).status == "CANCELLED"
+    row = ends(second, eventually)
+    assert row.status == "SUCCESSFUL"
+    assert row.started_at >= Task.objects.get(pk=first.id).finished_at
+
+
+def test_what_comes_after_a_cancelled_task_is_cancelled(worker, eventually):
+    first = running.ask.enqueue()
+    after = tasks.nothing.using(after=[first]).enqueue()
+    worker()
+    begun(eventually)
+    Task.objects.filter(pk=first.id).cancel()
+    assert ends(after, eventually).status == "CANCELLED"
+
+
+# The running function
+
+
+@pytest.mark.parametrize("function", ["run_sql", "ask", "wait_in_coroutine", "fail_when_asked"])
+def test_a_running_task_ends_soon(worker, eventually, slow_beats, function):
+    worker()
+    result = getattr(running, function).enqueue()
+    begun(eventually)
+    time.sleep(0.05)
+    assert Task.objects.cancel() == 1
+    row = ends(result, eventually)
+    assert (row.status, row.attempts, row.retries) == ("CANCELLED", 1, 0)
+    attempt = Attempt.objects.get()
+    assert (attempt.outcome, attempt.exception_path) == ("FAILED", "django_pglock.errors.TaskCancelled")
+    result.refresh()
+    assert [error.exception_class.__name__ for error in result.errors] == ["TaskCancelled"]
+
+
+def test_the_reason_keeps_what_the_function_raised(worker, eventually):
+    worker()
+    result = running.fail_when_asked.enqueue()
+    begun(eventually)
+    Task.objects.cancel()
+    ends(result, eventually)
+    assert "ValueError: in the middle of stopping" in Attempt.objects.get().traceback
+
+
+def test_who_finishes_anyway_has_finished(worker, eventually):
+    worker()
+    result = running.finish_anyway.enqueue()
+    begun(eventually)
+    Task.objects.cancel()
+    row = ends(result, eventually)
+    assert (row.status, row.result) == ("SUCCESSFUL", "done")
+
+
+def test_an_atomic_task_rolls_back(worker, eventually):
+    worker()
+    result = running.run_sql_atomically.enqueue()
+    sleeping = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(%%' AND state = 'active'"
+
+    def sleeps():
+        with connection.cursor() as cursor:
+            cursor.execute(sleeping)
+            return cursor.fetchone()[0]
+
+    eventually(sleeps)
+    Task.objects.cancel()
+    assert ends(result, eventually).status == "CANCELLED"
+    assert not Effect.objects.exists()
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_the_heartbeat_finds_what_the_notification_did_not_tell(worker, eventually, monkeypatch, listens):
+    monkeypatch.setattr("django_pglock.worker.worker.Worker._heard_of_cancel", lambda *args: None)
+    worker(listens=listens)
+    result = running.run_sql.enqueue()
+    begun(eventually)
+    Task.objects.cancel()
+    assert ends(result, eventually).status == "CANCELLED"
+
+
+def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, claim, monkeypatch):
+    """Of several in flight, with a thread that is busy."""
+    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.HOARDING", running.FOREVER)
+    process = worker(queues=["another"], threads=1)
+    # Its fetcher, when it has just connected, gives back what it does not know.
+    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
+    tasks.record.enqueue("never")
+    [waits] = claim(worker=process.identity.id)
+    running.wait_for_note.enqueue("go on")
+    [busy] = claim(worker=process.identity.id)
+    process.in_flight.begin_all([busy, waits])
+    Task.objects.filter(pk=waits.id).cancel()
+    eventually(lambda: waits.is_cancelled, why="it has not heard of it")
+    running.note("go on")
+    eventually(lambda: Task.objects.filter(pk=waits.id, status="CANCELLED").exists())
+    assert not Effect.objects.filter(name="never").exists()
+    assert Attempt.objects.get(task=waits.id).exception_path == "django_pglock.errors.TaskCancelled"
+    eventually(lambda: Task.objects.filter(pk=busy.id, status="SUCCESSFUL").exists())
+
+
+def test_a_call_for_a_group_ends_when_nobody_wants_it_any_more(worker, eventually):
+    results = [running.together.enqueue(key=1) for _ in range(3)]
+    worker()
+    begun(eventually)
+    assert Effect.objects.get().number == 3
+    Task.objects.filter(pk=results[0].id).cancel()
+    # It goes on for the two others: a heartbeat later it still runs.
+    time.sleep(0.7)
+    assert set(Task.objects.values_list("status", flat=True)) == {"RUNNING"}
+    Task.objects.cancel()
+    for result in results:
+        assert ends(result, eventually).status == "CANCELLED"
+
+
+def test_one_of_a_group_does_not_cancel_the_others(worker, eventually):
+    results = [running.together.enqueue(key=1) for _ in range(3)]
+    worker()
+    begun(eventually)
+    Task.objects.filter(pk=results[0].id).cancel()
+    running.note("go on")
+    assert [ends(result, eventually).status for result in results] == ["SUCCESSFUL"] * 3
+
+
+def test_the_worker_goes_on_with_other_tasks(worker, eventually):
+    """Nothing of the cancel is left in the thread or in its sessions."""
+    process = worker(threads=1)
+    result = running.run_sql.enqueue()
+    begun(eventually)
+    Task.objects.cancel()
+    ends(result, eventually)
+    others = [tasks.record.enqueue("later", number) for number in range(20)]
+    assert {ends(each, eventually).status for each in others} == {"SUCCESSFUL"}
+    assert Attempt.objects.count() == 1
+    assert all(thread.is_alive() for thread in process.executor._threads)
+
+
+def test_a_worker_with_nothing_in_flight_asks_nothing(worker, monkeypatch):
+    """One look for requests a beat, and only of a worker that runs something."""
+    asked = []
+    monkeypatch.setattr(
+        "django_pglock.worker.liveness.heartbeat.cancel_requests", lambda using, worker: asked.append(worker) or []
+    )
+    process = worker(queues=["another"])
+    process.heartbeat.wake()
+    time.sleep(0.7)
+    assert asked == []
+    assert process.executor.watchdog._thread is None

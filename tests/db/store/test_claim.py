@@ -1,0 +1,48 @@
+"""Claiming: in order, and only functions that the worker knows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from django_pglock.models import Task
+from django_pglock.store.claim import claim_statement
+from django_pglock.store.outcome import Succeeded
+from django_pglock.store.settle import settle
+from django_pglock.tasks.claim import date_of
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def settle_one(claim, outcome):
+    return settle("default", [(claim, outcome)], claim.worker)
+
+
+def test_order_is_priority_then_first_come_first_served(claim):
+    ids = [tasks.nothing.using(priority=priority).enqueue().id for priority in (0, 5, -5, 5)]
+    assert [str(each.id) for each in claim(4)] == [ids[1], ids[3], ids[0], ids[2]]
+
+
+def test_only_known_functions_are_claimed():
+    """A rolling deploy must not burn an attempt on a task from the future."""
+    tasks.nothing.enqueue()
+    Task.objects.create(queue="default", backend="default", task_path="shop.tasks.not_deployed_yet")
+    statement = claim_statement("default", worker=uuid4(), paths=["tests.sample.tasks.nothing"])
+    assert len(statement.execute(10, "default")) == 1
+    assert Task.objects.get(task_path="shop.tasks.not_deployed_yet").attempts == 0
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_dates_of_a_claim_are_those_of_the_row_to_the_microsecond(claim, attempt):
+    tasks.nothing.using(run_after=timedelta(seconds=0)).enqueue()
+    for _ in range(attempt):
+        Task.objects.update(status="READY")
+        [mine] = claim()
+    row = Task.objects.get()
+    names = ("run_after", "enqueued_at", "started_at", "last_attempted_at")
+    assert {name: mine.date(name) for name in names} == {name: getattr(row, name) for name in names}
+    accepted = settle_one(mine, Succeeded())
+    assert date_of(accepted[mine.id]) == Task.objects.get().finished_at

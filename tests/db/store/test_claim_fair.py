@@ -1,0 +1,177 @@
+"""Turns for everybody, and so many starts in so much time."""
+
+from __future__ import annotations
+
+import time
+from itertools import groupby
+from random import Random
+from uuid import uuid4
+
+import pytest
+
+from django_pglock import enqueue_many
+from django_pglock.models import Task
+from django_pglock.worker.claiming.queue_cursor import QueueCursors
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PATHS = ["tests.sample.keyed_tasks.serve", "tests.sample.tasks.nothing"]
+
+
+def claims_of(queue="default", *, is_fair=True, clock=time.monotonic):
+    return QueueCursors("default", worker=uuid4(), paths=PATHS, is_fair=is_fair, clock=clock).of(queue)
+
+
+def tenants(claims):
+    rows = dict(Task.objects.values_list("pk", "fair_key"))
+    return [rows[claim.id] for claim in claims]
+
+
+def test_ten_of_one_come_through_beside_a_thousand_of_another():
+    enqueue_many(keyed.serve, [{"tenant": "large"}] * 1000)
+    enqueue_many(keyed.serve, [{"tenant": "small"}] * 10)
+    got = tenants(claims_of().claim(20))
+    assert got.count("small") == 10
+    assert [len(list(run)) for _, run in groupby(got)] == [1] * 20, "in turns"
+
+
+def test_one_at_a_time_each_has_its_turn():
+    """The claims of a worker with a single thread and long tasks, one by one."""
+    for tenant in "abc":
+        enqueue_many(keyed.serve, [{"tenant": tenant}] * 50)
+    claims = claims_of()
+    got = [tenant for _ in range(30) for tenant in tenants(claims.claim(1))]
+    assert got == ["a", "b", "c"] * 10
+
+
+def test_within_a_key_priority_and_order_hold():
+    ids = [int(keyed.serve.using(priority=priority).enqueue("a").id) for priority in (0, 5, 5)]
+    assert [claim.id for claim in claims_of().claim(5)] == [ids[1], ids[2], ids[0]]
+
+
+def in_order(numbers, priorities):
+    return sorted(numbers, key=lambda number: (-priorities[number], number))
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 50])
+def test_within_a_key_priority_holds_however_many_are_claimed(limit):
+    """Each key has its most urgent tasks first, from the first claim to the last."""
+    random, priorities = Random(1), {}
+    for number in range(60):
+        priority = random.choice([-100, 0, 5, 100])
+        priorities[int(keyed.serve.using(priority=priority).enqueue(f"tenant {number % 3}").id)] = priority
+    claims, got = claims_of(), []
+    while more := claims.claim(limit):
+        got += more
+    assert len(got) == 60
+    keys = dict(zip((claim.id for claim in got), tenants(got), strict=True))
+    for tenant in range(3):
+        ids = [claim.id for claim in got if keys[claim.id] == f"tenant {tenant}"]
+        assert ids == in_order(ids, priorities)
+
+
+def test_within_a_key_priority_holds_in_a_worker(worker, eventually):
+    random, priorities = Random(2), {}
+    keyed.served.clear()
+    for number in range(200):
+        priorities[number] = random.choice([0, 5, 9])
+        keyed.serve.using(priority=priorities[number]).enqueue(f"tenant {number % 2}", number)
+    worker(threads=1)
+    eventually(lambda: len(keyed.served) == 200)
+    for key in ("tenant 0", "tenant 1"):
+        numbers = [number for tenant, number in keyed.served if tenant == key]
+        assert numbers == in_order(numbers, priorities)
+
+
+def test_what_becomes_urgent_later_is_the_next_of_its_key():
+    enqueue_many(keyed.serve, [{"tenant": "a"}] * 20)
+    enqueue_many(keyed.serve, [{"tenant": "b"}] * 20)
+    claims = claims_of()
+    assert tenants(claims.claim(3)) == ["a", "b", "a"]
+    urgent = int(keyed.serve.using(priority=100).enqueue("b").id)
+    assert [claim.id for claim in claims.claim(2)][-1] == urgent
+
+
+def test_between_keys_priority_does_not_count():
+    """Whoever calls all of its tasks urgent gets no more turns."""
+    enqueue_many(keyed.serve.using(priority=-100), [{"tenant": "modest"}] * 20)
+    enqueue_many(keyed.serve.using(priority=100), [{"tenant": "pushing"}] * 20)
+    claims = claims_of()
+    got = [tenant for _ in range(20) for tenant in tenants(claims.claim(1))]
+    assert (got.count("modest"), got.count("pushing")) == (10, 10)
+    assert tenants(claims.claim(4)) == ["modest", "pushing"] * 2
+
+
+def test_between_fair_tasks_and_others_priority_does_not_count():
+    enqueue_many(keyed.serve.using(priority=100), [{"tenant": "a"}] * 20)
+    enqueue_many(tasks.nothing.using(priority=-100), [{}] * 20)
+    claims = claims_of()
+    got = [tenant for _ in range(10) for tenant in tenants(claims.claim(1))]
+    assert (got.count("a"), got.count(None)) == (5, 5)
+
+
+def test_a_call_that_asks_for_turns_has_them_where_no_function_does():
+    """Else it would wait for as long as there is anything else to do, whatever its priority."""
+    now = [0.0]
+    enqueue_many(tasks.nothing.using(fair="tenant", priority=100), [{}] * 5)
+    enqueue_many(tasks.nothing, [{}] * 100)
+    claims = claims_of(is_fair=False, clock=lambda: now[0])
+    claims.claim(1)
+    now[0] += 1.1
+    got = [tenant for _ in range(11) for tenant in tenants(claims.claim(1))]
+    assert got.count("tenant") == 5
+
+
+def test_other_tasks_of_the_queue_are_claimed_as_often():
+    enqueue_many(keyed.serve, [{"tenant": "a"}] * 100)
+    enqueue_many(tasks.nothing, [{}] * 100)
+    claims = claims_of()
+    got = [tenant for _ in range(10) for tenant in tenants(claims.claim(1))]
+    assert (got.count("a"), got.count(None)) == (5, 5)
+
+
+def test_a_worker_without_such_functions_still_finds_them_when_there_is_nothing_else():
+    enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
+    assert len(claims_of(is_fair=False).claim(10)) == 3
+
+
+@pytest.mark.parametrize(("count", "claimed"), [(10, [["z"], []]), (1500, [[], ["z"]])])
+def test_keys_of_a_function_that_is_gone_keep_nobody_waiting(count, claimed):
+    """They come first, more of them than a claim asks for tasks; each claim walks a thousand keys at most."""
+    enqueue_many(keyed.serve, [{"tenant": f"a{number:04}"} for number in range(count)])
+    Task.objects.update(task_path="gone.function")
+    keyed.serve.enqueue("z")
+    claims = claims_of()
+    assert [tenants(claims.claim(2)) for _ in range(2)] == claimed
+    assert Task.objects.filter(status="READY").count() == count
+
+
+def test_a_turn_goes_on_with_the_first_key_behind_the_last():
+    for tenant in "abcd":
+        enqueue_many(keyed.serve, [{"tenant": tenant}] * 3)
+    Task.objects.filter(fair_key__in="bd").update(task_path="gone.function")
+    claims = claims_of()
+    assert [tenants(claims.claim(2)) for _ in range(4)] == [["a", "c"], ["a", "c"], ["a", "c"], []]
+
+
+def test_all_of_them_run(worker, eventually):
+    worker()
+    for tenant in "abcdefg":
+        enqueue_many(keyed.serve, [{"tenant": tenant}] * 30)
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 210)
+
+
+def test_two_workers_share_the_turns_without_claiming_twice(in_threads):
+    for tenant in "abcde":
+        enqueue_many(keyed.serve, [{"tenant": tenant}] * 100)
+
+    def drain(number):
+        claims, got = claims_of(), []
+        while more := claims.claim(7):
+            got += [claim.id for claim in more]
+        return got
+
+    got = [id_ for some in in_threads(drain, 4) for id_ in some]
+    assert len(got) == len(set(got)) == 500

@@ -1,0 +1,269 @@
+"""What a key costs, in statements; and that the small statements of admission do what the general one does."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_pglock.backend import _call_of, _meta_of
+from django_pglock.models import RateLimit, Task
+from django_pglock.store import wake as wakeup
+from django_pglock.store.admit import ADMIT, _admit_by, admit, admit_own
+from django_pglock.store.insert import _insert_one
+from django_pglock.store.insert_at_key import insert_at_key, insert_at_rate
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+KEY = "order:1"
+
+
+@pytest.fixture
+def messages(monkeypatch):
+    """Return what a call sends to the server, without the look for sleeping workers."""
+    monkeypatch.setattr(wakeup, "_nobody_sleeps", lambda using: True)
+
+    def sent(call):
+        with CaptureQueriesContext(connection) as queries:
+            call()
+        return [each["sql"] for each in queries if each["sql"] not in ("BEGIN", "COMMIT")]
+
+    return sent
+
+
+def statuses():
+    return list(Task.objects.order_by("id").values_list("status", flat=True))
+
+
+def test_a_task_that_is_alone_at_its_key_is_written_and_admitted_by_one_message(messages):
+    [message] = messages(lambda: keyed.step.enqueue(1))
+    assert message.count("django_pglock_task") == 2, "the row, and one look at the key"
+    assert statuses() == ["READY"]
+
+
+def test_a_task_behind_another_of_its_key_is_one_message(messages, claim):
+    keyed.step.enqueue(1)
+    assert len(messages(lambda: keyed.step.enqueue(1))) == 1
+    claim()
+    assert len(messages(lambda: keyed.step.enqueue(1))) == 1
+    assert statuses() == ["RUNNING", "BLOCKED", "BLOCKED"]
+
+
+@pytest.mark.parametrize("holders", [0, 1])
+def test_in_a_transaction_the_key_is_one_small_message_after_the_commit(messages, holders):
+    for _ in range(holders):
+        keyed.step.enqueue(1)
+
+    def enqueue():
+        with transaction.atomic():
+            keyed.step.enqueue(1)
+
+    insert, admission = messages(enqueue)
+    assert insert.count("django_pglock_task") == 1
+    assert admission.count("django_pglock_task") == 2
+    assert statuses() == ["READY", "BLOCKED"][: 1 + holders]
+
+
+def test_a_task_with_a_rate_is_one_message_where_there_is_a_token_for_it(messages):
+    for _ in range(2):
+        [message] = messages(lambda: keyed.trickle.enqueue(1))
+        assert message.count("django_pglock_task") == 2, "the row, and one look at the key"
+    assert len(messages(lambda: keyed.trickle.enqueue(2))) == 1
+    assert statuses() == ["READY"] * 3
+    assert not RateLimit.objects.filter(opens_at__isnull=False).exists()
+
+
+def test_a_task_behind_others_that_wait_for_a_token_is_one_message(messages):
+    """The first of them has set the alarm."""
+    for _ in range(3):
+        keyed.trickle.enqueue(1)
+    alarm = RateLimit.objects.get()
+    for _ in range(3):
+        assert len(messages(lambda: keyed.trickle.enqueue(1))) == 1
+    assert statuses() == ["READY"] * 2 + ["BLOCKED"] * 4
+    bucket = RateLimit.objects.get()
+    assert (bucket.arrives_at, bucket.opens_at) == (alarm.arrives_at, alarm.opens_at)
+    assert bucket.opens_at is not None
+
+
+def test_a_task_after_others_is_one_message_and_a_look_whether_they_have_ended(messages):
+    results = [tasks.echo.enqueue(number) for number in range(3)]
+    for options in ({}, {"lock": "one"}, {"rate": "1/h"}, {"keep_result": 60}):
+        task = tasks.nothing.using(after=results, **options)
+        insert, look = messages(task.enqueue)
+        assert insert.count("INSERT") == 2, "the row, and those of what it waits for"
+        assert look.startswith("SELECT")
+    assert statuses() == ["READY"] * 3 + ["BLOCKED"] * 4
+
+
+@pytest.mark.parametrize(
+    ("call", "count"),
+    [
+        (lambda: keyed.refresh.enqueue(1), 1),
+        (lambda: keyed.digest.enqueue(user=1, text=""), 1),
+        (lambda: tasks.nothing.using(keep_result=60).enqueue(), 1),
+        (lambda: tasks.nothing.using(run_after=None).enqueue(), 1),
+    ],
+    ids=["unique", "group", "keep_result", "plain"],
+)
+def test_one_call_is_one_message(messages, call, count):
+    assert len(messages(call)) == count
+
+
+def test_admission_to_many_keys_is_one_message(messages, claim):
+    """As after a batch of endings; none of these keys asks for more than one at a time."""
+    for number in range(20):
+        keyed.step.enqueue(number % 10)
+    Task.objects.filter(status="READY").update(status="BLOCKED")
+    keys = {f"order:{number}" for number in range(10)}
+    assert len(messages(lambda: admit("default", keys))) == 1
+    assert statuses() == ["READY"] * 10 + ["BLOCKED"] * 10
+
+
+def test_a_crash_of_the_server_may_take_an_admission_but_not_the_task(messages):
+    """Nobody waits for the admission to be on the disk, and everybody for the task."""
+
+    def enqueue():
+        with transaction.atomic():
+            keyed.step.enqueue(1)
+
+    insert, admission = messages(enqueue)
+    assert "synchronous_commit = off" in admission
+    assert "synchronous_commit" not in insert
+    [message] = messages(lambda: keyed.step.enqueue(2))
+    assert "synchronous_commit" not in message
+
+
+# A world: who is at one key, in the order of the ids. (status, concurrency, waits for another, has been tried)
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(["BLOCKED", "BLOCKED", "READY", "RUNNING", "SCHEDULED", "SUCCESSFUL"]),
+        st.sampled_from([None, None, 1, 2, 3]),
+        st.sampled_from([0, 0, 0, 1]),
+        st.booleans(),
+        st.booleans(),
+    ),
+    max_size=5,
+)
+INSERT = """
+INSERT INTO django_pglock_task (queue, backend, task_path, status, lock_key, concurrency, waits_for, started_at,
+                                meta, group_key, run_after, worker, last_attempted_at, finished_at)
+VALUES ('default', 'default', 'tests.sample.keyed_tasks.step', %(status)s, %(key)s, %(concurrency)s, %(waits)s,
+        CASE WHEN %(tried)s THEN now() END, %(meta)s, CASE WHEN %(grouped)s THEN 'a' END,
+        CASE WHEN %(status)s = 'SCHEDULED' THEN now() + interval '1 hour' END, gen_random_uuid(), now(),
+        CASE WHEN %(status)s = 'SUCCESSFUL' THEN now() END)
+"""
+
+
+def make(world, *, key=KEY, meta="{}"):
+    with connection.cursor() as cursor:
+        for status, concurrency, waits, tried, grouped in world:
+            waits = waits if status == "BLOCKED" else 0
+            values = {"status": status, "concurrency": concurrency, "waits": waits, "tried": tried, "grouped": grouped}
+            cursor.execute(INSERT, {**values, "key": key, "meta": meta})
+
+
+def after(world, *acts):
+    """Return the statuses to which these acts lead in a world, and undo all."""
+    with transaction.atomic():
+        make(world)
+        for act in acts:
+            act()
+        found = statuses()
+        transaction.set_rollback(True)
+    return found
+
+
+def admit_by_the_general_statement(key=KEY):
+    _admit_by("default", ADMIT, [key])
+
+
+many_worlds = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@many_worlds
+@given(ROWS)
+def test_the_small_statement_does_what_the_general_one_does(world):
+    general = after(world, admit_by_the_general_statement)
+    assert after(world, lambda: admit("default", [KEY])) == general
+
+
+@many_worlds
+@given(ROWS, st.sampled_from([None, 1, 2]))
+def test_a_call_that_is_admitted_as_it_is_written_is_where_the_general_statement_puts_it(world, concurrency):
+    """Whatever had to be done at the key has been done before: each of those there has been looked after itself."""
+    task = keyed.step.using(concurrency=concurrency)
+    row = ("BLOCKED", concurrency, 0, False, False)
+    general = after(world, admit_by_the_general_statement, lambda: make([row]), admit_by_the_general_statement)
+
+    is_alone = concurrency in (None, 1)
+
+    def enqueue():
+        enqueued, is_done = insert_at_key("default", task, call, "{}")
+        if enqueued.status == "BLOCKED" and not is_done:
+            admit("default", [KEY])
+
+    def enqueue_in_a_transaction():
+        [enqueued] = _insert_one("default", task, call, "{}")
+        admit_own("default", enqueued.id, KEY, is_alone=is_alone)
+
+    call = _call_of(task, [1], {})
+    assert after(world, admit_by_the_general_statement, enqueue) == general
+    assert after(world, admit_by_the_general_statement, enqueue_in_a_transaction) == general
+
+
+# A bucket: seconds until its next token arrives, if it is there, and whether its alarm is off, due, or for the token.
+BUCKETS = st.tuples(
+    st.sampled_from([None, -5000, -1, 300, 700, 740, 1500]), st.sampled_from([None, "due", "at the next token"])
+)
+RATED_KEY = "%rate tenant:1"
+RATED_ROWS = st.lists(
+    st.tuples(st.sampled_from(["BLOCKED", "READY", "RUNNING", "SUCCESSFUL"]), st.sampled_from([0, 0, 0, 1])), max_size=4
+)
+FILL = """
+INSERT INTO django_pglock_ratelimit (key, arrives_at, opens_at)
+SELECT %s, now() + %s * interval '1 s', CASE %s WHEN 'due' THEN now() - interval '1 s'
+                                                WHEN 'at the next token' THEN now() + (%s - 720) * interval '1 s' END
+"""
+
+
+@many_worlds
+@given(BUCKETS, RATED_ROWS)
+def test_a_call_with_a_rate_is_where_the_general_statement_puts_it(bucket, rows):
+    """And so are the tokens that are left, and the alarm."""
+    call, meta = _call_of(keyed.trickle, [1], {}), _meta_of(keyed.trickle)
+    world = [(status, None, waits, False, False) for status, waits in rows]
+
+    def fill():
+        arrives_in, alarm = bucket
+        make(world, key=RATED_KEY, meta=meta)
+        if arrives_in is not None:
+            with connection.cursor() as cursor:
+                cursor.execute(FILL, [RATED_KEY, arrives_in, alarm, arrives_in])
+
+    def admit():
+        admit_by_the_general_statement(RATED_KEY)
+
+    def enqueue():
+        enqueued, is_done = insert_at_rate("default", keyed.trickle, call, meta)
+        if enqueued.status == "BLOCKED" and not is_done:
+            admit()
+
+    def look():
+        found.append(
+            [
+                (round((each.arrives_at - timezone.now()).total_seconds(), -1), each.opens_at is not None)
+                for each in RateLimit.objects.all()
+            ]
+        )
+
+    found = []
+    row = ("BLOCKED", None, 0, False, False)
+    general = after([], fill, admit, lambda: make([row], key=RATED_KEY, meta=meta), admit, look)
+    assert after([], fill, admit, enqueue, look) == general
+    assert found[0] == found[1]

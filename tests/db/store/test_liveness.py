@@ -1,0 +1,66 @@
+"""Heartbeats: which workers are alive, and which rows of the dead are removed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import Worker
+from django_pglock.store.liveness import beat, forget_dead
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+#: The number that a worker of these tests has drawn.
+NUMBER = 4711
+
+
+def register(worker, *, silent_for=0.0, lock_key=NUMBER):
+    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=lock_key)
+    Worker.objects.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
+
+
+def test_beats_are_continuous_until_one_is_late_or_comes_in_a_new_session(settings):
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    worker, rows = uuid4(), Worker.objects.all()
+
+    def since(**options):
+        beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, **options)
+        return Worker.objects.get().beating_since
+
+    first = since()
+    assert since() == first
+    interrupted = since(is_interrupted=True)
+    assert interrupted > first
+    rows.update(heartbeat_at=Now() - timedelta(seconds=70))
+    assert since() == interrupted, "this beat was in time"
+    rows.update(heartbeat_at=Now() - timedelta(seconds=80))
+    assert since() > interrupted
+
+
+def test_the_first_beat_of_each_session_is_no_continuation(worker, eventually):
+    running = worker()
+    first = Worker.objects.get()
+    beaten = Worker.objects.filter(heartbeat_at__gt=first.heartbeat_at)
+    eventually(beaten.exists)
+    assert beaten.get().beating_since == first.beating_since
+    running.heartbeat._connection.connection.close()
+    eventually(Worker.objects.filter(beating_since__gt=first.beating_since).exists, why="the interruption is forgotten")
+
+
+def test_only_silent_workers_that_own_nothing_are_forgotten(claim):
+    living, owner, idle = uuid4(), uuid4(), uuid4()
+    register(living)
+    register(owner, silent_for=60)
+    register(idle, silent_for=60)
+    tasks.nothing.enqueue()
+    claim(worker=owner)
+    forget_dead("default")
+    assert Worker.objects.count() == 3, "the server may have been out of reach for all of them"
+    Worker.objects.filter(pk=living).update(beating_since=Now() - timedelta(seconds=60))
+    forget_dead("default")
+    assert set(Worker.objects.values_list("pk", flat=True)) == {living, owner}

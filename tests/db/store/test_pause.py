@@ -1,0 +1,44 @@
+"""A paused queue is not claimed from."""
+
+from __future__ import annotations
+
+import time
+from uuid import uuid4
+
+import pytest
+
+from django_pglock import enqueue_many
+from django_pglock.models import Queue, Task
+from django_pglock.worker.claiming.queue_cursor import QueueCursors
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PATHS = ["tests.sample.keyed_tasks.serve", "tests.sample.tasks.nothing"]
+
+
+def claims_of(queue="default", *, is_fair=True, clock=time.monotonic):
+    return QueueCursors("default", worker=uuid4(), paths=PATHS, is_fair=is_fair, clock=clock).of(queue)
+
+
+def test_a_paused_queue_is_not_claimed_from_and_costs_one_probe():
+    enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
+    enqueue_many(tasks.nothing, [{}] * 3)
+    Queue.objects.pause("default", by="me", reason="the bank is closed")
+    assert claims_of().claim(10) == []
+    assert not Queue.objects.pause("default")
+    assert Queue.objects.resume("default")
+    assert len(claims_of().claim(10)) == 6
+
+
+def test_pausing_and_resuming_are_felt_at_once(worker, eventually, settings):
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
+
+    worker()
+    Queue.objects.pause("default")
+    result = tasks.echo.enqueue(1)
+    time.sleep(0.3)
+    assert Task.objects.get(pk=result.id).status == "READY"
+    Queue.objects.resume("default")
+    eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")

@@ -1,0 +1,151 @@
+"""Progress that shows while a task runs, in few statements."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock import enqueue_many
+from django_pglock.models import Task
+from django_pglock.store.outcome import Succeeded
+from django_pglock.store.progress import COMPARED_AT_ONCE, note_progress
+from django_pglock.store.settle import settle
+from django_pglock.worker.running import run
+from django_pglock.worker.settling import progress as settling_progress
+from tests.sample import running_tasks as running
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ends(result, eventually):
+    rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
+    return eventually(lambda: rows.first(), why=f"task {result.id} did not end")
+
+
+def progress_of(result):
+    return Task.objects.values_list("progress", flat=True).get(pk=result.id)
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    """The progress that is written, in statements."""
+    written = []
+
+    def count(using, claims, **options):
+        if claims:
+            written.append([claim.progress for claim in claims])
+        note_progress(using, claims, **options)
+
+    for module in (run, settling_progress):
+        monkeypatch.setattr(module, "note_progress", count)
+    return written
+
+
+@pytest.mark.parametrize("function", ["tell", "tell_atomically"])
+def test_progress_shows_while_the_task_runs(worker, eventually, function):
+    """Also while the transaction of an atomic task is open: the worker writes it in a session of its own."""
+    worker()
+    arguments = (3, 3) if function == "tell" else (3,)
+    result = getattr(running, function).enqueue(*arguments)
+    told = {"done": 3, "total": 3} if function == "tell" else {"done": 1, "total": 2}
+    eventually(lambda: progress_of(result) == told, why="it was not told")
+    assert Task.objects.get(pk=result.id).status == "RUNNING"
+    assert ends(result, eventually).status == "SUCCESSFUL"
+
+
+@pytest.mark.parametrize("function", ["tell", "tell_atomically"])
+def test_the_last_word_is_there_at_the_end(worker, eventually, function):
+    worker()
+    result = running.tell.enqueue(1000) if function == "tell" else running.tell_atomically.enqueue()
+    row = ends(result, eventually)
+    assert row.progress == ({"done": 1000, "total": 1000} if function == "tell" else {"done": 2, "total": 2})
+
+
+def test_the_last_word_of_a_failure_is_there_too(worker, eventually):
+    worker()
+    row = ends(running.tell_and_fail.enqueue(7.5), eventually)
+    assert (row.status, row.progress) == ("FAILED", {"done": 7.5, "total": None})
+
+
+def test_ten_thousand_calls_are_one_or_two_statements(worker, eventually, notes):
+    worker()
+    ends(running.tell.enqueue(10_000), eventually)
+    assert 1 <= len(notes) <= 2
+    assert notes[-1] == ['{"done":10000,"total":10000}']
+
+
+def test_tasks_that_tell_nothing_cost_no_statement(worker, eventually, notes):
+    worker()
+    for result in [tasks.nothing.enqueue(), tasks.record_atomically.enqueue("x"), tasks.fail.enqueue()]:
+        ends(result, eventually)
+    assert notes == []
+
+
+def test_progress_of_a_lost_claim_changes_nothing(claim):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    mine.progress = '{"done": 1}'
+    Task.objects.update(attempts=2)
+    for is_last in (False, True):
+        note_progress("default", [mine], is_last=is_last)
+    assert Task.objects.get().progress is None
+    assert mine.noted_progress is None
+
+
+def test_the_progress_of_many_is_written_some_at_a_time(claim, django_assert_num_queries):
+    """The planner may compare each with each."""
+    enqueue_many(tasks.nothing, [{}] * (COMPARED_AT_ONCE + 1))
+    claims = claim(COMPARED_AT_ONCE + 1)
+    for each in claims:
+        each.progress = '{"done": 1}'
+    with django_assert_num_queries(2):
+        note_progress("default", claims)
+    assert Task.objects.filter(progress={"done": 1}).count() == len(claims)
+
+
+def test_progress_of_a_finished_task_changes_nothing(claim):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    settle("default", [(mine, Succeeded())], mine.worker)
+    mine.progress = '{"done": 1}'
+    note_progress("default", [mine])
+    assert Task.objects.get().progress is None
+
+
+def test_a_locked_row_does_not_hold_up_the_heartbeat(claim, in_threads):
+    from django.db import transaction
+
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    mine.progress = '{"done": 1}'
+    with transaction.atomic():
+        Task.objects.select_for_update().get(pk=mine.id)
+        in_threads(lambda _: note_progress("default", [mine]), 1)
+    assert mine.noted_progress is None, "so it is tried again"
+    note_progress("default", [mine])
+    assert Task.objects.get().progress == {"done": 1}
+    assert mine.noted_progress is mine.progress
+
+
+def hot_updates():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        cursor.execute("SELECT pg_stat_get_tuples_hot_updated('django_pglock_task'::regclass)")
+        return cursor.fetchone()[0]
+
+
+def test_progress_is_written_beside_the_old_version_of_the_row(claim):
+    """It touches no index: no entry is written, and a reader's page cleans up after it."""
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    for number in range(3):
+        mine.progress = f'{{"done": {number}}}'
+        note_progress("default", [mine], is_last=number == 2)
+    before = hot_updates()
+    mine.progress = '{"done": 9}'
+    with CaptureQueriesContext(connection) as queries:
+        note_progress("default", [mine])
+    assert len(queries) == 1
+    assert hot_updates() == before + 1

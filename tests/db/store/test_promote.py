@@ -1,0 +1,52 @@
+"""What is due becomes ready."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import RateLimit, Task
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.promote import next_due_in, promote
+from django_pglock.worker import Worker as WorkerUnderTest
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def session():
+    """Somebody's session, which can hold a worker's lock."""
+    connection = dedicated_connection("default")
+    yield connection
+    connection.close()
+
+
+def test_what_is_due_is_promoted_and_the_next_date_is_told():
+    tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    assert promote("default") == 0
+    assert 3590 < next_due_in("default") <= 3600
+    Task.objects.update(run_after=Now())
+    assert promote("default") == 1
+    assert next_due_in("default") is None
+
+
+@pytest.mark.parametrize("model", [Task, RateLimit])
+def test_what_is_due_and_locked_is_left_alone_for_longer_each_time(session, model):
+    """It is still due after each round, and hundreds of rounds a second would move it no sooner."""
+    if model is Task:
+        tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+        Task.objects.update(run_after=Now())
+    else:
+        RateLimit.objects.create(key="a", arrives_at=Now(), opens_at=Now())
+    session.set_autocommit(False)
+    session.cursor().execute(f"SELECT FROM {model._meta.db_table} FOR UPDATE")
+    upkeep = WorkerUnderTest().upkeep
+    waits = [upkeep._round() for _ in range(10)]
+    assert waits[:3] == [0.01, 0.02, 0.04]
+    assert waits[-2:] == [1.0, 1.0]
+    session.rollback()
+    assert upkeep._round() is None
+    assert upkeep._left_alone == 0.0

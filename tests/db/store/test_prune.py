@@ -1,0 +1,386 @@
+"""Pruning: what may go goes, in batches; what is unfinished or still needed never does."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.errors import ConfigurationError
+from django_pglock.models import Attempt, Task, Waiter
+from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
+from django_pglock.store.prune import prune_window
+from django_pglock.store.release import release
+from django_pglock.store.rescue import rescue
+from django_pglock.store.settle import settle
+from django_pglock.tasks.states import FINISHED, TaskStatus
+from django_pglock.worker.upkeep import upkeep
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FAILURE = Failure("builtins.ValueError", "Traceback …")
+EVER = 1000.0
+
+
+def ago(days):
+    return Now() - timedelta(days=days)
+
+
+def make(status="SUCCESSFUL", *, days=EVER, **fields):
+    """Make a task that was enqueued and, if it is finished, finished so many days ago."""
+    dates = {"enqueued_at": ago(days), "last_attempted_at": Now(), "run_after": Now(), "worker": uuid4()}
+    finished = ago(days) if status in FINISHED else None
+    lock = {"lock_key": "key"} if status == "BLOCKED" else {}
+    known = {"queue": "default", "backend": "default", "task_path": "tests.sample.tasks.nothing"}
+    return Task.objects.create(**{**known, **dates, **lock, "status": status, "finished_at": finished, **fields})
+
+
+def left():
+    return set(Task.objects.values_list("pk", flat=True))
+
+
+def keep(row):
+    return row.pk in left()
+
+
+# How old
+
+
+@pytest.mark.parametrize(
+    ("status", "days", "is_kept"),
+    [
+        ("SUCCESSFUL", 6.9, True),
+        ("SUCCESSFUL", 7.1, False),
+        ("CANCELLED", 29.9, True),
+        ("CANCELLED", 30.1, False),
+        ("FAILED", EVER, True),
+    ],
+)
+def test_each_status_has_its_age(status, days, is_kept):
+    row = make(status, days=days)
+    assert Task.objects.prune() == (not is_kept)
+    assert keep(row) == is_kept
+
+
+@override_settings(DJANGO_PGLOCK={"PRUNE_AFTER": {"FAILED": 0.5, "SUCCESSFUL": None}})
+def test_the_setting_says_which_age():
+    make("FAILED", days=1)
+    kept = [make("FAILED", days=0.4), make("SUCCESSFUL"), make("CANCELLED")]
+    assert Task.objects.prune() == 1
+    assert left() == {row.pk for row in kept}
+
+
+@pytest.mark.parametrize("status", sorted(set(TaskStatus.values) - FINISHED))
+def test_what_is_unfinished_is_never_touched(status):
+    row = make(status, expires_at=ago(EVER), keep_result=1)
+    make()
+    assert Task.objects.prune(older_than=0, statuses=FINISHED) == 1
+    assert left() == {row.pk}
+
+
+def test_what_was_enqueued_long_ago_and_finished_just_now_stays():
+    row = make(finished_at=Now())
+    assert Task.objects.prune() == 0
+    assert keep(row)
+
+
+def test_statuses_and_ages_can_be_named():
+    failed, _, young = make("FAILED", days=3), make("CANCELLED", days=3), make(days=1)
+    assert Task.objects.prune(older_than=2, statuses=["CANCELLED"]) == 1
+    assert left() == {failed.pk, young.pk}
+    assert Task.objects.prune(older_than=0.5) == 1, "what is kept for ever has to be named"
+    assert left() == {failed.pk}
+    assert Task.objects.prune(older_than=0.5, statuses=["FAILED"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("wish", "text"),
+    [
+        ({"statuses": ["RUNNING"]}, "Only finished tasks are pruned: CANCELLED, FAILED, SUCCESSFUL; not RUNNING"),
+        ({"statuses": ["FAILED"]}, "keeps FAILED tasks for ever; say older than how many days"),
+        ({"older_than": -1}, "older_than is -1"),
+        ({"older_than": float("nan")}, "older_than is nan"),
+        ({"batch": 0}, "one or more; 0 was given"),
+    ],
+)
+def test_what_cannot_be_meant_gets_a_sentence(wish, text):
+    row = make("FAILED")
+    with pytest.raises(ValueError, match=text):
+        Task.objects.prune(**wish)
+    assert keep(row)
+
+
+@override_settings(DJANGO_PGLOCK={"PRUNE_AFTER": {}})
+def test_nothing_goes_by_age_when_the_setting_names_none():
+    row = make()
+    assert Task.objects.prune() == 0
+    with pytest.raises(ValueError, match="name the statuses"):
+        Task.objects.prune(older_than=1)
+    assert keep(row)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (7, "must be a dict"),
+        ({"RUNNING": 7}, "names 'RUNNING'; only SUCCESSFUL, FAILED, CANCELLED"),
+        ({"FAILED": "7"}, r"\['FAILED'\] is '7'; it must be a number of days"),
+        ({"FAILED": True}, "is True"),
+        ({"FAILED": -1}, "is -1"),
+        ({"FAILED": float("inf")}, "is inf"),
+    ],
+)
+def test_a_wrong_setting_gets_a_sentence(value, text):
+    with override_settings(DJANGO_PGLOCK={"PRUNE_AFTER": value}), pytest.raises(ConfigurationError, match=text):
+        Task.objects.prune()
+
+
+# keep_result
+
+
+@pytest.mark.parametrize("ending", ["success", "failure", "cancelled", "cancel", "rescue", "predecessor"])
+def test_every_end_sets_the_date_of_a_task_with_keep_result(claim, ending):
+    first = tasks.echo.enqueue(1)
+    tasks.nothing.using(keep_result=60, **({"after": [first]} if ending == "predecessor" else {})).enqueue()
+    rows = Task.objects.all()
+    _other, *mine = claim(2) if ending != "cancel" else [None]
+    if ending == "predecessor":
+        settle("default", [(_other, Failed(FAILURE))], _other.worker)
+        release("default", [_other.id])
+    elif ending == "cancel":
+        rows.cancel()
+    elif ending == "rescue":
+        with override_settings(DJANGO_PGLOCK={"MAX_RESCUES": 0}):
+            rescue("default")
+    else:
+        outcome = {"success": Succeeded('"x"'), "failure": Failed(FAILURE), "cancelled": Cancelled(FAILURE)}[ending]
+        settle("default", [(claimed, outcome) for claimed in (_other, *mine)], mine[0].worker)
+        settle("default", [(_other, outcome)], _other.worker)
+    without, kept = Task.objects.order_by("pk")
+    assert kept.status in FINISHED
+    assert abs(kept.expires_at - kept.finished_at - timedelta(seconds=60)) < timedelta(seconds=1)
+    assert without.status in FINISHED
+    assert without.expires_at is None
+
+
+def test_a_task_that_settles_itself_gets_its_date_too(worker, eventually):
+    tasks.record_atomically.using(keep_result=60).enqueue("x")
+    worker()
+    row = eventually(lambda: Task.objects.filter(status="SUCCESSFUL").first())
+    assert abs(row.expires_at - row.finished_at - timedelta(seconds=60)) < timedelta(seconds=1)
+
+
+def test_what_runs_again_has_no_date(claim):
+    tasks.nothing.using(keep_result=60).enqueue()
+    [first] = claim()
+    rows = Task.objects.all()
+    settle("default", [(first, Retried(FAILURE, 0))], first.worker)
+    assert Task.objects.get().expires_at is None
+    [second] = claim()
+    settle("default", [(second, Failed(FAILURE))], second.worker)
+    assert Task.objects.get().expires_at is not None
+    rows.retry()
+    assert Task.objects.get().expires_at is None
+
+
+def test_a_task_with_keep_result_goes_when_that_is_over_whatever_its_age():
+    kept = make(keep_result=60, expires_at=Now() + timedelta(days=1))
+    make("FAILED", days=0, keep_result=0, expires_at=Now())
+    assert Task.objects.prune() == 1
+    assert left() == {kept.pk}
+    assert Task.objects.prune(older_than=0) == 0, "its own word counts"
+
+
+def test_a_status_that_was_not_asked_for_stays_when_it_is_expired():
+    row = make("FAILED", keep_result=0, expires_at=Now())
+    assert Task.objects.prune(statuses=["SUCCESSFUL"]) == 0
+    assert keep(row)
+
+
+# What is still needed
+
+
+def test_a_unique_key_stays_taken_for_its_period(claim):
+    first = keyed.remind.using(keep_result=1).enqueue(1)
+    [mine] = claim()
+    settle("default", [(mine, Succeeded())], mine.worker)
+    row = Task.objects.get()
+    assert row.expires_at == row.unique_until, "else the index of dates would fill with what must not go"
+    Task.objects.update(enqueued_at=ago(EVER), finished_at=ago(EVER), expires_at=ago(1))
+    assert Task.objects.prune() == 0
+    Task.objects.update(expires_at=None)
+    assert Task.objects.prune(older_than=0) == 0
+    Task.objects.update(unique_until=ago(0))
+    assert Task.objects.prune() == 1
+    assert keyed.remind.enqueue(1).id != first.id
+
+
+def test_what_others_wait_for_stays_until_they_know():
+    """A crash between its end and the release: upkeep makes good for it, and must find that it succeeded."""
+    awaited, waiting = make(), make("BLOCKED", waits_for=1)
+    Waiter.objects.create(awaited=awaited.pk, task=waiting)
+    assert Task.objects.prune() == 0
+    release("default", [awaited.pk])
+    assert Task.objects.prune() == 1
+    assert left() == {waiting.pk}
+    assert Task.objects.get().status == "READY", "not cancelled"
+
+
+def test_what_was_cancelled_while_it_waited_goes_with_its_wait():
+    cancelled, awaited = make("CANCELLED", waits_for=1), make("READY")
+    Waiter.objects.create(awaited=awaited.pk, task=cancelled)
+    assert Task.objects.prune() == 1
+    assert left() == {awaited.pk}
+    assert not Waiter.objects.exists()
+
+
+def test_attempts_go_with_their_task_in_the_same_statement():
+    old, young = make(), make(days=0)
+    for row in (old, young):
+        for number in (1, 2):
+            Attempt.objects.create(
+                task=row, number=number, started_at=Now(), finished_at=Now(), outcome="FAILED",
+                exception_path="x", traceback="x",
+            )  # fmt: skip
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.prune() == 1
+    assert sum("DELETE" in each["sql"] for each in queries) == 2, "what is expired, and the one window"
+    assert set(Attempt.objects.values_list("task_id", flat=True)) == {young.pk}
+
+
+# Batches
+
+
+def test_batch_after_batch_goes_and_tells_how_far_it_is():
+    rows = [make("FAILED" if number % 3 == 0 else "SUCCESSFUL") for number in range(10)]
+    seen = []
+    assert Task.objects.prune(batch=4, progress=lambda count, last: seen.append((count, last))) == 6
+    assert seen == [(2, rows[3].pk), (5, rows[7].pk), (6, rows[9].pk)]
+    assert Task.objects.filter(status="FAILED").count() == 4
+
+
+def test_the_walk_ends_where_all_are_young():
+    make()
+    young = [make("READY", days=1) for _ in range(8)]
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.prune(batch=2) == 1
+    windows = [each["sql"] for each in queries if "bool_and" in each["sql"]]
+    assert len(windows) == 2, "the second one is young as a whole"
+    assert left() == {row.pk for row in young}
+
+
+def test_a_little_now_and_then_walks_the_table_too():
+    made = [make() for _ in range(5)]
+    ages = {"SUCCESSFUL": 7.0}
+    assert prune_window("default", 0, ages, batch=2) == (2, made[1].pk)
+    assert prune_window("default", made[1].pk, ages, batch=2) == (2, made[3].pk)
+    assert prune_window("default", made[3].pk, ages, batch=2) == (1, made[4].pk)
+    assert prune_window("default", made[4].pk, ages, batch=2) == (0, 0)
+
+
+def test_expired_ones_are_pruned_batch_after_batch():
+    for _ in range(5):
+        make(days=0, keep_result=0, expires_at=ago(0.1))
+    assert prune_window("default", 0, {}, batch=2) == (2, 0)
+    assert Task.objects.prune(batch=2) == 3
+
+
+def test_a_dry_run_counts_and_deletes_nothing():
+    make(), make("FAILED", keep_result=0, expires_at=ago(0.1)), make("FAILED")
+    assert Task.objects.prune(dry_run=True, batch=2) == 2
+    assert len(left()) == 3
+
+
+def test_the_filters_of_the_queryset_hold():
+    make(queue="mail")
+    make(queue="mail", keep_result=0, expires_at=ago(0.1))
+    other = make()
+    assert Task.objects.filter(queue="mail").prune() == 2
+    assert left() == {other.pk}
+    assert Task.objects.none().prune() == 0
+    assert keep(other)
+
+
+# Others at the same time
+
+
+def test_what_somebody_has_locked_is_left_for_the_next_time(in_threads):
+    held, _ = make(), make()
+    is_held, is_pruned = threading.Event(), threading.Event()
+
+    def work(number):
+        if number:
+            with transaction.atomic():
+                Task.objects.select_for_update().get(pk=held.pk)
+                is_held.set()
+                assert is_pruned.wait(60)
+            return None
+        assert is_held.wait(60)
+        try:
+            return Task.objects.prune()
+        finally:
+            is_pruned.set()
+
+    assert in_threads(work, 2)[0] == 1
+    assert left() == {held.pk}
+
+
+def test_two_pruners_delete_each_task_once(in_threads):
+    for _ in range(200):
+        make()
+    counts = in_threads(lambda _number: Task.objects.prune(batch=20), 2)
+    assert sum(counts) + Task.objects.prune() == 200
+    assert not left()
+
+
+def test_a_task_that_is_started_again_meanwhile_is_not_pruned(in_threads):
+    """The statement has seen it as FAILED and waits for nothing: what it cannot lock it leaves."""
+    rows = [make("FAILED") for _ in range(50)]
+
+    def work(number):
+        if number:
+            return Task.objects.prune(older_than=1, statuses=["FAILED"], batch=5)
+        return sum(Task.objects.filter(pk=row.pk).retry() for row in reversed(rows))
+
+    retried, pruned = in_threads(work, 2)
+    assert retried + pruned == 50
+    assert set(Task.objects.values_list("status", flat=True)) <= {"READY"}
+    assert Task.objects.count() == retried
+
+
+# Upkeep
+
+
+def test_a_worker_prunes_by_itself(worker, eventually, monkeypatch):
+    monkeypatch.setattr(upkeep, "PRUNED_AT_ONCE", 2)
+    for _ in range(5):
+        make()
+    make("FAILED", days=0, keep_result=0, expires_at=ago(0.1))
+    young, failed = make(days=1), make("FAILED")
+    worker()
+    eventually(lambda: left() == {young.pk, failed.pk})
+
+
+def test_a_table_that_refers_to_tasks_stops_neither_upkeep_nor_anybody(worker, eventually, caplog):
+    row = make()
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE keeps_task (task bigint REFERENCES django_pglock_task (id))")
+        cursor.execute("INSERT INTO keeps_task VALUES (%s)", (row.pk,))
+    try:
+        worker()
+        eventually(lambda: "cannot be pruned" in caplog.text)
+        tasks.nothing.using(run_after=timedelta(seconds=0.01)).enqueue()
+        eventually(lambda: Task.objects.filter(status="SUCCESSFUL", finished_at__gt=ago(1)).exists())
+        assert "lost the database" not in caplog.text
+        assert keep(row)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE keeps_task")

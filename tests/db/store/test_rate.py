@@ -1,0 +1,125 @@
+"""So many starts in so much time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+from django.db.models.functions import Now
+
+from django_pglock.errors import TaskOptionError
+from django_pglock.models import RateLimit, Task
+from django_pglock.store.admit import admit
+from django_pglock.store.outcome import Succeeded
+from django_pglock.store.rate import forget_rates, open_rates
+from django_pglock.store.settle import settle
+from django_pglock.tasks.options import Rate
+from tests.sample import keyed_tasks as keyed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_starts_are_spread_by_the_rate(worker, eventually):
+    worker(threads=4)
+    for number in range(20):
+        keyed.drip.enqueue(number)
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 20)
+    starts = sorted(Task.objects.values_list("started_at", flat=True))
+    for first, start in enumerate(starts):
+        for last in range(first, 20):
+            seconds = (starts[last] - start).total_seconds()
+            # The server's clock at the claim may be later than the token's, on a slow machine by some tenths.
+            assert last - first + 1 <= (seconds + 0.4) * 20 + 1 + 1, "more than the rate and its burst"
+
+
+def test_a_burst_and_then_nothing_until_the_next_token():
+    for _ in range(4):
+        keyed.trickle.enqueue(1)
+    keyed.trickle.enqueue(2)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [
+        *("READY", "READY", "BLOCKED", "BLOCKED", "READY")
+    ]
+    limit = RateLimit.objects.get(key="%rate tenant:1")
+    assert limit.opens_at is not None
+    assert RateLimit.objects.get(key="%rate tenant:2").opens_at is None
+
+
+def test_a_token_goes_to_the_first_that_waits_and_not_to_a_call_that_comes_with_it(claim):
+    """The token has come, and the worker has not looked yet."""
+    for _ in range(3):
+        keyed.trickle.enqueue(1)
+    claim(2)
+    RateLimit.objects.update(arrives_at=Now() + timedelta(seconds=720), opens_at=Now())
+    keyed.trickle.enqueue(1)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [
+        *("RUNNING", "RUNNING", "READY", "BLOCKED")
+    ]
+
+
+def test_what_nobody_has_begun_counts_against_the_burst():
+    """Tokens cannot be saved up while the workers are busy or away, to be spent all at once."""
+    for _ in range(5):
+        keyed.trickle.enqueue(1)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_pglock_ratelimit SET arrives_at = now() - interval '1 day', opens_at = now()")
+    admit("default", open_rates("default"))
+    assert Task.objects.filter(status="READY").count() == 2
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT opens_at > now() + interval '0.5 s' FROM django_pglock_ratelimit")
+        assert cursor.fetchone()[0], "for one that nobody begins there is a look a second, not twenty"
+    Task.objects.filter(status="READY").claim_update(2, status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
+    admit("default", ["%rate tenant:1"])
+    assert Task.objects.filter(status="READY").count() == 2
+
+
+def test_a_rate_holds_where_the_task_has_a_lock_as_well(claim):
+    """One at a time is not all that it asks for."""
+    task = keyed.step.using(rate=Rate(1, per=3600))
+    for _ in range(2):
+        task.enqueue(1)
+    settle("default", [(mine := claim()[0], Succeeded())], mine.worker)
+    admit("default", [mine.lock_key])
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["SUCCESSFUL", "BLOCKED"]
+    assert RateLimit.objects.get().opens_at is not None
+
+
+def test_the_longer_nobody_begins_them_the_rarer_are_the_looks():
+    """Each look for itself: one does not make the next come sooner."""
+    for _ in range(3):
+        keyed.trickle.enqueue(1)
+    RateLimit.objects.update(arrives_at=Now() - timedelta(days=1))
+    for _ in range(3):
+        RateLimit.objects.update(opens_at=Now())
+        admit("default", open_rates("default"))
+        assert RateLimit.objects.filter(opens_at__gt=Now() + timedelta(seconds=0.5)).exists()
+
+
+def test_buckets_that_nobody_has_used_for_a_day_are_forgotten(in_threads):
+    for tenant in range(5):
+        keyed.trickle.enqueue(tenant)
+    for _ in range(2):
+        keyed.trickle.enqueue(4)
+    RateLimit.objects.exclude(key="%rate tenant:0").update(arrives_at=Now() - timedelta(days=2))
+    with transaction.atomic():
+        RateLimit.objects.select_for_update().get(key="%rate tenant:1")
+        assert in_threads(lambda number: forget_rates("default"), 1) == [2]
+    assert sorted(RateLimit.objects.values_list("key", flat=True)) == [f"%rate tenant:{n}" for n in (0, 1, 4)]
+    assert forget_rates("default") == 1
+    keyed.trickle.enqueue(1)
+    assert RateLimit.objects.filter(key="%rate tenant:1").exists()
+
+
+def test_sixteen_enqueuers_take_no_token_twice(in_threads):
+    in_threads(lambda number: keyed.trickle.enqueue(1), 16)
+    assert Task.objects.filter(status="READY").count() == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"), [("10/s", 0.1), ("100/m", 0.6), ("5/h", 720), ("1/30s", 30), ("2/d", 43200)]
+)
+def test_rates_are_read_as_they_are_written(text, interval):
+    assert Rate.parse(text).interval == pytest.approx(interval)
+    for nonsense in ("", "10", "s", "10/x", "-1/s", "10/0s"):
+        with pytest.raises(TaskOptionError):
+            Rate.parse(nonsense)

@@ -1,0 +1,248 @@
+"""Rescue: from the dead, not from the living; counted apart from retries."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.test import override_settings
+
+from django_pglock import enqueue_many
+from django_pglock.keys import reserved
+from django_pglock.models import Attempt, Task, Worker
+from django_pglock.postgres.connections import has_hung_up
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.liveness import SETTLED, beat
+from django_pglock.store.outcome import Succeeded
+from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
+from django_pglock.store.settle import settle
+from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker.upkeep.upkeep import TURN
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+#: The number that a worker of these tests has drawn.
+NUMBER = 4711
+
+
+def register(worker, *, silent_for=0.0, lock_key=NUMBER):
+    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=lock_key)
+    Worker.objects.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
+
+
+def register_witness(*, beating_for=3600.0, silent_for=0.0):
+    """Register a worker that has beaten without interruption, so the server has been within reach."""
+    witness = uuid4()
+    register(witness, silent_for=silent_for)
+    Worker.objects.filter(pk=witness).update(beating_since=Now() - timedelta(seconds=beating_for))
+
+
+@pytest.fixture
+def session():
+    """Somebody's session, which can hold a worker's lock."""
+    connection = dedicated_connection("default")
+    yield connection
+    connection.close()
+
+
+def hold_lock(session):
+    with session.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s, %s)", (reserved.WORKER, NUMBER))
+
+
+@pytest.mark.parametrize(
+    ("silent_for", "has_session", "is_rescued"),
+    [
+        (0.0, False, False),  # just started, or its lock is behind a pooler
+        (200.0, True, False),  # beats are missing, but its session lives: the server was busy
+        (200.0, False, True),  # killed
+        (320.0, True, False),
+        (370.0, True, True),  # the next look would be too late for its tasks to run elsewhere within the limit
+        (500.0, True, True),  # frozen: the session lives, nobody is at home
+        (500.0, False, True),
+    ],
+)
+def test_both_signs_of_life_count(claim, session, settings, silent_for, has_session, is_rescued):
+    """A hundred times the tests' interval and limit: what a slow machine adds does not count."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    worker = uuid4()
+    register(worker, silent_for=silent_for)
+    register_witness()
+    if has_session:
+        hold_lock(session)
+    tasks.nothing.enqueue()
+    claim(worker=worker)
+    rescued = rescue("default")
+    assert bool(rescued) == is_rescued
+    assert Task.objects.get().status == ("READY" if is_rescued else "RUNNING")
+
+
+@pytest.mark.parametrize(("silent_for", "is_rescued"), [(200.0, False), (320.0, False), (370.0, True)])
+def test_of_a_worker_that_holds_no_lock_the_heartbeat_decides(claim, settings, silent_for, is_rescued):
+    """Behind a pooler no worker holds one, so that none is held says nothing."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    worker = uuid4()
+    register(worker, silent_for=silent_for, lock_key=None)
+    register_witness()
+    tasks.nothing.enqueue()
+    claim(worker=worker)
+    assert bool(rescue("default")) == is_rescued
+
+
+@pytest.mark.parametrize(
+    ("beating_for", "silent_for", "is_rescued"),
+    [
+        (0.0, 0.0, False),  # it has just come; the others may come after it
+        (80.0, 0.0, False),
+        (100.0, 0.0, True),  # who lives would have come by now
+        (100.0, 80.0, False),  # its own beats are late: it may be out of reach by now, as the others
+    ],
+)
+def test_silence_tells_of_death_while_somebody_else_is_heard(claim, settings, beating_for, silent_for, is_rescued):
+    """While the server was out of reach all were silent. A new upkeep need not wait: rows tell how long that is ago."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    silent = uuid4()
+    register(silent, silent_for=10_000.0)
+    register_witness(beating_for=beating_for, silent_for=silent_for)
+    tasks.nothing.enqueue()
+    claim(worker=silent)
+    assert bool(rescue("default")) == is_rescued
+
+
+def test_a_worker_without_a_row_is_dead(claim):
+    """Whatever removed the row, the task must not wait for ever (a peer's recovery joined with that row)."""
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    [rescued] = rescue("default")
+    assert (rescued.id, rescued.attempt, rescued.worker, rescued.status) == (mine.id, 1, mine.worker, "READY")
+    attempt = Attempt.objects.get()
+    assert (attempt.outcome, attempt.number, attempt.worker) == ("LOST", 1, mine.worker)
+
+
+def test_a_rescue_spends_no_retry_and_keeps_the_token(claim):
+    tasks.nothing.enqueue()
+    claim()
+    rescue("default")
+    row = Task.objects.get()
+    assert (row.retries, row.rescues, row.attempts, row.worker) == (0, 1, 1, None)
+
+
+def test_the_zombie_is_fenced_off_and_the_successor_is_not(claim):
+    tasks.nothing.enqueue()
+    [zombie] = claim()
+    rescue("default")
+    [successor] = claim()
+    assert settle("default", [(zombie, Succeeded('"zombie"'))], zombie.worker) == {}
+    assert successor.id in settle("default", [(successor, Succeeded('"successor"'))], successor.worker)
+    assert Task.objects.get().result == "successor"
+
+
+@override_settings(DJANGO_PGLOCK={"MAX_RESCUES": 2})
+def test_a_poison_pill_ends_failed(claim):
+    """A task that takes every worker down must not go through the whole fleet for ever."""
+    result = tasks.nothing.enqueue()
+    for _ in range(3):
+        claim()
+        rescue("default")
+    row = Task.objects.get()
+    assert (row.status, row.rescues, Attempt.objects.count()) == ("FAILED", 3, 3)
+    result.refresh()
+    assert [error.exception_class_path for error in result.errors] == ["django_pglock.errors.WorkerLost"] * 3
+    assert result.errors[0].exception_class.__name__ == "WorkerLost"
+    assert result.attempts == 3
+
+
+def test_rescue_takes_page_after_page(claim):
+    for _ in range(5):
+        tasks.nothing.enqueue()
+    claim(5)
+    assert [len(rescue("default", limit=2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_a_round_of_upkeep_rescues_all_of_a_worker_that_had_many(claim):
+    count = 2 * RESCUED_AT_ONCE + 1
+    enqueue_many(tasks.nothing, [{}] * count)
+    claim(count)
+    upkeep = WorkerUnderTest().upkeep
+    upkeep._began_at = time.monotonic()
+    upkeep._round()
+    assert Task.objects.filter(status="READY").count() == count
+
+
+def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_others_from_theirs(
+    session, claim, worker, eventually
+):
+    """It holds the lock of the round in an open transaction; the server ends that session after three seconds."""
+    tasks.nothing.enqueue()
+    claim()
+    session.set_autocommit(False)
+    with session.cursor() as cursor:
+        cursor.execute(TURN)
+        assert cursor.fetchone()[0] is True
+    worker(queues=["another"])
+    eventually(lambda: Task.objects.filter(rescues=1).exists(), why="nobody rescued anything")
+    assert has_hung_up(session)
+
+
+def test_who_has_just_come_lets_silent_workers_come_back_first(claim, worker, eventually):
+    """After an outage everybody has been silent, and one of them is the first to be connected again."""
+    silent = uuid4()
+    register(silent, silent_for=60)
+    tasks.nothing.enqueue()
+    [claimed] = claim(worker=silent)
+    alone = worker()
+    attempt = eventually(lambda: Attempt.objects.filter(task=claimed.id, outcome="LOST").first())
+    started = Worker.objects.get(pk=alone.identity.id).started_at
+    assert attempt.finished_at - started > timedelta(seconds=SETTLED * 0.5)
+
+
+HELD_UP = """
+SELECT 1 FROM pg_stat_activity WHERE application_name = 'lockworker upkeep' AND wait_event_type = 'Lock'
+    AND query_start < clock_timestamp() - interval '1.5 seconds'
+"""
+
+
+def test_who_was_held_up_lets_silent_workers_come_back_first(claim, session, worker, eventually):
+    """They waited for the same lock. Here that of a migration, for longer than a third of the hard limit."""
+
+    def lose_task():
+        silent = uuid4()
+        register(silent, silent_for=60)
+        tasks.nothing.enqueue()
+        claim(worker=silent)
+
+    def ask(connection, statement):
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchone()
+
+    worker(queues=["elsewhere"])
+    lose_task()
+    eventually(lambda: Attempt.objects.count() == 1, why="nothing is rescued at all")
+    with transaction.atomic():
+        Task.objects.all().delete()
+        connection.cursor().execute("LOCK TABLE django_pglock_task IN ACCESS EXCLUSIVE MODE")
+        lose_task()
+        eventually(lambda: ask(session, HELD_UP), why="the upkeep does not wait")
+        (released_at,) = ask(connection, "SELECT clock_timestamp()")
+    attempt = eventually(lambda: Attempt.objects.filter(finished_at__gt=released_at).first())
+    assert attempt.finished_at - released_at > timedelta(seconds=SETTLED * 0.5)
+
+
+@pytest.mark.parametrize(("kept_out", "is_excused"), [(0.0, False), (11.0, True)])
+def test_a_turn_that_was_somebody_elses_excuses_silence_only_if_that_took_long(monkeypatch, kept_out, is_excused):
+    """Workers that are woken for the same scheduled task meet at each of their turns."""
+    upkeep = WorkerUnderTest().upkeep
+    turns = iter([False, False, True])
+    monkeypatch.setattr(upkeep, "_is_my_turn", lambda: next(turns))
+    for _ in range(3):
+        upkeep._began_at = time.monotonic() - kept_out
+        kept_out = 0.0
+        upkeep._round()
+    assert (upkeep._rescue_from > 0) is is_excused

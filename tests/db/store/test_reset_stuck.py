@@ -1,0 +1,36 @@
+"""Running tasks whose worker is gone, reset by a person."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import Task, Worker
+from django_pglock.store.liveness import beat
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+#: The number that a worker of these tests has drawn.
+NUMBER = 4711
+
+
+def register(worker, *, silent_for=0.0, lock_key=NUMBER):
+    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, lock_key=lock_key)
+    Worker.objects.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
+
+
+def test_stuck_and_reset_mean_the_same_tasks(claim, slow_beats):
+    living = uuid4()
+    register(living)
+    for _ in range(2):
+        tasks.nothing.enqueue()
+    claim(worker=living)
+    [orphan] = claim()
+    assert [row.pk for row in Task.objects.all().stuck()] == [orphan.id]
+    assert Task.objects.all().reset_stuck() == 1
+    assert Task.objects.filter(status="RUNNING").count() == 1

@@ -1,0 +1,144 @@
+"""Settling: one guarded statement for a batch, and nothing for whoever lost the claim."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from django.db.utils import IntegrityError
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.models import Attempt, Task
+from django_pglock.store.outcome import Abandoned, Failed, Failure, Interrupted, Released, Retried, Succeeded
+from django_pglock.store.settle import settle
+from django_pglock.tasks.states import MOVES, TaskStatus
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db
+
+FAILURE = Failure("builtins.ValueError", "Traceback …")
+
+
+def settle_one(claim, outcome):
+    return settle("default", [(claim, outcome)], claim.worker)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "record"),
+    [
+        (Succeeded('{"a": 1}'), "SUCCESSFUL", None),
+        (Failed(FAILURE), "FAILED", "FAILED"),
+        (Retried(FAILURE, 60), "SCHEDULED", "FAILED"),
+        (Retried(FAILURE, 0), "READY", "FAILED"),
+        (Interrupted(FAILURE, 60), "SCHEDULED", "LOST"),
+        (Released(), "READY", None),
+        (Abandoned(60), "SCHEDULED", None),
+    ],
+)
+def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, status, record):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    assert mine.id in settle_one(mine, outcome)
+    row = Task.objects.get()
+    assert row.status == status
+    assert (row.finished_at is not None) == (status in ("SUCCESSFUL", "FAILED"))
+    assert (row.worker is None) == (status in ("READY", "SCHEDULED"))
+    assert row.retries == isinstance(outcome, Retried)
+    assert row.rescues == 0, "only the death of a worker is one"
+    assert [attempt.outcome for attempt in Attempt.objects.all()] == ([record] if record else [])
+    if status == "SUCCESSFUL":
+        assert row.result == {"a": 1}
+    if record:
+        attempt = Attempt.objects.get()
+        assert (attempt.number, attempt.worker, attempt.exception_path) == (1, mine.worker, "builtins.ValueError")
+
+
+def test_a_claim_given_back_unused_has_never_started(claim):
+    tasks.nothing.enqueue()
+    settle_one(claim()[0], Released())
+    row = Task.objects.get()
+    assert (row.started_at, row.attempts) == (None, 1), "the token only grows"
+
+
+@pytest.mark.parametrize(
+    "outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Interrupted(FAILURE, 0), Released()]
+)
+def test_a_zombie_changes_nothing(claim, outcome):
+    """The fence: whoever comes back after a rescue finds another attempt in the row."""
+    tasks.nothing.enqueue()
+    [zombie] = claim()
+    settle_one(zombie, Interrupted(FAILURE, 0))
+    [new] = claim()
+    before = Task.objects.values().get()
+    attempts = Attempt.objects.count()
+    assert settle_one(zombie, outcome) == {}
+    assert Task.objects.values().get() == before
+    assert Attempt.objects.count() == attempts
+    assert new.id in settle_one(new, Succeeded())
+
+
+@pytest.mark.parametrize("outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Released()])
+def test_a_cancelled_task_stays_cancelled(claim, outcome):
+    """Given back first and then cancelled: whoever had it is told by the fence. What still runs: test_cancel.py."""
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    settle_one(mine, Released())
+    assert Task.objects.all().cancel() == 1
+    assert settle_one(mine, outcome) == {}
+    assert Task.objects.get().status == "CANCELLED"
+
+
+def test_a_deleted_task_does_not_disturb_its_batch(claim):
+    for _ in range(3):
+        tasks.nothing.enqueue()
+    first, second, third = claim(3)
+    Task.objects.filter(pk=second.id).delete()
+    accepted = settle("default", [(each, Succeeded()) for each in (first, second, third)], first.worker)
+    assert set(accepted) == {first.id, third.id}
+
+
+def test_a_batch_is_one_statement_per_kind(claim):
+    for _ in range(6):
+        tasks.nothing.enqueue()
+    claims = claim(6)
+    outcomes = [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Succeeded(), Released(), Interrupted(FAILURE, 0)]
+    with CaptureQueriesContext(connection) as queries:
+        accepted = settle("default", list(zip(claims, outcomes, strict=True)), claims[0].worker)
+    assert len(queries) == 2
+    assert len(accepted) == 6
+
+
+ROW = {"queue": "default", "backend": "default", "task_path": "x", "worker": uuid4(), "waits_for": 1}
+
+
+@pytest.mark.parametrize("source", TaskStatus)
+@pytest.mark.parametrize("verb", ["retry", "run_now", "cancel", "claim_update"])
+def test_no_verb_makes_a_move_that_the_table_does_not_know(source, verb):
+    """All pairs: whatever a verb did to a task, the table of moves allows it."""
+    from django.db.models.functions import Now
+
+    dates = {"last_attempted_at": Now(), "started_at": Now(), "run_after": Now()}
+    finished = Now() if source in ("SUCCESSFUL", "FAILED", "CANCELLED") else None
+    Task.objects.create(**ROW, **dates, finished_at=finished, status=source)
+    if verb == "claim_update":
+        Task.objects.all().ready().claim_update(1, status="RUNNING")
+    else:
+        getattr(Task.objects.all(), verb)()
+    target = TaskStatus(Task.objects.get().status)
+    assert target == source or target in MOVES[source]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"status": "RUNNING", "worker": None},
+        {"status": "SUCCESSFUL"},
+        {"status": "SCHEDULED"},
+        {"status": "UNHEARD_OF"},
+        {"priority": 101},
+    ],
+)
+def test_the_database_refuses_rows_that_cannot_be(broken):
+    with pytest.raises(IntegrityError):
+        Task.objects.create(**{**ROW, **broken})

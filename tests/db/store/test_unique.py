@@ -1,0 +1,309 @@
+"""No second task like one that is there: while it waits, while it is unfinished, for a period."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock import enqueue_many
+from django_pglock.errors import DuplicateTask, TaskOptionError
+from django_pglock.models import RateLimit, Task, Waiter
+from django_pglock.store import call as call_module
+from django_pglock.store import move
+from django_pglock.store.outcome import Failed, Failure, Retried, Succeeded
+from django_pglock.store.release import release
+from django_pglock.store.settle import settle
+from django_pglock.tasks import fields
+from django_pglock.tasks.options import Unique
+from tests.sample import keyed_tasks as keyed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FAILURE = Failure("builtins.ValueError", "Traceback …")
+
+
+def settle_one(claim, outcome):
+    return settle("default", [(claim, outcome)], claim.worker)
+
+
+def test_while_one_waits_the_same_call_gets_that_one():
+    first = keyed.refresh.enqueue(1)
+    assert keyed.refresh.enqueue(number=1).id == first.id, "the same arguments, however they are passed"
+    assert keyed.refresh.enqueue(2).id != first.id
+    assert Task.objects.count() == 2
+
+
+def test_once_it_is_claimed_another_may_wait(claim):
+    """What happened after the first began is seen by a run of its own: no news is lost."""
+    first = keyed.refresh.enqueue(1)
+    [running] = claim()
+    second = keyed.refresh.enqueue(1)
+    assert second.id != first.id
+    settle_one(running, Retried(FAILURE, 0))
+    assert Task.objects.filter(status="READY").count() == 2, "its retry meets no conflict"
+
+
+def test_while_one_is_unfinished(claim):
+    first = keyed.rebuild.enqueue(1)
+    [running] = claim()
+    assert keyed.rebuild.enqueue(1).id == first.id
+    settle_one(running, Succeeded())
+    assert keyed.rebuild.enqueue(1).id != first.id
+
+
+def test_for_a_period_whatever_became_of_it(claim):
+    first = keyed.remind.enqueue(1)
+    settle_one(claim()[0], Succeeded())
+    with pytest.raises(DuplicateTask, match=first.id) as refused:
+        keyed.remind.enqueue(1)
+    assert refused.value.result_id == first.id
+    Task.objects.update(unique_until=Now())
+    assert keyed.remind.enqueue(1).id != first.id
+
+
+@pytest.mark.parametrize("unique", [Unique("{number}"), Unique("{number}", while_="unfinished")])
+def test_a_period_that_is_over_is_over_for_calls_without_one(claim, unique):
+    """It was taken out of the code since."""
+    period = Unique("{number}", period=60)
+    first = keyed.remind.using(unique=period).enqueue(1)
+    settle_one(claim()[0], Failed(FAILURE))
+    call = keyed.remind.using(unique=unique)
+    assert call.enqueue(1).id == first.id
+    Task.objects.update(unique_until=Now())
+    assert call.enqueue(1).id != first.id
+
+
+def test_replace_gives_the_waiting_one_the_new_call(claim):
+    first = keyed.save.enqueue(1, text="old")
+    second = keyed.save.using(priority=7, run_after=timedelta(hours=1)).enqueue(1, text="new")
+    row = Task.objects.get()
+    assert str(row.pk) == first.id == second.id
+    assert (row.kwargs["text"], row.priority, row.status) == ("new", 7, "SCHEDULED")
+    assert second.kwargs == {"text": "new"}
+    keyed.save.enqueue(1, text="now")
+    assert Task.objects.get().status == "READY"
+    claim()
+    keyed.save.enqueue(1, text="later")
+    assert [row.kwargs["text"] for row in Task.objects.order_by("id")] == ["now", "later"]
+
+
+ANEW = {
+    "atomic": True,
+    "backend": "other",
+    "concurrency": 3,
+    "fair": "{number}",
+    "keep_result": 60,
+    "lock": "save:{number}",
+    "max_attempts": 7,
+    "max_snoozes": 2,
+    "meta": {"trace": "new"},
+    "priority": 7,
+    "queue_name": "special",
+    "rate": None,
+    "run_after": timedelta(hours=1),
+    "timeout": 5,
+    "unique": Unique("{number}", on_conflict="replace"),
+}
+
+
+def columns(row):
+    """Return what a call says of its task; not which task it is, nor when it was enqueued."""
+    return {name: value for name, value in vars(row).items() if name not in ("_state", "id", "enqueued_at")}
+
+
+@pytest.mark.parametrize(
+    "first", [{}, {"lock": "a", "concurrency": 2, "keep_result": 5, "fair": "b", "max_attempts": 3}]
+)
+@pytest.mark.parametrize("then", [{}, ANEW, {"rate": "10/s"}], ids=["none", "all", "rate"])
+def test_what_is_replaced_is_in_all_its_options_as_the_new_call(settings, first, then):
+    """An option that was left as it was would be the first call's, and nobody could see why."""
+    settings.TASKS = {**settings.TASKS, "other": settings.TASKS["default"]}
+    assert set(ANEW) == set(fields._CHANGEABLE) - {"after"}
+    new = keyed.save.using(**then)
+    fresh = Task.objects.get(pk=new.enqueue(1, text="new").id)
+    Task.objects.all().delete()
+    RateLimit.objects.all().delete()
+    replaced = keyed.save.using(**first).enqueue(1, text="old")
+    assert new.enqueue(1, text="new").id == replaced.id
+    row = Task.objects.get()
+    if fresh.run_after is not None:
+        assert row.run_after - fresh.run_after < timedelta(minutes=1)
+        row.run_after = fresh.run_after
+    assert columns(row) == columns(fresh)
+
+
+def test_what_is_replaced_waits_no_more_for_what_the_first_call_named(claim):
+    awaited = keyed.refresh.enqueue(1)
+    keyed.save.using(after=[awaited], unique=Unique("{number}")).enqueue(1, text="old")
+    keyed.save.enqueue(1, text="new")
+    row = Task.objects.get(kwargs__text="new")
+    assert (row.status, row.waits_for, Waiter.objects.count()) == ("READY", 0, 0)
+    settle_one(claim(1)[0], Failed(FAILURE))
+    release("default", [int(awaited.id)])
+    assert Task.objects.get(pk=row.pk).status == "READY"
+
+
+@pytest.mark.parametrize("unique", [Unique("{number}", while_="unfinished"), Unique("{number}", period=60)])
+def test_one_that_is_there_for_longer_than_it_waits_is_not_replaced(unique):
+    """It was enqueued by other code."""
+    first = keyed.save.using(unique=unique).enqueue(1, text="old")
+    with (
+        CaptureQueriesContext(connection) as queries,
+        pytest.raises(DuplicateTask, match="cannot be replaced") as refused,
+    ):
+        keyed.save.enqueue(1, text="new")
+    assert refused.value.result_id == first.id
+    assert len(queries) < 10
+
+
+def test_what_waits_for_others_is_not_replaced():
+    """It would wait for what the first call named, or for nothing."""
+    awaited = keyed.refresh.enqueue(1)
+    with pytest.raises(TaskOptionError, match="after"):
+        keyed.save.using(after=[awaited]).enqueue(1, text="new")
+
+
+@pytest.mark.parametrize("lock", [None, "order:{text}"])
+def test_one_that_is_replaced_leaves_its_place_at_its_old_key(lock):
+    keyed.save.using(lock="order:{text}").enqueue(1, text="a")
+    keyed.step.enqueue("a")
+    keyed.save.using(lock=lock).enqueue(1, text="b")
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "READY"]
+
+
+def test_what_was_rolled_back_is_in_nobodys_way():
+    with transaction.atomic():
+        keyed.refresh.enqueue(1)
+        transaction.set_rollback(True)
+    assert keyed.refresh.enqueue(1).id
+    assert Task.objects.count() == 1
+
+
+@pytest.mark.parametrize("task", [keyed.refresh, keyed.rebuild, keyed.save], ids=["waiting", "unfinished", "replace"])
+def test_sixteen_at_once_make_one(in_threads, task):
+    ids = in_threads(lambda number: [task.enqueue(1).id for _ in range(5)], 16)
+    assert len({each for some in ids for each in some}) == 1
+    assert Task.objects.count() == 1
+
+
+def test_sixteen_at_once_and_one_is_allowed(in_threads):
+    def enqueue(number):
+        try:
+            return keyed.remind.enqueue(1).id
+        except DuplicateTask as error:
+            return f"refused {error.result_id}"
+
+    answers = in_threads(enqueue, 16)
+    [id_] = [each for each in answers if not each.startswith("refused")]
+    assert set(answers) == {id_, f"refused {id_}"}
+
+
+def test_sixteen_enqueuers_beside_a_worker_that_claims(in_threads, worker, eventually):
+    """Whenever an enqueue says that its task is there, some run begins after that: counted by the last claim."""
+    worker(threads=2)
+    in_threads(lambda number: [keyed.refresh.enqueue(1) for _ in range(20)], 16)
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists())
+    assert 1 <= Task.objects.count() <= 320
+
+
+def test_many_at_once_have_their_ids_in_order():
+    existing = keyed.refresh.enqueue(3)
+    ids = enqueue_many(keyed.refresh, [{"number": number % 5} for number in range(20)])
+    assert ids[3] == ids[8] == existing.id
+    assert len(set(ids)) == 5 == Task.objects.count()
+
+
+@pytest.mark.parametrize(("on_conflict", "text"), [("skip", "first"), ("replace", "last"), ("raise", None)])
+def test_twins_of_one_batch_are_as_if_they_came_one_by_one(on_conflict, text):
+    save = keyed.save.using(unique=Unique("{number}", on_conflict=on_conflict))
+    calls = [{"number": 1, "text": "first"}, {"number": 2, "text": "other"}, {"number": 1, "text": "last"}]
+    if text is None:
+        with pytest.raises(DuplicateTask, match="Several"):
+            enqueue_many(save, calls)
+        assert not Task.objects.exists()
+    else:
+        ids = enqueue_many(save, calls)
+        assert ids[0] == ids[2] != ids[1]
+        assert Task.objects.get(pk=ids[0]).kwargs["text"] == text
+
+
+@pytest.mark.parametrize("window", [1, 5000])
+def test_of_failed_ones_only_the_last_is_tried_again_and_none_beside_a_living_one(claim, monkeypatch, window):
+    """A retry that meets the index must neither fail the batch nor make a second one."""
+    monkeypatch.setattr(move, "WINDOW", window)
+    for _ in range(2):
+        keyed.rebuild.enqueue(1)
+        settle_one(claim()[0], Failed(FAILURE))
+    assert Task.objects.all().retry() == 1
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["FAILED", "READY"]
+    assert Task.objects.all().retry() == 0
+
+
+def cancelled(task, count):
+    ids = []
+    for _ in range(count):
+        ids.append(task.enqueue(1).id)
+        assert Task.objects.cancel() == 1
+    return ids
+
+
+@pytest.mark.parametrize("task", [keyed.refresh, keyed.rebuild], ids=["waiting", "unfinished"])
+def test_of_eight_that_are_retried_at_once_one_is(in_threads, task):
+    for _ in range(5):
+        ids = cancelled(task, 8)
+        retried = in_threads(lambda number, ids=ids: Task.objects.filter(pk=ids[number]).retry(), 8)
+        assert sum(retried) == 1 == Task.objects.filter(status="READY").count()
+        Task.objects.cancel()
+
+
+def test_retried_while_another_is_being_enqueued(in_threads, eventually):
+    [cancelled_id] = cancelled(keyed.refresh, 1)
+    is_enqueued = threading.Event()
+
+    def enqueue_slowly_and_retry(number):
+        if number:
+            assert is_enqueued.wait(60)
+            return Task.objects.filter(pk=cancelled_id).retry()
+        with transaction.atomic():
+            keyed.refresh.enqueue(1)
+            is_enqueued.set()
+            eventually(somebody_waits)
+
+    assert in_threads(enqueue_slowly_and_retry, 2) == [None, 0]
+    assert Task.objects.filter(status="READY").count() == 1
+
+
+def somebody_waits():
+    with connection.cursor() as cursor:
+        # Not pg_stat_activity, which does not change within a transaction.
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return cursor.fetchone()[0]
+
+
+def test_only_what_waits_can_be_replaced():
+    with pytest.raises(TaskOptionError, match="waiting"):
+        Unique(while_="unfinished", on_conflict="replace")
+    with pytest.raises(TaskOptionError, match="0 seconds"):
+        Unique(period=0)
+
+
+def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):
+    """They are written in the order of their keys, and their ids are drawn before."""
+    numbers = [5, 3, 9, 1, 7, 3]
+    ids = enqueue_many(keyed.refresh, [(number,) for number in numbers])
+    assert [each.args for each in claim(10)] == ["[5]", "[3]", "[9]", "[1]", "[7]"]
+    assert [int(id_) for id_ in ids[:5]] == sorted(map(int, ids[:5]))
+    assert ids[1] == ids[5]
+
+
+def test_more_unique_calls_than_one_statement_writes(monkeypatch):
+    monkeypatch.setattr(call_module, "BATCH", 3)
+    ids = enqueue_many(keyed.refresh, (number % 7 for number in range(10)))
+    assert len(set(ids)) == Task.objects.count() == 7
+    assert ids[:7] == sorted(ids[:7], key=int)
+    assert ids[7:] == ids[:3]

@@ -1,0 +1,55 @@
+"""The context of a running task: progress that shows while it runs, and what it knows of itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.errors import TaskArgumentsError, TaskOptionError
+from django_pglock.models import Task
+from django_pglock.tasks.compat import TaskContext as DjangoTaskContext
+from django_pglock.tasks.context import OWN_META, TaskContext
+from tests.sample import running_tasks as running
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ends(result, eventually, seconds=15.0):
+    rows = Task.objects.filter(pk=result.id, finished_at__isnull=False)
+    return eventually(lambda: rows.first(), seconds=seconds, why=f"task {result.id} did not end")
+
+
+def test_the_context_is_djangos_and_more(claim):
+    tasks.nothing.using(meta={"trace": "abc", "n": [1]}, timeout=5).enqueue()
+    [mine] = claim()
+    context = TaskContext(task_result=None, _claims=[mine], _reason_to_stop=lambda: None)
+    assert isinstance(context, DjangoTaskContext)
+    assert context.meta == {"trace": "abc", "n": [1]}
+    assert context.fencing_token == 1
+    context.check()
+    for wrong in (float("nan"), float("inf"), object(), "\x00"):
+        with pytest.raises(TaskArgumentsError):
+            context.progress(wrong)
+    assert mine.progress is None
+
+
+@pytest.mark.parametrize("name", OWN_META)
+def test_meta_has_no_names_of_ours(name):
+    with pytest.raises(TaskOptionError, match=f"meta has {name}, which"):
+        tasks.nothing.using(meta={name: "mine", "trace": "abc"})
+
+
+def test_meta_and_token_arrive(worker, eventually):
+    worker()
+    assert ends(running.tell.using(meta={"trace": "abc"}).enqueue(1), eventually).result == {"trace": "abc"}
+    assert ends(running.tell_atomically.enqueue(), eventually).result == 1
+
+
+def test_errors_of_before_are_there_also_after_a_retry_by_hand(worker, eventually):
+    """A retry by hand sets the counts of retries to nothing, but not what was tried."""
+    worker()
+    result = running.errors_so_far.enqueue(2)
+    for _ in range(2):
+        assert ends(result, eventually).status == "FAILED"
+        assert Task.objects.filter(pk=result.id).retry() == 1
+    assert ends(result, eventually).result == [2, 3]

@@ -1,0 +1,138 @@
+"""A worker and its queues: which it serves, and in which order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from django.db import connection
+
+from django_pglock.models import Task, Worker
+from django_pglock.worker import Worker as WorkerUnderTest
+from django_pglock.worker.claiming import ready_queues
+from django_pglock.worker.claiming.queue_cursor import FEW_QUEUES
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def fill(queue, count):
+    for number in range(count):
+        tasks.record.using(queue_name=queue).enqueue(queue, number)
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Let a worker with one thread claim one task at a time, so that each look at the queues is one task."""
+    monkeypatch.setattr("django_pglock.worker.capacity.AHEAD", 0)
+
+
+def in_order():
+    return list(Effect.objects.order_by("id").values_list("name", flat=True))
+
+
+def test_strict_order_looks_into_a_queue_when_those_before_it_are_empty(worker, eventually, one_by_one):
+    fill("low", 5)
+    fill("mail-b", 5)
+    fill("mail-a", 5)
+    fill("high", 60)
+    worker(queues=["high", "mail*", "low"], order="strict", threads=1)
+    eventually(lambda: Effect.objects.count() == 75)
+    assert in_order() == ["high"] * 60 + ["mail-a"] * 5 + ["mail-b"] * 5 + ["low"] * 5
+
+
+def test_by_weight_a_full_queue_leaves_its_share_to_the_others(worker, eventually, one_by_one):
+    fill("low", 20)
+    fill("high", 60)
+    worker(queues=["high=3", "low"], threads=1)
+    eventually(lambda: Effect.objects.count() == 80)
+    assert Counter(in_order()[:40]) == {"high": 30, "low": 10}
+
+
+def test_prefixes_and_exclusions_hold_for_claims_and_for_news(worker, eventually):
+    running = worker(queues=["mail*"], exclude=["mail-bulk*"])
+    for queue in ("mail-bulk", "mail-bulk-2", "other", "mail", "mail-a"):
+        fill(queue, 1)
+    eventually(lambda: Effect.objects.count() == 2)
+    fill("mail-b", 1)
+    eventually(lambda: Effect.objects.count() == 3)
+    assert sorted(in_order()) == ["mail", "mail-a", "mail-b"]
+    assert set(Task.objects.filter(status="READY").values_list("queue", flat=True)) == {
+        "mail-bulk",
+        "mail-bulk-2",
+        "other",
+    }
+    assert Worker.objects.get(pk=running.identity.id).queues == ["mail*", "--exclude mail-bulk*"]
+
+
+@pytest.mark.parametrize(("queue", "wakes"), [("mail-a", True), ("mail-bulk", False), ("other", False)])
+def test_only_news_of_a_served_queue_wakes_the_worker(queue, wakes):
+    silent = WorkerUnderTest(queues=["mail*"], exclude=["mail-bulk"])
+    silent.listener.ready(queue)
+    assert silent.in_flight.fetcher_wakeup.is_set() is wakes
+
+
+def claim(fetcher, count):
+    """Claim so many tasks, of all functions."""
+    assert fetcher.claimer._kinds() == ["sync", "async"]
+    return fetcher.claimer.claim([("both", count)])
+
+
+def test_what_is_remembered_of_the_queues_keeps_no_task_waiting(monkeypatch):
+    """It believes that only one queue has something ready, which is empty by now."""
+    fetcher = WorkerUnderTest().fetcher
+    monkeypatch.setattr("django_pglock.worker.claiming.ready_queues.LIFETIME_FACTOR", 10**9)
+    fill("a", 2)
+    assert [claim.queue for claim in claim(fetcher, 2)] == ["a", "a"]
+    fill("b", 1)
+    assert [claim.queue for claim in claim(fetcher, 2)] == ["b"]
+    fill("a", 1)
+    assert [claim.queue for claim in claim(fetcher, 2)] == ["a"], "there was less than was asked for: forgotten"
+
+
+@pytest.mark.parametrize(
+    ("options", "looks"),
+    [({"queues": ["mail"]}, False), ({"queues": ["mail=2", "x"], "exclude": ["x"]}, False), ({"queues": ["m*"]}, True)],
+)
+def test_nobody_asks_which_queues_are_ready_where_there_is_one(worker, eventually, monkeypatch, options, looks):
+    asked = []
+    look = ready_queues.ready_queues
+    monkeypatch.setattr(ready_queues, "ready_queues", lambda using: asked.append(using) or look(using))
+    worker(**options)
+    fill("mail", 3)
+    eventually(lambda: Effect.objects.count() == 3)
+    assert bool(asked) is looks
+
+
+def test_a_queue_for_each_of_many_tenants_is_no_statement_for_each(in_threads):
+    """What is prepared stays in the server's memory for as long as the worker lives, and what is remembered in ours."""
+    tenants = [f"tenant {number}" for number in range(1000)]
+    for tenant in tenants:
+        fill(tenant, 1)
+
+    def claim_all(_):
+        fetcher = WorkerUnderTest(threads=1).fetcher
+        fetcher.open()
+        while claim(fetcher, 7):
+            pass
+        fill("the last", 1)
+        assert len(claim(fetcher, 7)) == 1
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_prepared_statements")
+            [prepared] = cursor.fetchone()
+        return prepared, len(fetcher.claimer._cursors["both"]._queues)
+
+    [(prepared, remembered)] = in_threads(claim_all, 1)
+    assert not Task.objects.exclude(status="RUNNING").exists()
+    assert prepared <= 3, "the queues that are ready, their claims, and their claims from a place on"
+    assert remembered <= FEW_QUEUES
+
+
+def test_the_last_look_of_a_draining_worker_leaves_out_no_kind_of_functions():
+    """A look for coroutines alone may be put off; a worker that ended meanwhile would leave them."""
+    fetcher = WorkerUnderTest(threads=2).fetcher
+    fetcher.claimer.was_full = True
+    fetcher.claimer.pauses.note("async", took=1.0, found=1)
+    assert [kind for kind, _ in fetcher._look_around(is_last_look=False)] == ["sync"]
+    assert [kind for kind, _ in fetcher._look_around(is_last_look=True)] == ["both"]

@@ -1,0 +1,72 @@
+"""``--drain``: a worker ends when nothing is left that it could run."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+
+from django_pglock.models import Queue, Task, Worker
+from django_pglock.worker.settling.settler import Settler
+from tests.db.worker.conftest import run_to_its_end, statuses
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+
+
+def drain(**options) -> None:
+    run_to_its_end(drain=True, **options)
+
+
+def test_it_ends_when_nothing_is_left():
+    with transaction.atomic():
+        for number in range(50):
+            tasks.record.enqueue("drained", number)
+    drain()
+    assert statuses() == {"SUCCESSFUL": 50}
+    assert not Worker.objects.exists()
+
+
+def test_with_nothing_to_do_it_ends_at_once():
+    drain(listens=False)
+
+
+def test_it_waits_for_what_is_in_flight_and_for_what_follows():
+    """The second attempts are ready when the first have ended; what runs keeps it, while the other thread is idle."""
+    tasks.fail_twice.enqueue("again")
+    tasks.note_and_sleep.enqueue("slow", 0.5)
+    first = tasks.note_and_sleep.enqueue("first", 0.3)
+    tasks.record.using(after=[first]).enqueue("follower")
+    tasks.sleep_async.enqueue(0.5)
+    drain()
+    assert statuses() == {"SUCCESSFUL": 5}
+
+
+def test_a_task_is_in_flight_until_its_followers_are_ready(monkeypatch):
+    let_through = Settler._let_through
+    monkeypatch.setattr(Settler, "_let_through", lambda *arguments: (time.sleep(0.3), let_through(*arguments)))
+    tasks.record.using(after=[tasks.nothing.enqueue()]).enqueue("follower")
+    drain()
+    assert statuses() == {"SUCCESSFUL": 2}
+
+
+def test_what_is_due_counts_and_what_is_scheduled_for_later_does_not():
+    tasks.record.using(run_after=timedelta(hours=1)).enqueue("later")
+    for number in range(20):
+        tasks.record.using(run_after=timedelta(milliseconds=1), lock="same").enqueue("due", number)
+    drain()
+    assert statuses() == {"SCHEDULED": 1, "SUCCESSFUL": 20}
+    assert list(Effect.objects.order_by("id").values_list("number", flat=True)) == list(range(20)), "one key, in order"
+
+
+def test_what_it_may_not_take_is_left():
+    tasks.record.using(queue_name="mail").enqueue("of another queue")
+    tasks.record.using(queue_name="paused").enqueue("paused")
+    Queue.objects.pause("paused")
+    Task.objects.filter(pk=tasks.record.enqueue("unknown").id).update(task_path="shop.tasks.of_another_deploy")
+    tasks.record.enqueue("mine")
+    drain(queues=["default", "paused"])
+    assert statuses() == {"READY": 3, "SUCCESSFUL": 1}

@@ -1,0 +1,88 @@
+"""The fetcher: what it claims, when, and what it gives back."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.db import transaction
+
+from django_pglock.models import Task
+from django_pglock.tasks.compat import TaskResultStatus
+from django_pglock.worker.claiming.fetcher import HOARDING
+from django_pglock.worker.claiming.queue_cursor import QueueCursor
+from tests.sample import running_tasks, tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_higher_priorities_run_first(worker, finished):
+    for number, priority in enumerate((0, 10, -10, 10)):
+        result = tasks.record.using(priority=priority).enqueue("order", number)
+    worker(threads=1)
+    finished(result)
+    # The last ones may still be to come, also between two looks.
+    found = [effect.number for effect in Effect.objects.order_by("id")]
+    assert len(found) >= 2
+    assert found == [1, 3, 0, 2][: len(found)]
+
+
+def test_a_worker_serves_the_queues_it_is_told_to(worker, finished):
+    other = tasks.nothing.using(queue_name="other").enqueue()
+    worker(queues=["default", "mail"])
+    finished(tasks.nothing.using(queue_name="mail").enqueue())
+    other.refresh()
+    assert other.status == TaskResultStatus.READY
+
+
+def test_a_worker_without_queues_serves_all(worker, finished):
+    results = [tasks.nothing.using(queue_name=name).enqueue() for name in ("a", "b", "a", "c")]
+    worker()
+    for result in results:
+        finished(result)
+
+
+def test_a_task_for_later_is_not_late(worker, finished, settings):
+    """Without the alarm it would be ten minutes late."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
+    worker()
+    result = finished(tasks.nothing.using(run_after=timedelta(seconds=0.5)).enqueue())
+    row = Task.objects.get(pk=result.id)
+    assert row.last_attempted_at >= row.run_after
+
+
+def test_claims_that_only_wait_are_given_to_somebody_who_is_idle(worker, eventually, gate):
+    """The first worker has learnt that tasks are quick and claims ahead; then a long one blocks its only thread."""
+    worker(threads=1, grace=0)
+    for _ in range(300):
+        tasks.nothing.enqueue()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 300)
+    with transaction.atomic():
+        running_tasks.wait_for_note.enqueue("go on")
+        for number in range(30):
+            tasks.record.enqueue("quick", number)
+    eventually(lambda: Effect.objects.filter(name="waits").exists())
+    worker(threads=1)
+    eventually(lambda: Effect.objects.filter(name="quick").count() == 30, why="they were hoarded")
+    running = Task.objects.filter(status="RUNNING").values_list("task_path", flat=True)
+    long = running_tasks.wait_for_note.module_path
+    eventually(lambda: list(running.all()) == [long], why="the long one still runs")
+    assert set(Effect.objects.filter(name="quick").values_list("number", flat=True)) == set(range(30))
+
+
+def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatch):
+    """They have not waited for a thread yet, so they are not given back for having waited."""
+    claim = QueueCursor.claim
+
+    def claim_slowly(self, limit):
+        claims = claim(self, limit)
+        time.sleep(HOARDING * 1.2)
+        return claims
+
+    monkeypatch.setattr(QueueCursor, "claim", claim_slowly)
+    worker()
+    result = finished(tasks.nothing.enqueue())
+    assert result.status == TaskResultStatus.SUCCESSFUL
+    assert Task.objects.get().attempts == 1

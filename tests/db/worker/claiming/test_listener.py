@@ -1,0 +1,40 @@
+"""An idle worker is woken by notifications, and polls where it cannot listen."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.db import transaction
+
+from django_pglock.models import Task, Worker
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_an_idle_worker_is_woken_by_the_commit_and_not_before(worker, eventually, settings):
+    """Without the notification it would sleep for ten minutes."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
+    worker()
+    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
+    time.sleep(0.3)
+    with transaction.atomic():
+        result = tasks.nothing.enqueue()
+        time.sleep(0.2)
+        assert Task.objects.get(pk=result.id).status == "READY"
+    eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists(), why="it was not woken")
+
+
+def test_a_worker_whose_row_was_removed_is_woken_again_soon(worker, eventually):
+    """As when it was frozen for too long. The next beat writes the row anew; without the flag, each task is polled."""
+    sleeps = Worker.objects.filter(is_sleeping=True)
+    worker()
+    eventually(sleeps.exists)
+    Worker.objects.all().delete()
+    eventually(sleeps.exists, why="it does not ask for news any more")
+
+
+def test_a_worker_that_may_not_listen_polls(worker, finished):
+    worker(listens=False)
+    finished(tasks.nothing.enqueue())

@@ -1,0 +1,99 @@
+"""Coroutine tasks share one thread for the ORM, and a hundred of them a worker."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, connections
+
+from django_pglock import enqueue_many
+from django_pglock.models import Task
+from django_pglock.worker import capacity
+from django_pglock.worker.running import orm_thread
+from tests.sample import session_tasks as tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SLEEPING = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT pg_sleep%'"
+
+
+@pytest.fixture(autouse=True)
+def events():
+    tasks.HAS_BEGUN.clear()
+    tasks.GO_ON.clear()
+    yield
+    tasks.GO_ON.set()
+
+
+@pytest.fixture(autouse=True)
+def kept_connections(monkeypatch):
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)
+
+
+def is_over():
+    return not Task.objects.filter(status__in=("READY", "RUNNING")).exists()
+
+
+def is_sleeping():
+    with connection.cursor() as cursor:
+        cursor.execute(SLEEPING)
+        return cursor.fetchone()[0]
+
+
+def test_the_sql_of_one_that_is_timed_out_is_cancelled_and_no_other(worker, eventually):
+    """It went on for as long as it liked, in the thread that all coroutines share."""
+    worker()
+    tasks.sleep_in_server_in_coroutine.enqueue(60)
+    eventually(is_sleeping)
+    result = tasks.write_in_coroutine.enqueue()  # waits for the thread
+    eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists(), why="the thread is occupied")
+    eventually(is_over)
+    assert not is_sleeping()
+    assert Effect.objects.count() == 1
+
+
+def test_the_sql_of_one_that_is_cancelled_is_cancelled(worker, eventually):
+    worker()
+    task = tasks.sleep_in_server_in_coroutine.using(timeout=None).enqueue(60)
+    eventually(is_sleeping)
+    Task.objects.filter(pk=task.id).cancel()
+    eventually(is_over)
+    eventually(lambda: not is_sleeping())
+
+
+def test_a_transaction_that_a_coroutine_leaves_open_is_nobody_elses(worker, eventually, caplog):
+    worker()
+    tasks.leave_in_coroutine.enqueue()
+    eventually(is_over)
+    for _ in range(3):
+        tasks.write_in_coroutine.enqueue()
+    eventually(is_over)
+    assert set(Effect.objects.values_list("name", flat=True)) == {"kept"}
+    assert Effect.objects.count() == 3
+    assert caplog.text.count("leave_in_coroutine) attempt 1> has left a transaction open") == 1
+
+
+def test_the_log_names_who_keeps_the_thread_of_all_coroutines(worker, eventually, caplog, monkeypatch):
+    monkeypatch.setattr(orm_thread, "OCCUPIED", 0.3)
+    worker()
+    tasks.occupy.enqueue()
+    assert tasks.HAS_BEGUN.wait(60)
+    tasks.write_in_coroutine.enqueue()
+    eventually(lambda: "has kept the thread" in caplog.text)
+    tasks.GO_ON.set()
+    eventually(is_over)
+    assert caplog.text.count("has kept the thread in which the ORM runs for coroutines") == 1
+    assert "session_tasks.occupy) attempt 1>" in caplog.text
+
+
+def test_as_many_coroutines_as_may_run_keep_no_sync_task_from_being_claimed(worker, eventually, monkeypatch):
+    monkeypatch.setattr(capacity, "MOST_ASYNC", 4)
+    running = worker(threads=1)
+    enqueue_many(tasks.wait_until_told, [{}] * 4)
+    eventually(lambda: running.in_flight.coroutines.running >= 4)
+    result = tasks.write_to.enqueue("default")
+    waits = tasks.write_in_coroutine.enqueue()
+    eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
+    assert Task.objects.get(pk=waits.id).status == "READY", "there is no room for one more coroutine"
+    tasks.GO_ON.set()
+    eventually(is_over)

@@ -1,0 +1,61 @@
+"""Running an attempt to its end: in a transaction of its own, and whatever goes wrong around the function."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import Task
+from django_pglock.tasks.compat import TaskResultStatus
+from django_pglock.worker.running.attempt import Attempt
+from tests.sample import running_tasks, tasks
+from tests.sample.models import Effect
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_atomic_effects_and_completion_are_one(worker, finished):
+    worker()
+    assert finished(tasks.record_atomically.enqueue("once")).status == TaskResultStatus.SUCCESSFUL
+    assert finished(tasks.write_and_fail.enqueue("never")).status == TaskResultStatus.FAILED
+    assert finished(tasks.record.using(atomic=True).enqueue("by call")).status == TaskResultStatus.SUCCESSFUL
+    assert set(Effect.objects.values_list("name", flat=True)) == {"once", "by call"}
+
+
+def test_a_hook_that_fails_after_the_commit_is_logged_and_the_task_has_succeeded(worker, finished, eventually, caplog):
+    """What is committed is committed. It was taken for a task that somebody else has."""
+    running = worker()
+    assert finished(tasks.fail_after_commit.enqueue("kept")).status == TaskResultStatus.SUCCESSFUL
+    eventually(lambda: not running.in_flight.claims)
+    assert Effect.objects.get().name == "kept"
+    [record] = [record for record in caplog.records if "on_commit hook" in record.message]
+    assert record.exc_info[0] is ZeroDivisionError
+    assert "was lost" not in caplog.text
+
+
+def test_an_atomic_task_that_lost_its_claim_leaves_no_effect(worker, eventually, gate):
+    """Taken away while it runs: it finds out at its last statement, and everything rolls back."""
+    running = worker()
+    task = running_tasks.wait_for_note.using(atomic=True).enqueue("go on")
+    eventually(lambda: Task.objects.filter(pk=task.id, status="RUNNING").exists())
+    assert Task.objects.filter(pk=task.id).update(status="CANCELLED", finished_at=Now()) == 1
+    gate()
+    eventually(lambda: running.settler.counts[None] == 1, why="the claim was not lost")
+    assert not Effect.objects.filter(name="waits").exists()
+    assert Task.objects.get(pk=task.id).status == "CANCELLED"
+
+
+@pytest.mark.parametrize("task", [tasks.nothing, tasks.sleep_async])
+def test_what_goes_wrong_around_a_function_fails_its_task_and_nothing_else(
+    worker, finished, eventually, monkeypatch, task
+):
+    """A thread, or a coroutine, that ended without an outcome would leave the task running, kept by the heartbeat."""
+    running = worker(threads=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Attempt, "ended", lambda *args, **kwargs: sys.exit("a mistake of ours"))
+        result = finished(task.enqueue(0))
+    assert [error.exception_class_path for error in result.errors] == ["builtins.SystemExit"]
+    assert finished(tasks.echo.enqueue("still here")).return_value == "still here"
+    eventually(lambda: (running.in_flight.coroutines.running, running.in_flight.claims) == (0, {}))

@@ -1,0 +1,124 @@
+"""The settler: outcomes that are refused, locked or lost do not delay or lose the others."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.db import transaction
+
+from django_pglock.models import Task
+from django_pglock.store.outcome import Failed, Failure, Succeeded
+from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.settling import settler
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+FAILED = Failed(Failure("builtins.ValueError", "Traceback …"))
+
+
+@pytest.fixture
+def in_flight(worker, claim, eventually):
+    """Start a worker that has so many claims in flight, but runs nothing."""
+
+    def start(count):
+        running = worker(queues=["another"])
+        # Before, it gives back what it does not know of.
+        eventually(lambda: running.fetcher.is_claiming)
+        for _ in range(count):
+            tasks.nothing.enqueue()
+        # By this very worker: its upkeep would rescue the claims of one that does not exist.
+        claims = claim(count, worker=running.identity.id)
+        for each in claims:
+            running.in_flight.claims[each.id, each.attempt] = each
+        return running, claims
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("text", "error"), [("{no json", "DataError"), ("[" * 10**5 + "]" * 10**5, "OperationalError")]
+)
+def test_an_outcome_that_the_database_refuses_fails_alone(in_flight, eventually, text, error):
+    """One row that cannot be stored must not hold up its batch, nor lose its own outcome."""
+    running, claims = in_flight(9)
+    refused = claims[4]
+    for each in claims:
+        running.in_flight.outbox.put(EndedClaim(each, Succeeded(text if each is refused else "1")))
+    eventually(lambda: not running.in_flight.claims)
+    assert set(Task.objects.exclude(pk=refused.id).values_list("status", flat=True)) == {"SUCCESSFUL"}
+    row = Task.objects.get(pk=refused.id)
+    assert row.status == "FAILED"
+    assert row.failures.get().exception_path == f"django.db.utils.{error}"
+    assert running.settler.reconnects == 0
+
+
+def test_large_results_are_written_a_few_at_a_time(in_flight, eventually, monkeypatch):
+    monkeypatch.setattr("django_pglock.worker.settling.settler.LARGEST_TEXT", 200)
+    settle, sizes = settler.settle, []
+    monkeypatch.setattr(settler, "settle", lambda *args: (sizes.append(len(args[1])), settle(*args))[1])
+    running, claims = in_flight(9)
+    for each in claims:
+        running.in_flight.outbox.put(EndedClaim(each, Succeeded(f'"{"x" * 90}"')))
+    eventually(lambda: not running.in_flight.claims)
+    assert (max(sizes), sum(sizes)) == (2, 9)
+    assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
+
+
+@pytest.mark.parametrize("tells", [False, True])
+@pytest.mark.parametrize("outcome", [Succeeded(), FAILED], ids=["success", "failure"])
+def test_a_row_that_somebody_has_locked_holds_up_no_other(in_flight, eventually, locked, outcome, tells):
+    """As by a cancel in a long transaction. What the task tells last comes with its end."""
+    running, claims = in_flight(6)
+    held, *others = claims
+    held.progress = '{"done": 9}' if tells else None
+    with locked(held.id):
+        for each in claims:
+            running.in_flight.outbox.put(EndedClaim(each, FAILED if each is claims[5] else outcome))
+        eventually(lambda: list(running.in_flight.claims.values()) == [held])
+        assert not Task.objects.filter(pk__in=[each.id for each in others], status="RUNNING").exists()
+        # To give it up when the worker ends comes too late: it has ended.
+        running.in_flight.abandon([held], 60)
+        time.sleep(0.3)
+        assert running.in_flight.unsettled == 1, "what is held waits for nothing else"
+        assert Task.objects.get(pk=held.id).status == "RUNNING"
+    eventually(lambda: not running.in_flight.claims)
+    row = Task.objects.get(pk=held.id)
+    assert (row.status, row.progress) == (outcome.status, {"done": 9} if tells else None)
+    assert (running.settler.reconnects, running.settler.counts[None]) == (0, 0)
+
+
+def test_a_claim_that_is_lost_while_its_row_is_locked_is_lost(in_flight, eventually, in_threads):
+    running, [mine] = in_flight(1)
+
+    def take_away(_):
+        with transaction.atomic():
+            Task.objects.filter(pk=mine.id).update(attempts=mine.attempt + 1)
+            running.in_flight.outbox.put(EndedClaim(mine, Succeeded()))
+            eventually(lambda: running.settler._locked)
+
+    in_threads(take_away, 1)
+    eventually(lambda: not running.in_flight.claims)
+    assert running.settler.counts[None] == 1
+    assert Task.objects.get().status == "RUNNING"
+
+
+def test_an_outcome_that_is_refused_takes_no_success_along(in_flight, eventually):
+    """What was settled before it, by the other statement of the same batch, is not lost."""
+    running, claims = in_flight(2)
+    for each, outcome in zip(claims, (Succeeded(), Failed(Failure("x", "no text\0"))), strict=True):
+        running.in_flight.outbox.put(EndedClaim(each, outcome))
+    eventually(lambda: not running.in_flight.claims)
+    assert (running.settler.counts[Succeeded], running.settler.counts[None]) == (1, 1)
+
+
+def test_a_worker_that_ends_says_what_is_still_locked(in_flight, eventually, locked, caplog, monkeypatch):
+    monkeypatch.setattr("django_pglock.worker.worker.LAST_WRITES", 0.5)
+    running, [mine] = in_flight(1)
+    with locked(mine.id):
+        running.in_flight.outbox.put(EndedClaim(mine, Succeeded()))
+        eventually(lambda: running.settler._locked)
+        running.shutdown()
+    assert f"task {mine.id} ({mine.task_path}) attempt 1> has ended, but somebody has locked its row" in caplog.text

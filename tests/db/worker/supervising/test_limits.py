@@ -1,0 +1,40 @@
+"""The limits of a worker process: it ends by itself when it has done enough."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from django_pglock.worker.supervising.channel import REPLACE
+from tests.db.worker.conftest import run_to_its_end, statuses
+from tests.sample import running_tasks, tasks
+from tests.sample.models import Effect
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+
+
+def test_it_ends_after_so_many_tasks():
+    for number in range(10):
+        tasks.record.enqueue("counted", number)
+    run_to_its_end(max_tasks=3)
+    assert statuses() == {"READY": 7, "SUCCESSFUL": 3}
+
+
+def test_another_is_asked_for_as_soon_as_the_last_task_is_claimed(worker, eventually):
+    """Long before the task has ended, so that no thread is missed meanwhile."""
+    words = []
+    channel = SimpleNamespace(number=1, tell=words.append, start=lambda: None)
+    worker(max_tasks=1, channel=channel)
+    running_tasks.wait_for_note.enqueue("go on")
+    eventually(lambda: words == [REPLACE])
+    Effect.objects.create(name="go on")
+    eventually(lambda: statuses() == {"SUCCESSFUL": 1})
+
+
+@pytest.mark.parametrize("limit", [{"max_time": 0.5}, {"max_memory": 1}])
+def test_it_ends_at_a_limit(limit, caplog):
+    tasks.record.enqueue("one task, at least, before memory is looked at")
+    with caplog.at_level("INFO", logger="django_pglock"):
+        run_to_its_end(**limit)
+    assert "ends: it" in caplog.text

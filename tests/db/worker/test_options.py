@@ -1,0 +1,32 @@
+"""Options that are refused, on the command line and in Python."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.errors import ConfigurationError
+from django_pglock.worker import Worker as Process
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"using": "nope"}, "DATABASES has no 'nope'; it has default"),
+        ({"threads": 0}, "threads: '0' is no number from 1 to 1000"),
+        ({"threads": True}, "threads: 'True' is no number"),
+        ({"grace": -1}, "grace: '-1' are no seconds, zero or more"),
+        ({"grace": float("nan")}, "grace: 'nan' are no seconds"),
+        ({"max_tasks": 0}, "max_tasks: '0' is no number from 1"),
+        ({"max_memory": 0}, "max_memory: '0' is not above zero"),
+        ({"max_time": -1}, "max_time: '-1' are no seconds"),
+        ({"probe_port": 65536}, "probe_port: '65536' is no port"),
+        ({"probe_host": "127.0.0.1"}, "but no port"),
+        ({"heartbeat_file": ""}, "heartbeat file is empty"),
+    ],
+)
+def test_what_the_command_refuses_is_refused_in_python(options, text):
+    """Without threads, or a database, it would never end what it was to drain."""
+    with pytest.raises(ConfigurationError, match=text):
+        Process(drain=True, **options)

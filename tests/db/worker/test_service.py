@@ -1,0 +1,21 @@
+"""A service goes on whatever happens in its turns."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+
+
+def test_a_service_goes_on_whatever_its_turn_raises(worker, eventually, monkeypatch):
+    turns = []
+
+    def leave():
+        turns.append(1)
+        raise SystemExit("a mistake of ours")
+
+    process = worker()
+    monkeypatch.setattr(process.upkeep, "turn", leave)
+    process.upkeep.wake()
+    eventually(lambda: len(turns) > 1)
+    assert process.health.missing() is None

@@ -1,0 +1,54 @@
+"""Signals of django.tasks: who sends them, and what a bad receiver can do."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from django_pglock.tasks.compat import TaskResultStatus, task_finished, task_started
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_signals_name_the_backends_class_and_a_bad_receiver_harms_nobody(worker, finished, eventually):
+    """A peer turns a success into a failure when a receiver raises."""
+    heard = []
+
+    def hear(sender, task_result, **kwargs):
+        heard.append((sender.__name__, task_result.id, task_result.status))
+        raise RuntimeError("a receiver with a bug")
+
+    task_started.connect(hear)
+    task_finished.connect(hear)
+    try:
+        worker()
+        result = finished(tasks.echo.enqueue(1))
+        eventually(lambda: len(heard) == 2)
+    finally:
+        task_started.disconnect(hear)
+        task_finished.disconnect(hear)
+    assert heard == [
+        ("PostgresBackend", result.id, TaskResultStatus.RUNNING),
+        ("PostgresBackend", result.id, TaskResultStatus.SUCCESSFUL),
+    ]
+
+
+def test_a_receiver_that_exits_ends_neither_a_thread_nor_the_settler(worker, finished, caplog):
+    """Of an exception that is no ``Exception``, Django's own ``send_robust()`` protects nobody."""
+
+    def leave(**kwargs):
+        sys.exit("a receiver that calls sys.exit()")
+
+    running = worker(threads=1)
+    task_started.connect(leave)
+    task_finished.connect(leave)
+    try:
+        assert finished(tasks.echo.enqueue(1)).return_value == 1
+        assert finished(tasks.echo.enqueue(2)).return_value == 2
+    finally:
+        task_started.disconnect(leave)
+        task_finished.disconnect(leave)
+    assert "a receiver that calls sys.exit()" in caplog.text
+    assert running.health.stuck() is None

@@ -1,0 +1,106 @@
+"""What the tests of plans read: rows to make, plans to ask for, and what is in a plan."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import import_module
+from pkgutil import iter_modules
+
+from django.db import connection
+
+from django_pglock import store
+from django_pglock.store.sql import BY_INDEX
+
+PATH = "tests.sample.tasks.nothing"
+#: Rows of each kind that a statement has to deal with.
+BATCH = 10
+#: What every enqueued row has.
+ROW = ("default", 0, PATH, "[]", "{}", "default", 0, "{}")
+#: Every statement of the store by its name.
+STATEMENTS = {
+    name: text
+    for module in iter_modules(store.__path__)
+    for name, text in vars(import_module(f"{store.__name__}.{module.name}")).items()
+    if name.isupper() and isinstance(text, str) and re.search(r"\b(SELECT|INSERT|UPDATE|DELETE)\b", text)
+}
+
+INSERT = """
+INSERT INTO django_pglock_task (queue, task_path, backend, status, lock_key, fair_key, unique_key, unique_scope,
+                                run_after, worker, last_attempted_at, attempts, finished_at)
+SELECT 'default', 'tests.sample.tasks.nothing', 'default', %(status)s, %(lock)s, %(fair)s,
+       'key ' || n, CASE WHEN %(status)s = 'SUCCESSFUL' THEN 'UNFINISHED' END,
+       now() + %(seconds)s * n * interval '1 s',
+       %(worker)s, CASE WHEN %(worker)s::uuid IS NOT NULL THEN now() END, 1,
+       CASE WHEN %(status)s IN ('SUCCESSFUL', 'FAILED') THEN now() END
+FROM generate_series(1, %(count)s) AS n
+"""
+
+
+def insert(status, count, *, lock=None, fair=None, seconds=0, worker=None):
+    values = {"status": status, "count": count, "lock": lock, "fair": fair, "seconds": seconds, "worker": worker}
+    with connection.cursor() as cursor:
+        cursor.execute(INSERT if status == "SUCCESSFUL" else INSERT.replace("'key ' || n", "NULL"), values)
+
+
+def analyze():
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE django_pglock_task")
+
+
+def plan_of(sql, params=None):
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}", params)
+        answer = cursor.fetchone()[0]
+    return answer if isinstance(answer, list) else json.loads(answer)
+
+
+def executed(sql, params=None, *, by_index=False):
+    """Execute a statement, undo it, and return its plan. ``by_index``: as in admission and upkeep."""
+    with connection.cursor() as cursor:
+        cursor.execute("SAVEPOINT before")
+        if by_index:
+            cursor.execute(f"SELECT {BY_INDEX}")
+        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {sql}", params)
+        answer = cursor.fetchone()[0]
+        cursor.execute("ROLLBACK TO before")
+    return answer if isinstance(answer, list) else json.loads(answer)
+
+
+def nodes(plan):
+    if isinstance(plan, list):
+        for each in plan:
+            yield from nodes(each)
+    elif isinstance(plan, dict):
+        if "Node Type" in plan:
+            yield plan
+        for each in plan.values():
+            yield from nodes(each)
+
+
+def reads(plan):
+    """Return how the task table is read: (kind of scan, index)."""
+    return {
+        (node["Node Type"], next((each["Index Name"] for each in nodes(node) if "Index Name" in each), None))
+        for node in nodes(plan)
+        if node.get("Relation Name") == "django_pglock_task" and "Scan" in node["Node Type"]
+    }
+
+
+def rows_read(plan):
+    """Return how many rows of the task table were looked at, those included that a filter threw away."""
+    return sum(
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in nodes(plan)
+        if node.get("Relation Name") == "django_pglock_task" and "Scan" in node["Node Type"]
+    )
+
+
+def pages_read(plan):
+    """Return how many pages were looked at, those of indexes included."""
+    return plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
+
+
+def rated(most, row):
+    """Return the values of ``ENQUEUE_AT_RATE``, where ``most`` tasks may be let through at once."""
+    return ("backlog", 1, "backlog", "backlog", most, most, 1, most - 1, *row, "backlog", None, None, "backlog")

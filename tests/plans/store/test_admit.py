@@ -1,0 +1,40 @@
+"""Admission reads the first tasks of a key, beside whatever backlog."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.store.admit import ADMIT
+from django_pglock.store.sql import filled
+from tests.plans.reading import BATCH, ROW, STATEMENTS, executed, insert, nodes, pages_read, rated, reads, rows_read
+
+pytestmark = pytest.mark.django_db
+
+
+def test_admission_does_not_read_what_of_its_key_is_for_later(backlog):
+    insert("SCHEDULED", 20_000, lock="backlog", seconds=60)
+    plan = executed(filled(ADMIT), (["backlog"],), by_index=True)
+    assert rows_read(plan) < 20 * BATCH
+    assert pages_read(plan) < 800
+
+
+#: Statements of admission to one key, and how often each reads the table: what it takes to plan them.
+SMALL = {
+    "ADMIT_NEXT": ((["backlog"],), 4),
+    "ADMIT_OWN": (("backlog", "backlog", 1, 1), 2),
+    "ENQUEUE_AT_KEY": (("backlog", "backlog", *ROW, *[None] * 9, "b"), 1),
+    "ENQUEUE_AT_RATE": (rated(1, ROW), 1),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_statements_are_small_and_look_at_a_key_by_its_index(backlog, name):
+    params, count = SMALL[name]
+    plan = executed(filled(STATEMENTS[name]), params, by_index=True)
+    table = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_task"]
+    scans = [node for node in table if "Scan" in node["Node Type"]]
+    assert len(scans) == count
+    by_key = [node for node in scans if node.get("Index Name") == "pglock_task_lock"]
+    assert len(by_key) == (2 if name == "ADMIT_NEXT" else 1)
+    assert max(node["Actual Rows"] for node in by_key) <= 1
+    assert {kind for kind, _ in reads(plan)} <= {"Index Scan", "Index Only Scan"}

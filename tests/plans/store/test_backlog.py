@@ -1,0 +1,180 @@
+"""What hot statements read beside a huge backlog and a long history, whatever the statistics say.
+
+Plans are executed and their rows counted: a plan can look right and still walk through everything.
+"""
+
+from __future__ import annotations
+
+import re
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+
+from django_pglock.models import Task
+from django_pglock.store.claim import claim_statement
+from django_pglock.store.marking import first_free, marking_sql
+from django_pglock.store.promote import due
+from django_pglock.store.prune import expired, outdated, pruning_sql
+from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
+from django_pglock.store.retry import _retriable
+from django_pglock.store.sql import filled
+from tests.conftest import ROOT
+from tests.plans.reading import (
+    BATCH,
+    PATH,
+    ROW,
+    STATEMENTS,
+    analyze,
+    executed,
+    insert,
+    nodes,
+    pages_read,
+    rated,
+    reads,
+    rows_read,
+)
+
+pytestmark = pytest.mark.django_db
+#: Statements of transactions or sessions in which indexes are walked in their order.
+ORDERED = (
+    *("ADMIT", "ADMIT_NEXT", "ADMIT_OWN", "BLOCKED_KEYS", "CLAIM_FAIR", "ENQUEUE_AT_KEY", "ENQUEUE_AT_RATE"),
+    *("NEXT_DUE", "READY_QUEUES", "RESCUE", "TAKE_ALONG", "promotion"),
+)
+
+
+def plans(worker, ids):
+    """Execute each hot statement once; return their plans by name."""
+    rows = Task.objects.all()
+    plain = claim_statement("default", worker=worker, paths=[PATH])
+    behind = claim_statement("default", worker=worker, paths=[PATH], behind=True)
+    texts = ["null"] * len(ids)
+    group = ("backlog", "backlog", PATH)
+    here = ("default", [PATH], None)
+    ones = [1] * len(ids)
+    failed = ["FAILED"] * len(ids)
+    first = Task.objects.earliest("pk").pk
+    Task.objects.filter(pk=first).update(status="FAILED")
+    retried = _retriable(rows.filter(pk=first)).order_by("pk")
+    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts)
+    calls = {
+        "a claim of one": (plain.sql(1, "default"), None),
+        "a claim of many": (plain.sql(1000, "default"), None),
+        "a claim behind the last": (behind.sql(BATCH, "default", 0, 0), None),
+        "CLAIM_FAIR": ("", "default", *here, "default", BATCH, *here, BATCH, BATCH, worker, BATCH),
+        "SETTLE_SUCCESSES": (ids, ones, texts),
+        "SETTLE_OWN_SUCCESS": ("null", ids[0], 1),
+        "SETTLE_OTHERS": (*others, worker),
+        "HELD": (ids, ones),
+        "RESCUE": (4.5, 5.25, 6.6, 30.0, 1000, 3, "x", "y"),
+        "GIVE_BACK": (worker, ids[:1], 0.0, None, []),
+        "CANCEL_REQUESTS": (worker,),
+        "NOTE_PROGRESS": (ids, ones, texts),
+        "NOTE_LAST_PROGRESS": (ids, ones, texts),
+        "UNKNOWN": (30.0, None, BATCH, BATCH, None),
+        "READY_PATHS": (BATCH, BATCH),
+        "DOUBTFUL": (None, 6.6),
+        "COUNT_READY": (["default", "other"], BATCH, BATCH),
+        "COUNT_OTHERS": (BATCH,),
+        "STRAY_WAITERS": (0, BATCH),
+        "NEXT_WINDOW": (0.0, ids[0], BATCH),
+        "pruning of old ones": pruning_sql(
+            outdated(rows, {"SUCCESSFUL": 7}).filter(pk__gt=first, pk__lte=first + BATCH), BATCH
+        ),
+        "pruning of expired ones": pruning_sql(expired(rows), BATCH),
+        "REPLACE_UNIQUE": ("key 7", "[]", "{}", "default", 0, "default", 0, "{}", *[None] * 7),
+        "AWAITED_BETWEEN": (ids[0], ids[-1], 2 * len(ids)),
+        "AWAITED": (f"{{{ids[0]}}}",),
+        "NOTE_WAITS": (f"{{{ids[0]}}}", f"{{{ids[0]}}}"),
+        "LOOK_AT_AWAITED": (f"{{{','.join(map(str, ids))}}}",),
+        "HAVE_AWAITED": (f"{{{ids[0]}}}",),
+        "WAIT_AGAIN": (f"{{{ids[0]}}}",),
+        "LOCK_AWAITED": (f"{{{ids[0]}}}",),
+        "RELEASE": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
+        "RELEASE_UNLOCKED": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
+        "READY_QUEUES": None,
+        "NEXT_DUE": None,
+        "ADMIT": (["backlog"],),
+        "ADMIT_NEXT": (["backlog", "other"],),
+        "ADMIT_OWN": ("backlog", "backlog", ids[0], ids[0]),
+        "ENQUEUE_AT_KEY": ("backlog", "backlog", *ROW, *[None] * 9, "backlog"),
+        "ENQUEUE_AT_RATE": rated(BATCH, ROW),
+        "ENQUEUE_AFTER": (f"{{{','.join(map(str, ids))}}}", *ROW, *[None] * 7, len(ids)),
+        "BLOCKED_KEYS": ("", 1000),
+        "HOLDERS": ("backlog", "backlog", BATCH),
+        "TAKE_ALONG": (ids[0], 1, *group, BATCH, *group, 0.0, BATCH, BATCH, worker),
+        "FIND_UNIQUE": (["key 7"],),
+        "FREE_EXPIRED_UNIQUE": (["key 7"],),
+        "promotion": marking_sql(first_free(due(rows), 1000, no_key=True), {"status": "READY"}, '"queue"'),
+        "a retry": marking_sql(
+            first_free(retried, 1000, no_key=True), {"status": "READY", "finished_at": None}, '"queue"'
+        ),
+    }
+    return {
+        name: executed(
+            *((filled(STATEMENTS[name]), params) if name.isupper() else params),
+            by_index=name in ORDERED or name.startswith("a claim"),
+        )
+        for name, params in calls.items()
+    }
+
+
+#: Constants that are not read here, because they look at no backlog: what they insert, lock, send, set or are part of,
+#: and the few rows of the two small tables.
+ELSEWHERE = {
+    "BEAT", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "FIND_QUEUES", "FIRST_READY",
+    "FORGET_RATES", "LIMIT_TICK", "LOCK_IS_HELD", "LOCK_KEY", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES",
+    "PRUNE", "REGISTER_SCHEDULES", "SCHEDULES", "WAKE",
+}  # fmt: skip
+
+
+def test_no_hot_statement_reads_the_backlog_or_the_history(backlog):
+    ids = list(Task.objects.filter(status="RUNNING").values_list("pk", flat=True))
+    read = {name: (rows_read(plan), pages_read(plan)) for name, plan in plans(backlog, ids).items()}
+    assert {name for name in STATEMENTS if name[0] != "_"} == ELSEWHERE | {name for name in read if name.isupper()}
+    assert {name: counts for name, counts in read.items() if counts[0] > 20 * BATCH or counts[1] > 800} == {}
+
+
+def test_nothing_is_compiled_before_it_is_executed(backlog):
+    """A sort that is forbidden and has to be looks so expensive to servers before 18 that they would."""
+    ids = list(Task.objects.filter(status="RUNNING").values_list("pk", flat=True))
+    assert [name for name, plan in plans(backlog, ids).items() if "JIT" in plan[0]] == []
+
+
+def test_a_claim_neither_scans_nor_sorts(backlog):
+    statement = claim_statement("default", worker=backlog, paths=[PATH])
+    for limit in (1, BATCH, 1000):
+        plan = executed(statement.sql(limit, "default"), by_index=True)
+        assert ("Index Scan", "pglock_task_ready") in reads(plan)
+        assert "Seq Scan" not in {kind for kind, _ in reads(plan)}
+        assert "Sort" not in {node["Node Type"] for node in nodes(plan)}
+
+
+@pytest.mark.parametrize("name", ["RESCUE", "NOTE_PROGRESS"])
+def test_rows_that_are_known_by_their_ids_are_compared_some_at_a_time(new_table, name):
+    """The planner expects a few: a thousand of a worker that died were a million comparisons."""
+    analyze()
+    insert("RUNNING", 1000, worker=uuid4())
+    ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))[:RESCUED_AT_ONCE]
+    values = {
+        "RESCUE": (4.5, 5.25, 6.6, 30.0, RESCUED_AT_ONCE, 3, "x", "y"),
+        "NOTE_PROGRESS": (ids, [1] * len(ids), ["null"] * len(ids)),
+    }
+    plan = executed(filled(STATEMENTS[name]), values[name], by_index=name in ORDERED)
+    compared = [node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in nodes(plan)]
+    assert sum(compared) <= 100_000
+    assert [len(rescue("default")) for _ in range(6)] == [RESCUED_AT_ONCE] * 5 + [0]
+
+
+def test_the_query_for_an_autoscaler_that_the_docs_show_stops_early(backlog):
+    insert("READY", 20_000)
+    insert("SCHEDULED", BATCH, seconds=-60)
+    page = (ROOT / "docs" / "operations.md").read_text()
+    [query] = re.findall(r"query: >-\n(.*?) targetQueryValue:", page, re.DOTALL)
+    query = query.replace("'mail'", "'default'")
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        assert cursor.fetchone() == (1000 + BATCH + BATCH,), "of the ready ones no more, those in turns, and those due"
+    plan = executed(query)
+    assert rows_read(plan) <= 1000 + 3 * BATCH
+    assert pages_read(plan) < 800

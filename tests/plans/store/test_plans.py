@@ -1,0 +1,74 @@
+"""Plans that are kept for a session stay right however much the table grows."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+
+from django_pglock.models import Task
+from django_pglock.store.claim import ClaimStatement, claim_statement, claims_of
+from django_pglock.store.plans import _prepared, keep_plans
+from django_pglock.store.ready import ready_queues
+from django_pglock.worker import Worker
+from tests.plans.reading import BATCH, PATH, executed, insert, pages_read, reads, rows_read
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def keeps_plans(new_table):
+    keep_plans(connection)
+    yield
+    del _prepared[connection.connection]
+    with connection.cursor() as cursor:
+        cursor.execute("DEALLOCATE ALL")
+
+
+def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(keeps_plans):
+    worker = uuid4()
+    plain = claim_statement("default", worker=worker, paths=[PATH])
+    behind = claim_statement("default", worker=worker, paths=[PATH], behind=True)
+    assert (plain.execute(1, "default"), behind.execute(1, "default", 0, 0), ready_queues("default")) == ([], [], [])
+    insert("SUCCESSFUL", 50_000)
+    insert("BLOCKED", 100_000, lock="backlog")
+    insert("READY", 100_000)
+    calls = {
+        "pglock_1 ('default', 1)": 1,
+        f"pglock_1 ('default', {BATCH})": BATCH,
+        f"pglock_2 ('default', 0, 0, {BATCH})": BATCH,
+        "pglock_3": 1,
+    }
+    for call, count in calls.items():
+        plan = executed(f"EXECUTE {call}")
+        assert "Seq Scan" not in {kind for kind, _ in reads(plan)}, call
+        assert rows_read(plan) <= 4 * count, call
+        assert pages_read(plan) < 800, call
+    assert ready_queues("default") == ["default"]
+    claims = claims_of(behind.execute(BATCH, "default", 0, 0), worker)
+    assert len(claims) == BATCH
+
+
+def test_names_that_read_like_the_places_of_numbers_are_names(keeps_plans):
+    worker, names = uuid4(), [*map(str, ClaimStatement.HOLES[1:]), "name", "$1", "a $2 'b' %s \\"]
+    for name in names:
+        Task.objects.create(queue=name, backend="default", task_path=PATH)
+    for name in names:
+        statement = claim_statement("default", worker=worker, paths=[PATH, name], behind=True)
+        assert len(statement.execute(5, name, 0, 0)) == 1, name
+        Task.objects.update(status="READY")
+        with connection.cursor() as cursor:
+            cursor.execute(statement.sql(5, name, 0, 0))
+            assert len(cursor.fetchall()) == 1, name
+
+
+@pytest.mark.parametrize(("listens", "shown"), [(True, "off"), (False, "on")])
+def test_only_a_session_of_its_own_walks_indexes_in_their_order(in_threads, listens, shown):
+    def show(number):
+        Worker(listens=listens).fetcher.open()
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW enable_sort")
+            return cursor.fetchone()[0]
+
+    assert in_threads(show, 1) == [shown]

@@ -1,0 +1,40 @@
+"""A task that thousands wait for lets them through some at a time."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+
+from django_pglock.models import Task, Waiter
+from django_pglock.store.release import RELEASE, TOLD_AT_ONCE, release
+from django_pglock.store.sql import filled
+from tests.plans.reading import executed, insert, nodes
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_task_for_which_thousands_wait_lets_them_through_some_at_a_time(new_table):
+    """The planner expects one child and compares each with each: all at once are millions of comparisons."""
+    insert("SUCCESSFUL", 1)
+    awaited = Task.objects.get()
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE django_pglock_waiter")
+        cursor.execute("INSERT INTO django_pglock_waiter (awaited) VALUES (0)")
+        cursor.execute("ANALYZE django_pglock_task, django_pglock_waiter")
+        cursor.execute(
+            """INSERT INTO django_pglock_task (status, queue, task_path, backend, waits_for)
+               SELECT 'BLOCKED', 'default', 'tests.sample.tasks.nothing', 'default', 1 FROM generate_series(1, 2000)"""
+        )
+        cursor.execute(
+            """INSERT INTO django_pglock_waiter (awaited, task_id)
+               SELECT %s, id FROM django_pglock_task WHERE waits_for = 1 UNION ALL SELECT %s, NULL""",
+            [awaited.pk, awaited.pk],
+        )
+    values = (f"{{{awaited.pk}}}", TOLD_AT_ONCE, "x", "%s", "done")
+    plan = executed(filled(RELEASE), values)
+    # A comparison is a row that a join throws away.
+    compared = [node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in nodes(plan)]
+    assert sum(compared) <= TOLD_AT_ONCE**2
+    assert release("default", [awaited.pk]) == 2000
+    assert set(Task.objects.filter(waits_for=0).values_list("status")) == {("READY",), ("SUCCESSFUL",)}
+    assert Waiter.objects.count() == 1, "the process was told, too; only the stranger is left"

@@ -1,0 +1,29 @@
+"""Unknown tasks are looked for among the first of each queue."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.db import connection
+
+from django_pglock.models import Task
+from django_pglock.store.sql import filled
+from django_pglock.store.unknown import UNKNOWN
+from tests.plans.reading import nodes
+
+pytestmark = pytest.mark.django_db
+
+
+def test_no_more_than_the_first_of_each_queue_is_read_for_the_unknown(history):
+    """A million that wait behind them cost nothing: no node yields more than the limit of each queue."""
+    sql = filled(UNKNOWN)
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", (30.0, None, 10, 10, None))
+        answer = cursor.fetchone()[0]
+    plan = answer if isinstance(answer, list) else json.loads(answer)
+    table = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_task"]
+    assert max(node["Actual Rows"] for node in table) <= 10
+    assert {queue: waiting for _, queue, waiting, _ in Task.objects.all().unknown(limit=10)} == dict.fromkeys(
+        ("q0", "q1", "q2", "q3", "q4"), 10
+    )

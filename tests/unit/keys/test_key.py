@@ -1,0 +1,157 @@
+"""Names and keys."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timezone
+from enum import Enum, IntEnum, IntFlag
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+from django.db import models
+from django.test import override_settings
+from django.test.utils import isolate_apps
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_pglock.errors import ConfigurationError, LockKeyError
+from django_pglock.keys import crc32_key, join, make_key, part_of, pglock_key, sha256_key
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 5
+
+
+class Flag(IntFlag):
+    BOTH = 3
+
+
+class Number(models.IntegerChoices):
+    FIVE = 5
+
+
+class Shade(str, Enum):
+    PALE = "a:b%"
+
+
+class Kind(models.TextChoices):
+    MAIL = "mail:%"
+
+
+def test_golden_values():
+    """A key must never change: half of a fleet would lock another number during a deploy.
+
+    Computed with coreutils: ``printf %s checkout:42 | sha256sum``.
+    """
+    assert sha256_key("checkout:42") == int.from_bytes(bytes.fromhex("62f7a788f6f11290"), "big", signed=True)
+
+
+def test_little_endian_and_crc_keys_for_migrations():
+    big = sha256_key("a").to_bytes(8, "big", signed=True)
+    assert pglock_key("a") == int.from_bytes(big, "little", signed=True)
+    assert crc32_key("a") == 0xE8B7BE43 - 2**32
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_every_key_fits_a_bigint(name):
+    assert -(2**63) <= sha256_key(name) < 2**63
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        (("checkout",), "checkout"),
+        (("a:b%",), "a:b%"),  # a single string is the name as it stands
+        (("order", 5), "order:5"),
+        (("order", "5:6%"), "order:5%3A6%25"),
+        (("x", UUID(int=1)), "x:00000000-0000-0000-0000-000000000001"),
+        (("x", date(2026, 1, 2)), "x:2026-01-02"),
+        (("x", datetime(2026, 1, 2, tzinfo=timezone.utc)), "x:2026-01-02T00%3A00%3A00+00%3A00"),
+        (("x", Colour.RED), "x:red"),
+        (("x", Level.HIGH, Kind.MAIL), "x:5:mail%3A%25"),
+        ((Colour.RED,), "red"),
+        # Alone they are a single string.
+        ((Shade.PALE,), "a:b%"),
+        ((Kind.MAIL,), "mail:%"),
+    ],
+)
+def test_names_of_parts(parts, name):
+    assert make_key(*parts).name == name
+    assert make_key(*parts).number == sha256_key(name)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=2, max_size=4))
+def test_different_parts_never_make_the_same_name(parts):
+    """A user's input that contains a colon must not reach another user's lock."""
+    name = join(*parts)
+    assert name.count(":") == len(parts) - 1
+    assert [each.replace("%3A", ":").replace("%25", "%") for each in name.split(":")] == parts
+
+
+@pytest.mark.parametrize("number", [5, Level.HIGH, Number.FIVE, Flag.BOTH, -5, 0, 2**63 - 1])
+def test_an_int_is_the_number_itself(number):
+    """An IntEnum's member is an int, which PostgreSQL and other programs know by its number."""
+    key = make_key(number)
+    assert (key.name, key.number) == (f"#{int(number)}", int(number))
+    assert type(key.number) is int
+
+
+def test_a_number_and_its_digits_are_two_locks_and_look_like_two():
+    number, digits = make_key(5), make_key("5")
+    assert number != digits
+    assert (number.name, digits.name) == ("#5", "5")
+
+
+@pytest.mark.parametrize("name", [Kind.MAIL, Shade.PALE])
+def test_a_name_is_a_plain_string(name):
+    """The text of an Enum's member may be that of its class; what goes into a message must be the name."""
+    assert type(make_key(name).name) is str
+
+
+@isolate_apps("tests.sample")
+def test_a_proxy_and_its_concrete_model_name_one_lock():
+    """They are one row. The model that declares the fields gives the name."""
+
+    def model(name, base, **options):
+        meta = type("Meta", (), {"app_label": "sample", **options})
+        return type(name, (base,), {"Meta": meta, "__module__": __name__})
+
+    Order = model("Order", models.Model)
+    Paid = model("Paid", Order, proxy=True)
+    Special = model("Special", Order)
+    assert make_key(Paid(pk=7)) == make_key(Order(pk=7)) == make_key("sample.order:7")
+    assert make_key("ship", Paid(pk=7)) == make_key("ship", Order(pk=7))
+    assert make_key(Special(pk=7)) != make_key(Order(pk=7)), "a table of its own"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, True, 1.5, "", b"x", (), object(), 2**63, -(2**63) - 1, "\udcff", ["a"], SimpleNamespace(pk=None, _meta=1)],
+)
+def test_what_cannot_name_a_lock_is_refused(bad):
+    with pytest.raises(LockKeyError):
+        make_key(bad)
+
+
+def test_no_part_is_refused():
+    with pytest.raises(LockKeyError):
+        make_key()
+    with pytest.raises(LockKeyError, match="empty"):
+        part_of("")
+
+
+@override_settings(DJANGO_PGLOCK={"NAMESPACE": "shop", "KEY_FUNCTION": "django_pglock.keys.pglock_key"})
+def test_namespace_and_key_function_follow_the_settings():
+    assert make_key("a").name == "shop:a"
+    assert make_key("a").number == pglock_key("shop:a")
+    assert make_key(5).number == 5, "a number is a number"
+
+
+@override_settings(DJANGO_PGLOCK={"KEY_FUNCTION": "nope"})
+def test_a_key_function_that_is_not_there_is_named():
+    with pytest.raises(ConfigurationError, match=r"\['KEY_FUNCTION'\] is 'nope', which cannot be imported"):
+        make_key("a")

@@ -1,0 +1,17 @@
+"""When to look again for one kind of functions alone."""
+
+from __future__ import annotations
+
+from django_pglock.worker.claiming.function_kinds import ASYNC, SYNC, KindPauses
+
+
+def test_looks_for_the_event_loop_alone_keep_no_thread_waiting_for_long():
+    now = [0.0]
+    looks = KindPauses(clock=lambda: now[0])
+    looks.note(SYNC, took=0.1, found=3)
+    looks.note(ASYNC, took=0.1, found=3)
+    assert (looks.next_in(SYNC), looks.next_in(ASYNC)) == (0, 0.4)
+    looks.note(SYNC, took=0.1, found=0)
+    assert looks.next_in(SYNC) == 0.05
+    looks.note_news()
+    assert (looks.next_in(SYNC), looks.next_in(ASYNC)) == (0, 0.4)

@@ -1,0 +1,43 @@
+"""The limits of a worker process: tasks, memory, time."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.supervising.limits import Limits, resident_memory
+
+
+def limits(in_flight=None, **limits):
+    return Limits(in_flight or InFlight(1), **{"max_memory": None, "max_time": None, **limits})
+
+
+def test_the_time_of_processes_is_over_at_different_moments():
+    ends = [limits(max_time=1000)._ends_at - time.monotonic() for _ in range(100)]
+    assert 890 < min(ends) < max(ends) <= 1000
+    assert max(ends) - min(ends) > 20
+    assert "time" in limits(max_time=1e-9).reached()
+    assert not limits(max_time=1000).reached()
+
+
+def test_memory_is_looked_at_after_the_first_task():
+    in_flight = InFlight(1)
+    assert resident_memory() > 5 * 2**20
+    assert not limits(in_flight, max_memory=1).reached()
+    in_flight.threads.slots[0].ended = 1
+    assert "MiB" in limits(in_flight, max_memory=1).reached()
+    assert not limits(in_flight, max_memory=10**6).reached()
+
+
+def test_the_last_of_so_many_tasks_may_end():
+    claim = SimpleNamespace(id=1, attempt=1, task_path="call")
+    in_flight = InFlight(4, most=1)
+    assert in_flight.claims_left == 1
+    in_flight.begin_all([claim])
+    assert in_flight.claims_left == 0
+    assert not limits(in_flight).reached()
+    in_flight.give_back_waiting()
+    assert in_flight.claims_left == 1
+    in_flight.claims_left, in_flight.claims = 0, {}
+    assert limits(in_flight).reached()

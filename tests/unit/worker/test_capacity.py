@@ -1,0 +1,108 @@
+"""How many tasks a process asks for: enough for its threads, few claims for many tasks, nothing that is hoarded."""
+
+from __future__ import annotations
+
+import math
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from django_pglock.worker import capacity
+from django_pglock.worker import in_flight as module
+from django_pglock.worker.capacity import AHEAD, MOST_AHEAD, MOST_ASYNC, MOST_AT_ONCE
+from django_pglock.worker.in_flight import InFlight
+
+QUICK, SLOW = 1e-6, 1.0
+
+
+def filled(count, *, threads=4, cost=QUICK):
+    """Return what one process has in flight: so many claims, none of them begun."""
+    in_flight = InFlight(threads)
+    in_flight.threads.expect_cost(cost)
+    in_flight.begin_all([SimpleNamespace(id=number, attempt=1, task_path="call") for number in range(count)])
+    return in_flight
+
+
+def begun(in_flight, count):
+    """Let so many threads begin something, and return their slots with what they have begun."""
+    return [(slot, in_flight.threads.next(slot)) for slot in in_flight.threads.slots[:count]]
+
+
+def test_each_free_thread_gets_a_claim_and_long_ones_hoard_nothing():
+    assert filled(0, cost=SLOW).threads.room() == 4
+    assert filled(3, cost=SLOW).threads.room() == 1
+    assert filled(4, cost=SLOW).threads.room() == 0
+    in_flight = filled(4, cost=SLOW)
+    begun(in_flight, 4)
+    assert in_flight.threads.room() == 0
+
+
+def test_before_a_cost_is_known_nothing_waits_for_a_thread():
+    threads = InFlight(2).threads
+    assert threads.room() == 2
+    threads.slots[0].began_at = time.monotonic()
+    assert threads.room() == 1
+    assert threads.next_change_in(0.0) == math.inf
+
+
+def test_quick_tasks_are_claimed_in_few_large_bites():
+    assert filled(0).threads.room() == MOST_AT_ONCE
+    assert filled(2 + MOST_AHEAD // 2).threads.room() == MOST_AT_ONCE
+    assert filled(3 + MOST_AHEAD // 2).threads.room() == 0
+
+
+@pytest.mark.parametrize(
+    ("running_for", "room"), [(0.2, 0), (0.4 - AHEAD * 1.5, 0), (0.4 - AHEAD / 2, 1), (0.4 + AHEAD / 2, 1), (1.0, 0)]
+)
+def test_the_next_long_task_is_claimed_shortly_before_its_thread_is_free(running_for, room, monkeypatch):
+    """And not for one that takes longer than was expected: it may take any time."""
+    in_flight = filled(1, threads=1, cost=0.4)
+    [(slot, _)] = begun(in_flight, 1)
+    monkeypatch.setattr(capacity, "time", SimpleNamespace(monotonic=lambda: slot.began_at + running_for))
+    assert in_flight.threads.room() == room
+    in_flight.begin_all([SimpleNamespace(id=2, attempt=1, task_path="call")])
+    assert in_flight.threads.room() == 0
+    if running_for < 0.4 - AHEAD:
+        assert in_flight.threads.next_change_in(slot.began_at) == pytest.approx(0.4 - AHEAD - running_for)
+    else:
+        assert in_flight.threads.next_change_in(slot.began_at) == 0, "expected since then"
+        assert in_flight.threads.next_change_in(slot.began_at + running_for) == math.inf
+
+
+def test_whoever_ends_a_task_asks_for_more_when_half_is_done():
+    in_flight = filled(MOST_AHEAD // 2 + 3)
+    (first, _), (second, _) = begun(in_flight, 2)
+    assert not in_flight.fetcher_wakeup.is_set()
+    in_flight.threads.free(first, cost=QUICK)
+    assert not in_flight.fetcher_wakeup.is_set()
+    in_flight.threads.next(first)
+    in_flight.threads.free(second, cost=QUICK)
+    assert in_flight.fetcher_wakeup.is_set()
+
+
+def test_a_long_task_among_quick_ones_is_felt_at_once():
+    in_flight = filled(1)
+    [(slot, _)] = begun(in_flight, 1)
+    in_flight.threads.free(slot, cost=SLOW)
+    assert in_flight.threads._ahead < MOST_AHEAD / 100
+    for _ in range(1000):
+        in_flight.threads._note_cost(QUICK)
+    assert in_flight.threads._ahead == MOST_AHEAD
+    assert in_flight.threads._cost < 4 * AHEAD / MOST_AHEAD
+
+
+def test_coroutines_have_places_of_their_own(monkeypatch):
+    monkeypatch.setattr(module.registry, "is_async", lambda path: path == "coroutine")
+    in_flight = InFlight(1)
+    in_flight.begin_all([SimpleNamespace(id=number, attempt=1, task_path="coroutine") for number in range(MOST_ASYNC)])
+    assert (in_flight.threads.room(), in_flight.coroutines.room(), in_flight.waiting) == (1, 0, MOST_ASYNC)
+    in_flight.coroutines.next()
+    in_flight.coroutines.free()
+    assert (in_flight.coroutines.room(), in_flight.coroutines.running, in_flight.fetcher_wakeup.is_set()) == (
+        1,
+        MOST_ASYNC - 1,
+        True,
+    )
+    assert in_flight.give_back_waiting() == MOST_ASYNC - 1
+    assert (in_flight.coroutines.running, in_flight.coroutines.wait(0)) == (0, True)
