@@ -77,12 +77,14 @@ class Settings:
     )
     HEARTBEAT_INTERVAL: float = field(
         default=3.0,
-        metadata={"help": "Seconds between two heartbeats of a worker. A worker that misses two may be dead."},
+        metadata={
+            "help": "Seconds between two heartbeats of a worker. If it misses two and has no session, it is dead."
+        },
     )
     HEARTBEAT_LIMIT: float = field(
         default=30.0,
         metadata={
-            "help": "Seconds. A worker without heartbeat for this long counts as dead, and other workers run its tasks."
+            "help": "Seconds after its last heartbeat within which the tasks of a worker run elsewhere in any case."
         },
     )
     POLL_INTERVAL: float = field(
@@ -95,7 +97,7 @@ class Settings:
     )
     MAX_RESCUES: int = field(
         default=3,
-        metadata={"help": "How often workers may die while they run a task. One time more, and the task is FAILED."},
+        metadata={"help": "How often a task runs again after its worker has died. After one more death it is FAILED."},
     )
     PRUNE_AFTER: dict[str, float | None] = field(
         default_factory=lambda: {"SUCCESSFUL": 7, "CANCELLED": 30},

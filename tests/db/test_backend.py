@@ -159,7 +159,7 @@ def test_djangos_immediate_backend_runs_the_calls():
         assert (failed.status, failed.errors[0].exception_class) == (TaskResultStatus.FAILED, ValueError)
 
 
-# Functions that no worker could find
+# Functions that no worker can import
 
 
 def defined_by(source, name, **namespace):
@@ -187,7 +187,7 @@ NOT_FOUND = {
 @pytest.mark.parametrize("define", NOT_FOUND.values(), ids=NOT_FOUND)
 @pytest.mark.usefixtures("own_registry")
 def test_a_function_that_no_worker_could_find_is_refused_with_the_reason(define):
-    """Its task would wait for ever. Some are refused when they are decorated, by Django."""
+    """The task would wait for ever. Django refuses some of these functions at decoration."""
     for enqueue in (
         lambda task: task.enqueue(),
         lambda task: task.enqueue_on_commit(),

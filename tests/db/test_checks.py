@@ -1,4 +1,4 @@
-"""System checks: each finds its problem, and only that."""
+"""System checks: each check reports its problem and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
 
 
 class OnlyInOther:
-    """A router as projects with several databases have them."""
+    """A router as in projects with several databases."""
 
     def allow_migrate(self, db, app_label, model_name=None, **hints):
         return db == "other" if (app_label, model_name) == ("django_pglock", "task") else None
@@ -132,7 +132,7 @@ def test_atomic_requests_with_session_locks_is_warned_of(settings):
 
 
 def test_a_pooler_is_recognised_by_its_process_number(monkeypatch):
-    """Behind PgBouncer libpq's idea of the backend is PgBouncer's own."""
+    """Behind PgBouncer the process id that libpq knows is one that PgBouncer invents."""
     monkeypatch.setattr(checks, "_is_pooled", lambda connection, pid: True)
     assert ids(databases=["default"]) == ["django_pglock.W001"]
     with override_settings(DJANGO_PGLOCK={"SCOPE": "transaction"}):
@@ -176,7 +176,7 @@ def test_a_standby_is_told_with_the_setting_that_names_it(monkeypatch):
 
 @pytest.fixture
 def default(settings):
-    """The settings of the database, which are as they were afterwards."""
+    """The settings of the database, restored after the test."""
     before = settings.DATABASES["default"].copy()
     yield settings.DATABASES["default"]
     settings.DATABASES["default"].clear()
@@ -210,7 +210,7 @@ def setting_of_database(transactional_db):
     def change(setting, value):
         with connection.cursor() as cursor:
             cursor.execute(f"ALTER DATABASE {name} SET {setting} = '{value}'")
-        connection.close()  # it holds for new sessions
+        connection.close()  # the setting applies to new sessions
 
     yield change
     with connection.cursor() as cursor:
@@ -249,7 +249,7 @@ def test_the_limit_of_transactions_is_told_where_the_server_has_one(setting_of_d
 
 @pytest.mark.parametrize("limit", ["idle_session_timeout", "statement_timeout"])
 def test_what_the_hint_says_to_type_helps(default, setting_of_database, limit):
-    """The options of a connection go before those of its database and its role."""
+    """The options of a connection take precedence over those of the database and the role."""
     setting_of_database(limit, "1h")
     [problem] = checks.check_server(databases=["default"])
     option = problem.hint.split("'")[1]
@@ -307,7 +307,7 @@ def test_a_schedule_that_no_worker_keeps_is_told(settings):
 
 
 def test_a_router_that_keeps_the_tables_out_of_the_tasks_database_is_told_of(settings):
-    """migrate succeeds and makes no table, and each enqueue() would fail."""
+    """migrate succeeds without making the table, and each enqueue() would fail."""
     settings.DATABASE_ROUTERS = [OnlyInOther()]
     [problem] = checks.check_tables()
     assert problem.id == "django_pglock.E006"

@@ -1,4 +1,4 @@
-"""Busy is answered wherever a view met it."""
+"""The middleware answers a busy lock, wherever in a view the lock was requested."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.settings import *
 
 
 def test_a_changed_file_restarts_the_worker_after_its_task(worker_process, eventually, tmp_path):
-    """A peer loses the task: its row says RUNNING for ever."""
+    """Other task queues lose the task: its row stays RUNNING for ever."""
     settings = tmp_path / "watched_settings.py"
     settings.write_text(WATCHED)
     process = worker_process(
@@ -29,7 +29,7 @@ def test_a_changed_file_restarts_the_worker_after_its_task(worker_process, event
     eventually(lambda: Effect.objects.exists())
 
     def change_and_look():
-        # Again and again: the reloader looks once a second, and what changed before its first look is not news to it.
+        # Repeated: the reloader checks once a second and ignores changes before its first check.
         os.utime(settings)
         return process.output.count("is ready") >= 2
 

@@ -88,7 +88,7 @@ def test_what_is_beyond_the_count_is_not_said_to_be_known(client, monkeypatch):
 
 
 def test_all_of_nothing_is_nothing(client):
-    """Nothing matches any more by the time the action arrives: the verbs are not asked."""
+    """If no row matches when the action arrives, no verb is applied."""
     person(client, "view_task", "cancel_task")
     row = make()
     data = {"action": "cancel", "_selected_action": [row.pk], "select_across": "1"}
@@ -122,7 +122,7 @@ def test_the_audit_entry_names_up_to_a_hundred_tasks(client):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_crowd_is_no_single_transaction_and_audited_from_its_beginning(client, monkeypatch):
-    """The process may die on the way: what has been done then stays done, and somebody has asked for it."""
+    """If the process dies halfway, the changed rows stay changed, and the log says who asked for it."""
     for module in (actions, move):
         monkeypatch.setattr(module, "WINDOW", 2)
     person(client, "view_task", "cancel_task")
@@ -158,7 +158,7 @@ def test_what_cannot_be_audited_is_not_done(client, monkeypatch):
 
 
 def test_only_what_is_stuck_is_reset(client, slow_beats):
-    """The worker of one of two running tasks lives."""
+    """Of two running tasks, one has a living worker."""
     person(client, "view_task", "reset_task")
     living = uuid4()
     beat("default", living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)

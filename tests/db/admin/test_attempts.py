@@ -1,4 +1,4 @@
-"""The attempts of a task in the admin: the last ones on its page, all of them by pages, one traceback at a time."""
+"""Attempts in the admin: the latest on the task's page, all in a list, each traceback on its own page."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def content_type():
-    """Django asks for it once in the life of a process, which would be one statement more."""
+    """Load the content type before the test, because Django queries it once for each process."""
     return ContentType.objects.get_for_model(Task)
 
 
 def failed(count, *, status="FAILED"):
-    """Make a task with so many failures, each with a traceback as long as those of the worker may be."""
+    """Make a task with a number of failures, each with the longest traceback that a worker writes."""
     row = make(status, attempts=count)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -55,7 +55,7 @@ def visit(client, url):
 
 
 def numbers_in(page):
-    """Return the attempts of which a page links to the traceback."""
+    """Return the numbers of the attempts whose traceback a page links to."""
     return [int(number) for number in re.findall(r'/attempts/(\d+)/"', page)]
 
 
@@ -199,7 +199,7 @@ def test_to_be_asked_before_a_deletion_loads_no_traceback(client):
 
 
 def test_django_asks_before_a_deletion_where_a_project_refers_to_tasks(rf, monkeypatch):
-    """A model of the project may protect a task, or need a permission."""
+    """A model of the project may protect a task from deletion, or its rows may need a permission."""
     request = rf.get("/")
     request.user = User.objects.create_superuser("root")
     row = failed(3)

@@ -1,4 +1,4 @@
-"""The admin's addresses: a list serves the lookups of its filters and links, and refuses all others unasked."""
+"""A list serves the lookups of its filters and links, and refuses all others without a query."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.db.admin.visits import make, person
 
 pytestmark = pytest.mark.django_db
 
-#: All that a list may be asked for in its address, with a value for each.
+#: All lookups that each list serves, with a value for each.
 SERVED = {
     Task: {"status__exact": "FAILED", "queue": "mail", "task_path": "a.b", "attention": "stuck", "id__lt": "5"},
     Worker: {},
@@ -37,7 +37,7 @@ def address(model, page="changelist", *args):
 
 
 def names_of(model):
-    """Every name by which a lookup may begin: columns, relations, and the fields behind these."""
+    """Every name with which a lookup may begin: columns, relations, and the fields of related models."""
     names = {"pk", "id", "nothing"}
     for field in model._meta.get_fields(include_hidden=True):
         names |= {field.name, getattr(field, "attname", field.name)}
@@ -89,7 +89,7 @@ def test_the_answer_to_a_lookup_that_is_refused_is_400(client, model):
 
 @pytest.mark.parametrize("field", ["args", "kwargs", "result", "meta", "unique_key", "lock_key", "progress"])
 def test_what_is_redacted_cannot_be_asked_for(client, field):
-    """A list that is empty or not would tell one letter after the other."""
+    """Whether the list is empty would reveal a value letter by letter."""
     person(client, "view_task")
     make("SUCCESSFUL", args=["user"], kwargs={"email": "user"}, result={"email": "user"}, meta={"email": "user"})
     for lookup in ("email__startswith", "0__startswith", "contains", "startswith", "email__isnull", "has_key"):
@@ -115,7 +115,7 @@ def test_what_else_is_in_the_address_opens_nothing(client, extra):
 
 @pytest.mark.parametrize("values", [("READY", "FAILED"), ("\x00", "FAILED"), ("FAILED", "FAILED")])
 def test_a_lookup_is_given_once(client, values):
-    """The filters make no links that name it twice, and no index has two statuses in the order of the list."""
+    """No filter links to two statuses, and no index has the rows of two statuses in the order of the list."""
     person(client, "view_task")
     response, queries = asked(client, address(Task), {"status__exact": values})
     assert (response.status_code in (302, 400), queries) == (True, [])
@@ -147,7 +147,7 @@ def test_filters_that_a_page_was_reached_by_are_links_and_nothing_more(client):
 
 @pytest.mark.parametrize("model", SERVED, ids=lambda model: model.__name__)
 def test_no_list_is_sorted_by_what_it_does_not_offer(client, model):
-    """The order of rows tells what is in them."""
+    """The order of rows would reveal their values."""
     person(client, f"view_{model._meta.model_name}")
     for order in ("kwargs", "-kwargs", "0.1.2.3.4.5.6.7.8.9", "-1.-2.-3.-4.-5.-6", "kwargs__email", "99", "."):
         response, queries = asked(client, address(model), {"o": order})
@@ -188,7 +188,7 @@ def test_a_choice_of_tasks_finds_them_as_the_list_does(client):
 
 
 class LooseAdmin(TaskAdmin):
-    """As a project may extend it."""
+    """A subclass as a project may write it."""
 
     list_filter = [*TaskAdmin.list_filter, "priority", ("finished_at", admin.DateFieldListFilter), "failures"]
     linked_lookups = (*TaskAdmin.linked_lookups, "rescues__gt")

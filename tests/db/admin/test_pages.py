@@ -1,4 +1,4 @@
-"""Counts that stop."""
+"""How the admin prints a count that stopped."""
 
 from __future__ import annotations
 

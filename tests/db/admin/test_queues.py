@@ -1,4 +1,4 @@
-"""The admin page of queues: to pause and to resume, with permission, by POST, with an audit entry."""
+"""The admin page of queues: pause and resume, with permission, by POST, with a log entry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def button(verb, name="mail"):
 
 @pytest.fixture
 def queue():
-    """A queue that has been paused and resumed: its row is there, and open."""
+    """A queue that has been paused and resumed, so that it has a row."""
     Queue.objects.pause("mail")
     Queue.objects.resume("mail")
     return Queue.objects.get()

@@ -1,4 +1,4 @@
-"""The page of schedules in the admin."""
+"""The admin page of schedules."""
 
 from __future__ import annotations
 

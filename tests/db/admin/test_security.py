@@ -1,4 +1,4 @@
-"""The admin against what rows, names and people bring into it."""
+"""The security of the admin: hostile values in rows, missing permissions, forged requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.db.admin.visits import make, person
 pytestmark = pytest.mark.django_db(transaction=True)
 
 EVIL = '<script>alert(1)</script><img src=x onerror=y>\'" onmouseover="z'
-#: What a browser would act upon.
+#: Tags and attributes that a browser would execute or load.
 ACTIVE = ("<script>alert", "<img src=x", '" onmouseover="z', "'\" onmouse")
 LISTS = ("task", "worker", "queue", "lease", "schedule", "advisorylock")
 
@@ -31,7 +31,7 @@ def url(model, page="changelist", *args):
 
 
 def refuse_activity(response):
-    """Fail if a page has anything of ours or of EVIL that a browser would run."""
+    """Fails if a page contains inline code, whether from the package or from EVIL."""
     assert response.status_code == 200
     page = response.content.decode()
     for text in ACTIVE:
@@ -43,7 +43,7 @@ def refuse_activity(response):
 
 
 class Policy(HTMLParser):
-    """A strict Content-Security-Policy: no script without an address, no handler, no style in the page."""
+    """As a strict Content Security Policy: no inline script, no event handler, no inline style."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ def make_lease(name):
 
 @pytest.fixture
 def evil_rows(admin_user):
-    """Rows of every kind in which every text is EVIL."""
+    """One row of each model. Every text in it is EVIL."""
     User.objects.filter(pk=admin_user.pk).update(username=EVIL)
     worker = uuid4()
     values = {"name": EVIL, "hostname": EVIL, "pid": 1, "queues": [EVIL], "threads": 1, "is_stopping": False}
@@ -170,7 +170,7 @@ VERBS = [
 
 @pytest.mark.parametrize(("model", "verb", "permission"), VERBS)
 def test_to_see_is_not_to_do(client, model, verb, permission):
-    """Each verb needs its own permission, POST, and a token against forgery; to see needs one of its own, too."""
+    """Each verb needs its own permission, POST and a CSRF token. Viewing needs a permission of its own, too."""
     with lock("a"):
         row = {
             "task": lambda: make("FAILED"),
@@ -187,7 +187,7 @@ def test_to_see_is_not_to_do(client, model, verb, permission):
         page = client.get(url(model)).content.decode()
         assert f'value="{verb}"' not in page
         client.post(url(model), data, follow=True)
-        if not permission.startswith("change"):  # who may change may see: so says Django
+        if not permission.startswith("change"):  # in Django the permission to change includes the permission to view
             person(client, permission)
             assert client.post(url(model), data).status_code == 403, "what one does not see"
         user = person(client, f"view_{model}", permission)
@@ -224,7 +224,7 @@ def test_buttons_of_a_task_need_post_a_token_and_the_permission(client, verb):
 
 
 def test_nothing_can_be_written_by_hand(client):
-    """Not even with every permission that Django makes."""
+    """Also for a user with all permissions."""
     person(client, *(f"{verb}_task" for verb in ("add", "change", "view", "delete")))
     row = make("READY")
     assert client.get(url("task", "add")).status_code == 403

@@ -94,7 +94,7 @@ def test_who_may_not_look_may_not_press(client):
 
 
 def test_a_task_that_was_started_again_is_not_deleted(client, monkeypatch):
-    """Between the check of the permission and the deletion somebody presses Retry."""
+    """Another user retries the task between the check of the permission and the deletion."""
     from django_pglock.admin.tasks import TaskAdmin
 
     person(client, "view_task", "delete_task")

@@ -14,7 +14,7 @@ LIST = reverse("admin:django_pglock_task_changelist")
 
 
 def person(client, *permissions):
-    """Log in somebody of the staff with just these permissions."""
+    """Log in a new staff user who has exactly these permissions."""
     user = User.objects.create_user(f"user{uuid4().hex}", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     assert user.user_permissions.count() == len(permissions)

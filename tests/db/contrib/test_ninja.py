@@ -1,4 +1,4 @@
-"""django-ninja: operations under a lock, and busy ones as problems."""
+"""django-ninja: operations under a lock, and problem details for busy locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Django REST framework: its users, its exceptions, its answers."""
+"""Django REST framework: locks by user, exceptions and responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class User:
 
 
 class Token(BaseAuthentication):
-    """Knows the user by a header, which Django's own middleware does not."""
+    """Authenticates by a header, which Django's own middleware does not."""
 
     def authenticate(self, request):
         return (User(), None) if request.headers.get("Authorization") else None

@@ -1,4 +1,4 @@
-"""The demo's evidence: each claim can fail, and fails alone when exactly its violation is there."""
+"""The demo's evidence: each claim fails if its violation is in the tables, and no other claim does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def broken():
 
 
 def test_a_good_day_contradicts_nothing(day):
-    """A plain task may run twice: at least once is what was promised."""
+    """A task without atomic=True may run twice: the promise is at least once."""
     assert broken() == []
     assert len(evidence.collect()) == len(evidence.CLAIMS)
 

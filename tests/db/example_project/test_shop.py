@@ -1,4 +1,4 @@
-"""The example shop: its main promise is that pressing the button twice charges once."""
+"""The example shop: two clicks on the button charge once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_receipt_is_enqueued_with_the_order_and_sent_once(buyer, product):
 
 
 def test_the_balance_never_goes_below_zero(buyer, in_threads):
-    """Ten times thirty at once, from a hundred."""
+    """Ten purchases of 30 credits at the same time, with a balance of 100."""
     from django.db import transaction
 
     def buy(number):
@@ -105,7 +105,7 @@ def test_health_tells_whether_somebody_works(client):
     [(None, "READY", False), (-1, "READY", True), (-400, "SCHEDULED", False), (3600, "SCHEDULED", True)],
 )
 def test_health_counts_from_when_a_task_was_due(client, due, status, healthy):
-    """A task for tonight must not set off the alarm, and one that nobody promotes must not hide."""
+    """A task that is scheduled for later is not reported as late; a due task that is not promoted is."""
     beat("default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     send_receipt.enqueue(order_id=1)
     now = timezone.now()
@@ -119,7 +119,7 @@ def test_health_counts_from_when_a_task_was_due(client, due, status, healthy):
 
 
 def test_the_demo_deletes_nothing_that_it_was_not_told_to(buyer):
-    """DATABASE_URL may name a database that somebody works with."""
+    """DATABASE_URL may name a database with data that must not be deleted."""
     send_receipt.enqueue(order_id=1)
     with pytest.raises(CommandError, match="--erase"):
         prepare(erase=False)

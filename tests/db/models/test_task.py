@@ -1,4 +1,4 @@
-"""What the table itself refuses, whoever writes to it."""
+"""Rows that the constraints of the table refuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 
 CALL = {"queue": "default", "backend": "default", "task_path": "x"}
 NOW = timezone.now()
-#: What a row of each status needs, one thing after the other.
+#: The columns that a row of each status needs.
 NEEDS = {
     "READY": {},
     "RUNNING": {"worker": uuid4(), "last_attempted_at": NOW},

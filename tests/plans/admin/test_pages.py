@@ -41,7 +41,7 @@ def many(admin_client, new_table):
 
 
 def plans(queries):
-    """Explain each statement that asked the table of tasks."""
+    """Explain each statement that reads the table of tasks."""
     for sql in (each["sql"] for each in queries):
         if '"django_pglock_task"' in sql and sql.lstrip("( ").startswith(("SELECT", "WITH")):
             with connection.cursor() as cursor:
@@ -50,8 +50,8 @@ def plans(queries):
             yield sql, plan if isinstance(plan, list) else json.loads(plan)
 
 
-# A queue or a function has no index of its own: walking the key finds a common one at once. One with fewer rows than
-# are counted has to be looked for, so "q0" is not in this list.
+# There is no index on queues or functions. Along the primary key the rows of a common one are found at once. The search
+# for one with fewer rows than are counted reads on, so "q0" is not in this list.
 @pytest.mark.parametrize(
     "query",
     [
@@ -82,7 +82,7 @@ def test_no_list_scans_the_table(admin_client, many, query):
 
 @pytest.fixture
 def old_ones(new_table):
-    """Some of two statuses in the middle of a long history, and all of it is in the statistics."""
+    """Tasks of two statuses in the middle of a long history, with current statistics."""
     for status, count in (("SUCCESSFUL", 10_000), ("FAILED", 3000), ("BLOCKED", 3000), ("SUCCESSFUL", 10_000)):
         insert(status, count, lock="key")
     analyze()
@@ -113,7 +113,7 @@ def test_a_list_of_one_status_reads_no_other(admin_client, old_ones, query):
     ],
 )
 def test_what_no_index_knows_is_looked_for_among_so_many(admin_client, old_ones, monkeypatch, query, most, counts):
-    """The first one that was blocked is behind all that has come since."""
+    """The matching task is an old one, so the first pages search and find nothing."""
     monkeypatch.setattr(counting, "MOST_SEARCHED", most)
     rare = Task.objects.filter(status="BLOCKED").earliest("pk")
     Task.objects.filter(pk=rare.pk).update(queue="rare", task_path="rare")
@@ -131,7 +131,7 @@ def test_what_no_index_knows_is_looked_for_among_so_many(admin_client, old_ones,
 
 @pytest.mark.parametrize(("most", "found"), [(10_000, 0), (30_000, 1)])
 def test_a_choice_of_tasks_looks_through_so_many(admin_client, old_ones, monkeypatch, most, found):
-    """A form with ``autocomplete_fields`` asks with each letter that somebody types."""
+    """A form with ``autocomplete_fields`` sends a query for each letter that a user types."""
     monkeypatch.setattr(counting, "MOST_SEARCHED", most)
     rare = Task.objects.filter(status="BLOCKED").earliest("pk")
     Task.objects.filter(pk=rare.pk).update(task_path="rare")
@@ -179,7 +179,7 @@ def test_the_count_stops_at_the_cap(admin_client, many):
 
 @pytest.mark.parametrize("column", range(1, 8))
 def test_no_address_sorts_by_what_has_no_index(admin_client, many, column):
-    """The page offers to sort by the key alone, but Django would sort by any column that the address names."""
+    """The page offers to sort only by the key, but Django would sort by any column that the query string names."""
     with CaptureQueriesContext(connection) as queries:
         assert admin_client.get(LIST, {"o": column}).status_code == 200
     for sql, plan in plans(queries):

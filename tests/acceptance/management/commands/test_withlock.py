@@ -68,7 +68,7 @@ def test_the_lock_is_of_the_scope_that_the_settings_say():
 
 
 def test_a_number_is_a_name_here():
-    """In Python lock(5) is the number itself."""
+    """lock(5) in Python uses the number 5 as the key."""
     with hold(5):
         process = withlock("5", "--skip", "--", *python("print('ran')"))
         assert process.communicate(timeout=120) == ("ran\n", "")

@@ -1,4 +1,4 @@
-"""``manage.py locktasks``: what it shows, what it asks first, and what it moves."""
+"""``manage.py locktasks``: its output, its questions, and the rows that it changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def locktasks(*arguments, **options):
 
 @pytest.fixture
 def answer(monkeypatch):
-    """Answer the question, and collect what was asked."""
+    """Answer the questions, and return the list of questions that were asked."""
     asked = []
 
     def answer(text):
@@ -171,7 +171,7 @@ def test_each_verb_moves_what_it_can(verb, before, after):
 
 
 def test_cancel_reaches_a_running_task():
-    """At once, or when it listens: its own tests tell; here it has been asked."""
+    """Only the request is tested here; how a task ends is tested with the worker."""
     row = make("RUNNING")
     asked = "1 task would be cancelled, or asked to end if it runs.\n"
     assert locktasks("cancel", "--all", "--dry-run") == asked
@@ -322,7 +322,7 @@ def test_pause_and_resume():
 @pytest.mark.parametrize("verb", ["pause", "resume"])
 @pytest.mark.parametrize("name", ["*", "defa*"])
 def test_a_prefix_is_no_queue(verb, name):
-    """To be told that 'defa*' is paused would be believed, while the queue "default" goes on."""
+    """A user would believe the message that 'defa*' is paused, while workers still serve the queue "default"."""
     with pytest.raises(CommandError, match=r"There is no queue '.*\*'.*Pause or resume each queue by its name"):
         locktasks(verb, name)
     assert not Queue.objects.exists()

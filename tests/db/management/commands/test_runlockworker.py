@@ -1,4 +1,4 @@
-"""The door of the worker: what it refuses, and what it passes on."""
+"""``manage.py runlockworker``: the arguments that it refuses, and those that it passes on to the worker."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_database_without_tasks_is_refused():
     ],
 )
 def test_the_database_is_that_of_the_backend_if_there_is_just_one(command, databases, text):
-    """What a command reads in another one is nothing: an autoscaler would never start a worker."""
+    """In another database the command would find no task, and an autoscaler would never start a worker."""
     tasks = {"dummy": {"BACKEND": DUMMY}}
     for number, database in enumerate(databases):
         tasks[str(number)] = {"BACKEND": OURS, "OPTIONS": {"database": database}}
