@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from psycopg import Error as PsycopgError
@@ -24,7 +26,7 @@ from django_pglock.locks.statements.session_scope import free_if_held, free_sess
 from django_pglock.locks.statements.timeouts import SAVEPOINT
 from django_pglock.locks.timer import call_later
 from django_pglock.postgres.connections import has_ended, shut
-from django_pglock.postgres.libpq import exchange_unless_used
+from django_pglock.postgres.libpq import exchange_in_turn, if_unused
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -125,6 +127,9 @@ class SessionLocks:
     def remove(self, record: LockRecord) -> None:
         """Note that no lock of a record is held any more."""
         self._drop(record)
+        if self.pending:
+            with suppress(ValueError):
+                self.pending.remove(record)
         # Last: an exception that comes before finds something to clean up.
         record.state = RecordState.ENDED
 
@@ -226,29 +231,32 @@ class SessionLocks:
             call_later(pause, self._retry, min(2 * pause, LONGEST_RETRY))
 
     def free_pending(self) -> None:
-        """Free what could not be freed before, if the session is idle now. Several threads may run this at once."""
-        for _ in range(len(self.pending)):
-            try:
-                record = self.pending.pop(0)
-            except IndexError:
-                return
-            if record.state is RecordState.ENDED or self._free_now(record):
-                self.remove(record)
-            else:
-                self.pending.append(record)
+        """Free what could not be freed before, if the session is idle now. Several threads may run this at once.
 
-    def _free_now(self, record: LockRecord) -> bool:
-        if has_ended(record.raw):
-            return True
+        A record stays pending until it is removed, so that an exception at any instruction leaves it here.
+        """
+        for record in list(self.pending):
+            try:
+                is_freed = has_ended(record.raw) or if_unused(record.raw, partial(self._free_now, record))
+            except PsycopgError:
+                # It is not known any more what the session holds. Without the session nothing is held.
+                shut(record.raw)
+                is_freed = True
+            if is_freed:
+                self.remove(record)
+
+    def _free_now(self, record: LockRecord) -> None:
+        """Free the locks of a record, for the thread that has the connection's lock: one thread frees a record once."""
         statement = self._free_statement(record)
-        try:
-            return statement is None or exchange_unless_used(record.raw, statement)
-        except PsycopgError:
-            # It is not known any more what the session holds. Without the session nothing is held.
-            shut(record.raw)
-            return True
+        if statement is not None:
+            # If an exception comes before the answer, the server has to be asked whether it still holds them.
+            record.state = RecordState.REQUESTED
+            exchange_in_turn(record.raw, statement)
+        self.remove(record)
 
     def _free_statement(self, record: LockRecord) -> str | None:
+        if record.state is RecordState.ENDED:
+            return None
         if record.state is RecordState.HELD and record.scope == "session":
             return free_session_locks(record.request, self.limits_without(record))
         left = record.left_after_error

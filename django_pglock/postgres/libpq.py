@@ -21,6 +21,8 @@ from psycopg.errors import lookup
 from psycopg.pq import DiagnosticField, ExecStatus, PipelineStatus, TransactionStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from psycopg import Connection
     from psycopg.pq.abc import PGconn, PGresult
 
@@ -67,8 +69,8 @@ def exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
         return exchange_in_turn(raw, statements)
 
 
-def exchange_unless_used(raw: Connection[Any], statements: str) -> bool:
-    """Send statements if nothing uses the connection at this moment; say whether they were sent.
+def if_unused(raw: Connection[Any], use: Callable[[], object]) -> bool:
+    """Call ``use`` while this thread has the connection's lock, if nothing uses the connection now; say whether it did.
 
     For another thread, or for a destructor that Python runs in the middle of psycopg's own code. There, to wait for the
     connection could be a deadlock of the thread with itself.
@@ -78,7 +80,7 @@ def exchange_unless_used(raw: Connection[Any], statements: str) -> bool:
     try:
         if not can_send(raw):
             return False
-        exchange_in_turn(raw, statements)
+        use()
         return True
     finally:
         raw.lock.release()

@@ -32,8 +32,8 @@ def test_a_lease_is_renewed_on_another_connection(proxy, eventually):
     with Lease("half open", ttl=12) as lease:
         proxy.black_hole(new=False)
         # This thread's own session is as mute.
-        first = lease._tenure._deadline
-        eventually(lambda: lease._tenure._deadline > first)
+        first = lease._holder._deadline
+        eventually(lambda: lease._holder._deadline > first)
         lease.assert_held()
 
 

@@ -10,8 +10,11 @@ import dis
 import gc
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
+import psycopg
 import pytest
 from django.db import connection, connections, transaction
 from django.test import TestCase
@@ -19,6 +22,8 @@ from psycopg.pq import TransactionStatus
 
 import django_pglock
 from django_pglock import LockError, lock, lock_all, semaphore, try_lock
+from django_pglock.locks import session_locks
+from django_pglock.locks.connection_hooks import session_locks_of
 from django_pglock.postgres.connections import in_transaction
 from tests.concurrency.locks.test_handle import locks_held
 from tests.concurrency.locks.test_pools import pooled as pooled  # a fixture
@@ -261,6 +266,38 @@ class InsideTestCase(TestCase):
         try:
             interrupt_everywhere(use, check)
         finally:
+            other.leaves()
+
+    def test_a_lock_that_is_left_in_a_broken_transaction_is_freed_in_any_case(self):
+        """What frees such a lock later may be interrupted, too, and must not lose its record."""
+        locks = session_locks_of(connections["default"])
+        raw = connections["default"].connection
+        other = Somebody()
+        raw.execute("SAVEPOINT before_all")
+
+        def leave_a_lock():
+            handle = lock("a", timeout=5).acquire()
+            with suppress(psycopg.Error):
+                raw.execute("SELECT 1 / 0")
+            handle.release()
+            raw.execute("ROLLBACK TO SAVEPOINT before_all")
+            assert locks.pending
+
+        def check(number):
+            if raw.lock.locked():
+                # Interrupted right after the acquire of psycopg's lock: only "with" leaves no gap there.
+                raw.lock.release()
+            locks.free_pending()
+            assert not locks, f"interrupted at boundary {number}"
+            assert _free_soon(other, "a"), f"interrupted at boundary {number}"
+            leave_a_lock()
+
+        try:
+            with mock.patch.object(session_locks, "call_later"):
+                leave_a_lock()
+                interrupt_everywhere(locks.free_pending, check)
+        finally:
+            locks.free_pending()
             other.leaves()
 
 
