@@ -285,13 +285,6 @@ def somebody_waits():
         return cursor.fetchone()[0]
 
 
-def test_only_what_waits_can_be_replaced():
-    with pytest.raises(TaskOptionError, match="waiting"):
-        Unique(while_="unfinished", on_conflict="replace")
-    with pytest.raises(TaskOptionError, match="0 seconds"):
-        Unique(period=0)
-
-
 def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):
     """They are written in the order of their keys, and their ids are drawn before."""
     numbers = [5, 3, 9, 1, 7, 3]
