@@ -231,6 +231,23 @@ def test_one_that_somebody_has_locked_holds_up_no_other(claim, locked):
     assert not Waiter.objects.exists()
 
 
+def test_strays_are_looked_for_page_by_page(claim):
+    """Upkeep goes on behind the last waiter of a page, so a page has to begin with the next one."""
+    awaited = [tasks.nothing.enqueue() for _ in range(4)]
+    for each in awaited:
+        tasks.echo.using(after=[each]).enqueue(1)
+    [first, *_] = claim(1)
+    settle("default", [(first, Succeeded())], first.worker)
+    found, last = [], 0
+    while page := stray_waiters("default", last, limit=2):
+        assert len(page) == 2
+        found += page
+        last = page[-1][0]
+    ids = list(Waiter.objects.order_by("id").values_list("id", flat=True))
+    assert [id_ for id_, _ in found] == ids
+    assert [stray for _, stray in found] == [first.id, None, None, None]
+
+
 def test_what_nobody_waits_for_costs_one_small_statement():
     """To plan the one that tells those who wait takes longer than to settle a task."""
     tasks.nothing.using(after=[tasks.echo.enqueue(1)]).enqueue()
