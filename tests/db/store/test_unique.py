@@ -78,6 +78,30 @@ def test_a_period_that_is_over_is_over_for_calls_without_one(claim, unique):
     assert call.enqueue(1).id != first.id
 
 
+def test_only_a_period_that_is_over_is_freed(claim):
+    """Other tasks may have had the same key: one that has begun, which keeps it for a retry by hand."""
+    task = keyed.remind.using(unique=Unique("{number}"))
+    begun = task.enqueue(1)
+    claim()
+    period = keyed.remind.enqueue(1)
+    other = keyed.remind.enqueue(2)
+    with pytest.raises(DuplicateTask) as refused:
+        keyed.remind.enqueue(1)
+    assert refused.value.result_id == period.id, "not the one that has begun"
+    Task.objects.update(unique_until=Now())
+    keyed.remind.enqueue(1)
+    freed = Task.objects.filter(unique_key=None)
+    assert [str(each.pk) for each in freed] == [period.id]
+    assert Task.objects.filter(pk__in=[begun.id, other.id]).count() == 2
+
+
+def test_no_insert_is_tried_when_the_waiting_one_is_replaced():
+    keyed.save.enqueue(1, text="old")
+    with CaptureQueriesContext(connection) as queries:
+        keyed.save.enqueue(1, text="new")
+    assert not [each for each in queries if "INSERT INTO" in each["sql"]]
+
+
 def test_replace_gives_the_waiting_one_the_new_call(claim):
     first = keyed.save.enqueue(1, text="old")
     second = keyed.save.using(priority=7, run_after=timedelta(hours=1)).enqueue(1, text="new")
