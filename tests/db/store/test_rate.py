@@ -56,6 +56,19 @@ def test_a_token_goes_to_the_first_that_waits_and_not_to_a_call_that_comes_with_
     ]
 
 
+def test_nor_to_a_call_that_comes_when_others_of_the_burst_are_ready(claim):
+    task = keyed.trickle.using(rate=Rate(5, per=3600, key="tenant:{tenant}", burst=4))
+    for _ in range(5):
+        task.enqueue(1)
+    claim(3)
+    # The bucket has one token, which is for the first that waits.
+    RateLimit.objects.update(arrives_at=Now() + timedelta(seconds=3 * 720), opens_at=Now())
+    task.enqueue(1)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [
+        *("RUNNING", "RUNNING", "RUNNING", "READY", "READY", "BLOCKED")
+    ]
+
+
 def test_what_nobody_has_begun_counts_against_the_burst():
     """Tokens cannot be saved up while the workers are busy or away, to be spent all at once."""
     for _ in range(5):
