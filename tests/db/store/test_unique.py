@@ -302,6 +302,27 @@ def test_retried_while_another_is_being_enqueued(in_threads, eventually):
     assert Task.objects.filter(status="READY").count() == 1
 
 
+def test_many_are_retried_in_the_order_in_which_others_enqueue_their_keys(in_threads, eventually):
+    """The transaction below takes the key 1 first, then 2. A retry in the order of the ids would deadlock with it."""
+    for number in (2, 1):
+        keyed.rebuild.enqueue(number)
+    Task.objects.cancel()
+    is_enqueued = threading.Event()
+
+    def enqueue_slowly_and_retry(number):
+        if number:
+            assert is_enqueued.wait(60)
+            return Task.objects.retry()
+        with transaction.atomic():
+            keyed.rebuild.enqueue(1)
+            is_enqueued.set()
+            eventually(somebody_waits)
+            keyed.rebuild.enqueue(2)
+
+    assert in_threads(enqueue_slowly_and_retry, 2) == [None, 0]
+    assert Task.objects.filter(status="READY").count() == 2
+
+
 def somebody_waits():
     with connection.cursor() as cursor:
         # Not pg_stat_activity, which does not change within a transaction.
