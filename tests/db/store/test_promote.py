@@ -9,6 +9,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import RateLimit, Task
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store import promote as promote_module
 from django_pglock.store.promote import next_due_in, promote
 from django_pglock.worker import Worker as WorkerUnderTest
 from tests.sample import keyed_tasks as keyed
@@ -49,6 +50,17 @@ def test_of_one_key_only_as_many_as_may_run_become_ready():
     Task.objects.update(run_after=Now())
     assert promote("default") == 2
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
+
+
+def test_workers_are_woken_only_for_a_task_that_they_can_claim(monkeypatch):
+    """A task with a key is BLOCKED now. Admission wakes them if the key is free."""
+    woken = []
+    monkeypatch.setattr(promote_module, "wake", lambda using, queues: woken.extend(queues))
+    keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
+    tasks.nothing.using(run_after=timedelta(hours=1), queue_name="mail").enqueue()
+    Task.objects.update(run_after=Now())
+    assert promote("default") == 2
+    assert woken == ["mail"]
 
 
 def test_the_next_date_is_that_of_a_task_or_of_a_token_whichever_is_first():
