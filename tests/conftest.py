@@ -21,6 +21,7 @@ from django_pglock.store import wake as wakeup
 from django_pglock.tasks import registry
 from django_pglock.worker import Worker
 from django_pglock.worker.liveness import heartbeat_process
+from tests.db.locks.sessions import Somebody
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Seconds after which something counts as never happening. Only what is broken takes so long, on any machine.
@@ -222,3 +223,11 @@ def worker_process(transactional_db: None) -> Iterator[Callable[..., WorkerProce
     yield start
     for process in started:
         process.end()
+
+
+@pytest.fixture
+def somebody() -> Iterator[Somebody]:
+    """Another session, which frees its locks at the end."""
+    other = Somebody()
+    yield other
+    other.leaves()

@@ -11,6 +11,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock import checks, lock, task
+from django_pglock.checks import check_task_database
 from django_pglock.errors import ConfigurationError
 from django_pglock.tasks.compat import BaseTaskBackend, task_backends
 from tests.sample import scheduled
@@ -315,3 +316,11 @@ def test_a_router_that_keeps_the_tables_out_of_the_tasks_database_is_told_of(set
     assert "allow_migrate" in problem.hint
     settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"database": "other"}}}
     assert checks.check_tables() == []
+
+
+def test_a_check_tells_of_tasks_in_another_database(settings):
+    assert check_task_database() == []
+    backend = {**settings.TASKS["default"], "OPTIONS": {"database": "elsewhere"}}
+    settings.TASKS = {"default": backend}
+    assert [each.id for each in check_task_database()] == ["django_pglock.W009"]
+    assert task_backends

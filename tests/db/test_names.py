@@ -22,7 +22,7 @@ from django_pglock.store.wake import READY_CHANNEL, note_sleep
 from django_pglock.tasks.compat import InvalidTask
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
-from tests.db.locks.test_api import Somebody
+from tests.db.locks.sessions import Somebody
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks as sample
 

@@ -13,7 +13,6 @@ from django.urls import reverse
 from django_pglock import LockScopeError, lock
 from django_pglock.models import Task
 from tests.conftest import ROOT
-from tests.db.locks.test_api import somebody as somebody  # a fixture
 from tests.docs.test_docs import blocks
 from tests.sample import session_tasks, tasks
 from tests.sample.models import Effect

@@ -17,6 +17,7 @@ from django_pglock.conf import Settings
 
 PACKAGE = Path(django_pglock.__file__).parent
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
+TESTS = Path(__file__).parents[1]
 #: Phrases that a reader must translate first. Say who does what, with the field's term.
 RIDDLES = re.compile(
     r"\b(?:whoever|shall|goes on|left alone|signs? of life|to be had|carried along|told of|nobody hears"
@@ -73,6 +74,13 @@ def test_no_file_is_longer_than_400_lines(path):
     """A longer file has several ideas, and small slips in it survive a review."""
     lines = len(path.read_text().splitlines())
     assert lines <= 400, f"{path.name} has {lines} lines"
+
+
+def test_no_test_file_is_longer_than_400_lines():
+    """Nobody finds a test in a longer file, nor sees from the name of the file what is tested in it."""
+    lengths = {str(path.relative_to(TESTS)): len(path.read_text().splitlines()) for path in TESTS.rglob("*.py")}
+    assert lengths, "no test file was found"
+    assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
 
 
 @pytest.mark.parametrize(

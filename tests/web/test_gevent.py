@@ -18,7 +18,6 @@ settings.configure(DATABASES={"default": environ.Env().db()}, INSTALLED_APPS=["d
 django.setup()
 call_command("migrate", verbosity=0)
 from django.db import connection
-from django_pglock.store.release import release
 from django_pglock import Lease, leader, lock
 from django_pglock.errors import ConfigurationError
 held = []
@@ -57,6 +56,7 @@ from django.db import connection, connections
 from django.db.models.functions import Now
 from django_pglock.models import Task, Waiter
 from django_pglock.store import result_listener
+from django_pglock.store.release import release
 from tests.sample import tasks
 results = [tasks.nothing.enqueue() for _ in range(20)]
 ticks = []

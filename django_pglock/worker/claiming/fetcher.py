@@ -225,6 +225,8 @@ class Fetcher(ConnectedService):
         if self.listens and self._sleeping_since is None:
             self._ask_for_news(is_sleeping=True)
             self._sleeping_since = time.monotonic()
+            # The look that follows must leave out no kind: what came before we had asked was told to nobody.
+            self.claimer.pauses.note_news()
             return
         slept = time.monotonic() - (self._sleeping_since or 0)
         poll = get_settings().POLL_INTERVAL

@@ -4,68 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from contextlib import suppress
 
 import pytest
 from django.core.exceptions import SynchronousOnlyOperation
-from django.db import OperationalError, connection
-from django.http import HttpResponse, StreamingHttpResponse
-from django.test import AsyncClient, RequestFactory, override_settings
-from django.urls import path
-from django.views import View
+from django.db import OperationalError
 
-from django_pglock import (
-    Lease,
-    LockError,
-    LockLost,
-    LockNotAvailable,
-    leader,
-    lock,
-    lock_all,
-    lock_view,
-    semaphore,
-    try_lock,
-)
-from django_pglock.locks.coroutine_sessions import lock_sessions_for
+from django_pglock import Lease, LockError, LockLost, LockNotAvailable, leader, lock, lock_all, semaphore, try_lock
 from django_pglock.models import AdvisoryLock
-from tests.db.locks.test_api import somebody as somebody  # a fixture
+from tests.concurrency.locks.sessions import _closing, _is, arows, rows, some_wait, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def rows():
-    """Return (granted, waiting) of all advisory locks in this database."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FILTER (WHERE granted), count(*) FILTER (WHERE NOT granted) FROM pg_locks"
-            " WHERE locktype = 'advisory'"
-            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
-        return cursor.fetchone()
-
-
-async def arows():
-    return await asyncio.to_thread(_closing, rows)
-
-
-def _closing(function):
-    """Ask Django's connection of a thread that nobody else will close."""
-    try:
-        return function()
-    finally:
-        connection.close()
-
-
-async def until(predicate, why):
-    deadline = time.monotonic() + 60
-    while not await predicate():
-        assert time.monotonic() < deadline, why
-        await asyncio.sleep(0.01)
-
-
-async def some_wait():
-    return (await arows())[1] > 0
 
 
 @pytest.mark.parametrize("scope", ["session", "transaction"])
@@ -189,41 +138,6 @@ def test_a_cancelled_waiter_leaves_neither_lock_nor_waiter(somebody, scope):
     asyncio.run(main())
 
 
-async def _is(function, value):
-    return await function() == value
-
-
-def sessions():
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        )
-        return cursor.fetchone()[0]
-
-
-async def asessions():
-    return await asyncio.to_thread(_closing, sessions)
-
-
-def test_a_wait_that_is_cut_short_while_it_connects_leaves_no_session():
-    async def main():
-        before = await asessions()
-        kept = []
-        for moment in range(40):
-            coming = asyncio.create_task(lock(f"a {moment}").aacquire())
-            await asyncio.sleep(moment * 0.00025)
-            coming.cancel()
-            try:
-                await (await coming).release()
-            except asyncio.CancelledError as error:
-                kept.append(error)  # Python would close what only its frames know, sooner or later
-        lock_sessions_for("default").close_idle()
-        await until(lambda: _is(asessions, before), "a session is left")
-
-    asyncio.run(main())
-
-
 def test_an_inner_wait_that_is_cut_short_does_not_cost_the_outer_lock(somebody):
     """``asyncio.timeout`` around an inner lock is how one writes it; the outer one must still be held."""
     somebody.holds("inner")
@@ -288,21 +202,6 @@ def test_the_event_loop_goes_on_while_a_coroutine_waits(somebody):
     asyncio.run(main())
 
 
-def test_a_loop_that_has_ended_is_forgotten():
-    from django_pglock.locks.coroutine_sessions import _by_loop
-
-    async def main():
-        await asyncio.gather(*[lock("a")(_nothing)() for _ in range(3)])
-
-    for _ in range(3):
-        asyncio.run(main())
-    assert len(_by_loop) == 0
-
-
-async def _nothing():
-    await asyncio.sleep(0.001)
-
-
 def test_a_session_that_was_ended_is_noticed(somebody):
     async def main():
         with pytest.raises(LockLost):
@@ -343,41 +242,6 @@ def test_other_database_errors_pass_through(somebody):
     asyncio.run(main())
 
 
-def lock_sessions():
-    """Return how many sessions of coroutines' locks there are."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '/* django_pglock%%' AND pid <> pg_backend_pid()"
-        )
-        return cursor.fetchone()[0]
-
-
-async def asessions_of_locks():
-    return await asyncio.to_thread(_closing, lock_sessions)
-
-
-@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 2})
-def test_sessions_are_few_are_used_again_and_end_with_the_loop():
-    async def visit(number):
-        async with lock("async", number):
-            await asyncio.sleep(0.001)
-
-    async def main():
-        await asyncio.gather(*[visit(number) for number in range(20)])
-        assert await asessions_of_locks() <= 3
-
-    asyncio.run(main())
-    deadline = time.monotonic() + 60
-    while lock_sessions() or rows() != (0, 0):
-        assert time.monotonic() < deadline, "the loop ended, its sessions did not"
-        time.sleep(0.01)
-
-
-async def in_a_task(make):
-    """Take a lock as a coroutine of its own."""
-    return await asyncio.create_task(make.aacquire())
-
-
 # Left behind
 
 
@@ -415,25 +279,6 @@ def test_an_asynchronous_generator_that_nobody_goes_on_with_frees_its_lock(someb
     asyncio.run(main())
 
 
-def test_a_session_does_not_go_back_with_an_open_transaction(somebody):
-    somebody.holds("b")
-    box = []
-
-    async def owner():
-        box.append(await lock("a", scope="transaction").aacquire())
-        with suppress(LockNotAvailable, OperationalError):
-            await lock("b", scope="transaction", timeout=0.5).aacquire()
-
-    async def main():
-        task = asyncio.create_task(owner())
-        await until(some_wait, "nobody waits")
-        await box.pop().release()
-        await task
-        await until(lambda: asyncio.to_thread(somebody.can_have, "a"), "the transaction is open yet")
-
-    asyncio.run(main())
-
-
 def test_a_handle_is_given_back_from_another_task_while_its_own_one_waits(somebody):
     somebody.holds("b")
     box = []
@@ -467,76 +312,3 @@ def test_a_handle_that_is_the_result_of_a_task_is_dropped_with_it(somebody):
 def _collected(somebody, name):
     gc.collect()
     return somebody.can_have(name)
-
-
-# Views
-
-
-#: For the first of several requests: all others have been answered.
-answered = None
-
-
-@lock_view("checkout:{pk}", methods=["POST"])
-async def checkout(request, pk):
-    await answered.wait()
-    return HttpResponse("paid")
-
-
-@lock_view("stream", on_busy=lambda busy, request: HttpResponse("busy", status=503))
-async def stream(request):
-    async def pieces():
-        for number in range(3):
-            await asyncio.sleep(0)
-            yield str(number)
-
-    return StreamingHttpResponse(pieces())
-
-
-@lock_view("class")
-class AsyncView(View):
-    async def get(self, request):
-        return HttpResponse("done")
-
-
-urlpatterns = [
-    path("checkout/<int:pk>", checkout),
-    path("stream", stream),
-    path("class", AsyncView.as_view()),
-]
-
-
-@override_settings(ROOT_URLCONF=__name__)
-def test_async_views_answer_the_second_of_two_requests(somebody):
-    async def main():
-        global answered
-        client, answered = AsyncClient(), asyncio.Event()
-        posts = [asyncio.create_task(client.post("/checkout/7")) for _ in range(5)]
-
-        async def only_one_is_left():
-            return sum(post.done() for post in posts) == 4
-
-        await until(only_one_is_left, "the others wait")
-        answered.set()
-        answers = await asyncio.gather(*posts)
-        assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409, 409]
-        assert {answer.headers.get("Retry-After") for answer in answers if answer.status_code == 409} == {"1"}
-        assert (await client.get("/class")).content == b"done"
-        await asyncio.to_thread(somebody.holds, "class")
-        await asyncio.to_thread(somebody.holds, "checkout:7")
-        assert (await client.get("/class")).status_code == 409
-        assert (await client.get("/checkout/7")).status_code == 200
-
-    asyncio.run(main())
-
-
-def test_an_async_stream_holds_its_lock_until_it_is_closed(somebody):
-    async def main():
-        request = RequestFactory().get("/")
-        response = await stream(request)
-        assert not await asyncio.to_thread(somebody.can_have, "stream")
-        assert (await asyncio.create_task(stream(request))).status_code == 503
-        assert b"".join([piece async for piece in response]) == b"012"
-        await asyncio.to_thread(response.close)
-        assert await asyncio.to_thread(somebody.can_have, "stream")
-
-    asyncio.run(main())

@@ -1,15 +1,28 @@
-"""More locks of coroutines than sessions: nobody fails, nobody waits for a session, and all exclude each other."""
+"""Sessions of coroutines' locks: shared where there are more locks than sessions, and ended with the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 
 import pytest
+from django.db import OperationalError
 from django.test import override_settings
 
 from django_pglock import LockError, LockNotAvailable, lock, lock_all, semaphore
-from tests.concurrency.locks.test_async_handle import _is, arows, asessions_of_locks, in_a_task, until
-from tests.db.locks.test_api import somebody as somebody  # a fixture
+from django_pglock.locks.coroutine_sessions import lock_sessions_for
+from tests.concurrency.locks.sessions import (
+    _is,
+    arows,
+    asessions,
+    asessions_of_locks,
+    in_a_task,
+    lock_sessions,
+    rows,
+    some_wait,
+    until,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -137,5 +150,74 @@ def test_a_coroutine_with_locks_in_two_sessions_does_not_wait_for_itself():
     async def main():
         await asyncio.create_task(visit(await in_a_task(lock("keeper"))))
         assert await arows() == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_a_wait_that_is_cut_short_while_it_connects_leaves_no_session():
+    async def main():
+        before = await asessions()
+        kept = []
+        for moment in range(40):
+            coming = asyncio.create_task(lock(f"a {moment}").aacquire())
+            await asyncio.sleep(moment * 0.00025)
+            coming.cancel()
+            try:
+                await (await coming).release()
+            except asyncio.CancelledError as error:
+                kept.append(error)  # Python would close what only its frames know, sooner or later
+        lock_sessions_for("default").close_idle()
+        await until(lambda: _is(asessions, before), "a session is left")
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_has_ended_is_forgotten():
+    from django_pglock.locks.coroutine_sessions import _by_loop
+
+    async def main():
+        await asyncio.gather(*[lock("a")(_nothing)() for _ in range(3)])
+
+    for _ in range(3):
+        asyncio.run(main())
+    assert len(_by_loop) == 0
+
+
+async def _nothing():
+    await asyncio.sleep(0.001)
+
+
+@override_settings(DJANGO_PGLOCK={"ASYNC_SESSIONS": 2})
+def test_sessions_are_few_are_used_again_and_end_with_the_loop():
+    async def visit(number):
+        async with lock("async", number):
+            await asyncio.sleep(0.001)
+
+    async def main():
+        await asyncio.gather(*[visit(number) for number in range(20)])
+        assert await asessions_of_locks() <= 3
+
+    asyncio.run(main())
+    deadline = time.monotonic() + 60
+    while lock_sessions() or rows() != (0, 0):
+        assert time.monotonic() < deadline, "the loop ended, its sessions did not"
+        time.sleep(0.01)
+
+
+def test_a_session_does_not_go_back_with_an_open_transaction(somebody):
+    somebody.holds("b")
+    box = []
+
+    async def owner():
+        box.append(await lock("a", scope="transaction").aacquire())
+        with suppress(LockNotAvailable, OperationalError):
+            await lock("b", scope="transaction", timeout=0.5).aacquire()
+
+    async def main():
+        task = asyncio.create_task(owner())
+        await until(some_wait, "nobody waits")
+        await box.pop().release()
+        await task
+        await until(lambda: asyncio.to_thread(somebody.can_have, "a"), "the transaction is open yet")
 
     asyncio.run(main())

@@ -22,7 +22,7 @@ from django_pglock import LockError, lock, lock_all, semaphore, try_lock
 from django_pglock.postgres.connections import in_transaction
 from tests.concurrency.locks.test_handle import locks_held
 from tests.concurrency.locks.test_pools import pooled as pooled  # a fixture
-from tests.db.locks.test_api import Somebody
+from tests.db.locks.sessions import Somebody
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)

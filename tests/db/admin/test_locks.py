@@ -9,7 +9,7 @@ from django.urls import reverse
 from django_pglock import lock
 from django_pglock.keys import make_key
 from tests.db.admin.visits import act, person, said
-from tests.db.locks.test_api import Somebody
+from tests.db.locks.sessions import Somebody
 
 pytestmark = pytest.mark.django_db
 

@@ -12,7 +12,7 @@ from django_pglock.keys import make_key, reserved
 from django_pglock.models import AdvisoryLock, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.testing import hold
-from tests.db.locks.test_api import Somebody, my_pid
+from tests.db.locks.sessions import Somebody, my_pid
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)

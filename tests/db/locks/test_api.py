@@ -1,95 +1,23 @@
-"""The contract of locks, corner by corner."""
+"""What users write, corner by corner: scopes, timeouts and names."""
 
 from __future__ import annotations
 
 import cProfile
+import pickle
 import pstats
-from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 
 import pytest
 from django.db import OperationalError, connection, transaction
-from django.db.utils import DatabaseError
 from django.test import TestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock import (
-    Lease,
-    LockError,
-    LockKeyError,
-    LockLost,
-    LockNotAvailable,
-    LockScopeError,
-    leader,
-    lock,
-    lock_all,
-    lock_view,
-    semaphore,
-    signals,
-    try_lock,
-)
-from django_pglock.errors import ConfigurationError
+from django_pglock import LockNotAvailable, LockScopeError, lock, signals, try_lock
 from django_pglock.keys import make_key
-from django_pglock.postgres.sessions import dedicated_connection
+from tests.db.locks.sessions import Somebody, advisory_rows, setting, statements_of
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-class Somebody:
-    """Another session, with which to hold locks and look at them."""
-
-    def __init__(self) -> None:
-        self.connection = dedicated_connection("default")
-
-    def ask(self, sql, *params):
-        with self.connection.cursor() as cursor:
-            cursor.execute(sql, params)
-            return cursor.fetchone()[0]
-
-    def holds(self, name):
-        self.ask("SELECT pg_advisory_lock(%s)", make_key(name).number)
-
-    def can_have(self, name):
-        """Say whether the lock is free for others, and leave it as it was."""
-        return self.ask("SELECT pg_try_advisory_xact_lock(%s)", make_key(name).number)
-
-    def leaves(self):
-        """Free all locks and go. Without the first, they would be free only a moment after the second."""
-        with suppress(DatabaseError):
-            self.connection.set_autocommit(True)
-            self.ask("SELECT pg_advisory_unlock_all()")
-        self.connection.close()
-
-    def ends_session(self, pid):
-        self.ask("SELECT pg_terminate_backend(%s)", pid)
-
-
-@pytest.fixture
-def somebody() -> Iterator[Somebody]:
-    other = Somebody()
-    yield other
-    other.leaves()
-
-
-def my_pid():
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        return cursor.fetchone()[0]
-
-
-def setting(name):
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT current_setting(%s)", [name])
-        return cursor.fetchone()[0]
-
-
-def advisory_rows():
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
-        return cursor.fetchone()[0]
 
 
 # Scope
@@ -260,19 +188,20 @@ def test_errors_that_are_not_busy_pass_through_and_leave_nothing_held(somebody):
     connection.close()
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), True, "1", timedelta(days=100)])
-def test_a_timeout_that_is_none_is_refused(timeout):
-    with pytest.raises(ValueError, match="timeout"):
-        lock("a", timeout=timeout)
+def test_the_reason_of_busy_is_the_servers_own_error(somebody):
+    somebody.holds("a")
+    for context in (transaction.atomic(), lock("unrelated")):
+        with context, pytest.raises(LockNotAvailable) as caught:
+            lock("a", timeout=0.01).acquire()
+        assert caught.value.sqlstate == "55P03"
+        assert caught.value.__cause__.__cause__.sqlstate == "55P03"
+    with pytest.raises(LockNotAvailable) as caught:
+        lock("a", timeout=0).acquire()
+    assert (caught.value.sqlstate, caught.value.__cause__) == (None, None)
+    assert pickle.loads(pickle.dumps(caught.value)).name == "a"
 
 
 # Round trips
-
-
-def statements_of(function):
-    with CaptureQueriesContext(connection) as queries:
-        function()
-    return len(queries)
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 5])
@@ -295,85 +224,7 @@ def test_in_a_transaction_one_statement_acquires_and_none_frees(timeout):
         assert statements_of(use) == 1
 
 
-# Lost
-
-
-@pytest.mark.parametrize("make", [lock, try_lock, Lease])
-def test_what_was_given_back_or_never_taken_is_not_called_lost(make, somebody):
-    with make("a") as handle:
-        pass
-    with pytest.raises(LockLost, match="'a' is not held: it was released"):
-        handle.assert_held()
-    somebody.holds("busy")
-    with pytest.raises(LockLost, match="Lock 'busy' is not held: it was never acquired"):
-        try_lock("busy").acquire().assert_held()
-
-
-def test_what_was_lost_is_called_so_afterwards(somebody):
-    with pytest.raises(LockLost, match="session has ended"), lock("a") as handle:
-        somebody.ends_session(my_pid())
-    with pytest.raises(LockLost, match=r"session has ended.*Others may have held it"):
-        handle.assert_held()
-
-
-def test_a_connection_that_was_closed_in_the_body_is_noticed(somebody, eventually):
-    with pytest.raises(LockLost, match="closed"), lock("a"):
-        connection.close()
-    # The server frees the lock a moment later; the next test may want it.
-    eventually(lambda: somebody.can_have("a"))
-
-
-def test_a_session_that_was_terminated_is_noticed_before_the_end(somebody, eventually):
-    with pytest.raises(LockLost), lock("a") as handle:
-        handle.assert_held()
-        somebody.ends_session(my_pid())
-        with pytest.raises(LockLost):
-            eventually(lambda: handle.assert_held())
-    assert somebody.can_have("a")
-    with lock("a"):
-        pass
-
-
-def test_the_bodys_own_exception_is_kept_when_the_lock_was_lost(somebody):
-    with pytest.raises(ZeroDivisionError), lock("a"):
-        somebody.ends_session(my_pid())
-        1 / 0  # noqa: B018
-
-
-def test_somebody_who_frees_our_lock_is_noticed():
-    with pytest.raises(LockLost, match="did not hold"), lock("a"), connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_unlock_all()")
-
-
-# Again, and elsewhere
-
-
-def test_the_same_thread_may_take_it_again_and_gives_it_back_in_pairs(somebody):
-    with lock("a"):
-        with lock("a"):
-            pass
-        assert not somebody.can_have("a")
-    assert somebody.can_have("a")
-
-
-def test_reentry_can_be_refused():
-    with lock("a"), pytest.raises(LockError, match="already"), lock("a", reentrant=False):
-        pass
-
-
-def test_a_handle_is_released_once_and_by_its_own_thread(in_threads):
-    handle = lock("a").acquire()
-    with pytest.raises(LockError, match="another thread"):
-        in_threads(lambda _: handle.release(), 1)
-    handle.release()
-    with pytest.raises(LockError, match="not held"):
-        handle.release()
-
-
-def test_an_error_in_the_body_frees_the_lock(somebody):
-    with pytest.raises(DatabaseError), lock("a"), connection.cursor() as cursor:
-        cursor.execute("SELECT 1 / 0")
-    assert somebody.can_have("a")
+# Names, signals, cost
 
 
 @pytest.mark.parametrize(
@@ -402,69 +253,6 @@ def test_waiters_show_the_name(somebody, in_threads, eventually):
             somebody.leaves()
 
     in_threads(look_or_wait, 2)
-
-
-# Decorator
-
-
-def test_a_template_binds_the_functions_parameters(somebody):
-    seen = []
-
-    @lock("sync:{shop_id}:{kind}")
-    def sync(shop_id, kind="full"):
-        """Its docstring."""
-        seen.append(somebody.can_have(f"sync:{shop_id}:{kind}"))
-        return shop_id
-
-    assert sync(5) == 5
-    assert sync(shop_id="a:b", kind="x") == "a:b"
-    assert seen == [False, True], "the colon was escaped, so the plain name stays free"
-    assert (sync.__name__, sync.__doc__) == ("sync", "Its docstring.")
-
-
-def test_without_a_name_the_functions_path_is_the_name(somebody):
-    class Shop:
-        @lock()
-        def close(self):
-            return somebody.can_have(f"{__name__}.{Shop.close.__qualname__}")
-
-    assert Shop().close() is False
-
-
-def test_what_a_busy_call_answers_can_be_chosen(somebody):
-    somebody.holds("a")
-    assert lock("a", timeout=0, on_busy="skip")(lambda: "ran")() is None
-    assert lock("a", timeout=0, on_busy=lambda busy, value: (busy.name, value))(lambda value: "ran")(7) == ("a", 7)
-    with pytest.raises(LockNotAvailable):
-        lock("a", timeout=0)(lambda: "ran")()
-
-
-@pytest.mark.parametrize("make", [lock, lock_all, partial(semaphore, limit=2), Lease, partial(leader, ttl=5)])
-def test_an_answer_that_cannot_be_is_refused_before_anybody_is_busy(make):
-    for on_busy in ("Skip", None, 5):
-        with pytest.raises(ValueError, match=f"on_busy is {on_busy!r}; give 'raise', 'skip' or a function"):
-            make("a", on_busy=on_busy)
-
-
-@pytest.mark.parametrize("make", [lock, try_lock, lock_all, partial(semaphore, limit=2), lock_view])
-def test_a_scope_that_does_not_exist_is_refused_before_it_is_used(make):
-    for scope in ("Session", "", 5):
-        with pytest.raises(LockScopeError, match=f"There is no scope {scope!r}; use 'auto', 'session', 'transaction'"):
-            make("a", scope=scope)
-
-
-def test_what_outlives_its_call_is_refused_at_decoration():
-    async def async_generator():
-        yield
-
-    def generator():
-        yield
-
-    for function in (async_generator, generator):
-        with pytest.raises(ConfigurationError, match="before its work is done"):
-            lock("a")(function)
-    with pytest.raises(LockKeyError, match="no parameter"):
-        lock("a:{nobody}")(lambda x: x)
 
 
 def test_signals_tell_of_taking_giving_back_and_being_busy(somebody):

@@ -1,4 +1,4 @@
-"""The decorator on what other packages run: Celery's tasks, Django's tasks and management commands."""
+"""The decorator: names from arguments, busy calls, and what other packages run, such as Celery's tasks and commands."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import pytest
 from celery import Celery
 from django.core.management.base import BaseCommand
 
-from django_pglock import Lease, LockNotAvailable, lock
+from django_pglock import Lease, LockKeyError, LockNotAvailable, lock
 from django_pglock.errors import ConfigurationError
 from django_pglock.testing import assert_no_locks, hold
-from tests.db.locks.test_api import somebody as somebody  # a fixture
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -85,3 +84,49 @@ def test_management_commands(capsys):
     assert capsys.readouterr().out == "ran\n"
     with hold("command:x"), pytest.raises(LockNotAvailable):
         Command().by_options(options="x")
+
+
+def test_a_template_binds_the_functions_parameters(somebody):
+    seen = []
+
+    @lock("sync:{shop_id}:{kind}")
+    def sync(shop_id, kind="full"):
+        """Its docstring."""
+        seen.append(somebody.can_have(f"sync:{shop_id}:{kind}"))
+        return shop_id
+
+    assert sync(5) == 5
+    assert sync(shop_id="a:b", kind="x") == "a:b"
+    assert seen == [False, True], "the colon was escaped, so the plain name stays free"
+    assert (sync.__name__, sync.__doc__) == ("sync", "Its docstring.")
+
+
+def test_without_a_name_the_functions_path_is_the_name(somebody):
+    class Shop:
+        @lock()
+        def close(self):
+            return somebody.can_have(f"{__name__}.{Shop.close.__qualname__}")
+
+    assert Shop().close() is False
+
+
+def test_what_a_busy_call_answers_can_be_chosen(somebody):
+    somebody.holds("a")
+    assert lock("a", timeout=0, on_busy="skip")(lambda: "ran")() is None
+    assert lock("a", timeout=0, on_busy=lambda busy, value: (busy.name, value))(lambda value: "ran")(7) == ("a", 7)
+    with pytest.raises(LockNotAvailable):
+        lock("a", timeout=0)(lambda: "ran")()
+
+
+def test_what_outlives_its_call_is_refused_at_decoration():
+    async def async_generator():
+        yield
+
+    def generator():
+        yield
+
+    for function in (async_generator, generator):
+        with pytest.raises(ConfigurationError, match="before its work is done"):
+            lock("a")(function)
+    with pytest.raises(LockKeyError, match="no parameter"):
+        lock("a:{nobody}")(lambda x: x)

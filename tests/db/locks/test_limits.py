@@ -11,8 +11,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 
 from django_pglock import LockLost, LockNotAvailable, lock, lock_all, try_lock
-from tests.db.locks.test_api import advisory_rows, my_pid, setting, statements_of
-from tests.db.locks.test_api import somebody as somebody  # a fixture
+from tests.db.locks.sessions import advisory_rows, my_pid, setting, statements_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIMITS = ("idle_session_timeout", "idle_in_transaction_session_timeout")
@@ -84,6 +83,17 @@ def test_a_coroutine_that_stalls_loses_it_too(somebody):
 def test_a_max_hold_that_is_none_is_refused(max_hold):
     with pytest.raises(ValueError, match="max_hold"):
         lock("a", max_hold=max_hold)
+
+
+def test_limits_on_holding_are_put_back_in_any_order():
+    def limit():
+        return setting("idle_session_timeout")
+
+    one, two = lock("a", max_hold=20).acquire(), lock("b", max_hold=100).acquire()
+    one.release()
+    assert limit() == "100s" or limit() == "1min40s" or limit() == "100000"
+    two.release()
+    assert limit() == "0"
 
 
 # What the log says

@@ -13,8 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import LockError, LockKeyError, LockNotAvailable, lock, lock_all, semaphore
 from django_pglock.keys import make_key
-from tests.db.locks.test_api import Somebody, advisory_rows, setting, statements_of
-from tests.db.locks.test_api import somebody as somebody  # a fixture
+from tests.db.locks.sessions import Somebody, advisory_rows, setting, statements_of
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)

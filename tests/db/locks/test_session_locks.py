@@ -1,121 +1,21 @@
-"""What a lock is tied to, and that it ends with it: a transaction, a block, a handle, a thread."""
+"""What a lock is tied to, and that it ends with it: a transaction, a savepoint, a block, a handle, a thread."""
 
 from __future__ import annotations
 
 import gc
-import pickle
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, connections, transaction
 from django.test import TestCase
 
-from django_pglock import LockError, LockLost, LockNotAvailable, LockScopeError, lock, lock_all, semaphore, try_lock
+from django_pglock import LockError, LockLost, lock
 from django_pglock.models import AdvisoryLock
-from tests.db.locks.test_api import Somebody, advisory_rows, my_pid, setting
-from tests.db.locks.test_api import somebody as somebody  # a fixture
+from tests.db.locks.sessions import Somebody, execute, my_pid
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def execute(sql):
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
-
-
-# Transactions that Django did not open
-
-
-@pytest.fixture
-def by_hand():
-    """Begin and end transactions without ``atomic()``."""
-    yield
-    connection.rollback()
-    connection.set_autocommit(True)
-
-
-@pytest.mark.parametrize("timeout", [None, 0, 1])
-def test_with_autocommit_off_the_lock_lasts_to_the_commit(by_hand, somebody, timeout):
-    transaction.set_autocommit(False)
-    with lock("a", timeout=timeout) as handle:
-        assert handle.scope == "transaction"
-    assert not somebody.can_have("a")
-    assert handle, "it is held until the commit"
-    transaction.commit()
-    assert somebody.can_have("a")
-    assert not handle
-
-
-@pytest.mark.parametrize("timeout", [None, 0, 1])
-def test_after_a_begin_of_ones_own_the_lock_lasts_to_the_commit(somebody, timeout):
-    execute("SET statement_timeout = '50s'")
-    execute("BEGIN")
-    with lock("a", timeout=timeout) as handle:
-        assert handle.scope == "transaction"
-    assert not somebody.can_have("a")
-    assert setting("statement_timeout") == "50s", "nothing of ours leaks into the caller's transaction"
-    execute("COMMIT")
-    assert somebody.can_have("a")
-    assert not handle
-    connection.close()
-
-
-def test_busy_leaves_a_transaction_usable_that_django_did_not_open(by_hand, somebody):
-    somebody.holds("a")
-    transaction.set_autocommit(False)
-    for timeout in (0, 0.01):
-        with pytest.raises(LockNotAvailable):
-            lock("a", timeout=timeout).acquire()
-    assert not Effect.objects.exists()
-    with pytest.raises(LockScopeError, match="freed before the commit"):
-        lock("b", scope="session").acquire()
-
-
-# What the server says of isolation
-
-
-@pytest.mark.parametrize("how", ["SET TRANSACTION", "role", "database", "options"])
-@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_stale_snapshot_is_refused_whoever_asked_for_it(how, level, somebody):
-    setting_name = "default_transaction_isolation"
-    value = level.lower()
-    undo = None
-    if how == "role":
-        execute(f"ALTER ROLE CURRENT_USER SET {setting_name} = '{value}'")
-        undo = f"ALTER ROLE CURRENT_USER RESET {setting_name}"
-    elif how == "database":
-        name = connection.ops.quote_name(connection.settings_dict["NAME"])
-        execute(f"ALTER DATABASE {name} SET {setting_name} = '{value}'")
-        undo = f"ALTER DATABASE {name} RESET {setting_name}"
-    elif how == "options":
-        execute(f"SET {setting_name} = '{value}'")
-        undo = f"RESET {setting_name}"
-    try:
-        if how in ("role", "database"):
-            connection.close()
-        with transaction.atomic():
-            if how == "SET TRANSACTION":
-                execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
-            for options in ({}, {"timeout": 0}, {"timeout": 1}, {"max_hold": 60}, {"timeout": 0, "max_hold": 60}):
-                with pytest.raises(LockScopeError, match="snapshot is older"):
-                    lock("a", **options).acquire()
-            with pytest.raises(LockScopeError, match="snapshot is older"):
-                lock_all("a", "b", timeout=1).acquire()
-            for timeout in (1, None):
-                with pytest.raises(LockScopeError, match="snapshot is older"):
-                    semaphore("s", limit=2, timeout=timeout).acquire()
-            assert advisory_rows() == 0
-            assert not Effect.objects.exists(), "the transaction is usable"
-            lock("a", stale_ok=True, timeout=1).acquire()
-            assert advisory_rows() == 1
-        with lock("a", timeout=1) as handle:
-            assert handle.scope == "session", "it is older than any snapshot"
-    finally:
-        if undo:
-            execute(undo)
-        connection.close()
 
 
 # Handles tell the truth
@@ -165,19 +65,6 @@ def test_a_handle_is_over_with_the_savepoint_that_freed_it(somebody):
         execute("ROLLBACK TO mine")
         assert (bool(mine), bool(outer)) == (False, True)
         lock("mine", reentrant=False).acquire()
-
-
-def test_the_reason_of_busy_is_the_servers_own_error(somebody):
-    somebody.holds("a")
-    for context in (transaction.atomic(), lock("unrelated")):
-        with context, pytest.raises(LockNotAvailable) as caught:
-            lock("a", timeout=0.01).acquire()
-        assert caught.value.sqlstate == "55P03"
-        assert caught.value.__cause__.__cause__.sqlstate == "55P03"
-    with pytest.raises(LockNotAvailable) as caught:
-        lock("a", timeout=0).acquire()
-    assert (caught.value.sqlstate, caught.value.__cause__) == (None, None)
-    assert pickle.loads(pickle.dumps(caught.value)).name == "a"
 
 
 # A handle that nobody has any more
@@ -287,107 +174,6 @@ class InsideTestCase(TestCase):
             other.leaves()
 
 
-# Semaphores
-
-
-def test_a_waiter_of_a_semaphore_sends_one_statement_and_no_error(somebody):
-    somebody.holds("s#1")
-    somebody.holds("s#2")
-    statements = []
-
-    def count(execute, sql, params, many, context):
-        statements.append(sql)
-        return execute(sql, params, many, context)
-
-    for context in (transaction.atomic(), lock("unrelated")):
-        with context, connection.execute_wrapper(count):
-            with pytest.raises(LockNotAvailable) as caught:
-                semaphore("s", limit=2, timeout=0.3).acquire()
-            assert caught.value.sqlstate is None, "the server reported no error"
-        assert len(statements) == 1
-        statements.clear()
-
-
-def test_who_waits_for_a_slot_gets_the_first_that_is_free(somebody, in_threads, eventually):
-    somebody.holds("s#1")
-    somebody.holds("s#2")
-
-    def work(number):
-        if number:
-            with semaphore("s", limit=2, timeout=60) as slot:
-                return slot.key
-        eventually(lambda: somebody.ask("SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%RECURSIVE look%%'"))
-        return somebody.ask("SELECT pg_advisory_unlock(%s)", keys[1])
-
-    keys = semaphore("s", limit=2)._keys(("s",))
-    keys = [key.number for key in keys]
-    assert in_threads(work, 2)[1] == keys[1]
-
-
-def test_waiters_of_a_semaphore_are_served_in_the_order_of_their_arrival(somebody, eventually):
-    somebody.holds("s#1")
-    served, threads = [], []
-
-    def work(number):
-        with semaphore("s", limit=1, timeout=60):
-            served.append(number)
-        connections.close_all()
-
-    for number in range(4):
-        threads.append(threading.Thread(target=work, args=(number,)))
-        threads[-1].start()
-        eventually(lambda number=number: somebody.ask(ARRIVED) == number + 1)
-    with pytest.raises(LockNotAvailable):
-        semaphore("s", limit=1, timeout=0).acquire()
-    somebody.leaves()
-    for thread in threads:
-        thread.join()
-    assert served == [0, 1, 2, 3]
-
-
-def test_the_slots_and_the_queue_of_a_semaphore_are_named_where_people_look(somebody, eventually):
-    somebody.holds("s#1")
-    names = []
-
-    def work():
-        with semaphore("s", limit=2, timeout=60), semaphore("s", limit=2, timeout=0.5):
-            pass
-        connections.close_all()
-
-    def both_are_named():
-        names[:] = sorted(filter(None, AdvisoryLock.objects.values_list("name", flat=True)))
-        return names == ["s#2", "s#queue"]
-
-    def ignore_busy():
-        with suppress(LockError):
-            work()
-        connections.close_all()
-
-    with semaphore("s", limit=2, timeout=60):
-        thread = threading.Thread(target=ignore_busy)
-        thread.start()
-        eventually(both_are_named, why=f"{names}")
-    thread.join()
-
-
-ARRIVED = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%%RECURSIVE look%%' AND pid <> pg_backend_pid()"  # noqa: E501
-
-
-def test_with_the_session_the_lock_goes(somebody, eventually):
-    with pytest.raises(LockLost), try_lock("a") as handle:
-        somebody.ends_session(my_pid())
-        eventually(lambda: not _holds(handle))
-    assert somebody.can_have("a")
-
-
-def _holds(handle):
-    try:
-        handle.assert_held()
-    except LockLost:
-        return False
-    return True
-
-
 # Broken transactions and sessions, many owners
 
 
@@ -463,17 +249,6 @@ def test_an_exit_stack_that_another_thread_closes_frees_its_own_block(somebody, 
         thread.join()
         assert not somebody.can_have("a"), "this thread reads on"
     assert somebody.can_have("a")
-
-
-def test_limits_on_holding_are_put_back_in_any_order():
-    def limit():
-        return setting("idle_session_timeout")
-
-    one, two = lock("a", max_hold=20).acquire(), lock("b", max_hold=100).acquire()
-    one.release()
-    assert limit() == "100s" or limit() == "1min40s" or limit() == "100000"
-    two.release()
-    assert limit() == "0"
 
 
 def test_savepoints_are_named_as_postgresql_reads_them():

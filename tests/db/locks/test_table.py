@@ -6,8 +6,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from django_pglock import LockNotAvailable, LockScopeError, lock_table, lock_timeout
-from tests.db.locks.test_api import setting, statements_of
-from tests.db.locks.test_api import somebody as somebody
+from tests.db.locks.sessions import setting, statements_of
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)

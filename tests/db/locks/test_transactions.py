@@ -11,10 +11,9 @@ from django.test import Client, override_settings
 from django.urls import path
 from psycopg import IsolationLevel
 
-from django_pglock import LockLost, LockScopeError, lock, lock_view
+from django_pglock import LockLost, LockNotAvailable, LockScopeError, lock, lock_all, lock_view, semaphore
 from django_pglock.errors import ConfigurationError
-from tests.db.locks.test_api import Somebody, advisory_rows, setting
-from tests.db.locks.test_api import somebody as somebody  # a fixture
+from tests.db.locks.sessions import Somebody, advisory_rows, execute, setting
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -80,6 +79,48 @@ def test_why_it_is_refused(isolation, in_threads):
 
     in_threads(work, 2)
     assert read == {"stale": 0, "fresh": 1}
+
+
+@pytest.mark.parametrize("how", ["SET TRANSACTION", "role", "database", "options"])
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_stale_snapshot_is_refused_whoever_asked_for_it(how, level, somebody):
+    setting_name = "default_transaction_isolation"
+    value = level.lower()
+    undo = None
+    if how == "role":
+        execute(f"ALTER ROLE CURRENT_USER SET {setting_name} = '{value}'")
+        undo = f"ALTER ROLE CURRENT_USER RESET {setting_name}"
+    elif how == "database":
+        name = connection.ops.quote_name(connection.settings_dict["NAME"])
+        execute(f"ALTER DATABASE {name} SET {setting_name} = '{value}'")
+        undo = f"ALTER DATABASE {name} RESET {setting_name}"
+    elif how == "options":
+        execute(f"SET {setting_name} = '{value}'")
+        undo = f"RESET {setting_name}"
+    try:
+        if how in ("role", "database"):
+            connection.close()
+        with transaction.atomic():
+            if how == "SET TRANSACTION":
+                execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+            for options in ({}, {"timeout": 0}, {"timeout": 1}, {"max_hold": 60}, {"timeout": 0, "max_hold": 60}):
+                with pytest.raises(LockScopeError, match="snapshot is older"):
+                    lock("a", **options).acquire()
+            with pytest.raises(LockScopeError, match="snapshot is older"):
+                lock_all("a", "b", timeout=1).acquire()
+            for timeout in (1, None):
+                with pytest.raises(LockScopeError, match="snapshot is older"):
+                    semaphore("s", limit=2, timeout=timeout).acquire()
+            assert advisory_rows() == 0
+            assert not Effect.objects.exists(), "the transaction is usable"
+            lock("a", stale_ok=True, timeout=1).acquire()
+            assert advisory_rows() == 1
+        with lock("a", timeout=1) as handle:
+            assert handle.scope == "session", "it is older than any snapshot"
+    finally:
+        if undo:
+            execute(undo)
+        connection.close()
 
 
 # After the commit
@@ -190,6 +231,54 @@ def test_methods_of_all_kinds(somebody):
     assert Shop().close("monday", at=lambda: somebody.can_have("shop:7:monday")) is False
     assert Shop.close_all(lambda: somebody.can_have("shops:7")) is False
     assert Shop.sweep(lambda: somebody.can_have("static")) is False
+
+
+# Transactions that Django did not open
+
+
+@pytest.fixture
+def by_hand():
+    """Begin and end transactions without ``atomic()``."""
+    yield
+    connection.rollback()
+    connection.set_autocommit(True)
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 1])
+def test_with_autocommit_off_the_lock_lasts_to_the_commit(by_hand, somebody, timeout):
+    transaction.set_autocommit(False)
+    with lock("a", timeout=timeout) as handle:
+        assert handle.scope == "transaction"
+    assert not somebody.can_have("a")
+    assert handle, "it is held until the commit"
+    transaction.commit()
+    assert somebody.can_have("a")
+    assert not handle
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 1])
+def test_after_a_begin_of_ones_own_the_lock_lasts_to_the_commit(somebody, timeout):
+    execute("SET statement_timeout = '50s'")
+    execute("BEGIN")
+    with lock("a", timeout=timeout) as handle:
+        assert handle.scope == "transaction"
+    assert not somebody.can_have("a")
+    assert setting("statement_timeout") == "50s", "nothing of ours leaks into the caller's transaction"
+    execute("COMMIT")
+    assert somebody.can_have("a")
+    assert not handle
+    connection.close()
+
+
+def test_busy_leaves_a_transaction_usable_that_django_did_not_open(by_hand, somebody):
+    somebody.holds("a")
+    transaction.set_autocommit(False)
+    for timeout in (0, 0.01):
+        with pytest.raises(LockNotAvailable):
+            lock("a", timeout=timeout).acquire()
+    assert not Effect.objects.exists()
+    with pytest.raises(LockScopeError, match="freed before the commit"):
+        lock("b", scope="session").acquire()
 
 
 # Other databases

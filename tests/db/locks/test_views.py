@@ -18,7 +18,7 @@ from django.views import View
 
 from django_pglock import LockKeyError, lock_view
 from django_pglock.errors import ConfigurationError
-from tests.db.locks.test_api import Somebody
+from tests.db.locks.sessions import Somebody
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,8 +16,7 @@ from psycopg.pq import TransactionStatus
 
 from django_pglock import lock
 from django_pglock.postgres.message import send
-from tests.db.locks.test_api import advisory_rows, my_pid
-from tests.db.locks.test_api import somebody as somebody  # a fixture
+from tests.db.locks.sessions import advisory_rows, my_pid
 
 #: Django's own object, not the one that stands for it in django.db.
 connection = connections["default"]

@@ -11,8 +11,7 @@ from django_pglock import LockNotAvailable, lock, try_lock
 from django_pglock.locks.connection_hooks import session_locks_of
 from django_pglock.postgres.message import is_plain_django
 from django_pglock.postgres.sessions import dedicated_connection
-from tests.db.locks.test_api import advisory_rows
-from tests.db.locks.test_api import somebody as somebody  # a fixture
+from tests.db.locks.sessions import advisory_rows
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -1,15 +1,20 @@
-"""Failed tasks, retried by a person."""
+"""Failed tasks, retried by a person, and the tasks that come after them."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 import pytest
+from django.db import connection, transaction
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 
-from django_pglock.models import Task
-from django_pglock.store.outcome import Failed, Failure
+from django_pglock import enqueue_many
+from django_pglock.models import Task, Waiter
+from django_pglock.store import move
+from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.settle import settle
+from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -30,7 +35,7 @@ def test_a_retried_task_begins_anew(claim):
     """Else a task that failed at its last retry would fail again at once, or be deleted while it waits."""
     tasks.nothing.using(keep_result=60).enqueue()
     [mine] = claim()
-    settle("default", [(mine, Failed(Failure("builtins.ValueError", "")))], mine.worker)
+    settle_one(mine, Failed(FAILURE))
     assert Task.objects.get().expires_at is not None
     spent = {"retries": 3, "rescues": 2, "progress": {"done": 1}, "meta": {"snoozes": 4, "trace": "a"}}
     Task.objects.update(**spent, run_after=Now() + timedelta(hours=1), cancel_requested_at=Now())
@@ -58,4 +63,144 @@ def test_retried_tasks_of_one_key_run_one_at_a_time_again():
         keyed.step.enqueue(1, number)
     assert Task.objects.all().cancel() == 2
     assert Task.objects.all().retry() == 2
-    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
+    assert statuses() == ["READY", "BLOCKED"]
+
+
+def waits_for(result):
+    return Task.objects.get(pk=result.id).waits_for
+
+
+def failed_chain(claim):
+    """Return three tasks, each after the one before; the first has failed."""
+    first = tasks.echo.enqueue(1)
+    second = tasks.echo.using(after=[first]).enqueue(2)
+    third = tasks.echo.using(after=[second]).enqueue(3)
+    settle_one(claim()[0], Failed(FAILURE))
+    assert statuses() == ["FAILED", "CANCELLED", "CANCELLED"]
+    return first, second, third
+
+
+@pytest.mark.parametrize("window", [1, 5000])
+def test_a_chain_that_is_retried_waits_again(claim, monkeypatch, window):
+    monkeypatch.setattr(move, "WINDOW", window)
+    failed_chain(claim)
+    assert Task.objects.retry() == 3
+    for done in range(3):
+        assert statuses() == ["SUCCESSFUL"] * done + ["READY"] + ["BLOCKED"] * (2 - done)
+        settle_one(claim()[0], Succeeded())
+    assert statuses() == ["SUCCESSFUL"] * 3
+    assert not Waiter.objects.exists()
+
+
+def test_a_chain_that_is_retried_in_a_transaction_waits_again(claim):
+    failed_chain(claim)
+    with transaction.atomic():
+        assert Task.objects.order_by("-id").retry() == 3
+    assert statuses() == ["READY", "BLOCKED", "BLOCKED"]
+
+
+def test_a_retried_chain_that_fails_again_is_cancelled_again(claim):
+    failed_chain(claim)
+    Task.objects.retry()
+    settle_one(claim()[0], Failed(FAILURE))
+    assert statuses() == ["FAILED", "CANCELLED", "CANCELLED"]
+
+
+def test_one_by_one_in_their_order_a_chain_is_retried_as_well(claim):
+    for each in failed_chain(claim):
+        assert Task.objects.filter(pk=each.id).retry() == 1
+    assert statuses() == ["READY", "BLOCKED", "BLOCKED"]
+
+
+def test_one_that_is_retried_alone_is_cancelled_again_with_the_reason(claim):
+    """As one that is enqueued after a task that has failed: it was to run after its success."""
+    _, second, third = failed_chain(claim)
+    assert Task.objects.filter(pk=second.id).retry() == 1
+    assert statuses() == ["FAILED", "CANCELLED", "CANCELLED"]
+    third.refresh()
+    assert third.errors[0].exception_class_path == "django_pglock.errors.DependencyFailed"
+    assert not Waiter.objects.exists()
+
+
+def test_what_has_succeeded_or_is_gone_is_not_waited_for_again(claim):
+    """Once it ran, so what it was to run after had succeeded, and may have been pruned."""
+    first, second, third = (tasks.echo.enqueue(number) for number in range(3))
+    child = tasks.nothing.using(after=[first, second, third]).enqueue()
+    one, two, three = claim(3)
+    for each in (one, two):
+        settle_one(each, Succeeded())
+    settle_one(three, Failed(FAILURE))
+    Task.objects.filter(pk=first.id).delete()
+    Task.objects.retry()
+    assert (statuses(), waits_for(child)) == (["SUCCESSFUL", "READY", "BLOCKED"], 1)
+    settle_one(claim()[0], Succeeded())
+    assert statuses() == ["SUCCESSFUL", "SUCCESSFUL", "READY"]
+    settle_one(claim()[0], Failed(FAILURE))
+    Task.objects.exclude(pk=child.id).delete()
+    assert Task.objects.retry() == 1
+    assert statuses() == ["READY"]
+
+
+def test_one_that_was_cancelled_while_it_waited_waits_for_each_once(claim):
+    """Its waiters from before are still there when it is retried."""
+    first, second = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
+    child = keyed.step.using(after=[first, second]).enqueue("a")
+    Task.objects.filter(pk=child.id).cancel()
+    assert Task.objects.filter(pk=child.id).retry() == 1
+    assert (waits_for(child), Waiter.objects.count()) == (2, 2)
+    one, two = claim(2)
+    settle_one(one, Succeeded())
+    assert statuses() == ["SUCCESSFUL", "RUNNING", "BLOCKED"]
+    settle_one(two, Succeeded())
+    assert statuses() == ["SUCCESSFUL", "SUCCESSFUL", "READY"]
+
+
+def test_a_retry_and_an_end_at_once_cannot_miss_each_other(in_threads, claim):
+    for _ in range(20):
+        first = tasks.echo.enqueue(1)
+        child = tasks.nothing.using(after=[first]).enqueue()
+        Task.objects.filter(pk=child.id).cancel()
+        [mine] = claim()
+
+        def work(number, child=child, mine=mine):
+            if number:
+                settle_one(mine, Succeeded())
+            else:
+                assert Task.objects.filter(pk=child.id).retry() == 1
+
+        in_threads(work, 2)
+        assert statuses() == ["SUCCESSFUL", "READY"]
+        assert not Waiter.objects.exists()
+        Task.objects.all().delete()
+
+
+def test_two_retries_at_once_of_a_task_and_of_what_comes_after_it(in_threads, claim):
+    """Whoever is first: the one that comes after never begins while the other is unfinished."""
+    for _ in range(20):
+        first, second, _ = failed_chain(claim)
+        in_threads(lambda number, ids=(first.id, second.id): Task.objects.filter(pk=ids[number]).retry(), 2)
+        assert statuses() in (["READY", "BLOCKED", "CANCELLED"], ["READY", "CANCELLED", "CANCELLED"])
+        Task.objects.all().delete()
+        Waiter.objects.all().delete()
+
+
+def test_to_retry_what_was_to_run_after_nothing_costs_one_small_statement(claim):
+    for number in range(3):
+        tasks.echo.enqueue(number)
+        settle_one(claim()[0], Failed(FAILURE))
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.retry() == 3
+    about_after = [query["sql"] for query in queries if "after" in query["sql"].replace("run_after", "")]
+    assert [sql.split()[0] for sql in about_after] == ["SELECT"]
+    assert not [query for query in queries if "waiter" in query["sql"]]
+
+
+def test_thousands_that_are_retried_together_wait_again(claim):
+    """More than one statement takes; one waits for very many, and very many wait for one."""
+    first = tasks.echo.enqueue(0)
+    ids = enqueue_many(tasks.echo.using(after=[first]), range(5000))
+    last = tasks.echo.using(after=ids).enqueue(1)
+    settle_one(claim()[0], Failed(FAILURE))
+    assert Task.objects.retry() == 5002
+    assert Task.objects.filter(status="BLOCKED").count() == 5001
+    assert (waits_for(last), Waiter.objects.count()) == (5000, 10_000)

@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 
 from django_pglock import Lease, LockLost, lock
 from django_pglock.testing import hold
-from tests.db.locks.test_api import Somebody
+from tests.db.locks.sessions import Somebody
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

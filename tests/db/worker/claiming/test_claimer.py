@@ -129,6 +129,16 @@ def test_a_queue_for_each_of_many_tenants_is_no_statement_for_each(in_threads):
     assert remembered <= FEW_QUEUES
 
 
+def test_the_look_after_asking_for_notifications_leaves_out_no_kind_of_functions():
+    """A task that came before the worker had asked was told to nobody, so this look has to find it."""
+    fetcher = WorkerUnderTest(threads=2).fetcher
+    fetcher.claimer.pauses.note("sync", took=0.0, found=0)
+    assert fetcher.claimer.pauses.next_in("sync") > 0
+    fetcher._sleep()
+    assert fetcher._sleeping_since is not None
+    assert fetcher.claimer.pauses.next_in("sync") == 0
+
+
 def test_the_last_look_of_a_draining_worker_leaves_out_no_kind_of_functions():
     """A look for coroutines alone may be put off; a worker that ended meanwhile would leave them."""
     fetcher = WorkerUnderTest(threads=2).fetcher

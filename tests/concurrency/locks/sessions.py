@@ -1,0 +1,77 @@
+"""How the tests of coroutines look at locks and sessions, beside an event loop that never waits for the database."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from django.db import connection
+
+
+def rows():
+    """Return (granted, waiting) of all advisory locks in this database."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FILTER (WHERE granted), count(*) FILTER (WHERE NOT granted) FROM pg_locks"
+            " WHERE locktype = 'advisory'"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        return cursor.fetchone()
+
+
+async def arows():
+    return await asyncio.to_thread(_closing, rows)
+
+
+def _closing(function):
+    """Ask Django's connection of a thread that nobody else will close."""
+    try:
+        return function()
+    finally:
+        connection.close()
+
+
+async def until(predicate, why):
+    deadline = time.monotonic() + 60
+    while not await predicate():
+        assert time.monotonic() < deadline, why
+        await asyncio.sleep(0.01)
+
+
+async def some_wait():
+    return (await arows())[1] > 0
+
+
+async def _is(function, value):
+    return await function() == value
+
+
+def sessions():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        return cursor.fetchone()[0]
+
+
+async def asessions():
+    return await asyncio.to_thread(_closing, sessions)
+
+
+def lock_sessions():
+    """Return how many sessions of coroutines' locks there are."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '/* django_pglock%%' AND pid <> pg_backend_pid()"
+        )
+        return cursor.fetchone()[0]
+
+
+async def asessions_of_locks():
+    return await asyncio.to_thread(_closing, lock_sessions)
+
+
+async def in_a_task(make):
+    """Take a lock as a coroutine of its own."""
+    return await asyncio.create_task(make.aacquire())

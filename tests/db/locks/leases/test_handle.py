@@ -1,0 +1,77 @@
+"""Handles of leases that nobody has any more: cancelled, dropped, abandoned."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from django.db import connection
+
+from django_pglock import Lease, leader
+from django_pglock.models import Lease as Row
+from tests.conftest import NEVER
+from tests.db.locks.sessions import sessions_of_leases
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_cancelled_candidate_leaves_no_lease(eventually):
+    async def main():
+        async with Lease("a", ttl=30):
+            waiting = asyncio.create_task(leader("a").aacquire())
+            await asyncio.sleep(0.1)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        for number in range(20):
+            taking = asyncio.create_task(Lease("hot").aacquire())
+            await asyncio.sleep(number * 0.0003)
+            if not taking.cancel():
+                await (await taking).release()
+            await asyncio.gather(taking, return_exceptions=True)
+
+    asyncio.run(main())
+    eventually(lambda: not Row.objects.held().exists(), why="a mutex nobody knows of is held for ever")
+    eventually(lambda: sessions_of_leases() == 0)
+
+
+def test_a_lease_whose_handle_is_dropped_is_given_back(caplog, eventually):
+    Lease("a", ttl=60).acquire()
+    eventually(lambda: not Row.objects.held().exists())
+    assert "Lease 'a' was freed because its handle was dropped" in caplog.text
+
+
+def test_an_abandoned_generator_gives_its_lease_back(eventually):
+    one = Lease("a", ttl=60)
+
+    def numbers():
+        with one:
+            yield 1
+
+    next(numbers())
+    eventually(lambda: not Row.objects.held().exists())
+
+    async def anumbers():
+        async with one:
+            yield 1
+
+    async def take_one():
+        async for number in anumbers():
+            return number
+
+    async def main():
+        await asyncio.create_task(take_one())
+        deadline = time.monotonic() + NEVER
+        while await asyncio.to_thread(_is_held):
+            assert time.monotonic() < deadline, "the lease is renewed for ever"
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def _is_held():
+    try:
+        return Row.objects.held().exists()
+    finally:
+        connection.close()

@@ -1,0 +1,57 @@
+"""Those who wait for a lease: woken when it is released."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from django_pglock import Lease, LockNotAvailable, leader
+from tests.conftest import NEVER
+from tests.db.locks.sessions import sessions_of_leases
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_who_waits_is_woken_when_the_leader_resigns(in_threads, monkeypatch):
+    """By a notification: the next look would come when the lease ends."""
+    monkeypatch.setattr("django_pglock.locks.leases.holder.POLL_INTERVAL", 600.0)
+    elected, entered = threading.Event(), []
+
+    def lead(number):
+        if number:
+            elected.wait(60)
+        with leader("a", ttl=300) as leadership:
+            entered.append(leadership.token)
+            elected.set()
+            if not number:
+                time.sleep(0.55)
+
+    in_threads(lead, 2)
+    assert entered == [1, 2]
+
+
+def test_many_candidates_lead_one_after_another(in_threads, eventually):
+    leading, tokens = [], []
+
+    def lead(number):
+        for _ in range(5):
+            with leader("a", ttl=30) as leadership:
+                leading.append(number)
+                assert len(leading) == 1
+                tokens.append(leadership.token)
+                leading.remove(number)
+
+    in_threads(lead, 4)
+    assert tokens == list(range(1, 21))
+    eventually(lambda: sessions_of_leases() == 0, why="nobody has a lease, and sessions stay open")
+
+
+def test_a_wait_that_times_out(monkeypatch):
+    monkeypatch.setattr("django_pglock.locks.leases.holder.POLL_INTERVAL", 600.0)
+    with Lease("a", ttl=300):
+        began = time.monotonic()
+        with pytest.raises(LockNotAvailable, match=r"0\.3 s"), leader("a", timeout=0.3):
+            pass
+        assert 0.3 <= time.monotonic() - began < NEVER

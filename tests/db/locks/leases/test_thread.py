@@ -1,0 +1,62 @@
+"""The thread of the leases: what it asks the server, and its database sessions."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import DatabaseError
+from django.db.backends.signals import connection_created
+
+from django_pglock import Lease
+from django_pglock.locks.leases import thread
+from tests.db.locks.sessions import execute
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_an_answer_that_is_lost_leaves_no_lease(somebody, monkeypatch):
+    """Without a ttl, a lease that was taken by a statement whose answer never came would be held for ever."""
+    ask = thread.LeaseThread.ask
+
+    async def cut(self, alias, statement, params, **options):
+        row = await ask(self, alias, statement, params, **options)
+        if "INSERT" in statement:
+            raise DatabaseError("the connection was cut")
+        return row
+
+    monkeypatch.setattr(thread.LeaseThread, "ask", cut)
+    with pytest.raises(DatabaseError, match="cut"), Lease("a"):
+        pass
+    monkeypatch.undo()
+    with Lease("a") as lease:
+        assert lease.token == 2
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_leases_are_taken_at_read_committed_whatever_the_role_says(level, in_threads):
+    """Above it, one of two who ask at the same time would meet an error."""
+    execute(f"ALTER ROLE CURRENT_USER SET default_transaction_isolation = '{level}'")
+    try:
+
+        def work(number):
+            for _ in range(10):
+                with Lease("hot", ttl=60, timeout=60):
+                    pass
+
+        in_threads(work, 4)
+    finally:
+        execute("ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
+
+
+def test_sessions_of_leases_pass_through_what_django_does_with_a_connection():
+    seen = []
+
+    def greet(sender, connection, **kwargs):
+        seen.append(sender)
+
+    connection_created.connect(greet)
+    try:
+        with Lease("a"):
+            pass
+    finally:
+        connection_created.disconnect(greet)
+    assert seen

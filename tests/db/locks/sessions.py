@@ -1,0 +1,78 @@
+"""Sessions that the tests of locks use and look at: somebody else's, the test's own, and those of leases."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from django.db import DatabaseError, connection
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.keys import make_key
+from django_pglock.postgres.sessions import dedicated_connection
+
+
+class Somebody:
+    """Another session, with which to hold locks and look at them."""
+
+    def __init__(self) -> None:
+        self.connection = dedicated_connection("default")
+
+    def ask(self, sql, *params):
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return cursor.fetchone()[0]
+
+    def holds(self, name):
+        self.ask("SELECT pg_advisory_lock(%s)", make_key(name).number)
+
+    def can_have(self, name):
+        """Say whether the lock is free for others, and leave it as it was."""
+        return self.ask("SELECT pg_try_advisory_xact_lock(%s)", make_key(name).number)
+
+    def leaves(self):
+        """Free all locks and go. Without the first, they would be free only a moment after the second."""
+        with suppress(DatabaseError):
+            self.connection.set_autocommit(True)
+            self.ask("SELECT pg_advisory_unlock_all()")
+        self.connection.close()
+
+    def ends_session(self, pid):
+        self.ask("SELECT pg_terminate_backend(%s)", pid)
+
+
+def my_pid():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return cursor.fetchone()[0]
+
+
+def setting(name):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_setting(%s)", [name])
+        return cursor.fetchone()[0]
+
+
+def advisory_rows():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+        return cursor.fetchone()[0]
+
+
+def statements_of(function):
+    with CaptureQueriesContext(connection) as queries:
+        function()
+    return len(queries)
+
+
+def execute(sql):
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def sessions_of_leases():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%django_pglock_lease%%'"
+            " AND pid <> pg_backend_pid()"
+        )
+        return cursor.fetchone()[0]

@@ -1,0 +1,97 @@
+"""Semaphores: their slots, and the queue of those who wait for one."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import pytest
+from django.db import connection, connections, transaction
+
+from django_pglock import LockError, LockNotAvailable, lock, semaphore
+from django_pglock.models import AdvisoryLock
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_waiter_of_a_semaphore_sends_one_statement_and_no_error(somebody):
+    somebody.holds("s#1")
+    somebody.holds("s#2")
+    statements = []
+
+    def count(execute, sql, params, many, context):
+        statements.append(sql)
+        return execute(sql, params, many, context)
+
+    for context in (transaction.atomic(), lock("unrelated")):
+        with context, connection.execute_wrapper(count):
+            with pytest.raises(LockNotAvailable) as caught:
+                semaphore("s", limit=2, timeout=0.3).acquire()
+            assert caught.value.sqlstate is None, "the server reported no error"
+        assert len(statements) == 1
+        statements.clear()
+
+
+def test_who_waits_for_a_slot_gets_the_first_that_is_free(somebody, in_threads, eventually):
+    somebody.holds("s#1")
+    somebody.holds("s#2")
+
+    def work(number):
+        if number:
+            with semaphore("s", limit=2, timeout=60) as slot:
+                return slot.key
+        eventually(lambda: somebody.ask("SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%RECURSIVE look%%'"))
+        return somebody.ask("SELECT pg_advisory_unlock(%s)", keys[1])
+
+    keys = semaphore("s", limit=2)._keys(("s",))
+    keys = [key.number for key in keys]
+    assert in_threads(work, 2)[1] == keys[1]
+
+
+def test_waiters_of_a_semaphore_are_served_in_the_order_of_their_arrival(somebody, eventually):
+    somebody.holds("s#1")
+    served, threads = [], []
+
+    def work(number):
+        with semaphore("s", limit=1, timeout=60):
+            served.append(number)
+        connections.close_all()
+
+    for number in range(4):
+        threads.append(threading.Thread(target=work, args=(number,)))
+        threads[-1].start()
+        eventually(lambda number=number: somebody.ask(ARRIVED) == number + 1)
+    with pytest.raises(LockNotAvailable):
+        semaphore("s", limit=1, timeout=0).acquire()
+    somebody.leaves()
+    for thread in threads:
+        thread.join()
+    assert served == [0, 1, 2, 3]
+
+
+def test_the_slots_and_the_queue_of_a_semaphore_are_named_where_people_look(somebody, eventually):
+    somebody.holds("s#1")
+    names = []
+
+    def work():
+        with semaphore("s", limit=2, timeout=60), semaphore("s", limit=2, timeout=0.5):
+            pass
+        connections.close_all()
+
+    def both_are_named():
+        names[:] = sorted(filter(None, AdvisoryLock.objects.values_list("name", flat=True)))
+        return names == ["s#2", "s#queue"]
+
+    def ignore_busy():
+        with suppress(LockError):
+            work()
+        connections.close_all()
+
+    with semaphore("s", limit=2, timeout=60):
+        thread = threading.Thread(target=ignore_busy)
+        thread.start()
+        eventually(both_are_named, why=f"{names}")
+    thread.join()
+
+
+ARRIVED = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%%RECURSIVE look%%' AND pid <> pg_backend_pid()"  # noqa: E501

@@ -1,0 +1,101 @@
+"""A lock of one thread: how its handle notices that it is lost, is acquired again, and is released."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import DatabaseError, connection
+
+from django_pglock import Lease, LockError, LockLost, lock, try_lock
+from tests.db.locks.sessions import my_pid
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("make", [lock, try_lock, Lease])
+def test_what_was_given_back_or_never_taken_is_not_called_lost(make, somebody):
+    with make("a") as handle:
+        pass
+    with pytest.raises(LockLost, match="'a' is not held: it was released"):
+        handle.assert_held()
+    somebody.holds("busy")
+    with pytest.raises(LockLost, match="Lock 'busy' is not held: it was never acquired"):
+        try_lock("busy").acquire().assert_held()
+
+
+def test_what_was_lost_is_called_so_afterwards(somebody):
+    with pytest.raises(LockLost, match="session has ended"), lock("a") as handle:
+        somebody.ends_session(my_pid())
+    with pytest.raises(LockLost, match=r"session has ended.*Others may have held it"):
+        handle.assert_held()
+
+
+def test_a_connection_that_was_closed_in_the_body_is_noticed(somebody, eventually):
+    with pytest.raises(LockLost, match="closed"), lock("a"):
+        connection.close()
+    # The server frees the lock a moment later; the next test may want it.
+    eventually(lambda: somebody.can_have("a"))
+
+
+def test_a_session_that_was_terminated_is_noticed_before_the_end(somebody, eventually):
+    with pytest.raises(LockLost), lock("a") as handle:
+        handle.assert_held()
+        somebody.ends_session(my_pid())
+        with pytest.raises(LockLost):
+            eventually(lambda: handle.assert_held())
+    assert somebody.can_have("a")
+    with lock("a"):
+        pass
+
+
+def test_the_bodys_own_exception_is_kept_when_the_lock_was_lost(somebody):
+    with pytest.raises(ZeroDivisionError), lock("a"):
+        somebody.ends_session(my_pid())
+        1 / 0  # noqa: B018
+
+
+def test_somebody_who_frees_our_lock_is_noticed():
+    with pytest.raises(LockLost, match="did not hold"), lock("a"), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_unlock_all()")
+
+
+def test_the_same_thread_may_take_it_again_and_gives_it_back_in_pairs(somebody):
+    with lock("a"):
+        with lock("a"):
+            pass
+        assert not somebody.can_have("a")
+    assert somebody.can_have("a")
+
+
+def test_reentry_can_be_refused():
+    with lock("a"), pytest.raises(LockError, match="already"), lock("a", reentrant=False):
+        pass
+
+
+def test_a_handle_is_released_once_and_by_its_own_thread(in_threads):
+    handle = lock("a").acquire()
+    with pytest.raises(LockError, match="another thread"):
+        in_threads(lambda _: handle.release(), 1)
+    handle.release()
+    with pytest.raises(LockError, match="not held"):
+        handle.release()
+
+
+def test_an_error_in_the_body_frees_the_lock(somebody):
+    with pytest.raises(DatabaseError), lock("a"), connection.cursor() as cursor:
+        cursor.execute("SELECT 1 / 0")
+    assert somebody.can_have("a")
+
+
+def test_with_the_session_the_lock_goes(somebody, eventually):
+    with pytest.raises(LockLost), try_lock("a") as handle:
+        somebody.ends_session(my_pid())
+        eventually(lambda: not _holds(handle))
+    assert somebody.can_have("a")
+
+
+def _holds(handle):
+    try:
+        handle.assert_held()
+    except LockLost:
+        return False
+    return True

@@ -1,0 +1,32 @@
+"""Options that are wrong: refused where they are written, before a lock is asked for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+
+import pytest
+
+from django_pglock import Lease, LockScopeError, leader, lock, lock_all, lock_view, semaphore, try_lock
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), True, "1", timedelta(days=100)])
+def test_a_timeout_that_is_none_is_refused(timeout):
+    with pytest.raises(ValueError, match="timeout"):
+        lock("a", timeout=timeout)
+
+
+@pytest.mark.parametrize("make", [lock, lock_all, partial(semaphore, limit=2), Lease, partial(leader, ttl=5)])
+def test_an_answer_that_cannot_be_is_refused_before_anybody_is_busy(make):
+    for on_busy in ("Skip", None, 5):
+        with pytest.raises(ValueError, match=f"on_busy is {on_busy!r}; give 'raise', 'skip' or a function"):
+            make("a", on_busy=on_busy)
+
+
+@pytest.mark.parametrize("make", [lock, try_lock, lock_all, partial(semaphore, limit=2), lock_view])
+def test_a_scope_that_does_not_exist_is_refused_before_it_is_used(make):
+    for scope in ("Session", "", 5):
+        with pytest.raises(LockScopeError, match=f"There is no scope {scope!r}; use 'auto', 'session', 'transaction'"):
+            make("a", scope=scope)

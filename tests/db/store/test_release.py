@@ -1,0 +1,94 @@
+"""Telling those who wait for a task that it has ended."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.models import Waiter
+from django_pglock.store.admit import admit
+from django_pglock.store.outcome import Failed, Succeeded
+from django_pglock.store.release import release, stray_waiters
+from django_pglock.store.settle import settle
+from tests.db.store.endings import FAILURE, settle_one, statuses
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_nobody_of_its_key_comes_between_the_end_and_the_word_of_it(claim):
+    """Whoever admits after the end of what it waited for, and before those who wait are told."""
+    first = keyed.step.enqueue("a", 1)
+    keyed.step.using(after=[first]).enqueue("a", 2)
+    keyed.step.enqueue("a", 3)
+    settle("default", [(claim()[0], Succeeded())], uuid4())
+    admit("default", ["order:a"])
+    assert statuses() == ["SUCCESSFUL", "BLOCKED", "BLOCKED"]
+    release("default", [int(first.id)])
+    assert statuses() == ["SUCCESSFUL", "READY", "BLOCKED"]
+
+
+def test_one_that_is_cancelled_holds_up_nobody_of_its_key(claim):
+    first, other = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
+    keyed.step.using(after=[first, other]).enqueue("a", 1)
+    one, two = claim(2)
+    settle("default", [(one, Failed(FAILURE)), (two, Succeeded())], one.worker)
+    keyed.step.enqueue("a", 2)
+    assert statuses()[2:] == ["BLOCKED", "BLOCKED"]
+    release("default", [int(first.id)])
+    assert statuses()[2:] == ["CANCELLED", "READY"]
+
+
+def test_only_those_are_told_whose_wait_is_over_however_many_wait_for_what_lies_between(claim):
+    awaited = [tasks.echo.enqueue(number) for number in range(10)]
+    for each in awaited:
+        tasks.nothing.using(after=each).enqueue()
+    claims = claim(10)
+    settle("default", [(mine, Succeeded()) for mine in claims], claims[0].worker)
+    ends = [int(awaited[0].id), int(awaited[-1].id)]
+    assert release("default", ends) == 2
+    assert statuses()[10:] == ["READY", *["BLOCKED"] * 8, "READY"]
+    assert release("default", [ends[0] + 1]) == 1
+
+
+def test_one_that_somebody_has_locked_holds_up_no_other(claim, locked):
+    """Nor whoever tells them: upkeep comes back to it."""
+    first = tasks.echo.enqueue(1)
+    held = tasks.nothing.using(after=[first]).enqueue()
+    tasks.nothing.using(after=[first]).enqueue()
+    with locked(held.id):
+        settle_one(claim()[0], Succeeded())
+        assert statuses() == ["SUCCESSFUL", "BLOCKED", "READY"]
+    assert list(Waiter.objects.values_list("awaited", "task")) == [(int(first.id), int(held.id))]
+    release("default", [awaited for _, awaited in stray_waiters("default", 0)])
+    assert statuses() == ["SUCCESSFUL", "READY", "READY"]
+    assert not Waiter.objects.exists()
+
+
+def test_what_nobody_waits_for_costs_one_small_statement():
+    """To plan the one that tells those who wait takes longer than to settle a task."""
+    tasks.nothing.using(after=[tasks.echo.enqueue(1)]).enqueue()
+    with CaptureQueriesContext(connection) as queries:
+        assert release("default", range(10**6, 10**6 + 500)) == 0
+    assert [query["sql"].split()[0] for query in queries] == ["SELECT"]
+
+
+def test_strays_are_looked_for_page_by_page(claim):
+    """Upkeep goes on behind the last waiter of a page, so a page has to begin with the next one."""
+    awaited = [tasks.nothing.enqueue() for _ in range(4)]
+    for each in awaited:
+        tasks.echo.using(after=[each]).enqueue(1)
+    [first, *_] = claim(1)
+    settle("default", [(first, Succeeded())], first.worker)
+    found, last = [], 0
+    while page := stray_waiters("default", last, limit=2):
+        assert len(page) == 2
+        found += page
+        last = page[-1][0]
+    ids = list(Waiter.objects.order_by("id").values_list("id", flat=True))
+    assert [id_ for id_, _ in found] == ids
+    assert [stray for _, stray in found] == [first.id, None, None, None]
