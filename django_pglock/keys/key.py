@@ -48,8 +48,7 @@ def pglock_key(name: str) -> int:
 
 def crc32_key(name: str) -> int:
     """Return the key that django-pglocks before version 2 made of a name: a signed CRC-32. Collides easily."""
-    number = zlib.crc32(name.encode())
-    return number - 2**32 if number >= 2**31 else number
+    return int.from_bytes(zlib.crc32(name.encode()).to_bytes(4, "big"), "big", signed=True)
 
 
 def make_key(*parts: Any) -> Key:

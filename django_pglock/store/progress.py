@@ -19,7 +19,7 @@ WITH said AS MATERIALIZED (
 ), told AS MATERIALIZED (
     SELECT task.id, said.progress FROM {task} AS task JOIN said ON said.id = task.id
     WHERE task.id = ANY (ARRAY(SELECT id FROM said)) AND task.attempts = said.attempt AND task.status || '' = 'RUNNING'
-    ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
+    FOR NO KEY UPDATE OF task SKIP LOCKED
 )
 UPDATE {task} AS task SET progress = told.progress
 FROM told WHERE task.id = told.id AND task.id = ANY (ARRAY(SELECT id FROM told)) RETURNING task.id

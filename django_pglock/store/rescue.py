@@ -53,7 +53,7 @@ WITH witness AS MATERIALIZED (
                 WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END AS status
     FROM {{task}} AS task JOIN orphan ON orphan.id = task.id
     WHERE task.id = ANY (ARRAY(SELECT id FROM orphan)) AND task.attempts = orphan.attempts AND task.status = 'RUNNING'
-    ORDER BY task.id FOR NO KEY UPDATE OF task SKIP LOCKED
+    FOR NO KEY UPDATE OF task SKIP LOCKED
 ), rescued AS (
     UPDATE {{task}} AS task
     SET status = mine.status,

@@ -98,7 +98,7 @@ WITH claim AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::int[]) AS claim (id, attempt)
 ), free AS MATERIALIZED (
     SELECT task.id FROM {task} AS task WHERE task.id = ANY (ARRAY(SELECT id FROM claim))
-    ORDER BY task.id FOR NO KEY UPDATE SKIP LOCKED
+    FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT task.id FROM {task} AS task JOIN claim ON claim.id = task.id
 WHERE task.id = ANY (ARRAY(SELECT id FROM claim)) AND task.id <> ALL (ARRAY(SELECT id FROM free))

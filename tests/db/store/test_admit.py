@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -11,7 +10,7 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from django_pglock import Group, Rate, Unique
+from django_pglock import Rate
 from django_pglock.errors import LockKeyError, TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
@@ -348,22 +347,6 @@ def test_options_that_cannot_be_are_refused_where_they_are_written(options, word
 
         @task(**options)
         def never(order_id): ...
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (partial(Unique, key=5), "Unique: key is 5"),
-        (partial(Group, key=None), "Group: key is None"),
-        (partial(Rate, 1, key=""), "Rate: key is ''"),
-        (partial(Rate, 1, per=1e300), r"per is 1e\+300; give ten years at most"),
-        (partial(Unique, period=1e300), r"period is 1e\+300; give ten years at most"),
-        (partial(Group, "a", gather=1e300), r"gather is 1e\+300; give ten years at most"),
-    ],
-)
-def test_a_value_that_cannot_be_is_refused_where_it_is_written(make, words):
-    with pytest.raises(TaskOptionError, match=words):
-        make()
 
 
 def test_workers_of_the_tests_leave_no_row():

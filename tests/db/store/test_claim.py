@@ -35,6 +35,24 @@ def test_only_known_functions_are_claimed():
     assert Task.objects.get(task_path="shop.tasks.not_deployed_yet").attempts == 0
 
 
+def test_only_tasks_of_the_queue_and_of_the_backend_are_claimed():
+    """Two workers with different settings share the table."""
+    for queue, backend in (("default", "default"), ("mail", "default"), ("default", "other")):
+        Task.objects.create(queue=queue, backend=backend, task_path="tests.sample.tasks.nothing")
+    worker, paths = uuid4(), ["tests.sample.tasks.nothing"]
+    of_backend = claim_statement("default", worker=worker, paths=paths, backend="other")
+    of_any = claim_statement("default", worker=worker, paths=paths)
+    assert [len(each.execute(10, queue)) for each, queue in ((of_backend, "mail"), (of_backend, "default"))] == [0, 1]
+    assert len(of_any.execute(10, "default")) == 1
+    assert Task.objects.get(status="READY").queue == "mail"
+
+
+def test_behind_a_task_are_later_tasks_of_its_priority():
+    ids = [int(tasks.nothing.using(priority=priority).enqueue().id) for priority in (0, 0, 1, 0)]
+    statement = claim_statement("default", worker=uuid4(), paths=["tests.sample.tasks.nothing"], behind=True)
+    assert [row[0] for row in statement.execute(10, "default", 0, ids[0])] == [ids[1], ids[3]]
+
+
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_dates_of_a_claim_are_those_of_the_row_to_the_microsecond(claim, attempt):
     tasks.nothing.using(run_after=timedelta(seconds=0)).enqueue()

@@ -9,8 +9,9 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
-from django_pglock.store.give_back import give_back
+from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat
+from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -35,3 +36,62 @@ def test_what_a_worker_owns_without_knowing_is_given_back(claim):
     assert give_back("default", worker, [known.id], older_than=60) == 0, "it may be in our hands in a moment"
     assert give_back("default", worker, [known.id], older_than=0) == 2
     assert set(Task.objects.filter(status="READY").values_list("pk", flat=True)) == {each.id for each in unknown}
+
+
+def test_what_is_given_back_is_as_if_nobody_had_claimed_it(claim):
+    """Only the token stays: the answer to the claim may still arrive."""
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    assert give_back("default", mine.worker, []) == 1
+    row = Task.objects.get()
+    assert (row.status, row.worker, row.started_at, row.finished_at) == ("READY", None, None, None)
+    assert (row.attempts, row.uncounted, row.attempts_made) == (1, 1, 0)
+
+
+def test_a_second_attempt_keeps_the_date_of_the_first(claim):
+    tasks.nothing.enqueue()
+    claim()
+    Task.objects.update(status="READY")
+    [mine] = claim()
+    first = Task.objects.get().started_at
+    assert give_back("default", mine.worker, []) == 1
+    assert Task.objects.get().started_at == first
+
+
+def test_claims_of_other_workers_are_left_alone(claim):
+    for _ in range(2):
+        tasks.nothing.enqueue()
+    [mine], [other] = claim(), claim()
+    assert give_back("default", mine.worker, []) == 1
+    assert Task.objects.get(pk=other.id).worker == other.worker
+
+
+def test_a_task_that_somebody_asked_to_end_is_cancelled_with_those_that_wait_for_it(claim):
+    first = tasks.nothing.using(keep_result=60).enqueue()
+    second = tasks.nothing.using(after=[first]).enqueue()
+    [mine] = claim()
+    Task.objects.filter(pk=mine.id).cancel()
+    assert give_back("default", mine.worker, []) == 1
+    row = Task.objects.get(pk=first.id)
+    assert (row.status, row.worker) == ("CANCELLED", None)
+    assert timedelta(seconds=59) < row.expires_at - row.finished_at < timedelta(seconds=61)
+    assert Task.objects.get(pk=second.id).status == "CANCELLED"
+
+
+def test_a_task_with_a_lock_key_goes_back_to_its_place_in_the_queue_of_the_key(claim):
+    """The key is free again at once: no other event would admit the task."""
+    for number in range(2):
+        keyed.step.enqueue(1, number)
+    [mine] = claim()
+    assert give_back("default", mine.worker, []) == 1
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
+
+
+def test_a_claim_that_is_being_made_is_left_alone(claim):
+    """The caller first lists what it holds. Later claims are not in the list, nor those of a group that it claims."""
+    before = server_time("default")
+    keyed.step.enqueue(1)
+    [mine] = claim()
+    assert give_back("default", mine.worker, [], before=before) == 0
+    assert give_back("default", mine.worker, [], except_keys=["order:1"]) == 0
+    assert give_back("default", mine.worker, [], before=server_time("default"), except_keys=["order:2"]) == 1

@@ -9,8 +9,10 @@ from django.db.models.functions import Now
 
 from django_pglock.models import RateLimit, Task
 from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store import promote as promote_module
 from django_pglock.store.promote import next_due_in, promote
 from django_pglock.worker import Worker as WorkerUnderTest
+from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -31,6 +33,43 @@ def test_what_is_due_is_promoted_and_the_next_date_is_told():
     Task.objects.update(run_after=Now())
     assert promote("default") == 1
     assert next_due_in("default") is None
+
+
+def test_the_longest_overdue_is_promoted_first():
+    ids = [tasks.nothing.using(run_after=timedelta(hours=1)).enqueue().id for _ in range(3)]
+    for id_, minutes in zip(ids, (1, 3, 2), strict=True):
+        Task.objects.filter(pk=id_).update(run_after=Now() - timedelta(minutes=minutes))
+    assert promote("default", limit=2) == 2
+    assert str(Task.objects.get(status="SCHEDULED").pk) == ids[0]
+
+
+def test_of_one_key_only_as_many_as_may_run_become_ready():
+    later = keyed.step.using(run_after=timedelta(hours=1))
+    for _ in range(2):
+        later.enqueue(1)
+    Task.objects.update(run_after=Now())
+    assert promote("default") == 2
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
+
+
+def test_workers_are_woken_only_for_a_task_that_they_can_claim(monkeypatch):
+    """A task with a key is BLOCKED now. Admission wakes them if the key is free."""
+    woken = []
+    monkeypatch.setattr(promote_module, "wake", lambda using, queues: woken.extend(queues))
+    keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
+    tasks.nothing.using(run_after=timedelta(hours=1), queue_name="mail").enqueue()
+    Task.objects.update(run_after=Now())
+    assert promote("default") == 2
+    assert woken == ["mail"]
+
+
+def test_the_next_date_is_that_of_a_task_or_of_a_token_whichever_is_first():
+    tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    for key, minutes in (("a", 10), ("b", 5)):
+        RateLimit.objects.create(key=key, arrives_at=Now(), opens_at=Now() + timedelta(minutes=minutes))
+    assert 290 < next_due_in("default") <= 300
+    RateLimit.objects.update(opens_at=None)
+    assert 3590 < next_due_in("default") <= 3600
 
 
 @pytest.mark.parametrize("model", [Task, RateLimit])

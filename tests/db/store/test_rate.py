@@ -8,7 +8,6 @@ import pytest
 from django.db import connection, transaction
 from django.db.models.functions import Now
 
-from django_pglock.errors import TaskOptionError
 from django_pglock.models import RateLimit, Task
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Succeeded
@@ -54,6 +53,19 @@ def test_a_token_goes_to_the_first_that_waits_and_not_to_a_call_that_comes_with_
     keyed.trickle.enqueue(1)
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [
         *("RUNNING", "RUNNING", "READY", "BLOCKED")
+    ]
+
+
+def test_nor_to_a_call_that_comes_when_others_of_the_burst_are_ready(claim):
+    task = keyed.trickle.using(rate=Rate(5, per=3600, key="tenant:{tenant}", burst=4))
+    for _ in range(5):
+        task.enqueue(1)
+    claim(3)
+    # The bucket has one token, which is for the first that waits.
+    RateLimit.objects.update(arrives_at=Now() + timedelta(seconds=3 * 720), opens_at=Now())
+    task.enqueue(1)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [
+        *("RUNNING", "RUNNING", "RUNNING", "READY", "READY", "BLOCKED")
     ]
 
 
@@ -113,13 +125,3 @@ def test_buckets_that_nobody_has_used_for_a_day_are_forgotten(in_threads):
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):
     in_threads(lambda number: keyed.trickle.enqueue(1), 16)
     assert Task.objects.filter(status="READY").count() == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "interval"), [("10/s", 0.1), ("100/m", 0.6), ("5/h", 720), ("1/30s", 30), ("2/d", 43200)]
-)
-def test_rates_are_read_as_they_are_written(text, interval):
-    assert Rate.parse(text).interval == pytest.approx(interval)
-    for nonsense in ("", "10", "s", "10/x", "-1/s", "10/0s"):
-        with pytest.raises(TaskOptionError):
-            Rate.parse(nonsense)

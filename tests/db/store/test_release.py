@@ -75,3 +75,20 @@ def test_what_nobody_waits_for_costs_one_small_statement():
     with CaptureQueriesContext(connection) as queries:
         assert release("default", range(10**6, 10**6 + 500)) == 0
     assert [query["sql"].split()[0] for query in queries] == ["SELECT"]
+
+
+def test_strays_are_looked_for_page_by_page(claim):
+    """Upkeep goes on behind the last waiter of a page, so a page has to begin with the next one."""
+    awaited = [tasks.nothing.enqueue() for _ in range(4)]
+    for each in awaited:
+        tasks.echo.using(after=[each]).enqueue(1)
+    [first, *_] = claim(1)
+    settle("default", [(first, Succeeded())], first.worker)
+    found, last = [], 0
+    while page := stray_waiters("default", last, limit=2):
+        assert len(page) == 2
+        found += page
+        last = page[-1][0]
+    ids = list(Waiter.objects.order_by("id").values_list("id", flat=True))
+    assert [id_ for id_, _ in found] == ids
+    assert [stray for _, stray in found] == [first.id, None, None, None]

@@ -18,10 +18,11 @@ from django_pglock.postgres.connections import has_hung_up
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import SETTLED, beat
 from django_pglock.store.outcome import Succeeded
-from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
+from django_pglock.store.rescue import RESCUED_AT_ONCE, doubtful, rescue
 from django_pglock.store.settle import settle
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.upkeep.upkeep import TURN
+from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -115,6 +116,19 @@ def test_silence_tells_of_death_while_somebody_else_is_heard(claim, settings, be
     assert bool(rescue("default")) == is_rescued
 
 
+def test_a_lock_of_another_kind_with_the_same_bits_is_no_sign_of_life(claim, session, settings):
+    """PostgreSQL shows the two numbers of a worker's lock like the halves of one bigint; they are different locks."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    worker = uuid4()
+    register(worker, silent_for=200.0)
+    register_witness()
+    with session.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s::bigint << 32 | %s)", (reserved.WORKER, NUMBER))
+    tasks.nothing.enqueue()
+    claim(worker=worker)
+    assert len(rescue("default")) == 1
+
+
 def test_a_worker_without_a_row_is_dead(claim):
     """Whatever removed the row, the task must not wait for ever (a peer's recovery joined with that row)."""
     tasks.nothing.enqueue()
@@ -133,6 +147,39 @@ def test_a_rescue_spends_no_retry_and_keeps_the_token(claim):
     assert (row.retries, row.rescues, row.attempts, row.worker) == (0, 1, 1, None)
 
 
+def test_tasks_of_living_workers_are_left_alone(claim):
+    living = uuid4()
+    register(living)
+    for _ in range(2):
+        tasks.nothing.enqueue()
+    claim(worker=living)
+    [lost] = claim()
+    assert [each.id for each in rescue("default")] == [lost.id]
+    assert Task.objects.get(status="RUNNING").worker == living
+
+
+def test_a_task_that_somebody_asked_to_end_is_cancelled_with_those_that_wait_for_it(claim):
+    first = tasks.nothing.using(keep_result=60).enqueue()
+    second = tasks.nothing.using(after=[first]).enqueue()
+    [mine] = claim()
+    Task.objects.filter(pk=mine.id).cancel()
+    [rescued] = rescue("default")
+    assert rescued.status == "CANCELLED"
+    row = Task.objects.get(pk=first.id)
+    assert row.worker == mine.worker, "people see where it ran"
+    assert timedelta(seconds=59) < row.expires_at - row.finished_at < timedelta(seconds=61)
+    assert Task.objects.get(pk=second.id).status == "CANCELLED"
+
+
+def test_a_rescued_task_of_a_key_runs_before_those_behind_it(claim):
+    for number in range(2):
+        keyed.step.enqueue(1, number)
+    claim()
+    [rescued] = rescue("default")
+    assert rescued.status == "BLOCKED"
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", "BLOCKED"]
+
+
 def test_the_zombie_is_fenced_off_and_the_successor_is_not(claim):
     tasks.nothing.enqueue()
     [zombie] = claim()
@@ -146,16 +193,36 @@ def test_the_zombie_is_fenced_off_and_the_successor_is_not(claim):
 @override_settings(DJANGO_PGLOCK={"MAX_RESCUES": 2})
 def test_a_poison_pill_ends_failed(claim):
     """A task that takes every worker down must not go through the whole fleet for ever."""
-    result = tasks.nothing.enqueue()
+    result = tasks.nothing.using(keep_result=60).enqueue()
     for _ in range(3):
         claim()
+        assert Task.objects.get().expires_at is None
         rescue("default")
     row = Task.objects.get()
+    assert timedelta(seconds=59) < row.expires_at - row.finished_at < timedelta(seconds=61)
     assert (row.status, row.rescues, Attempt.objects.count()) == ("FAILED", 3, 3)
     result.refresh()
     assert [error.exception_class_path for error in result.errors] == ["django_pglock.errors.WorkerLost"] * 3
     assert result.errors[0].exception_class.__name__ == "WorkerLost"
     assert result.attempts == 3
+
+
+@pytest.mark.parametrize(
+    ("silent_for", "has_session", "count"), [(0.0, True, 0), (200.0, True, 2), (0.0, False, 2), (200.0, False, 2)]
+)
+def test_a_task_is_doubtful_when_a_sign_of_life_is_missing(claim, session, settings, silent_for, has_session, count):
+    """A worker that drains a queue waits for such tasks: they come back soon."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    worker = uuid4()
+    register(worker, silent_for=silent_for)
+    if has_session:
+        hold_lock(session)
+    for _ in range(3):
+        tasks.nothing.enqueue()
+    claim(2, worker=worker)
+    found = [("default", count)] if count else []
+    assert doubtful("default") == doubtful("default", backend="default") == found
+    assert doubtful("default", backend="other") == []
 
 
 def test_rescue_takes_page_after_page(claim):

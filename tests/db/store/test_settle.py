@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -17,6 +18,7 @@ from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db
 
+MINUTE = timedelta(minutes=1)
 FAILURE = Failure("builtins.ValueError", "Traceback …")
 
 
@@ -37,12 +39,19 @@ def settle_one(claim, outcome):
     ],
 )
 def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, status, record):
-    tasks.nothing.enqueue()
+    tasks.nothing.using(keep_result=60).enqueue()
     [mine] = claim()
     assert mine.id in settle_one(mine, outcome)
     row = Task.objects.get()
+    is_finished = status in ("SUCCESSFUL", "FAILED")
     assert row.status == status
-    assert (row.finished_at is not None) == (status in ("SUCCESSFUL", "FAILED"))
+    assert (row.finished_at is not None) == is_finished
+    assert (row.expires_at is not None) == is_finished
+    assert (row.started_at is None) == isinstance(outcome, Released)
+    if is_finished:
+        assert abs(row.expires_at - row.finished_at - MINUTE) < timedelta(seconds=1)
+    if status == "SCHEDULED":
+        assert row.run_after >= row.last_attempted_at + MINUTE
     assert (row.worker is None) == (status in ("READY", "SCHEDULED"))
     assert row.retries == isinstance(outcome, Retried)
     assert row.rescues == 0, "only the death of a worker is one"

@@ -78,6 +78,30 @@ def test_a_period_that_is_over_is_over_for_calls_without_one(claim, unique):
     assert call.enqueue(1).id != first.id
 
 
+def test_only_a_period_that_is_over_is_freed(claim):
+    """Other tasks may have had the same key: one that has begun, which keeps it for a retry by hand."""
+    task = keyed.remind.using(unique=Unique("{number}"))
+    begun = task.enqueue(1)
+    claim()
+    period = keyed.remind.enqueue(1)
+    other = keyed.remind.enqueue(2)
+    with pytest.raises(DuplicateTask) as refused:
+        keyed.remind.enqueue(1)
+    assert refused.value.result_id == period.id, "not the one that has begun"
+    Task.objects.update(unique_until=Now())
+    keyed.remind.enqueue(1)
+    freed = Task.objects.filter(unique_key=None)
+    assert [str(each.pk) for each in freed] == [period.id]
+    assert Task.objects.filter(pk__in=[begun.id, other.id]).count() == 2
+
+
+def test_no_insert_is_tried_when_the_waiting_one_is_replaced():
+    keyed.save.enqueue(1, text="old")
+    with CaptureQueriesContext(connection) as queries:
+        keyed.save.enqueue(1, text="new")
+    assert not [each for each in queries if "INSERT INTO" in each["sql"]]
+
+
 def test_replace_gives_the_waiting_one_the_new_call(claim):
     first = keyed.save.enqueue(1, text="old")
     second = keyed.save.using(priority=7, run_after=timedelta(hours=1)).enqueue(1, text="new")
@@ -278,18 +302,32 @@ def test_retried_while_another_is_being_enqueued(in_threads, eventually):
     assert Task.objects.filter(status="READY").count() == 1
 
 
+def test_many_are_retried_in_the_order_in_which_others_enqueue_their_keys(in_threads, eventually):
+    """The transaction below takes the key 1 first, then 2. A retry in the order of the ids would deadlock with it."""
+    for number in (2, 1):
+        keyed.rebuild.enqueue(number)
+    Task.objects.cancel()
+    is_enqueued = threading.Event()
+
+    def enqueue_slowly_and_retry(number):
+        if number:
+            assert is_enqueued.wait(60)
+            return Task.objects.retry()
+        with transaction.atomic():
+            keyed.rebuild.enqueue(1)
+            is_enqueued.set()
+            eventually(somebody_waits)
+            keyed.rebuild.enqueue(2)
+
+    assert in_threads(enqueue_slowly_and_retry, 2) == [None, 0]
+    assert Task.objects.filter(status="READY").count() == 2
+
+
 def somebody_waits():
     with connection.cursor() as cursor:
         # Not pg_stat_activity, which does not change within a transaction.
         cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
         return cursor.fetchone()[0]
-
-
-def test_only_what_waits_can_be_replaced():
-    with pytest.raises(TaskOptionError, match="waiting"):
-        Unique(while_="unfinished", on_conflict="replace")
-    with pytest.raises(TaskOptionError, match="0 seconds"):
-        Unique(period=0)
 
 
 def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):

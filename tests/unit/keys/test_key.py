@@ -54,6 +54,7 @@ def test_little_endian_and_crc_keys_for_migrations():
     big = sha256_key("a").to_bytes(8, "big", signed=True)
     assert pglock_key("a") == int.from_bytes(big, "little", signed=True)
     assert crc32_key("a") == 0xE8B7BE43 - 2**32
+    assert crc32_key("b") == 0x71BEEFF9
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -92,7 +93,7 @@ def test_different_parts_never_make_the_same_name(parts):
     assert [each.replace("%3A", ":").replace("%25", "%") for each in name.split(":")] == parts
 
 
-@pytest.mark.parametrize("number", [5, Level.HIGH, Number.FIVE, Flag.BOTH, -5, 0, 2**63 - 1])
+@pytest.mark.parametrize("number", [5, Level.HIGH, Number.FIVE, Flag.BOTH, -5, 0, 2**63 - 1, -(2**63)])
 def test_an_int_is_the_number_itself(number):
     """An IntEnum's member is an int, which PostgreSQL and other programs know by its number."""
     key = make_key(number)
@@ -130,7 +131,11 @@ def test_a_proxy_and_its_concrete_model_name_one_lock():
 
 @pytest.mark.parametrize(
     "bad",
-    [None, True, 1.5, "", b"x", (), object(), 2**63, -(2**63) - 1, "\udcff", ["a"], SimpleNamespace(pk=None, _meta=1)],
+    [
+        *(None, True, 1.5, "", b"x", (), object(), 2**63, -(2**63) - 1, "\udcff", ["a"]),
+        # Not saved yet, and two that only look a little like a model instance, as a ModelForm does.
+        *(SimpleNamespace(pk=None, _meta=1), SimpleNamespace(_meta=1), SimpleNamespace(pk=1)),
+    ],
 )
 def test_what_cannot_name_a_lock_is_refused(bad):
     with pytest.raises(LockKeyError):
@@ -138,8 +143,9 @@ def test_what_cannot_name_a_lock_is_refused(bad):
 
 
 def test_no_part_is_refused():
-    with pytest.raises(LockKeyError):
-        make_key()
+    for function in (make_key, join):
+        with pytest.raises(LockKeyError, match="needs a name"):
+            function()
     with pytest.raises(LockKeyError, match="empty"):
         part_of("")
 

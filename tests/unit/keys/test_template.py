@@ -19,23 +19,40 @@ def test_templates_escape_what_they_are_given():
     assert template("a:{request.user.pk}:{order_id}").render({"request": request, "order_id": 5}) == "a:1%3A2:5"
 
 
+def test_braces_that_are_doubled_stand_for_themselves():
+    assert template("a{{b}}:{order_id}").render({"order_id": 5}) == "a{b}:5"
+
+
+@pytest.mark.parametrize("known", [("order_id", "request"), None], ids=["known", "unknown"])
 @pytest.mark.parametrize(
-    "text",
+    "field",
     [
-        "{nobody}",
         "{request.__class__}",
         "{request._x}",
         "{order_id[0]}",
         "{order_id!r}",
         "{order_id:>5}",
-        "{",
         "{}",
         "{0}",
+        "{request.}",
     ],
 )
-def test_a_template_that_cannot_work_is_refused_when_it_is_written(text):
-    with pytest.raises(LockKeyError, match="here"):
+def test_a_field_is_a_parameter_with_public_attributes(field, known):
+    with pytest.raises(LockKeyError, match=r"here: .* is not a parameter with attributes behind it"):
+        template(f"a:{field}", known)
+
+
+@pytest.mark.parametrize("text", ["{", "a:{order_id", "a}"])
+def test_a_text_that_is_no_template_is_refused(text):
+    with pytest.raises(LockKeyError, match=r"here: .* is no template"):
         template(text)
+
+
+def test_a_parameter_that_is_not_there_is_named_with_those_that_are():
+    with pytest.raises(LockKeyError, match="names 'nobody', which is no parameter; there are order_id, request"):
+        template("a:{nobody.pk}")
+    with pytest.raises(LockKeyError, match="there are none"):
+        template("a:{nobody}", known=())
 
 
 @pytest.mark.parametrize("value", [None, True, ""])

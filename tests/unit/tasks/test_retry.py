@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_pglock.errors import TaskOptionError
-from django_pglock.tasks.retry import MAX_DELAY, Constant, Exponential, Linear, check_backoff, delay_after
+from django_pglock.tasks.retry import MAX_DELAY, Constant, Exponential, Linear, check_backoff, delay_after, duration_of
 
 
 def after(backoff, failures=1):
@@ -26,6 +26,26 @@ def test_constant_linear_and_exponential_grow_as_they_say():
     assert [after(Constant(2), n) for n in (1, 2, 3)] == [2, 2, 2]
     assert [after(Linear(2, cap=5), n) for n in (1, 2, 3)] == [2, 4, 5]
     assert [after(Exponential(1, 2, cap=5, jitter=False), n) for n in (1, 2, 3, 4)] == [1, 2, 4, 5]
+
+
+def test_the_waits_of_policies_without_options():
+    assert [Exponential(jitter=False).delay(n) for n in (1, 2, 3, 20)] == [1, 2, 4, 600]
+    assert [Linear(1000).delay(n) for n in (1, 3, 4)] == [1000, 3000, 3600]
+    assert Exponential().jitter
+
+
+def test_a_policy_takes_timedeltas_as_well_as_seconds():
+    second = timedelta(seconds=1)
+    assert Constant(second).delay(1) == 1
+    assert Linear(second, cap=2 * second).delay(3) == 2
+    assert Exponential(second, cap=3 * second, jitter=False).delay(3) == 3
+
+
+def test_full_jitter_draws_from_the_whole_range():
+    """Else tasks that failed together would be tried again together."""
+    drawn = [Exponential(100).delay(1) for _ in range(200)]
+    assert min(drawn) < 20
+    assert max(drawn) > 80
 
 
 @pytest.mark.parametrize("nonsense", ["x", None, -1, math.nan, math.inf, True])
@@ -64,6 +84,9 @@ def test_a_function_is_asked_with_exception_and_result():
 
 def test_no_wait_is_longer_than_postgresql_can_write():
     assert after(1e300) == MAX_DELAY
+    assert duration_of(MAX_DELAY, option="period") == MAX_DELAY
+    with pytest.raises(TaskOptionError, match="give ten years at most"):
+        duration_of(MAX_DELAY + 1, option="period")
 
 
 @pytest.mark.parametrize("nonsense", [-1, math.nan, math.inf, "soon", None, True, timedelta(seconds=-1), Linear])

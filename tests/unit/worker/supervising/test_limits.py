@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.supervising import limits as limits_module
 from django_pglock.worker.supervising.limits import Limits, resident_memory
 
 
@@ -18,7 +22,7 @@ def test_the_time_of_processes_is_over_at_different_moments():
     assert 890 < min(ends) < max(ends) <= 1000
     assert max(ends) - min(ends) > 20
     assert "time" in limits(max_time=1e-9).reached()
-    assert not limits(max_time=1000).reached()
+    assert limits(max_time=1000).reached() == ""
 
 
 def test_memory_is_looked_at_after_the_first_task():
@@ -28,6 +32,35 @@ def test_memory_is_looked_at_after_the_first_task():
     in_flight.threads.slots[0].ended = 1
     assert "MiB" in limits(in_flight, max_memory=1).reached()
     assert not limits(in_flight, max_memory=10**6).reached()
+
+
+def test_the_limit_of_memory_is_in_mebibytes(monkeypatch):
+    in_flight = InFlight(1)
+    in_flight.threads.slots[0].ended = 1
+    monkeypatch.setattr(limits_module, "resident_memory", lambda: 300 * 2**20)
+    assert limits(in_flight, max_memory=300).reached() == ""
+    assert limits(in_flight, max_memory=299).reached() == "it takes 300 MiB of memory"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux only")
+def test_memory_is_what_the_system_shows_as_resident():
+    status = Path("/proc/self/status").read_text()
+    shown = int(status.partition("VmRSS:")[2].split()[0]) * 1024
+    assert 0.8 * shown < resident_memory() < 1.2 * shown
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("darwin", 1), ("freebsd14", 1024)])
+def test_where_the_system_does_not_show_it_the_peak_is_taken(monkeypatch, platform, unit):
+    """getrusage() counts in bytes on macOS, in kibibytes elsewhere."""
+
+    def missing(path):
+        raise FileNotFoundError(path)
+
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=5000))
+    monkeypatch.setattr(limits_module.sys, "platform", platform)
+    assert resident_memory() == 5000 * unit
 
 
 def test_the_last_of_so_many_tasks_may_end():

@@ -1,0 +1,153 @@
+"""Values of options: which are taken, which are refused, and what they come to."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+
+import pytest
+
+from django_pglock import Group, Rate, Unique
+from django_pglock.errors import TaskOptionError
+from django_pglock.tasks.options import (
+    MOST_CONCURRENT,
+    MOST_IN_GROUP,
+    check_concurrency,
+    check_template,
+    group_of,
+    rate_of,
+    unique_of,
+)
+from django_pglock.tasks.states import UniqueScope
+
+
+@pytest.mark.parametrize(
+    ("check", "most"),
+    [
+        (check_concurrency, MOST_CONCURRENT),
+        (lambda number: Group("all", limit=number), MOST_IN_GROUP),
+        (lambda number: Rate(number), 1_000_000),
+        (lambda number: Rate(1, burst=number), 1_000_000),
+    ],
+    ids=["concurrency", "limit", "count", "burst"],
+)
+def test_a_number_has_a_smallest_and_a_largest_value(check, most):
+    """The largest concurrency is that of PostgreSQL's smallint; a larger one would fail when the row is written."""
+    check(1)
+    check(most)
+    for wrong in (0, most + 1, True, 1.5, "1", None):
+        with pytest.raises(TaskOptionError, match=f"give a number from 1 to {most:,}"):
+            check(wrong)
+
+
+def test_the_largest_concurrency_fits_into_a_smallint():
+    assert MOST_CONCURRENT == 2**15 - 1
+
+
+@pytest.mark.parametrize(
+    ("unique", "scope", "seconds"),
+    [
+        (Unique(), UniqueScope.WAITING, None),
+        (Unique(while_="unfinished"), UniqueScope.UNFINISHED, None),
+        (Unique(period=60), UniqueScope.PERIOD, 60),
+        (Unique(while_="unfinished", period=timedelta(minutes=2)), UniqueScope.PERIOD, 120),
+    ],
+)
+def test_the_scope_of_a_unique_key_is_its_period_or_what_it_waits_for(unique, scope, seconds):
+    assert (unique.scope, unique.seconds) == (scope, seconds)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"while_": "running"}, "while_ is 'running'"),
+        ({"on_conflict": "ignore"}, "on_conflict is 'ignore'"),
+        ({"period": 0}, "0 seconds"),
+        ({"period": -1}, "period is -1"),
+        ({"on_conflict": "replace", "while_": "unfinished"}, "only a waiting task can be replaced"),
+        ({"on_conflict": "replace", "period": 60}, "only a waiting task can be replaced"),
+    ],
+)
+def test_a_unique_that_cannot_be_kept_is_refused(options, text):
+    with pytest.raises(TaskOptionError, match=text):
+        Unique(**options)
+    assert Unique(on_conflict="replace").on_conflict == "replace"
+
+
+def test_the_time_to_gather_is_seconds_or_a_timedelta():
+    assert Group("all").seconds == 0
+    assert Group("all", gather=timedelta(minutes=1)).seconds == 60
+    with pytest.raises(TaskOptionError, match="gather is -1"):
+        Group("all", gather=-1)
+
+
+def test_a_rate_is_the_time_from_one_token_to_the_next():
+    assert Rate(10).interval == 0.1
+    assert Rate(4, per=timedelta(minutes=1)).interval == 15
+    with pytest.raises(TaskOptionError, match="per is no time"):
+        Rate(1, per=0)
+    with pytest.raises(TaskOptionError, match="per is no time"):
+        Rate.parse("10/0s")
+
+
+@pytest.mark.parametrize(
+    ("rate", "portion"), [(Rate(1), 1), (Rate(20), 1), (Rate(21), 2), (Rate(1000), 50), (Rate(1000, burst=70), 70)]
+)
+def test_a_high_rate_lets_through_the_tokens_of_50_milliseconds_at_once(rate, portion):
+    """Else a rate of thousands a second would need as many looks a second."""
+    assert rate.portion == portion
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "per"),
+    [("10/s", 10, 1), ("100/m", 100, 60), ("5/h", 5, 3600), ("2/d", 2, 86_400), ("1/30s", 1, 30), ("7/2h", 7, 7200)],
+)
+def test_a_rate_is_read_from_a_short_text(text, count, per):
+    rate = rate_of(text)
+    assert (rate.count, rate.per) == (count, per)
+
+
+@pytest.mark.parametrize("text", ["", "10", "10/", "/s", "10/x", "10 / s", "-1/s", "10/s ", "12345678/s", "1/123456s"])
+def test_a_text_that_is_no_rate_is_refused(text):
+    with pytest.raises(TaskOptionError, match="write it as"):
+        rate_of(text)
+
+
+def test_a_short_form_stands_for_its_class():
+    assert unique_of(True) == Unique()
+    assert unique_of("{a}") == Unique("{a}")
+    assert group_of("{a}") == Group("{a}")
+    assert rate_of("1/s") == Rate(1)
+    for of, value in ((unique_of, Unique(period=1)), (group_of, Group("all")), (rate_of, Rate(2))):
+        assert of(value) is value
+        assert of(None) is None
+    assert unique_of(False) is None
+
+
+@pytest.mark.parametrize(("of", "name"), [(unique_of, "Unique"), (group_of, "Group"), (rate_of, "Rate")])
+def test_a_value_of_another_type_is_refused_with_the_class_to_use(of, name):
+    with pytest.raises(TaskOptionError, match=rf"{name.lower()} is 5; give a template or a {name}\(\)"):
+        of(5)
+
+
+@pytest.mark.parametrize("value", ["", None, 5, b"a"])
+def test_a_template_is_a_text_that_is_not_empty(value):
+    with pytest.raises(TaskOptionError, match=r"lock is .*; give a template"):
+        check_template(value, option="lock")
+    check_template("a", option="lock")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (partial(Unique, key=5), "Unique: key is 5"),
+        (partial(Group, key=None), "Group: key is None"),
+        (partial(Rate, 1, key=""), "Rate: key is ''"),
+        (partial(Rate, 1, per=1e300), r"per is 1e\+300; give ten years at most"),
+        (partial(Unique, period=1e300), r"period is 1e\+300; give ten years at most"),
+        (partial(Group, "a", gather=1e300), r"gather is 1e\+300; give ten years at most"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_where_it_is_written(make, words):
+    with pytest.raises(TaskOptionError, match=words):
+        make()
