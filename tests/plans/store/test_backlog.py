@@ -166,7 +166,9 @@ def test_rows_that_are_known_by_their_ids_are_compared_some_at_a_time(new_table,
     assert [len(rescue("default")) for _ in range(6)] == [RESCUED_AT_ONCE] * 5 + [0]
 
 
+@pytest.mark.parametrize("backlog", ["from before", "of now"], indirect=True)
 def test_the_query_for_an_autoscaler_that_the_docs_show_stops_early(backlog):
+    """Where the statistics know something of the table: this query comes from elsewhere, without our settings."""
     insert("READY", 20_000)
     insert("SCHEDULED", BATCH, seconds=-60)
     page = (ROOT / "docs" / "operations.md").read_text()
