@@ -32,6 +32,19 @@ def test_nobody_of_its_key_comes_between_the_end_and_the_word_of_it(claim):
     assert statuses() == ["SUCCESSFUL", "READY", "BLOCKED"]
 
 
+def test_one_that_came_later_is_not_looked_at_for_that(claim):
+    """It waits for its turn at the key anyway, so what it waited for delays nobody."""
+    for _ in range(4):
+        keyed.call.enqueue("a")
+    ended = tasks.echo.enqueue(1)
+    keyed.call.using(after=[ended]).enqueue("a")
+    claims = claim(4)
+    settle("default", [(claims[-1], Succeeded()), (claims[0], Succeeded())], uuid4())
+    assert statuses() == ["SUCCESSFUL", "RUNNING", "RUNNING", "BLOCKED", "SUCCESSFUL", "BLOCKED"]
+    admit("default", ["api:a"])
+    assert statuses()[3:] == ["READY", "SUCCESSFUL", "BLOCKED"]
+
+
 def test_one_that_is_cancelled_holds_up_nobody_of_its_key(claim):
     first, other = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
     keyed.step.using(after=[first, other]).enqueue("a", 1)
