@@ -68,6 +68,16 @@ def test_only_those_are_told_whose_wait_is_over_however_many_wait_for_what_lies_
     assert release("default", [ends[0] + 1]) == 1
 
 
+def test_each_is_told_of_the_end_of_its_own(claim):
+    """One statement tells them all, and neither takes the other's failure for its own."""
+    for number in range(2):
+        tasks.nothing.using(after=[tasks.echo.using(priority=1).enqueue(number)]).enqueue()
+    one, two = claim(2)
+    settle("default", [(one, Failed(FAILURE)), (two, Succeeded())], one.worker)
+    assert release("default", [one.id, two.id]) == 2
+    assert statuses() == ["FAILED", "CANCELLED", "SUCCESSFUL", "READY"]
+
+
 def test_one_that_somebody_has_locked_holds_up_no_other(claim, locked):
     """Nor whoever tells them: upkeep comes back to it."""
     first = tasks.echo.enqueue(1)
