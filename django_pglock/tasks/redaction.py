@@ -142,7 +142,7 @@ def redact_of(value: RedactOption, task: TaskFields, where: str) -> tuple[str, .
     names = tuple(value) if is_list else ()
     if not is_list or not all(isinstance(name, str) for name in names):
         raise TaskOptionError(f"{where}: redact is {value!r}; give True, or names such as ('card', 'password').")
-    if names and (shown_in_keys := sorted(names_in_keys(task) & {*names})):
+    if shown_in_keys := sorted(names_in_keys(task) & {*names}):
         raise TaskOptionError(
             f"{where}: a key would show {', '.join(shown_in_keys)}, which redact hides; make the key of something else."
         )

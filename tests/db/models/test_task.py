@@ -1,4 +1,4 @@
-"""Rows that the constraints of the table refuse."""
+"""Rows that the constraints of the table refuse, and how wide its columns are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from django_pglock.models import Task
+from django_pglock.models import Attempt, Queue, RateLimit, Schedule, Task
+from django_pglock.store.pause import LONGEST_BY
+from django_pglock.tasks.arguments import MAX_PATH
+from django_pglock.tasks.call_keys import LONGEST_KEY
+from django_pglock.tasks.queues import LONGEST_QUEUE
+from django_pglock.tasks.schedules import LONGEST_EXPRESSION
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 pytestmark = pytest.mark.django_db
@@ -50,3 +55,20 @@ def test_nothing_else_is_a_status_a_priority_or_a_unique_key():
     assert refused(status="WAITING")
     assert refused(priority=101)
     assert refused(unique_key="a")
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "longest"),
+    [
+        *((Task, name, LONGEST_KEY) for name in ("lock_key", "group_key", "fair_key", "unique_key")),
+        (RateLimit, "key", LONGEST_KEY),
+        (Attempt, "exception_path", MAX_PATH),
+        (Task, "queue", LONGEST_QUEUE),
+        (Queue, "name", LONGEST_QUEUE),
+        (Queue, "paused_by", LONGEST_BY),
+        (Schedule, "expression", LONGEST_EXPRESSION),
+    ],
+)
+def test_a_column_is_as_wide_as_the_code_expects(model, name, longest):
+    """A longer text would be an error of the database, for an outcome after the work is done."""
+    assert model._meta.get_field(name).max_length == longest

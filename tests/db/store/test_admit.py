@@ -153,6 +153,19 @@ def test_a_row_that_somebody_has_locked_holds_up_its_key_and_nobody_else(in_thre
     assert statuses() == ["READY", "BLOCKED", "READY"]
 
 
+def test_a_locked_row_also_holds_up_those_behind_it_at_a_key_that_lets_several_run(in_threads):
+    """They run in the order in which they were enqueued; the row of the other key is let through."""
+    with transaction.atomic():
+        for name in ("a", "a", "a", "b"):
+            keyed.call.enqueue(name)
+        transaction.get_connection().run_on_commit.clear()
+    with transaction.atomic():
+        Task.objects.select_for_update().get(pk=Task.objects.order_by("id")[1].pk)
+        assert in_threads(lambda number: admit("default", ["api:a", "api:b"]), 1) == [2]
+        assert statuses() == ["READY", "BLOCKED", "BLOCKED", "READY"]
+    assert admit("default", ["api:a"]) == 2
+
+
 def test_whatever_isolation_is_the_default_it_sees_what_was_let_through_while_it_waited(in_threads, eventually):
     """One snapshot for both statements would be older than the lock, and a second task would be let through."""
     with transaction.atomic():

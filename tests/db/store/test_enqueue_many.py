@@ -16,6 +16,7 @@ from django_pglock import aenqueue_many, enqueue_many
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.models import Task, Worker
 from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask, task_backends
+from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -32,6 +33,29 @@ def test_each_call_is_a_row_and_they_run_in_order():
     assert {(row.status, row.priority, row.queue, row.max_retries) for row in rows} == {("READY", 7, "mail", 3)}
     assert tasks.record.get_result(ids[1]).args == ["b", 2]
     assert enqueue_many(tasks.record, []) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "parameter", "keys"),
+    [
+        (keyed.step, "order_id", {"lock_key": ["order:1", "order:2"]}),
+        (keyed.serve, "tenant", {"fair_key": ["1", "2"]}),
+        (keyed.rebuild, "number", {"unique_key": [f"{keyed.rebuild.module_path} {number}" for number in (1, 2)]}),
+        (
+            keyed.digest,
+            "user",
+            {
+                "group_key": ["mail:1", "mail:2"],
+                "lock_key": [f"%group {keyed.digest.module_path} mail:{number}" for number in (1, 2)],
+            },
+        ),
+    ],
+    ids=["lock", "fair", "unique", "group"],
+)
+def test_each_call_has_its_own_keys_and_no_others(task, parameter, keys):
+    enqueue_many(task, [{parameter: 1}, {parameter: 2}])
+    for column in ("lock_key", "fair_key", "group_key", "unique_key"):
+        assert list(Task.objects.order_by("id").values_list(column, flat=True)) == keys.get(column, [None, None])
 
 
 @pytest.mark.parametrize("calls", [{"name": "a"}, "abc", b"abc", 5, None])

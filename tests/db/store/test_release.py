@@ -32,6 +32,19 @@ def test_nobody_of_its_key_comes_between_the_end_and_the_word_of_it(claim):
     assert statuses() == ["SUCCESSFUL", "READY", "BLOCKED"]
 
 
+def test_one_that_came_later_is_not_looked_at_for_that(claim):
+    """It waits for its turn at the key anyway, so what it waited for delays nobody."""
+    for _ in range(4):
+        keyed.call.enqueue("a")
+    ended = tasks.echo.enqueue(1)
+    keyed.call.using(after=[ended]).enqueue("a")
+    claims = claim(4)
+    settle("default", [(claims[-1], Succeeded()), (claims[0], Succeeded())], uuid4())
+    assert statuses() == ["SUCCESSFUL", "RUNNING", "RUNNING", "BLOCKED", "SUCCESSFUL", "BLOCKED"]
+    admit("default", ["api:a"])
+    assert statuses()[3:] == ["READY", "SUCCESSFUL", "BLOCKED"]
+
+
 def test_one_that_is_cancelled_holds_up_nobody_of_its_key(claim):
     first, other = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
     keyed.step.using(after=[first, other]).enqueue("a", 1)
@@ -53,6 +66,16 @@ def test_only_those_are_told_whose_wait_is_over_however_many_wait_for_what_lies_
     assert release("default", ends) == 2
     assert statuses()[10:] == ["READY", *["BLOCKED"] * 8, "READY"]
     assert release("default", [ends[0] + 1]) == 1
+
+
+def test_each_is_told_of_the_end_of_its_own(claim):
+    """One statement tells them all, and neither takes the other's failure for its own."""
+    for number in range(2):
+        tasks.nothing.using(after=[tasks.echo.using(priority=1).enqueue(number)]).enqueue()
+    one, two = claim(2)
+    settle("default", [(one, Failed(FAILURE)), (two, Succeeded())], one.worker)
+    assert release("default", [one.id, two.id]) == 2
+    assert statuses() == ["FAILED", "CANCELLED", "SUCCESSFUL", "READY"]
 
 
 def test_one_that_somebody_has_locked_holds_up_no_other(claim, locked):

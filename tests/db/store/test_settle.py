@@ -32,6 +32,7 @@ def settle_one(claim, outcome):
         (Succeeded('{"a": 1}'), "SUCCESSFUL", None),
         (Failed(FAILURE), "FAILED", "FAILED"),
         (Retried(FAILURE, 60), "SCHEDULED", "FAILED"),
+        (Retried(FAILURE, 0.5), "SCHEDULED", "FAILED"),
         (Retried(FAILURE, 0), "READY", "FAILED"),
         (Interrupted(FAILURE, 60), "SCHEDULED", "LOST"),
         (Released(), "READY", None),
@@ -51,7 +52,7 @@ def test_each_outcome_leads_where_it_says_and_leaves_its_record(claim, outcome, 
     if is_finished:
         assert abs(row.expires_at - row.finished_at - MINUTE) < timedelta(seconds=1)
     if status == "SCHEDULED":
-        assert row.run_after >= row.last_attempted_at + MINUTE
+        assert row.run_after >= row.last_attempted_at + timedelta(seconds=outcome.delay)
     assert (row.worker is None) == (status in ("READY", "SCHEDULED"))
     assert row.retries == isinstance(outcome, Retried)
     assert row.rescues == 0, "only the death of a worker is one"

@@ -129,6 +129,13 @@ def test_what_was_to_be_hidden_stays_so_when_its_function_is_gone_or_says_otherw
     assert shown(Task.objects.get(pk=id_), "args") == [7, REDACTED], "named since"
 
 
+def test_arguments_of_a_function_that_is_gone_are_shown_where_nothing_was_hidden():
+    """People need them most then: the task is still to be run, or to be cancelled."""
+    row = row_of(task(pay), 7, card="none")
+    del registry._definitions[row.task_path]
+    assert (shown(row, "args"), shown(row, "kwargs")) == ([7], {"card": "none"})
+
+
 @pytest.mark.parametrize("hook", [hide_cards, f"{__name__}.hide_cards"])
 def test_the_setting_replaces_what_is_shown(admin_client, hook, caplog):
     row = row_of(task(lock="pay:{card}")(pay), 7, SECRET, address={"card": SECRET}, broken=SECRET)

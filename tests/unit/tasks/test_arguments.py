@@ -32,6 +32,22 @@ def test_whatever_is_json_comes_back_as_it_was(value):
     assert from_json(to_json(value, what="it")) == value
 
 
+def test_the_text_of_a_document_is_short_and_never_changes():
+    """A unique key may be the digest of a sorted one: another text would be another key during a deploy."""
+    value = {"b": [1, 2.5, None], "a": "ä"}
+    assert to_json(value, what="it") == '{"b":[1,2.5,null],"a":"ä"}'
+    assert to_json(value, what="it", sort_keys=True) == '{"a":"ä","b":[1,2.5,null]}'
+    assert (to_json([], what="it"), to_json({}, what="it"), to_json("", what="it")) == ("[]", "{}", '""')
+
+
+def test_a_document_may_be_so_many_bytes_long_and_not_more():
+    """Bytes, not characters: an umlaut has two."""
+    for value in ("a" * 10, "ä" * 5):
+        assert to_json(value, what="it", most=12)
+        with pytest.raises(TaskArgumentsError, match="it is 12 bytes long, more than 11"):
+            to_json(value, what="it", most=11)
+
+
 def test_tuples_and_bytes_become_what_django_tasks_makes_of_them():
     assert from_json(to_json((1, b"two", {"three": (4,)}), what="it")) == [1, "two", {"three": [4]}]
 

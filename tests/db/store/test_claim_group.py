@@ -1,0 +1,76 @@
+"""A worker that has claimed one task of a group claims the others with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import Task
+from django_pglock.store.claim_group import claim_group
+from tests.db.store.endings import statuses
+from tests.sample import keyed_tasks as keyed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def enqueue(*texts, task=keyed.digest, user=1):
+    return [task.enqueue(text=text, user=user) for text in texts]
+
+
+def test_the_others_are_claimed_for_the_same_worker_in_their_order(claim):
+    """Each claim counts an attempt, because the number of attempts is the fencing token."""
+    enqueue(*"abc")
+    [leader] = claim()
+    others = claim_group("default", leader, limit=10, gather=0)
+    assert [each.id for each in others] == list(Task.objects.order_by("id").values_list("pk", flat=True))[1:]
+    assert {(each.worker, each.attempt) for each in others} == {(leader.worker, 1)}
+    for row in Task.objects.all():
+        assert (row.status, row.attempts, row.worker) == ("RUNNING", 1, leader.worker)
+        assert row.started_at == row.last_attempted_at is not None
+    assert claim_group("default", leader, limit=10, gather=0) == []
+
+
+def test_the_oldest_are_taken_and_no_more_than_the_limit(claim):
+    enqueue(*"abcd")
+    [leader] = claim()
+    claim_group("default", leader, limit=2, gather=0)
+    assert statuses() == ["RUNNING", "RUNNING", "RUNNING", "BLOCKED"]
+
+
+def test_other_groups_functions_and_backends_are_left_alone(claim):
+    enqueue("a")
+    enqueue("of another user", user=2)
+    enqueue("of another backend", "of another function")
+    [leader] = claim()
+    Task.objects.filter(kwargs__text="of another backend").update(backend="other")
+    Task.objects.filter(kwargs__text="of another function").update(task_path="other.task")
+    assert claim_group("default", leader, limit=10, gather=0) == []
+
+
+def test_those_that_only_gather_are_taken_and_those_that_are_due_later_are_not(claim):
+    """A task that waits for its retry was begun before; it runs when its time comes."""
+    rows = [int(each.id) for each in enqueue(*"abcd")]
+    [leader] = claim()
+    for id_, seconds in zip(rows[1:], (5, 60, 5), strict=True):
+        Task.objects.filter(pk=id_).update(status="SCHEDULED", run_after=Now() + timedelta(seconds=seconds))
+    Task.objects.filter(pk=rows[3]).update(started_at=Now())
+    assert [each.id for each in claim_group("default", leader, limit=10, gather=30)] == [rows[1]]
+
+
+def test_a_leader_that_lost_its_claim_takes_nobody(claim):
+    """Its worker was frozen; another one may be claiming the group now."""
+    enqueue(*"ab")
+    [leader] = claim()
+    assert claim_group("default", replace(leader, attempt=2), limit=10, gather=0) == []
+    Task.objects.filter(pk=leader.id).update(status="READY")
+    assert claim_group("default", leader, limit=10, gather=0) == []
+
+
+def test_a_task_that_somebody_has_locked_is_left_out(claim, locked):
+    rows = enqueue(*"abc")
+    [leader] = claim()
+    with locked(rows[1].id):
+        assert [str(each.id) for each in claim_group("default", leader, limit=10, gather=0)] == [rows[2].id]
