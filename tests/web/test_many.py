@@ -9,6 +9,7 @@ from tests.web.sites import ASGI
 
 #: Of the thirty clients half are served by coroutines and half by threads: fewer than a session for each of one half,
 #: and more than are kept on purpose: one for each of two times four threads, or up to eleven for coroutines' locks.
+#: A pool that earlier tests have filled shrinks by one session a second.
 MOST_SESSIONS = 14
 WAYS = (
     *(("plain", "view"), ("stream", "after"), ("stream", "middle")),

@@ -24,7 +24,8 @@ def database(url: str) -> dict[str, Any]:
     # PostgreSQL has to notice a client that was killed while it waited for a lock.
     options = {"application_name": env.str("WEB_NAME"), "options": "-c client_connection_check_interval=2s"}
     if env.bool("WEB_POOL", default=False):
-        options["pool"] = {"min_size": 1, "max_size": 16, "timeout": 30}
+        # A session that nobody used for a second is closed, one a second: what stays open is in use, or lost.
+        options["pool"] = {"min_size": 1, "max_size": 16, "timeout": 30, "max_idle": 1}
     age = env.int("WEB_CONN_MAX_AGE", default=0)
     return {**env.db_url_config(url), "CONN_MAX_AGE": age, "CONN_HEALTH_CHECKS": True, "OPTIONS": options}
 
