@@ -43,9 +43,10 @@ def run():
 
 
 def with_database(function):
-    """Run the demo on a private PostgreSQL, unless DATABASE_URL names one. The tests start their own."""
+    """Run a demo on a private PostgreSQL, unless DATABASE_URL names one. The tests start their own."""
     wants_help = {"-h", "--help"}.intersection(sys.argv)
-    if sys.argv[1:2] != ["demo"] or "DATABASE_URL" in os.environ or wants_help:
+    is_demo = sys.argv[1:2] == ["demo"] or (sys.argv[1:2] == ["systems"] and len(sys.argv) > 2)
+    if not is_demo or "DATABASE_URL" in os.environ or wants_help:
         function()
         return
     from example_project.postgres import NoPostgres, PrivatePostgres

@@ -30,6 +30,12 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_pglock",
     "example_project.shop",
+    "example_project.systems",
+    "example_project.systems.mutex",
+    "example_project.systems.checkout",
+    "example_project.systems.handoff",
+    "example_project.systems.ledger",
+    "example_project.systems.sharing",
 ]
 
 MIDDLEWARE = [

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 MANAGE = Path(__file__).resolve().parent.parent.parent / "manage.py"
@@ -27,8 +28,13 @@ class Fleet:
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         """Start ``manage.py`` with these arguments."""
+        return self.run([sys.executable, str(MANAGE), *arguments], **environment)
+
+    def run(self, command: Sequence[str], **environment: str) -> subprocess.Popen[bytes]:
+        """Start a program in the folder of ``manage.py``."""
         process = subprocess.Popen(
-            [sys.executable, str(MANAGE), *arguments],
+            command,
+            cwd=MANAGE.parent,
             env={**self.environment, **environment},
             stdin=subprocess.DEVNULL,
             stdout=self.log,

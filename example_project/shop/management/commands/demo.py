@@ -9,7 +9,6 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.core.management import BaseCommand, CommandError, CommandParser, call_command
-from django.utils.translation import gettext_lazy as _
 
 from example_project.demo import evidence
 from example_project.demo.play import Play, Report
@@ -22,7 +21,7 @@ LOGIN = "demo"
 class Command(BaseCommand):
     """Plays the demo and shows the evidence."""
 
-    help = _(
+    help = (
         "Show the main job on real input: a shop with impatient customers, 2,000 tasks and four workers, one of which "
         "is killed in the middle; then ask the database what became of it. Ends with 1 if any claim does not hold. "
         "Uses a private PostgreSQL unless DATABASE_URL is set; that database must have no tasks and no orders yet."
@@ -30,11 +29,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the arguments."""
-        parser.add_argument("--no-serve", action="store_true", help=_("End after the evidence instead of serving."))
+        parser.add_argument("--no-serve", action="store_true", help="End after the evidence instead of serving.")
         parser.add_argument(
-            "--erase", action="store_true", help=_("Delete the tasks and orders that are in the database before.")
+            "--erase", action="store_true", help="Delete the tasks and orders that are in the database before."
         )
-        parser.add_argument("--json", action="store_true", help=_("Print the figures as JSON and end."))
+        parser.add_argument("--json", action="store_true", help="Print the figures as JSON and end.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Prepare, play, show, serve."""
@@ -65,7 +64,7 @@ def prepare(*, erase: bool) -> None:
     """Empty the tables. Raises ``CommandError`` if they have rows and ``erase`` is False."""
     if not (erase or evidence.is_empty()):
         raise CommandError(
-            _("The database of DATABASE_URL has tasks or orders. Name another one, or add --erase to delete them all.")
+            "The database of DATABASE_URL has tasks or orders. Name another one, or add --erase to delete them all."
         )
     evidence.forget()
 

@@ -8,7 +8,6 @@ from django.contrib.staticfiles.handlers import StaticFilesHandler
 from django.core.management import BaseCommand, CommandParser
 from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
 from django.core.wsgi import get_wsgi_application
-from django.utils.translation import gettext_lazy as _
 
 
 class ShopServer(ThreadedWSGIServer):
@@ -21,11 +20,11 @@ class ShopServer(ThreadedWSGIServer):
 class Command(BaseCommand):
     """Serves the shop and the admin on 127.0.0.1."""
 
-    help = _("Serve the shop and the admin on 127.0.0.1, one thread for each request.")
+    help = "Serve the shop and the admin on 127.0.0.1, one thread for each request."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the arguments."""
-        parser.add_argument("port", type=int, help=_("Port on loopback."))
+        parser.add_argument("port", type=int, help="Port on loopback.")
 
     def handle(self, *args: Any, port: int, **options: Any) -> None:
         """Serve for ever."""

@@ -1,0 +1,1 @@
+"""The checkout: an endpoint that charges once, however often and wherever its button is pressed."""

@@ -1,0 +1,1 @@
+"""Sharing: rows of a table, processed by any number of instances in equal shares."""

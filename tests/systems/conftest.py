@@ -1,0 +1,39 @@
+"""What the tests of all systems use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from example_project.demo.processes import Fleet
+from example_project.systems.stage import call
+
+
+@pytest.fixture
+def fleet(transactional_db: None) -> Iterator[Fleet]:
+    """Start programs on the tests' database. All of them are stopped at the end."""
+    server = os.environ["DATABASE_URL"].rpartition("/")[0]
+    environment = {
+        "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}",
+        "DJANGO_SETTINGS_MODULE": "example_project.settings",
+        "HEARTBEAT_INTERVAL": "0.5",
+        "HEARTBEAT_LIMIT": "4",
+    }
+    fleet = Fleet(environment)
+    yield fleet
+    fleet.stop()
+
+
+@pytest.fixture
+def process(fleet: Fleet) -> Callable[..., subprocess.Popen[bytes]]:
+    """Call a module's function in a process of its own, with arguments that JSON can hold."""
+
+    def start(function: Callable[..., object], *arguments: Any, **environment: str) -> subprocess.Popen[bytes]:
+        return call(fleet, function, *arguments, **environment)
+
+    return start
