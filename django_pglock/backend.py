@@ -20,7 +20,7 @@ from django_pglock.conf import get_settings, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.await_end import await_end, await_end_async
-from django_pglock.store.call import Call, batches
+from django_pglock.store.call import Call, batches, meta_of
 from django_pglock.store.enqueue import enqueue, enqueue_many
 from django_pglock.store.result import result_of_row
 from django_pglock.store.sql import rows_of
@@ -91,7 +91,7 @@ class PostgresBackend(BaseTaskBackend):
         cannot be stored as JSON, before anything is written.
         """
         self._check_task(task)
-        row = enqueue(self._using, task, _call_of(task, args, kwargs), meta=_meta_of(task))
+        row = enqueue(self._using, task, _call_of(task, args, kwargs), meta=meta_of(task))
         if not row.is_new:
             return self.get_result(str(row.id))
         result = make_result(
@@ -114,7 +114,7 @@ class PostgresBackend(BaseTaskBackend):
     def enqueue_many(self, task: Any, calls: Iterable[Any]) -> list[str]:
         """Write many calls of ``task``, all or none, and return their ids; see ``django_pglock.enqueue_many``."""
         self._check_task(task)
-        using, meta = self._using, _meta_of(task)
+        using, meta = self._using, meta_of(task)
         ids: list[str] = []
         # Each call is checked before it is written, as a single call is.
         prepared = (_call_of(task, *arguments_of(call)) for call in calls)
@@ -201,20 +201,6 @@ def _refuse_by_name(task: PostgresTask, args: Any, kwargs: Any, most: int) -> No
     """Raise ``TaskArgumentsError`` with the name of the first argument that cannot be stored, if it is a single one."""
     for name, value in (*zip(positional_names(task, len(args)), args, strict=True), *kwargs.items()):
         to_json(value, what=f"Argument {name!r} of {task.module_path}", most=most)
-
-
-def _meta_of(task: PostgresTask) -> str:
-    """Return the JSON of the column ``meta``: the user's metadata, and the options that have no column."""
-    meta = dict(task.meta)
-    if task.carried:
-        meta["options"] = task.carried
-    if task.rate:
-        meta["rate"] = [task.rate.interval, task.rate.portion]
-    if task.redact:
-        meta["redact"] = task.redact
-    if task.after:
-        meta["after"] = task.after
-    return to_json(meta, what=f"The meta of {task.module_path}") if meta else "{}"
 
 
 def _is_id(text: Any) -> bool:

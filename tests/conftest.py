@@ -14,9 +14,12 @@ from typing import Any
 
 import hypothesis
 import pytest
+from django.apps import apps
 from django.db import connection, connections
+from django.db.models import Model
 from django.test import TransactionTestCase
 
+from django_pglock.contrib.capture import Capture, CaptureTrigger
 from django_pglock.store import wake as wakeup
 from django_pglock.tasks import registry
 from django_pglock.worker import Worker
@@ -34,6 +37,8 @@ hypothesis.settings.load_profile("tests")
 #: Empties what a test has filled. Of small tables the rows are deleted: to truncate takes as long as many a test.
 EMPTY = """
 DO $$ DECLARE filled record; BEGIN
+    -- No trigger captures the DELETEs.
+    PERFORM set_config('session_replication_role', 'replica', true);
     FOR filled IN
         SELECT oid::regclass AS name, pg_relation_size(oid) AS size FROM pg_class
         WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND pg_relation_size(oid) > 0
@@ -130,6 +135,26 @@ def worker(transactional_db: None) -> Iterator[Callable[..., Worker]]:
         worker.shutdown()
         # Where the process goes on, so do functions that outlast the grace, and their sessions.
         worker.executor.wait(3)
+
+
+@pytest.fixture
+def capture(db: None) -> Iterator[Callable[..., Capture]]:
+    """Install the triggers of a capture for the rest of a test, without a migration."""
+    installed: list[tuple[CaptureTrigger, type[Model]]] = []
+
+    def install(task: Any, *, model: type[Model] | None = None, **options: Any) -> Capture:
+        # The models are not loaded yet when this file is.
+        model = model or apps.get_model("sample", "Product")
+        capture = Capture(task, **options)
+        for operation in capture.on:
+            trigger = CaptureTrigger(capture, f"capture_{operation}", operation)
+            trigger.install(model)
+            installed.append((trigger, model))
+        return capture
+
+    yield install
+    for trigger, model in installed:
+        trigger.uninstall(model)
 
 
 class WorkerProcess:

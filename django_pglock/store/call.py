@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.call_keys import NO_KEYS, CallKeys
 from django_pglock.tasks.retry import seconds_of
 
@@ -64,6 +65,20 @@ def options_of(task: TaskFields) -> tuple[Any, ...]:
     """Return the values of options that have columns of their own and that only some tasks have."""
     unique = task.unique
     return task.concurrency, unique and unique.scope.value, unique and unique.seconds, seconds_kept(task)
+
+
+def meta_of(task: TaskFields) -> str:
+    """Return the JSON of the column ``meta``: the user's metadata, and the options that have no column."""
+    meta = dict(task.meta)
+    if task.carried:
+        meta["options"] = task.carried
+    if task.rate:
+        meta["rate"] = [task.rate.interval, task.rate.portion]
+    if task.redact:
+        meta["redact"] = task.redact
+    if task.after:
+        meta["after"] = task.after
+    return to_json(meta, what=f"The meta of {task.module_path}") if meta else "{}"
 
 
 def due_of(task: TaskFields) -> tuple[datetime | None, timedelta | None]:

@@ -72,8 +72,16 @@ def _unique_key(task: TaskFields, values: Mapping[str, Any], render: Callable[[s
         return None
     if task.unique.key is not None:
         return f"{task.module_path} {render(task.unique.key)}"
-    text = to_json([values], what=f"The arguments of {task.module_path}", sort_keys=True)
-    return f"{task.module_path} {hashlib.sha256(text.encode()).hexdigest()}"
+    return f"{task.module_path} {hashlib.sha256(_text_of(task, values).encode()).hexdigest()}"
+
+
+def text_of_arguments(task: TaskFields, kwargs: Mapping[str, Any]) -> str:
+    """Return the JSON text of a call's arguments, of which ``unique=True`` takes the digest."""
+    return _text_of(task, _bound(task, (), kwargs))
+
+
+def _text_of(task: TaskFields, values: Mapping[str, Any]) -> str:
+    return to_json([values], what=f"The arguments of {task.module_path}", sort_keys=True)
 
 
 def check_templates(task: TaskFields, where: str) -> None:

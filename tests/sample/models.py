@@ -47,3 +47,24 @@ class Run(models.Model):
 
     def __str__(self) -> str:
         return f"attempt {self.attempt} of task {self.task}"
+
+
+class Shelf(models.Model):
+    """Where products are."""
+
+    name = models.CharField(max_length=64)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Product(models.Model):
+    """A table whose changes are captured. Two of its columns have types without an operator ``=``."""
+
+    name = models.CharField(max_length=64)
+    price = models.IntegerField(default=0)
+    shelf = models.ForeignKey(Shelf, models.CASCADE, null=True, db_column="select")
+    wanted = models.JSONField(null=True)
+
+    def __str__(self) -> str:
+        return self.name

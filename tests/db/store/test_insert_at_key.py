@@ -9,10 +9,11 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_pglock.backend import _call_of, _meta_of
+from django_pglock.backend import _call_of
 from django_pglock.models import RateLimit, Task
 from django_pglock.store import wake as wakeup
 from django_pglock.store.admit import ADMIT, _admit_by, admit, admit_own
+from django_pglock.store.call import meta_of
 from django_pglock.store.insert import _insert_one
 from django_pglock.store.insert_at_key import insert_at_key, insert_at_rate
 from tests.sample import keyed_tasks as keyed
@@ -236,7 +237,7 @@ SELECT %s, now() + %s * interval '1 s', CASE %s WHEN 'due' THEN now() - interval
 @given(BUCKETS, RATED_ROWS)
 def test_a_call_with_a_rate_is_where_the_general_statement_puts_it(bucket, rows):
     """And so are the tokens that are left, and the alarm."""
-    call, meta = _call_of(keyed.trickle, [1], {}), _meta_of(keyed.trickle)
+    call, meta = _call_of(keyed.trickle, [1], {}), meta_of(keyed.trickle)
     world = [(status, None, waits, False, False) for status, waits in rows]
 
     def fill():

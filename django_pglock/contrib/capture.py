@@ -1,0 +1,273 @@
+"""Capture every change of a table as tasks, by triggers: ``pip install "django-pglock-tasks[capture]"``.
+
+A trigger of django-pgtrigger enqueues the tasks in the transaction of the change, whoever makes it: the ORM, plain SQL,
+COPY, another program. ``makemigrations`` writes the triggers into the migrations of the model's app::
+
+    INSTALLED_APPS = [..., "pgtrigger", "django_pglock"]
+
+    class Product(models.Model):
+        name = models.CharField(max_length=100)
+        capture = Capture("shop.tasks.reindex", fields=["name"])
+
+    @task
+    def reindex(ids):  # in shop/tasks.py
+        ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pgtrigger
+from django.apps import apps
+from django.core.checks import CheckMessage, Error, register
+from django.core.exceptions import FieldDoesNotExist, FieldError
+from django.db import connections, models, router
+from django.db.models.signals import class_prepared
+from django.db.models.sql.query import Query
+from django.utils.module_loading import import_string
+from pgtrigger import compiler
+
+from django_pglock.errors import LockKeyError, TaskOptionError
+from django_pglock.store.capture import Captured, Columns, body_of, identifier, literal
+from django_pglock.tasks.compat import InvalidTask
+from django_pglock.tasks.definition import PostgresTask
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.decorator import TaskFunction
+
+#: The operations that can be captured, and the transition tables of each.
+OPERATIONS: dict[str, tuple[pgtrigger.Operation, dict[str, str]]] = {
+    "insert": (pgtrigger.Insert, {"new": "new_rows"}),
+    "update": (pgtrigger.Update, {"old": "old_rows", "new": "new_rows"}),
+    "delete": (pgtrigger.Delete, {"old": "old_rows"}),
+    "truncate": (pgtrigger.Truncate, {}),
+}
+#: Types of fields whose values may be part of a key.
+PLAIN = (models.IntegerField, models.UUIDField)
+#: The quotes of the function's text.
+QUOTES = "$capture$"
+
+
+class Capture:
+    """Declared on a model, it makes a task of each change of the model's table, in the transaction of the change.
+
+    - ``task``: a task function, with ``using()`` if need be, or the path of one, such as ``"shop.tasks.reindex"``. The
+      function has any of these parameters: ``ids``, a list of the ids of changed rows, or ``id``, one of them;
+      ``operation``, which is ``"insert"``, ``"update"``, ``"delete"`` or ``"truncate"``; ``model``, such as
+      ``"shop.product"``; and ``schema``, the schema of the table. With ``ids`` one statement makes a task for each
+      ``batch_size`` ids, with ``id`` one for each id, and with neither one.
+    - ``on``: what is captured, of ``"insert"``, ``"update"``, ``"delete"`` (default: these) and ``"truncate"``.
+    - ``fields``: an UPDATE counts only if it changes one of these fields. Default: every UPDATE counts.
+    - ``when``: a ``Q`` of the model's own fields; a row counts if it matches before the change or after it.
+    - ``ids``: the field whose values are the ids; default: the primary key. With ``ids="order"`` the task gets the ids
+      of the orders whose rows have changed, each once, of the old and of the new order if a row moves.
+    - ``batch_size``: ids that one task gets at most.
+
+    On an abstract model it captures the tables of all models that inherit it directly. Raises ``TaskOptionError`` for
+    an ``on``, ``fields`` or ``batch_size`` that cannot be; the system checks report what only the models can tell.
+    """
+
+    def __init__(
+        self,
+        task: PostgresTask | TaskFunction[..., Any] | str,
+        *,
+        on: str | Iterable[str] = ("insert", "update", "delete"),
+        fields: Sequence[str] = (),
+        when: models.Q | None = None,
+        ids: str | None = None,
+        batch_size: int = 1000,
+    ) -> None:
+        self.on = (on,) if isinstance(on, str) else tuple(on)
+        if not self.on or not set(self.on) <= set(OPERATIONS):
+            raise TaskOptionError(f"Capture: on is {on!r}; name some of {', '.join(OPERATIONS)}.")
+        if isinstance(fields, str):
+            raise TaskOptionError(f"Capture: fields is {fields!r}; give a list of names.")
+        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+            raise TaskOptionError(f"Capture: batch_size is {batch_size!r}; give a number from 1.")
+        self._task, self._fields, self._when, self._ids, self._size = task, fields, when, ids, batch_size
+
+    def contribute_to_class(self, model: type[models.Model], name: str) -> None:
+        """Attach the triggers to the model, or to those that inherit it if it is abstract."""
+        setattr(model, name, self)
+        triggers = [CaptureTrigger(self, f"{name}_{operation}", operation) for operation in self.on]
+
+        def attach(sender: Any, **kwargs: Any) -> None:
+            if sender is model or (_inherits_from_abstract(sender, model) and getattr(sender, name) is self):
+                for trigger in triggers:
+                    trigger.register(sender)
+
+        class_prepared.connect(attach, weak=False)
+
+    @property
+    def task(self) -> PostgresTask:
+        """The task. Raises ``TaskOptionError`` if its path leads to none."""
+        task: Any = self._task
+        if isinstance(task, str):
+            try:
+                task = import_string(task)
+            except ImportError as error:
+                raise TaskOptionError(f"Capture: there is no task {self._task!r} ({error}).") from error
+        if not isinstance(task, PostgresTask):
+            raise TaskOptionError(f"Capture: {self._task!r} is no task; decorate the function with @task.")
+        return task
+
+    def body(self, model: type[models.Model], operation: str) -> tuple[str, str]:
+        """Return the variables and the statements of a trigger function. Raises ``TaskOptionError``."""
+        try:
+            captured = Captured(operation, _concrete(model)._meta.label_lower, self._columns(model))
+            declare, statements = body_of(self.task, captured, size=self._size)
+        except (FieldDoesNotExist, FieldError, LockKeyError) as error:
+            raise TaskOptionError(f"Capture: {error}") from error
+        if QUOTES in statements:
+            raise TaskOptionError(f"Capture: no option may contain {QUOTES}.")
+        return declare, statements
+
+    def _columns(self, model: type[models.Model]) -> Columns:
+        key = [identifier(str(field.column)) for field in model._meta.pk_fields]
+        if self._ids is None and len(key) > 1:
+            raise TaskOptionError("Capture: the primary key has several fields. Name the field of the ids with ids.")
+        field = _own_field(model, self._ids or model._meta.pk_fields[0].name)
+        target = field.target_field if isinstance(field, models.ForeignKey) else field
+        return Columns(
+            id=identifier(field.column),
+            primary_key=tuple(key),
+            watched=tuple(identifier(_own_field(model, name).column) for name in self._fields),
+            condition="true" if self._when is None else _condition(model, self._when),
+            has_plain_id=isinstance(target, PLAIN),
+        )
+
+
+class CaptureTrigger(pgtrigger.Trigger):
+    """The trigger of one operation. Made by ``Capture``."""
+
+    level, when = pgtrigger.Statement, pgtrigger.After
+
+    def __init__(self, capture: Capture, name: str, captured: str) -> None:
+        self.capture, self.captured = capture, captured
+        operation, tables = OPERATIONS[captured]
+        referencing: Any = pgtrigger.Referencing
+        super().__init__(name=name, operation=operation, referencing=referencing(**tables) if tables else None)
+
+    def compile(self, model: Any) -> CompiledCapture:
+        """Return what a migration contains. Raises ``TaskOptionError``."""
+        declare, statements = self.capture.body(model, self.captured)
+        return CompiledCapture(
+            name=self.name,
+            sql=CaptureSql(
+                pgid=self.get_pgid(model),
+                declare=declare,
+                func=statements,
+                table=model._meta.db_table,
+                when=self.when,
+                operation=self.operation,
+                referencing=self.referencing or "",
+                level=self.level,
+            ),
+        )
+
+
+class CompiledCapture(compiler.Trigger):
+    """The trigger as a migration contains it. It goes together with its function."""
+
+    @property
+    def uninstall_sql(self) -> str:
+        """The SQL that drops both."""
+        return f"{super().uninstall_sql} DROP FUNCTION IF EXISTS {self.sql.pgid}();"
+
+
+class CaptureSql(compiler.UpsertTriggerSql):
+    """The SQL that makes the function and the trigger.
+
+    The function has the rights of its owner, who migrates, so that a program which may write to the table and nothing
+    else goes on working. So nobody else may make a trigger of it, and it finds names only in the schemas in which the
+    migration finds them, before temporary tables. The role of the migration has to trust who can create in these
+    schemas: https://www.postgresql.org/docs/current/sql-createfunction.html#SQL-CREATEFUNCTION-SECURITY.
+    """
+
+    def get_template(self) -> str:
+        """Return the text, with the names of ``UpsertTriggerSql`` in braces."""
+        return """
+CREATE OR REPLACE FUNCTION {pgid}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $capture$
+#variable_conflict use_column
+{declare}
+BEGIN
+IF TG_NAME = ANY (NULLIF(current_setting('pgtrigger.ignore', true), '')::text[]) THEN
+    RETURN NULL;
+END IF;
+{func}
+RETURN NULL;
+END;
+$capture$;
+REVOKE ALL ON FUNCTION {pgid}() FROM PUBLIC;
+DO $capture$ BEGIN
+EXECUTE format('ALTER FUNCTION {pgid}() SET search_path = pg_catalog, %s, pg_temp', (
+    SELECT string_agg(quote_ident(name), ', ') FROM unnest(current_schemas(false)) AS name));
+END; $capture$;
+DROP TRIGGER IF EXISTS {pgid} ON {table};
+CREATE TRIGGER {pgid} {when} {operation} ON {table} {referencing}
+FOR EACH {level} EXECUTE FUNCTION {pgid}();
+COMMENT ON TRIGGER {pgid} ON {table} IS '{hash}';
+"""
+
+
+def _inherits_from_abstract(model: type[models.Model], base: type[models.Model]) -> bool:
+    """Say whether a model has its columns from an abstract one: a child of a table has a table of its own."""
+    meta = model._meta
+    return base._meta.abstract and issubclass(model, base) and not meta.proxy and not meta.parents
+
+
+def _concrete(model: type[models.Model]) -> type[models.Model]:
+    return model._meta.concrete_model or model
+
+
+def _own_field(model: type[models.Model], name: str) -> Any:
+    field = model._meta.get_field(name)
+    if field not in _concrete(model)._meta.local_concrete_fields:
+        raise TaskOptionError(f"Capture: {model._meta.label}.{name} is no column of the table {model._meta.db_table}.")
+    return field
+
+
+def _condition(model: type[models.Model], when: models.Q) -> str:
+    """Return a condition on the row as SQL, as Django does for a constraint."""
+    connection = connections[router.db_for_write(model)]
+    query = Query(model, alias_cols=False)
+    text, values = query.build_where(when).as_sql(query.get_compiler(connection=connection), connection)
+    return str(text % tuple(map(literal, values)))
+
+
+@register("django_pglock")
+def check_captures(**kwargs: Any) -> list[CheckMessage]:
+    """E008, E009 and E010: a capture that cannot be made, or of which nothing would come."""
+    triggers: list[tuple[Any, pgtrigger.Trigger]] = pgtrigger.registered()
+    captures = dict.fromkeys((model, each.capture) for model, each in triggers if isinstance(each, CaptureTrigger))
+    return [problem for model, capture in captures if (problem := _problem(model, capture)) is not None]
+
+
+def _problem(model: type[models.Model], capture: Capture) -> CheckMessage | None:
+    if not apps.is_installed("pgtrigger"):
+        return Error(
+            "Changes are captured by triggers, but no migration makes them: pgtrigger is not installed.",
+            hint="Add 'pgtrigger' to INSTALLED_APPS and run: manage.py makemigrations",
+            obj=model,
+            id="django_pglock.E009",
+        )
+    try:
+        for operation in capture.on:
+            capture.body(model, operation)
+        task = capture.task
+        backend = task.get_backend()
+        backend.validate_task(task)
+    except (TaskOptionError, InvalidTask) as error:
+        return Error(str(error), obj=model, id="django_pglock.E008")
+    written, expected = router.db_for_write(model), getattr(backend, "database", None)
+    if expected in (None, written):
+        return None
+    return Error(
+        f"The model is written to the database {written!r}, where its triggers enqueue {task.module_path}, but the "
+        f"tasks of TASKS[{task.backend!r}] are in {expected!r}.",
+        hint="Name a backend in @task whose database is that of the model.",
+        obj=model,
+        id="django_pglock.E010",
+    )

@@ -1,0 +1,281 @@
+"""Capturing: what a trigger function does to enqueue a task for the rows that a statement has changed.
+
+A trigger runs once for each statement and reads all changed rows from the transition tables ``old_rows`` and
+``new_rows``. It writes the same rows as ``enqueue()``. All that ``enqueue()`` computes from the options of the task is
+computed here once, the keys included, and is a literal in the text of the function. Only two parts of a key may differ
+from row to row: ``{id}`` and ``{schema}``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from psycopg import sql
+
+from django_pglock.errors import TaskOptionError
+from django_pglock.keys.template import KeyTemplate
+from django_pglock.store.call import due_of, meta_of, seconds_kept
+from django_pglock.store.sql import filled
+from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL
+from django_pglock.tasks.call_keys import LONGEST_KEY, CallKeys, keys_of, names_in_keys, text_of_arguments
+from django_pglock.tasks.states import UniqueScope
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.fields import TaskFields
+    from django_pglock.tasks.options import Unique
+
+#: What a captured call may pass, by the names of the parameters. A function takes any of them, but not both of the ids.
+ARGUMENTS = ("id", "ids", "model", "operation", "schema")
+
+# While keys are computed, these characters stand for the values that only the server knows. No text contains them:
+# Unicode has them for private use.
+_ID, _SCHEMA = "\ue000", "\ue001"
+
+# The ids of the changed rows. No value is compared by an operator of its type: an operator is looked up in schemas that
+# the function does not search, and json has none. Two values differ if their stored bytes do.
+CHANGED = "SELECT {id} AS id FROM {rows} WHERE {condition}"
+
+# An UPDATE of the watched columns. A row whose primary key was changed has no partner and counts as changed.
+CHANGED_COLUMNS = """
+SELECT side.id
+FROM (SELECT {keys}, {id} AS id, ROW({watched})::record AS watched, {condition} AS matches FROM old_rows) AS old
+FULL JOIN (SELECT {keys}, {id} AS id, ROW({watched})::record AS watched, {condition} AS matches FROM new_rows) AS new
+    USING ({names})
+CROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side (id, matches)
+WHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE
+"""
+
+# One call for each portion of the ids, in order. Slices of one array take half the time of a window and groups.
+IN_PORTIONS = """
+SELECT to_jsonb(changed.ids[first:first + {size} - 1]) AS ids
+FROM (SELECT ARRAY({ids} ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), {size}) AS first
+"""
+EACH = "{ids} ORDER BY id"
+ONE = "SELECT WHERE EXISTS ({ids})"
+ALWAYS = "SELECT '[]'::jsonb AS ids"
+
+INSERT = "INSERT INTO {task} ({columns})\nSELECT {values}\nFROM ({calls}) AS call"
+
+# store/wake.py says why NOTIFY is sent only if a worker sleeps. Here it is sent with the COMMIT instead of after it. A
+# worker that falls asleep between this statement and a COMMIT much later finds the task by its poll.
+WAKE = "PERFORM pg_notify({channel}, {queue}) WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping);"
+
+ENQUEUE = """
+{insert};
+IF FOUND THEN
+    {wake}
+END IF;
+"""
+
+# A call whose unique key is taken is left out only if the waiting task will see this change. So the row of that task is
+# locked to the end of this transaction: workers skip it until then. If a worker claims it first, its key is free again,
+# and the call is written.
+ENQUEUE_UNIQUE = """
+wanted := ARRAY(SELECT DISTINCT {unique_key} FROM ({calls}) AS call ORDER BY 1);
+IF cardinality(wanted) = 0 THEN
+    RETURN NULL;
+END IF;
+LOOP
+    {insert}
+    ORDER BY {unique_key}
+    ON CONFLICT DO NOTHING;
+    PERFORM FROM {task}
+    WHERE unique_key = ANY (wanted) AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
+    ORDER BY unique_key FOR SHARE;
+    GET DIAGNOSTICS locked = ROW_COUNT;
+    EXIT WHEN locked = cardinality(wanted);
+END LOOP;
+{wake}
+"""
+UNIQUE_VARIABLES = "DECLARE wanted text[]; locked bigint;"
+
+
+class Columns(NamedTuple):
+    """What a trigger reads of a changed row: quoted names of columns, and a condition as SQL.
+
+    ``id`` is the column whose values the task gets. ``watched`` are the columns of which an UPDATE has to change one;
+    none means any UPDATE. ``has_plain_id``: values of ``id`` are numbers or UUIDs, whose text may be part of a key.
+    """
+
+    id: str
+    primary_key: tuple[str, ...]
+    watched: tuple[str, ...] = ()
+    condition: str = "true"
+    has_plain_id: bool = True
+
+
+class Captured(NamedTuple):
+    """A statement that is captured: its operation, the label of its model, and what is read of its rows."""
+
+    operation: str
+    model: str
+    columns: Columns
+
+
+def body_of(task: TaskFields, captured: Captured, *, size: int) -> tuple[str, str]:
+    """Return the variables and the statements of the trigger function, in PL/pgSQL.
+
+    ``size`` is the number of ids of a call at most. Raises ``TaskOptionError`` for options that a trigger cannot keep,
+    and ``LockKeyError`` for the template of a key that needs anything else than a captured call has.
+    """
+    names = arguments_of(task)
+    _refuse(task, names, captured)
+    task_table, worker_table = filled("{task}"), filled("{worker}")
+    columns = _columns(task, names, captured)
+    calls = _calls(names, captured, size)
+    insert = INSERT.format(task=task_table, columns=", ".join(columns), values=", ".join(columns.values()), calls=calls)
+    channel = SCHEDULED_CHANNEL if "status" in columns else READY_CHANNEL
+    wake = WAKE.format(channel=literal(channel), queue=literal(task.queue_name), worker=worker_table)
+    if task.unique is None:
+        return "", ENQUEUE.format(insert=insert, wake=wake)
+    key = columns["unique_key"]
+    return UNIQUE_VARIABLES, ENQUEUE_UNIQUE.format(
+        insert=insert, wake=wake, calls=calls, unique_key=key, task=task_table
+    )
+
+
+def arguments_of(task: TaskFields) -> set[str]:
+    """Return the names of the arguments that a captured call passes: those that the function has parameters for.
+
+    A grouped function gets them all, with ``id`` instead of ``ids`` if one of its keys names it. Raises
+    ``TaskOptionError`` for a function that cannot be called with them.
+    """
+    if task.group is not None:
+        return set(ARGUMENTS) - ({"ids"} if "id" in names_in_keys(task) else {"id"})
+    parameters = [*inspect.signature(task.func).parameters.values()][task.takes_context :]
+    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    names = {each.name for each in named} & set(ARGUMENTS)
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        names |= set(ARGUMENTS) - ({"ids"} if "id" in names else {"id"})
+    needed = [each.name for each in named if each.default is each.empty and each.name not in ARGUMENTS]
+    if needed or {"id", "ids"} <= names or any(each.kind is each.POSITIONAL_ONLY for each in parameters):
+        raise TaskOptionError(
+            f"{task.module_path} cannot be called by a capture, which passes {', '.join(ARGUMENTS)} by name, as far as "
+            "the function has such parameters, and either id or ids. Other parameters need a default."
+        )
+    return names
+
+
+def literal(value: str | int) -> str:
+    """Return a value as a literal of SQL. Needs no connection."""
+    return sql.Literal(value).as_string(None)
+
+
+def identifier(name: str) -> str:
+    """Return the quoted name of a column."""
+    return sql.Identifier(name).as_string(None)
+
+
+def _refuse(task: TaskFields, names: set[str], captured: Captured) -> None:
+    """Raise ``TaskOptionError`` for what a trigger cannot keep."""
+    problem = None
+    if task.after or due_of(task)[0] is not None:
+        problem = "has after or a date as run_after, which belong to one call"
+    elif captured.operation == "truncate" and ("id" in names or "operation" not in names):
+        problem = "gets no id from TRUNCATE: it needs the parameter operation, and ids instead of id"
+    elif "id" in names & names_in_keys(task) and not captured.columns.has_plain_id:
+        problem = "has {id} in a key, which may only be a number or a UUID"
+    elif task.unique is not None:
+        problem = _problem_of_unique(task, task.unique, names)
+    if problem:
+        raise TaskOptionError(f"{task.module_path} cannot be captured for {captured.model}: it {problem}.")
+
+
+def _problem_of_unique(task: TaskFields, unique: Unique, names: set[str]) -> str | None:
+    """Say why the changes of a call that is left out might be missed, or return None."""
+    if unique.scope != UniqueScope.WAITING or unique.on_conflict != "skip":
+        return "is unique for longer than it waits, or replaces or raises, which would miss changes or stop the writer"
+    if "ids" in names:
+        return "is unique and has the parameter ids, and the ids of a call that is left out would be missed; take id"
+    missing = names - KeyTemplate(unique.key, known=None, where="", is_own=True).names if unique.key else set()
+    if missing:
+        return f"is unique by a key without {', '.join(sorted(missing))}, which a call that is left out may have else"
+    return None
+
+
+def _columns(task: TaskFields, names: set[str], captured: Captured) -> dict[str, str]:
+    """Return the columns of the row that differ from their defaults, each with its value as SQL."""
+    keys = _keys(task, names, captured)
+    delay = due_of(task)[1]
+    values: dict[str, str | int | None] = {
+        "queue": task.queue_name,
+        "priority": task.priority,
+        "task_path": task.module_path,
+        "backend": task.backend,
+        "max_retries": task.max_attempts - 1,
+        "meta": meta_of(task),
+        "concurrency": task.concurrency,
+        "keep_result": seconds_kept(task),
+        "unique_scope": None if task.unique is None else task.unique.scope.value,
+    }
+    columns = {name: literal(value) for name, value in values.items() if value is not None}
+    if delay is not None or keys.lock is not None:
+        # What has to follow the commit of a task with a lock key, follows when a worker promotes the task.
+        seconds = literal(0 if delay is None else str(delay.total_seconds()))
+        columns["status"] = literal("SCHEDULED")
+        columns["run_after"] = f"statement_timestamp() + make_interval(secs => {seconds})"
+    values_of = {"id": "call.id", "ids": "call.ids", "schema": "TG_TABLE_SCHEMA"}
+    values_of |= {"model": literal(captured.model), "operation": literal(captured.operation)}
+    pairs = [f"{literal(name)}, {values_of[name]}" for name in sorted(names)]
+    columns["kwargs"] = f"jsonb_build_object({', '.join(pairs)})"
+    texts = {"lock_key": keys.lock, "group_key": keys.group, "fair_key": keys.fair, "unique_key": keys.unique}
+    return columns | {name: text for name, text in texts.items() if text is not None}
+
+
+def _keys(task: TaskFields, names: set[str], captured: Captured) -> CallKeys:
+    """Return the keys as expressions of SQL."""
+    values = {"id": _ID, "ids": [], "schema": _SCHEMA, "model": captured.model, "operation": captured.operation}
+    kwargs = {name: values[name] for name in names}
+    keys = keys_of(task, (), kwargs)
+    if any(key is not None and len(key) > LONGEST_KEY - 200 for key in keys):
+        raise TaskOptionError(f"{task.module_path} cannot be captured: one of its keys may get too long.")
+    lock, group, fair, unique = (None if key is None else _expression(key, _TEXTS) for key in keys)
+    if task.unique is not None and task.unique.key is None:
+        text = _expression(text_of_arguments(task, kwargs), _JSON)
+        path = literal(f"{task.module_path} ")
+        unique = f"{path} || encode(sha256(convert_to({text}, 'UTF8')), 'hex')"
+    return CallKeys(lock, group, fair, unique)
+
+
+#: What stands for the marks: in a key, with the escapes of ``part_of``, and in JSON, there with their quotes.
+_TEXTS = {_ID: "call.id::text", _SCHEMA: "replace(replace(TG_TABLE_SCHEMA, '%', '%25'), ':', '%3A')"}
+_JSON = {f'"{_ID}"': "to_jsonb(call.id)::text", f'"{_SCHEMA}"': "to_jsonb(TG_TABLE_SCHEMA)::text"}
+
+
+def _expression(text: str, values: dict[str, str]) -> str:
+    """Return a text as SQL that joins its literal pieces and the values of the marks in it."""
+    pieces = re.split(f"({'|'.join(values)})", text)
+    return " || ".join(values.get(piece) or literal(piece) for piece in pieces if piece)
+
+
+def _calls(names: set[str], captured: Captured, size: int) -> str:
+    """Return the query of the calls that one statement makes: one for each portion of ids, for each id, or one."""
+    if captured.operation == "truncate":
+        return ALWAYS
+    ids = _changed_ids(captured)
+    if "ids" in names:
+        return IN_PORTIONS.format(ids=ids, size=size)
+    return (EACH if "id" in names else ONE).format(ids=ids)
+
+
+def _changed_ids(captured: Captured) -> str:
+    columns, operation = captured.columns, captured.operation
+    if columns.watched and operation == "update":
+        # The id of a row is watched, too: what the row has left has changed as well.
+        watched = ", ".join(dict.fromkeys((columns.id, *columns.watched)))
+        keys = {f"key{number}": column for number, column in enumerate(columns.primary_key)}
+        changed = CHANGED_COLUMNS.format(
+            keys=", ".join(f"{column} AS {name}" for name, column in keys.items()),
+            names=", ".join(keys),
+            id=columns.id,
+            watched=watched,
+            condition=columns.condition,
+        )
+    else:
+        tables = {"insert": ("new_rows",), "delete": ("old_rows",)}.get(operation, ("old_rows", "new_rows"))
+        sides = [CHANGED.format(id=columns.id, rows=rows, condition=columns.condition) for rows in tables]
+        changed = " UNION ALL ".join(sides)
+    is_distinct = operation != "update" and (columns.id,) == columns.primary_key
+    return changed if is_distinct else f"SELECT DISTINCT id FROM ({changed}) AS changed WHERE id IS NOT NULL"
