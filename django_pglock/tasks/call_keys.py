@@ -34,8 +34,13 @@ class CallKeys(NamedTuple):
 NO_KEYS = CallKeys()
 
 
-def keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKeys:
-    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function does not take."""
+def keys_of(
+    task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, args_text: str | None = None
+) -> CallKeys:
+    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function does not take.
+
+    ``args_text`` is the JSON text of ``args``, if it was made before: often it is what a unique key is made from.
+    """
     if not task.has_keys:
         return NO_KEYS
     values = _bound(task, args, kwargs)
@@ -49,7 +54,7 @@ def keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         lock=f"%group {task.module_path} {group}" if group is not None else _lock_key(task, render),
         group=group,
         fair=render(task.fair),
-        unique=_unique_key(task, values, render),
+        unique=_unique_key(task, values, render, args_text if not kwargs and len(args) == len(values) else None),
     )
     if task.advisory and keys.lock is not None and _shortened(keys.lock) != keys.lock:
         raise TaskArgumentsError(
@@ -67,13 +72,28 @@ def _lock_key(task: TaskFields, render: Callable[[str | None], str | None]) -> s
     return f"%rate {render(task.rate.key) if task.rate.key is not None else task.module_path}"
 
 
-def _unique_key(task: TaskFields, values: Mapping[str, Any], render: Callable[[str | None], str | None]) -> str | None:
+def _unique_key(
+    task: TaskFields, values: Mapping[str, Any], render: Callable[[str | None], str | None], args_text: str | None
+) -> str | None:
     if task.unique is None:
         return None
     if task.unique.key is not None:
         return f"{task.module_path} {render(task.unique.key)}"
-    text = to_json([values], what=f"The arguments of {task.module_path}", sort_keys=True)
+    text = _text_of(task, values, args_text)
     return f"{task.module_path} {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _text_of(task: TaskFields, values: Mapping[str, Any], args_text: str | None) -> str:
+    """Return one text for all calls with the same arguments, by position or by name.
+
+    Where the function has only parameters that can be positional, that is the list of their values in order. So it is
+    ``args_text``, the text of a call that gives all of them by position, unless a dict in it has its keys in any order.
+    """
+    names = None if is_grouped(task) else _names(task.func)
+    if names is not None and args_text is not None and "{" not in args_text:
+        return args_text
+    arguments = [values] if names is None else list(values.values())
+    return to_json(arguments, what=f"The arguments of {task.module_path}", sort_keys=True)
 
 
 def check_templates(task: TaskFields, where: str) -> None:
