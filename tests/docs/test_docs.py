@@ -16,7 +16,7 @@ import django_pglock
 from django_pglock.tasks.definition import PostgresTask
 from tests.conftest import ROOT
 
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "systems").glob("*.md")])
 BLOCK = re.compile(r"^```(python|console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

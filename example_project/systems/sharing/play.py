@@ -80,8 +80,8 @@ def fail(stage: Stage, nodes: list[Popen[bytes]]) -> None:
     wait(stage, nodes, lambda: not Row.objects.filter(processed=False, tries__lt=MOST_TRIES).exists())
     aside = Row.objects.filter(processed=False)
     stage.say(
-        f"\n{ROWS} more rows arrive, of which {aside.count()} cannot be processed. Node 4 is killed with SIGKILL while "
-        f"it holds rows;\nthe others process them. Set aside after {MOST_TRIES} tries:"
+        f"\n{ROWS} more rows arrive, of which {aside.count()} cannot be processed. Node 4 is killed with SIGKILL "
+        f"while it\nholds rows; the others process them. Set aside after {MOST_TRIES} tries:"
     )
     for error in aside.order_by("error").values_list("error", flat=True).distinct():
         stage.say(f"  {error}")
