@@ -37,4 +37,4 @@ def run_node(node: str) -> None:
     """Process rows until the process ends. Kill it to stop it: its transaction is rolled back, and others go on."""
     while True:
         if not process_batch(node):
-            time.sleep(0.02)
+            time.sleep(0.05)
