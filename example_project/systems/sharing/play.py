@@ -50,7 +50,7 @@ def share(stage: Stage) -> list[Popen[bytes]]:
         while len(nodes) < count:
             name = f"node {len(nodes) + 1}"
             nodes.append(stage.call(run_node, name, PGAPPNAME=name))
-        wait(stage, nodes, lambda: sessions("node %") == len(nodes))
+        wait(stage, nodes, lambda: count_sessions("node %") == len(nodes))
         shares, seconds = process_rows(stage, nodes)
         rate = ROWS / seconds
         alone = alone or rate
@@ -72,12 +72,18 @@ def process_rows(stage: Stage, nodes: list[Popen[bytes]]) -> tuple[list[int], fl
 
 def fail(stage: Stage, nodes: list[Popen[bytes]]) -> None:
     """Let rows arrive of which some cannot be processed, and kill a node that holds rows."""
-    Row.objects.bulk_create(Row(data=str(n) if n % 40 else POISON[n % 80 // 40]) for n in range(ROWS))
     victim = nodes.pop()
-    wait(stage, [victim], lambda: sessions("node 4", state="idle in transaction"))
+
+    def holds_rows() -> int:
+        if not waiting.exists():
+            Row.objects.bulk_create(Row(data=str(n) if n % 40 else POISON[n % 80 // 40]) for n in range(ROWS))
+        return count_sessions("node 4", "AND state = 'idle in transaction' AND backend_xid IS NOT NULL")
+
+    waiting = Row.objects.filter(processed=False, tries__lt=MOST_TRIES)
+    wait(stage, [victim], holds_rows)
     victim.kill()
     victim.wait()
-    wait(stage, nodes, lambda: not Row.objects.filter(processed=False, tries__lt=MOST_TRIES).exists())
+    wait(stage, nodes, lambda: not waiting.exists())
     aside = Row.objects.filter(processed=False)
     stage.say(
         f"\n{ROWS} more rows arrive, of which {aside.count()} cannot be processed. Node 4 is killed with SIGKILL "
@@ -171,7 +177,7 @@ def claim_exclusion(stage: Stage, acquired: set[datetime], killed: Report, expir
         expiry,
     )
     stage.claim(
-        f"The lease went to nobody else within {LOCK_AT_LEAST_FOR} s, although reports take milliseconds",
+        f"Nobody got the lease within {LOCK_AT_LEAST_FOR} s of the one before, although a report takes milliseconds",
         """SELECT count(*) FROM (SELECT t - lag(t) OVER (ORDER BY t) AS gap FROM unnest(%s::timestamptz[]) AS t)
            AS gaps WHERE gap < %s""",
         sorted(acquired),
@@ -185,13 +191,10 @@ def claim_exclusion(stage: Stage, acquired: set[datetime], killed: Report, expir
     )
 
 
-def sessions(name: str, state: str = "idle") -> int:
-    """Count the sessions of nodes in a state."""
+def count_sessions(name: str, condition: str = "") -> int:
+    """Count the sessions of nodes whose names are like this."""
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s AND state LIKE %s",
-            [name, f"{state}%"],
-        )
+        cursor.execute(f"SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s {condition}", [name])
         return int(cursor.fetchone()[0])
 
 
