@@ -7,6 +7,7 @@ UPDATE … RETURNING``. So which rows are meant is said once, as a queryset.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet
@@ -107,8 +108,10 @@ def marking_sql(
 
 def locking_sql(selection: models.QuerySet[Any, Any]) -> tuple[str, tuple[Any, ...]]:
     """Return the statement that locks the rows of ``selection`` and returns their keys, and its values."""
-    # Django compiles FOR UPDATE only inside of atomic(). Nothing is sent here, so the server sees no transaction.
-    with transaction.atomic(using=selection.db):
+    # Django compiles FOR UPDATE only inside of atomic(). Nothing is sent here, so the server sees no transaction. An
+    # atomic() inside of another one would send a savepoint.
+    is_inside = connections[selection.db].in_atomic_block
+    with nullcontext() if is_inside else transaction.atomic(using=selection.db):
         sql: tuple[str, Sequence[Any]] = selection.query.get_compiler(selection.db).as_sql()
     return sql[0], tuple(sql[1])
 
