@@ -18,7 +18,7 @@ from example_project.systems.stage import Stage
 
 PROCESSES, THREADS = 4, 16
 QUEUES = ("mail", "images", "reports", "billing")
-ROWS, POISONED, RETRIES = 500, 4, 20
+ROWS, POISONED, RETRIES = 400, 4, 20
 #: How long a client may hold a row.
 TIMEOUT = timedelta(seconds=2)
 LONGEST = 240.0
