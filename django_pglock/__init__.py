@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from django_pglock.errors import *  # noqa: F403
     from django_pglock.locks import *  # noqa: F403
     from django_pglock.store.claim_manager import ClaimManager as ClaimManager
+    from django_pglock.store.claim_manager import ClaimQuerySet as ClaimQuerySet
     from django_pglock.tasks import *  # noqa: F403
 
 __version__ = "0.1.0"
@@ -41,7 +42,7 @@ _NAMES = {
         "semaphore",
         "try_lock",
     ),
-    "store.claim_manager": ("ClaimManager",),
+    "store.claim_manager": ("ClaimManager", "ClaimQuerySet"),
     "tasks": (
         "Cancel",
         "Constant",
