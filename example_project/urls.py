@@ -6,5 +6,6 @@ from django.urls import include, path
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("systems/checkout/", include("example_project.systems.checkout.urls")),
+    path("systems/ledger/", include("example_project.systems.ledger.urls")),
     path("", include("example_project.shop.urls")),
 ]

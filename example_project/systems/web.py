@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -112,3 +113,13 @@ class Site:
             else:
                 return
         raise TimeoutError(f"No server answers on port {port}:\n{self.fleet.output()}")
+
+
+def wait_for(function: Callable[[], Any]) -> Any:
+    """Wait until a function returns something true, and return that. Raises ``TimeoutError``."""
+    deadline = time.monotonic() + NEVER
+    while time.monotonic() < deadline:
+        if value := function():
+            return value
+        time.sleep(0.01)
+    raise TimeoutError("What the play waits for has not happened.")

@@ -22,7 +22,7 @@ from django_pglock.models import AdvisoryLock, Lease
 from example_project.systems.checkout import workers
 from example_project.systems.checkout.models import Cart, Payment
 from example_project.systems.stage import Stage
-from example_project.systems.web import GUNICORN, NEVER, UVICORN, Browser, Site
+from example_project.systems.web import GUNICORN, NEVER, UVICORN, Browser, Site, wait_for
 
 CLICKS = 20
 #: The provider's memory as a table, to be compared with ours.
@@ -210,13 +210,3 @@ def answer_of_the_living(customer: Customer) -> Any:
     except OSError:
         return None
     return None if answer.status == 409 else answer
-
-
-def wait_for(function: Callable[[], Any]) -> Any:
-    """Wait until a function returns something true, and return that. Raises ``TimeoutError``."""
-    deadline = time.monotonic() + NEVER
-    while time.monotonic() < deadline:
-        if value := function():
-            return value
-        time.sleep(0.01)
-    raise TimeoutError("What the play waits for has not happened.")
