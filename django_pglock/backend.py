@@ -26,6 +26,7 @@ from django_pglock.store.result import result_of_row
 from django_pglock.store.sql import rows_of
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
+from django_pglock.tasks.call_check import check_call
 from django_pglock.tasks.call_keys import keys_of, positional_names
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.compat import (
@@ -194,6 +195,7 @@ def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:
     except TaskArgumentsError:
         _refuse_by_name(task, args, kwargs, most)
         raise
+    check_call(task, args, kwargs)
     return Call(*texts, keys_of(task, args, kwargs))
 
 
