@@ -24,6 +24,7 @@ from django_pglock.store.call import Call, batches
 from django_pglock.store.enqueue import enqueue, enqueue_many
 from django_pglock.store.result import result_of_row
 from django_pglock.store.sql import rows_of
+from django_pglock.store.why_unfinished import why_unfinished
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
 from django_pglock.tasks.call_check import check_call
@@ -164,6 +165,10 @@ class PostgresBackend(BaseTaskBackend):
     async def await_end_async(self, task_id: int, timeout: float | None) -> bool | None:
         """Do as ``await_end`` in a coroutine, which holds no thread while it waits."""
         return await await_end_async(task_id, self.database, timeout)
+
+    def why_unfinished(self, task_id: int) -> str:
+        """Return the status of an unfinished task and what keeps it from a worker, for the message of a timeout."""
+        return why_unfinished(self.database, task_id)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """Return E007 if the app is not installed. The app registers all other checks of the package."""
