@@ -46,7 +46,8 @@ class TaskFields(Task):  # type: ignore[type-arg]
     - ``advisory``: hold the advisory lock of the same name as ``lock`` makes while the function runs, as
       ``with lock(...)`` elsewhere in the project does.
     - ``unique``: True, a template or ``Unique``: no second task while one with the same key waits.
-    - ``group``: a template or ``Group``: all waiting tasks of one key are passed to one call, as a list.
+    - ``group``: a template or ``Group``: all waiting tasks of one key are passed to one call, as a list. With ``lock``,
+      those that are next in the order of the lock key.
     - ``fair``: a template; keys take turns, so that a million tasks of one key do not delay ten of another.
     - ``rate``: ``"10/s"`` or ``Rate``: so many starts in so much time.
     - ``keep_result``: seconds or a timedelta after which the finished row may go.
