@@ -11,6 +11,8 @@ from bench.contestants.base import Contestant
 from bench.rounds import OURS, RAW, Bench
 from bench.tables import rates_table, verdict
 
+GRAPHILE = "graphile-worker, batched"
+
 CPU_AIMS = {
     *("lock=, a key of its own", "lock=, one key for all", "lock=, in a transaction", "unique=", "after="),
     *("rate=", "rate=, behind others that wait"),
@@ -35,8 +37,19 @@ def enqueue_many(bench: Bench) -> list[Sequence[str]]:
         bench.arena.fresh(contestant).close()
         return count / float(bench.arena.call(contestant, "many", str(count)))
 
-    aims = {RAW: 0.25, "graphile-worker, batched": 1.0}
+    aims = {RAW: 0.25, GRAPHILE: 1.0}
     return rates_table(bench.medians({each.name: partial(measure, each) for each in bench.enter(())}), aims)
+
+
+def unique(bench: Bench) -> list[Sequence[str]]:
+    """Enqueue calls with a unique key each, in one call, against graphile-worker's job keys (100,000)."""
+
+    def measure(contestant: Contestant) -> float:
+        bench.arena.fresh(contestant).close()
+        return bench.tasks / float(bench.arena.call(contestant, "keyed", str(bench.tasks), "unique", str(bench.tasks)))
+
+    cases = {each.name: partial(measure, each) for each in bench.enter((OURS, GRAPHILE))}
+    return rates_table(bench.medians(cases), {GRAPHILE: 1.0})
 
 
 def cpu(bench: Bench) -> list[Sequence[str]]:

@@ -33,6 +33,7 @@ MEASUREMENTS: dict[str, tuple[Callable[[Bench], list[Sequence[str]]], int, int]]
     "atomic": (drains.atomic, 10_000, 5),
     "enqueue": (enqueues.enqueue, 2_000, 5),
     "enqueue_many": (enqueues.enqueue_many, 100_000, 5),
+    "unique": (enqueues.unique, 100_000, 5),
     "latency": (workers.latency, 200, 3),
     "idle": (workers.idle, 20, 1),
     "memory": (workers.memory, 1_000_000, 1),

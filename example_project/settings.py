@@ -78,6 +78,9 @@ DJANGO_PGLOCK = {
 # How long the shop's bank takes to answer.
 SHOP_PAYMENT_SECONDS = env.float("SHOP_PAYMENT_SECONDS", default=0.02)
 
+# The payment provider of the systems "checkout" and "ledger".
+PAYMENTS_URL = env.str("PAYMENTS_URL", default="http://127.0.0.1:8900")
+
 ROOT_URLCONF = "example_project.urls"
 WSGI_APPLICATION = "example_project.wsgi.application"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

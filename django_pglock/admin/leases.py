@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
+from django.db.models.functions import Now
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
@@ -50,6 +50,10 @@ class LeaseAdmin(ReadOnlyAdmin):
     )
     readonly_fields = fields
 
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Add the server's time: its clock decides whether a lease has expired, and the host's clock may differ."""
+        return super().get_queryset(request).annotate(server_time=Now())
+
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may delete this lease: only one that nobody holds.
 
@@ -65,7 +69,7 @@ class LeaseAdmin(ReadOnlyAdmin):
         return request.user.has_perm("django_pglock.free_lease")
 
     @admin.display(description=_("state"))
-    def state(self, lease: Lease) -> str:
+    def state(self, lease: Any) -> str:
         """Return whether the lease is held, free, expired, or released but not free yet."""
         if is_held(lease):
             return mark("running", _("held"))
@@ -76,30 +80,32 @@ class LeaseAdmin(ReadOnlyAdmin):
         return mark("successful", _("free"))
 
     @admin.display(description=_("held for"))
-    def held(self, lease: Lease) -> str:
+    def held(self, lease: Any) -> str:
         """Return how long the lease has been held."""
-        return elapsed(lease.acquired_at) if is_held(lease) else "-"
+        return elapsed(lease.acquired_at, lease.server_time) if is_held(lease) else "-"
 
     @admin.display(description=_("renewed"))
-    def renewed(self, lease: Lease) -> str:
+    def renewed(self, lease: Any) -> str:
         """Return how long ago the holder renewed the lease."""
-        return str(_("%(time)s ago") % {"time": elapsed(lease.renewed_at)}) if is_held(lease) else "-"
+        return (
+            str(_("%(time)s ago") % {"time": elapsed(lease.renewed_at, lease.server_time)}) if is_held(lease) else "-"
+        )
 
     @admin.display(description=_("expires"))
-    def expires(self, lease: Lease) -> str:
+    def expires(self, lease: Any) -> str:
         """Return in how many seconds the lease expires unless its holder renews it."""
         if not is_held(lease) and not is_kept(lease):
             return "-"
         if lease.expires_at is None:
             return str(_("never"))
-        return str(_("in %(seconds).0f s") % {"seconds": (lease.expires_at - timezone.now()).total_seconds()})
+        return str(_("in %(seconds).0f s") % {"seconds": (lease.expires_at - lease.server_time).total_seconds()})
 
 
-def is_held(lease: Lease) -> bool:
-    """Return whether the lease is held, by the clock of this host."""
-    return lease.released_at is None and (lease.expires_at is None or lease.expires_at > timezone.now())
+def is_held(lease: Any) -> bool:
+    """Return whether the lease was held at ``server_time``, an annotation of ``get_queryset``."""
+    return lease.released_at is None and (lease.expires_at is None or lease.expires_at > lease.server_time)
 
 
-def is_kept(lease: Lease) -> bool:
+def is_kept(lease: Any) -> bool:
     """Return whether the lease was released before its ``min_hold`` has passed, so nobody can acquire it yet."""
-    return lease.released_at is not None and lease.expires_at is not None and lease.expires_at > timezone.now()
+    return lease.released_at is not None and lease.expires_at is not None and lease.expires_at > lease.server_time

@@ -33,10 +33,14 @@ else:
 MOST_COUNTED = 10_000
 
 
-def elapsed(since: datetime) -> str:
-    """Return the time since a moment: in seconds below two minutes, from then on as Django's ``timesince``."""
-    seconds = (timezone.now() - since).total_seconds()
-    return _("%(seconds).0f s") % {"seconds": max(seconds, 0)} if seconds < 120 else timesince(since)
+def elapsed(since: datetime, now: datetime | None = None) -> str:
+    """Return the time since a moment: in seconds below two minutes, from then on as Django's ``timesince``.
+
+    ``now`` is the server's time, if it is known; else the host's clock is used.
+    """
+    now = now or timezone.now()
+    seconds = (now - since).total_seconds()
+    return _("%(seconds).0f s") % {"seconds": max(seconds, 0)} if seconds < 120 else timesince(since, now)
 
 
 def mark(status: str, text: Any) -> str:

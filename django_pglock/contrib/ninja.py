@@ -19,15 +19,15 @@ from typing import Any
 
 from django.http import HttpRequest, JsonResponse
 
-from django_pglock.contrib.problem import CONTENT_TYPE, problem
 from django_pglock.errors import LockNotAvailable
+from django_pglock.locks.busy import PROBLEM_JSON, problem
 from django_pglock.locks.views import View
 from django_pglock.locks.views import lock_view as lock_any_view
 
 
 def busy(error: LockNotAvailable, request: HttpRequest, *args: Any, **kwargs: Any) -> JsonResponse:
     """Return the response to a request whose lock is busy: status 409, ``Retry-After`` and a problem detail."""
-    return JsonResponse(problem(), status=409, content_type=CONTENT_TYPE, headers={"Retry-After": "1"})
+    return JsonResponse(problem(), status=409, content_type=PROBLEM_JSON, headers={"Retry-After": "1"})
 
 
 def lock_view(key: str, **options: Any) -> Callable[[View], View]:

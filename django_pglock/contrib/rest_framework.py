@@ -17,9 +17,9 @@ from rest_framework.response import Response
 from rest_framework.views import exception_handler as default_handler
 from rest_framework.views import set_rollback
 
-from django_pglock.contrib.problem import CONTENT_TYPE, problem
 from django_pglock.errors import ConfigurationError, LockNotAvailable
-from django_pglock.locks.views import STATUSES, View, busy_text
+from django_pglock.locks.busy import PROBLEM_JSON, busy_text, problem
+from django_pglock.locks.views import STATUSES, View
 from django_pglock.locks.views import lock_view as lock_any_view
 
 
@@ -74,5 +74,5 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
         status=error.status_code,
         headers={"Retry-After": str(error.wait)},
         # A browser gets the HTML page of the framework.
-        content_type=CONTENT_TYPE if getattr(renderer, "format", "json") == "json" else None,
+        content_type=PROBLEM_JSON if getattr(renderer, "format", "json") == "json" else None,
     )

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 
 from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
 from django_pglock.keys import name_of
@@ -193,7 +194,11 @@ class ContextDecorator(Generic[H, A]):
 
         @functools.wraps(function)
         async def locked(*args: Any, **kwargs: Any) -> Any:
-            parts = naming(args, kwargs)
+            try:
+                parts = naming(args, kwargs)
+            except SynchronousOnlyOperation:
+                # A field of the name is read from the database at its first use, as request.user is.
+                parts = await sync_to_async(naming)(args, kwargs)
             if parts is None:
                 return await function(*args, **kwargs)
             handle = self._async_handle(parts)

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
-from django.http import HttpRequest, HttpResponse
-from django.utils.translation import gettext as _
 
-from django_pglock.errors import ConfigurationError, LockNotAvailable
+from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
 from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.api import Lock
 from django_pglock.locks.async_handle import AsyncHandle
+from django_pglock.locks.busy import busy_response
 from django_pglock.locks.context_decorator import Naming
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.options import Options, Timeout, checked_max_hold, checked_scope, to_seconds
@@ -47,7 +46,8 @@ def lock_view(
     - ``timeout``: seconds or a timedelta to wait; default 0, because each waiter occupies a web worker.
     - ``status``: 409 (default), 423, 429 or 503; ``retry_after``: seconds in the header of that answer.
     - ``methods``: lock only these, for example ``["POST"]``; default all. HEAD is locked where GET is.
-    - ``on_busy``: a callable ``(exception, request, *args, **kwargs)`` that makes the response instead.
+    - ``on_busy``: a callable ``(exception, request, *args, **kwargs)`` that makes the response instead of
+      ``busy_response``: a page, a problem detail or plain text, as the client prefers.
     - ``shared``, ``scope``, ``using``, ``max_hold`` as for ``lock``.
 
     A streaming response, or one that is rendered after the view has returned (``TemplateResponse``), keeps a session
@@ -85,20 +85,6 @@ def _methods_of(value: Iterable[str]) -> frozenset[str]:
         )
     # Django answers HEAD by the view for GET.
     return names | {"HEAD"} if "GET" in names else names
-
-
-def busy_response(
-    error: LockNotAvailable, request: HttpRequest, *args: Any, status: int, retry_after: int, **kwargs: Any
-) -> HttpResponse:
-    """Return the response to a busy lock. The lock's name is not in it: a name may contain a user's id."""
-    response = HttpResponse(busy_text(), status=status, content_type="text/plain; charset=utf-8")
-    response["Retry-After"] = str(retry_after)
-    return response
-
-
-def busy_text() -> str:
-    """Return the text for a person whose request met a busy lock."""
-    return _("This is being done already. Please wait a moment before you try again.")
 
 
 class ViewLock(Lock):
@@ -156,7 +142,23 @@ class ViewKey:
 
     def render(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the name for a call. Raises ``LockKeyError`` where a field has no value."""
-        return self._template.render({**self._arguments(args, kwargs), "request": _request_of(args)})
+        request = _request_of(args)
+        try:
+            return self._template.render({**self._arguments(args, kwargs), "request": request})
+        except LockKeyError as error:
+            if not (hint := self._hint(request)):
+                raise
+            raise LockKeyError(f"{error} {hint}") from error
+
+    def _hint(self, request: Any) -> str:
+        """Return what to do if the key has no value because the request has no user or an anonymous one."""
+        if "user" not in self._template.names:
+            return ""
+        if not hasattr(request, "user"):
+            return "Add django.contrib.auth.middleware.AuthenticationMiddleware to MIDDLEWARE."
+        if getattr(request.user, "is_authenticated", True):
+            return ""
+        return "Nobody is logged in: log in first, or put @login_required above @lock_view."
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -5,14 +5,15 @@ Nothing here knows tasks. Put ``ClaimManager`` on a model of your own and claim 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from django.core.exceptions import EmptyResultSet
-from django.db import connections, models, transaction
+from django.db import models
+from django.db.transaction import atomic
 
-from django_pglock.store.marking import first_free, marking_sql
+from django_pglock.store.marking import checked_limit, mark_rows
+from django_pglock.store.transition import transition
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,7 +31,7 @@ class ClaimedRows(Sequence[Row]):
 
     def __init__(self, queryset: models.QuerySet[Row]) -> None:
         self._queryset = queryset
-        self._atomic = transaction.atomic(using=queryset.db)
+        self._atomic = atomic(using=queryset.db)
 
     def __enter__(self) -> Self:
         self._atomic.__enter__()
@@ -87,7 +88,7 @@ class ClaimQuerySet(models.QuerySet[Row]):
         If the process dies, PostgreSQL rolls back and releases the rows unchanged. Raises ``ValueError`` for a limit
         below one, and Django's ``TransactionManagementError`` when the rows are read outside of a transaction.
         """
-        return ClaimedRows(self.select_for_update(skip_locked=True)[: _checked(limit)])
+        return ClaimedRows(self.select_for_update(skip_locked=True, of=("self",))[: checked_limit(limit)])
 
     def claim_update(self, limit: int, **changes: Any) -> list[Row]:
         """Mark up to ``limit`` rows of this queryset with ``changes`` and return them as they are now, in its order.
@@ -99,27 +100,38 @@ class ClaimQuerySet(models.QuerySet[Row]):
 
         Values may be expressions, such as ``F("tries") + 1``. Raises ``ValueError`` for a limit below one.
         """
-        fields = self.model._meta.concrete_fields
-        columns = ", ".join(connections[self.db].ops.quote_name(str(field.column)) for field in fields)
-        selection = first_free(self, _checked(limit), no_key=self.claims_no_key)
-        try:
-            sql, values = marking_sql(selection, changes, columns, keep_order=True)
-        except EmptyResultSet:
-            return []
-        compiler = self.query.get_compiler(self.db)
-        converters = compiler.get_converters([field.get_col(self.model._meta.db_table) for field in fields])
-        with connections[self.db].cursor() as cursor:
-            cursor.execute(sql, values)
-            rows: list[tuple[Any, ...]] = cursor.fetchall()
-        names = [field.attname for field in fields]
-        return [self.model.from_db(self.db, names, row) for row in compiler.apply_converters(rows, converters)]
+        return mark_rows(self, checked_limit(limit), changes)
+
+    def transition(
+        self,
+        *,
+        from_: Collection[Any] | Any,
+        to: Any,
+        limit: int | None = None,
+        field: str = "status",
+        **changes: Any,
+    ) -> list[Row]:
+        """Move rows of this queryset from any of some statuses to another one, and return them as they are now.
+
+        ::
+
+            Row.objects.filter(queue="mail").order_by("id").transition(
+                from_=["new", "failed"], to="taken", limit=10, taken_at=Now(), tries=F("tries") + 1
+            )
+
+        - ``from_``: the statuses to move from, or one status. A row that has another one by now is left alone.
+        - ``to``: the status to move to, which is none of ``from_``. So no row is moved twice.
+        - ``limit``: so many rows at most, the first in the queryset's order; None: all.
+        - ``field``: the name of the field that has the status.
+        - ``changes``: values or expressions for other fields.
+
+        This is one statement, and needs no transaction. Rows that another transaction has locked are skipped. At
+        REPEATABLE READ and above, a row that was changed after the snapshot is a serialization failure, as in any
+        UPDATE. Raises ``ValueError`` for a status that is none of the field's choices, for no status to move from, for
+        a ``to`` that is one of ``from_``, and for a limit below one.
+        """
+        return transition(self, from_=from_, to=to, limit=limit, field=field, changes=changes)
 
 
 class ClaimManager(models.Manager.from_queryset(ClaimQuerySet)):  # type: ignore[misc]
     """The manager of a model whose rows are to be claimed: ``objects = ClaimManager()``."""
-
-
-def _checked(limit: int) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ValueError(f"A claim takes a number of rows, one or more; {limit!r} was given.")
-    return limit

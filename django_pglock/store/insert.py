@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,8 @@ WITH new AS (
     FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp() + %s::interval) AS due,
                  cardinality(%s::bigint[]) AS waits_for) AS moment,
          ROWS FROM (jsonb_array_elements(%s::jsonb), jsonb_array_elements(%s::jsonb),
-                    unnest(%s::text[]), unnest(%s::text[]), unnest(%s::text[]), unnest(%s::text[])) WITH ORDINALITY
+                    jsonb_array_elements_text(%s::jsonb), jsonb_array_elements_text(%s::jsonb),
+                    jsonb_array_elements_text(%s::jsonb), jsonb_array_elements_text(%s::jsonb)) WITH ORDINALITY
              AS call (args, kwargs, lock_key, group_key, fair_key, unique_key, number)
     ORDER BY call.number
     ON CONFLICT DO NOTHING
@@ -125,6 +127,6 @@ def _insert_many(using: str, task: TaskFields, calls: Sequence[Call], meta: str)
     return [Enqueued(*row) for row in run(using, statement, *values)]
 
 
-def _column(values: Iterable[str | None], *, any_: bool) -> list[str | None] | None:
-    # unnest() pads a missing array with NULL.
-    return list(values) if any_ else None
+def _column(values: Iterable[str | None], *, any_: bool) -> str | None:
+    # A missing array is padded with NULL. As JSON, because psycopg makes arrays of texts in Python, text by text.
+    return json.dumps(list(values), ensure_ascii=False) if any_ else None

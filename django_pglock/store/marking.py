@@ -7,11 +7,14 @@ UPDATE … RETURNING``. So which rows are meant is said once, as a queryset.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models, transaction
 from django.db.models.sql import UpdateQuery
+
+Row = TypeVar("Row", bound=models.Model)
 
 #: Whether a row is one of those claimed. By an array, because the planner expects one row in a table that was empty
 #: when it was last vacuumed, and then a join may read the whole table. Only the CTE has a column of this name: the
@@ -26,11 +29,15 @@ IS_CLAIMED = models.Func(
 def first_free(
     rows: models.QuerySet[Any, Any], limit: int | None = None, *, no_key: bool = False
 ) -> models.QuerySet[Any, Any]:
-    """Return a queryset that locks rows which nobody has locked, ``limit`` at most (None: all), and yields their keys.
+    """Return a queryset that locks rows which nobody has locked, ``limit`` at most (None: all), and selects their keys.
 
     ``no_key``: also rows of which another transaction has only the key locked, as a foreign key does.
     """
-    return rows.select_for_update(skip_locked=True, no_key=no_key).values("pk")[: _ALL if limit is None else limit]
+    # OF: a filter may join other tables, whose rows are neither changed nor a reason to skip one of these. Django
+    # writes OF only where it selects instances, so not with values("pk").
+    locked = rows.select_for_update(skip_locked=True, no_key=no_key, of=("self",)).select_related(None).only("pk")
+    locked.query.set_annotation_mask(())
+    return locked[: _ALL if limit is None else limit]
 
 
 def mark(selection: models.QuerySet[Any, Any], changes: dict[str, Any], *returning: str) -> list[tuple[Any, ...]]:
@@ -45,6 +52,33 @@ def mark(selection: models.QuerySet[Any, Any], changes: dict[str, Any], *returni
         cursor.execute(sql, values)
         rows: list[tuple[Any, ...]] = cursor.fetchall()
     return rows
+
+
+def mark_rows(rows: models.QuerySet[Row, Row], limit: int | None, changes: dict[str, Any]) -> list[Row]:
+    """Change up to ``limit`` of ``rows`` (None: all) that nobody has locked; return them as they are now, in order."""
+    selection = first_free(rows, limit, no_key=getattr(rows, "claims_no_key", False))
+    # Not rows.db: a router may send what reads to a replica.
+    using = selection.db
+    fields = rows.model._meta.concrete_fields
+    columns = ", ".join(connections[using].ops.quote_name(str(field.column)) for field in fields)
+    try:
+        sql, values = marking_sql(selection, changes, columns, keep_order=True)
+    except EmptyResultSet:
+        return []
+    compiler = selection.query.get_compiler(using)
+    converters = compiler.get_converters([field.get_col(rows.model._meta.db_table) for field in fields])
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, values)
+        marked: list[tuple[Any, ...]] = cursor.fetchall()
+    names = [field.attname for field in fields]
+    return [rows.model.from_db(using, names, row) for row in compiler.apply_converters(marked, converters)]
+
+
+def checked_limit(limit: int) -> int:
+    """Return a limit. Raises ``ValueError`` if it is no number of rows."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ValueError(f"A claim takes a number of rows, one or more; {limit!r} was given.")
+    return limit
 
 
 def marking_sql(
@@ -74,8 +108,10 @@ def marking_sql(
 
 def locking_sql(selection: models.QuerySet[Any, Any]) -> tuple[str, tuple[Any, ...]]:
     """Return the statement that locks the rows of ``selection`` and returns their keys, and its values."""
-    # Django compiles FOR UPDATE only inside of atomic(). Nothing is sent here, so the server sees no transaction.
-    with transaction.atomic(using=selection.db):
+    # Django compiles FOR UPDATE only inside of atomic(). Nothing is sent here, so the server sees no transaction. An
+    # atomic() inside of another one would send a savepoint.
+    is_inside = connections[selection.db].in_atomic_block
+    with nullcontext() if is_inside else transaction.atomic(using=selection.db):
         sql: tuple[str, Sequence[Any]] = selection.query.get_compiler(selection.db).as_sql()
     return sql[0], tuple(sql[1])
 

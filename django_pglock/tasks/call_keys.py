@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Characters of a key; a longer one ends in its digest instead.
 LONGEST_KEY = 512
+#: How the lock key of a group without ``lock=`` begins. No key from a template can begin with a percent sign.
+GROUPED = "%group "
 
 _DIGEST = re.compile("[0-9a-f]{64}$")
 
@@ -34,8 +36,13 @@ class CallKeys(NamedTuple):
 NO_KEYS = CallKeys()
 
 
-def keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKeys:
-    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function does not take."""
+def keys_of(
+    task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, args_text: str | None = None
+) -> CallKeys:
+    """Return the keys of a call. Raises ``TaskArgumentsError`` for arguments that the function does not take.
+
+    ``args_text`` is the JSON text of ``args``, if it was made before: often it is what a unique key is made from.
+    """
     if not task.has_keys:
         return NO_KEYS
     values = _bound(task, args, kwargs)
@@ -45,11 +52,10 @@ def keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
     group = render(task.group.key) if task.group else None
     keys = CallKeys(
-        # Begins with a percent sign, with which no key from a template can begin: see ``part_of``.
-        lock=f"%group {task.module_path} {group}" if group is not None else _lock_key(task, render),
+        lock=_lock_key(task, render, group),
         group=group,
         fair=render(task.fair),
-        unique=_unique_key(task, values, render),
+        unique=_unique_key(task, values, render, args_text if not kwargs and len(args) == len(values) else None),
     )
     if task.advisory and keys.lock is not None and _shortened(keys.lock) != keys.lock:
         raise TaskArgumentsError(
@@ -59,29 +65,43 @@ def keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return CallKeys(*map(_shortened, keys))
 
 
-def _lock_key(task: TaskFields, render: Callable[[str | None], str | None]) -> str | None:
+def _lock_key(task: TaskFields, render: Callable[[str | None], str | None], group: str | None) -> str | None:
     if task.lock is not None:
         return render(task.lock)
+    if group is not None:
+        return f"{GROUPED}{task.module_path} {group}"
     if task.rate is None:
         return None
     return f"%rate {render(task.rate.key) if task.rate.key is not None else task.module_path}"
 
 
-def _unique_key(task: TaskFields, values: Mapping[str, Any], render: Callable[[str | None], str | None]) -> str | None:
+def _unique_key(
+    task: TaskFields, values: Mapping[str, Any], render: Callable[[str | None], str | None], args_text: str | None
+) -> str | None:
     if task.unique is None:
         return None
     if task.unique.key is not None:
         return f"{task.module_path} {render(task.unique.key)}"
-    return f"{task.module_path} {hashlib.sha256(_text_of(task, values).encode()).hexdigest()}"
+    text = _text_of(task, values, args_text)
+    return f"{task.module_path} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def text_of_arguments(task: TaskFields, kwargs: Mapping[str, Any]) -> str:
     """Return the JSON text of a call's arguments, of which ``unique=True`` takes the digest."""
-    return _text_of(task, _bound(task, (), kwargs))
+    return _text_of(task, _bound(task, (), kwargs), None)
 
 
-def _text_of(task: TaskFields, values: Mapping[str, Any]) -> str:
-    return to_json([values], what=f"The arguments of {task.module_path}", sort_keys=True)
+def _text_of(task: TaskFields, values: Mapping[str, Any], args_text: str | None) -> str:
+    """Return one text for all calls with the same arguments, by position or by name.
+
+    Where the function has only parameters that can be positional, that is the list of their values in order. So it is
+    ``args_text``, the text of a call that gives all of them by position, unless a dict in it has its keys in any order.
+    """
+    names = None if is_grouped(task) else _names(task.func)
+    if names is not None and args_text is not None and "{" not in args_text:
+        return args_text
+    arguments = [values] if names is None else list(values.values())
+    return to_json(arguments, what=f"The arguments of {task.module_path}", sort_keys=True)
 
 
 def check_templates(task: TaskFields, where: str) -> None:

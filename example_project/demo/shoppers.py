@@ -37,10 +37,10 @@ def make_shoppers(count: int, *, gift: int, price: int) -> list[Shopper]:
     product = Product.objects.create(name="A book about locks", price=price)
     users = User.objects.bulk_create(User(username=f"{SHOPPER}{number}", password="!") for number in range(count))
     CreditEntry.objects.bulk_create(CreditEntry(user=user, amount=gift, reason="gift") for user in users)
-    return [Shopper(_log_in(user), product.pk) for user in users]
+    return [Shopper(log_in(user), product.pk) for user in users]
 
 
-def _log_in(user: User) -> str:
+def log_in(user: User) -> str:
     session = SessionStore()
     session[SESSION_KEY] = str(user.pk)
     session[BACKEND_SESSION_KEY] = settings.AUTHENTICATION_BACKENDS[0]

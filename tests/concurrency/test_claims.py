@@ -6,12 +6,14 @@ from collections import Counter
 from uuid import uuid4
 
 import pytest
+from django.db.models import F
 
 from django_pglock.models import Task
 from django_pglock.store.claim import claim_statement, claims_of
-from tests.sample.models import Letter
+from tests.sample.models import Letter, Parcel, Sender
 
 pytestmark = pytest.mark.django_db(transaction=True)
+FREE = [Parcel.Status.NEW, Parcel.Status.RETURNED]
 
 
 def test_eight_threads_mark_every_row_exactly_once(in_threads):
@@ -27,6 +29,21 @@ def test_eight_threads_mark_every_row_exactly_once(in_threads):
     taken = [pk for each in in_threads(take_all, 8) for pk in each]
     assert len(taken) == 200
     assert set(Counter(taken).values()) == {1}
+
+
+def test_eight_threads_move_every_row_exactly_once(in_threads):
+    """The same with a transition from two statuses."""
+    sender = Sender.objects.create()
+    Parcel.objects.bulk_create(Parcel(sender=sender, weight=n, status=FREE[n % 2]) for n in range(200))
+
+    def move_all(number):
+        moved = []
+        while rows := Parcel.objects.order_by("id").transition(from_=FREE, to="taken", limit=7, tries=F("tries") + 1):
+            moved += [(row.pk, row.tries) for row in rows]
+        return moved
+
+    moved = [each for rows in in_threads(move_all, 8) for each in rows]
+    assert sorted(moved) == [(pk, 1) for pk in sorted(Parcel.objects.values_list("pk", flat=True))]
 
 
 def test_eight_workers_claim_every_task_exactly_once(in_threads):

@@ -16,7 +16,7 @@ import django_pglock
 from django_pglock.tasks.definition import PostgresTask
 from tests.conftest import ROOT
 
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(python|console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -34,7 +34,7 @@ def test_there_is_something_to_run():
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
 def test_python_blocks_run_in_order(page, monkeypatch):
     """In one module for a page, as a reader who types along would have it."""
-    module = types.ModuleType(f"docs_{page.stem}")
+    module = types.ModuleType(f"docs_{page.parent.stem}_{page.stem}")
     monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
     module.__dict__["INSTALLED_APPS"] = []
     module.__dict__["TASKS"] = {}

@@ -49,6 +49,43 @@ class Run(models.Model):
         return f"attempt {self.attempt} of task {self.task}"
 
 
+class Sender(models.Model):
+    """Somebody who has parcels."""
+
+    name = models.CharField(max_length=64)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Parcel(models.Model):
+    """Somebody's own table with a status of a few values, and rows of another table that it belongs to."""
+
+    class Status(models.TextChoices):
+        NEW = "new"
+        RETURNED = "returned"
+        TAKEN = "taken"
+        LOST = "lost"
+
+    sender = models.ForeignKey(Sender, models.CASCADE)
+    weight = models.IntegerField()
+    status = models.CharField(max_length=16, choices=Status.choices, default=Status.NEW)
+    tries = models.IntegerField(default=0)
+    taken_at = models.DateTimeField(null=True)
+
+    objects = ClaimManager()
+
+    class Meta:
+        indexes = [
+            models.Index(
+                fields=["weight"], name="sample_parcel_free", condition=models.Q(status__in=["new", "returned"])
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.weight} {self.status}"
+
+
 class Shelf(models.Model):
     """Where products are."""
 

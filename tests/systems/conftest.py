@@ -12,19 +12,13 @@ from django.db import connection
 
 from example_project.demo.processes import Fleet
 from example_project.systems.stage import call
+from example_project.systems.web import Site
 
 
 @pytest.fixture
 def fleet(transactional_db: None) -> Iterator[Fleet]:
     """Start programs on the tests' database. All of them are stopped at the end."""
-    server = os.environ["DATABASE_URL"].rpartition("/")[0]
-    environment = {
-        "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}",
-        "DJANGO_SETTINGS_MODULE": "example_project.settings",
-        "HEARTBEAT_INTERVAL": "0.5",
-        "HEARTBEAT_LIMIT": "4",
-    }
-    fleet = Fleet(environment)
+    fleet = Fleet(_environment())
     yield fleet
     fleet.stop()
 
@@ -37,3 +31,23 @@ def process(fleet: Fleet) -> Callable[..., subprocess.Popen[bytes]]:
         return call(fleet, function, *arguments, **environment)
 
     return start
+
+
+@pytest.fixture(scope="module")
+def site(django_db_setup: None) -> Iterator[Site]:
+    """The example project behind real web servers, and a payment provider, for all tests of a module."""
+    fleet = Fleet(_environment())
+    try:
+        yield Site(fleet)
+    finally:
+        fleet.stop()
+
+
+def _environment() -> dict[str, str]:
+    server = os.environ["DATABASE_URL"].rpartition("/")[0]
+    return {
+        "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}",
+        "DJANGO_SETTINGS_MODULE": "example_project.settings",
+        "HEARTBEAT_INTERVAL": "0.5",
+        "HEARTBEAT_LIMIT": "4",
+    }

@@ -5,11 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from django.contrib.auth.models import User
+from django.db.models import F
 from django.http import HttpRequest, HttpResponse
 from django.tasks import TaskContext, TaskResult
 from typing_extensions import assert_type
 
 from django_pglock import (
+    ClaimQuerySet,
     Exponential,
     Group,
     Lease,
@@ -201,6 +204,15 @@ def use() -> None:
         lock("x").acquire().release()
     except LockNotAvailable as busy:
         assert_type(busy.name, "str | None")
+
+
+def claim_rows(users: ClaimQuerySet[User]) -> None:
+    with users.claim(10) as rows:
+        assert_type(rows[0], User)
+    assert_type(users.claim_update(10, is_staff=True), list[User])
+    assert_type(
+        users.transition(from_=["new"], to="taken", limit=3, field="last_name", tries=F("tries") + 1), list[User]
+    )
 
 
 def a_name_that_is_not_there() -> None:

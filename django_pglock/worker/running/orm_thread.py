@@ -51,7 +51,9 @@ class OrmThread(ThreadPoolExecutor):
         self.since = 0.0
         self._connections: Sequence[Any] = ()
         self._cancelling = threading.Lock()
+        # Counted up in the loop's thread and down in this one.
         self._waiting = 0
+        self._counting = threading.Lock()
         self._is_watched = False
         # By alias: the attempt that has begun the transaction that is open there.
         self._open: dict[str, Attempt | None] = {}
@@ -63,7 +65,8 @@ class OrmThread(ThreadPoolExecutor):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Have a function run in the thread, for the attempt of the coroutine that calls this in the loop's thread."""
-        self._waiting += 1
+        with self._counting:
+            self._waiting += 1
         if self._waiting > 1 and not self._is_watched:
             self._watch(OCCUPIED)
         future = super().submit(self._run, current_attempt.get(), function, args, kwargs)
@@ -71,7 +74,8 @@ class OrmThread(ThreadPoolExecutor):
         return future
 
     def _note_end(self, future: Future[Any]) -> None:
-        self._waiting -= 1
+        with self._counting:
+            self._waiting -= 1
 
     def close(self) -> None:
         """Let the thread end after its present call, and close its connections."""

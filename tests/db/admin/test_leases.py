@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
+
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
+from django.utils import timezone
 
 from django_pglock import Lease, LockLost
 from django_pglock.models import Lease as LeaseRow
@@ -38,3 +42,18 @@ def test_leases_are_listed_and_taken_away_only_with_permission(client):
     assert "delete_selected" not in page
     client.post(reverse("admin:django_pglock_lease_delete", args=[row.pk]), {"post": "yes"})
     assert not LeaseRow.objects.filter(name="nightly").exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_wrong_clock_of_the_host_changes_nothing(client, monkeypatch, hours):
+    """The server's clock decides: a lease that is held is shown as held, and cannot be deleted."""
+    right = timezone.now
+    monkeypatch.setattr(timezone, "now", lambda: right() + timedelta(hours=hours))
+    person(client, "view_lease", "delete_lease")
+    with Lease("nightly", ttl=60):
+        row = LeaseRow.objects.get(name="nightly")
+        page = client.get(reverse("admin:django_pglock_lease_changelist")).content.decode()
+        assert "held" in re.findall(r'<span class="pglock-status[^>]*>([^<]*)', page)
+        assert re.search(r"in (59|60|[1-5]\d) s", page)
+        assert client.post(reverse("admin:django_pglock_lease_delete", args=[row.pk])).status_code == 403

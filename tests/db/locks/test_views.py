@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.contrib.auth.models import AnonymousUser, User
 from django.core.signals import request_finished, request_started
 from django.db import transaction
 from django.http import HttpResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
-from django.test import RequestFactory, override_settings
+from django.test import AsyncClient, RequestFactory, override_settings
+from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
@@ -39,6 +41,14 @@ def request_of(pk=1, method="post"):
 @lock_view("checkout:{request.user.pk}")
 def checkout(request):
     return HttpResponse("paid")
+
+
+@lock_view("checkout:{request.user.pk}")
+async def checkout_async(request):
+    return HttpResponse("paid")
+
+
+urlpatterns = [path("checkout", checkout_async)]
 
 
 def test_the_second_request_gets_409_and_when_to_try_again(somebody):
@@ -134,6 +144,27 @@ def test_a_stream_under_a_transaction_lock_is_refused():
 
     with pytest.raises(ConfigurationError, match="streaming"), transaction.atomic():
         view(request_of())
+
+
+def test_an_anonymous_user_is_told_to_log_in():
+    request = request_of()
+    request.user = AnonymousUser()
+    with pytest.raises(
+        LockKeyError, match=r"request\.user\.pk.*Nobody is logged in: .* put @login_required above @lock_v"
+    ):
+        checkout(request)
+
+
+def test_a_request_without_a_user_names_the_middleware():
+    with pytest.raises(LockKeyError, match=r"has no value.*Add django\.contrib\.auth\.middleware\.AuthenticationM"):
+        checkout(RequestFactory().post("/"))
+
+
+def test_another_missing_value_is_not_blamed_on_the_user():
+    request = request_of()
+    with pytest.raises(LockKeyError) as refused:
+        lock_view("cart:{request.user.pk}:{request.cart}")(lambda request: None)(request)
+    assert "log" not in str(refused.value).lower().replace("lock", "")
 
 
 def test_an_anonymous_user_shares_no_lock_with_all_others():
@@ -285,3 +316,19 @@ def test_an_async_view_that_streams_under_wsgi_keeps_its_lock(somebody):
     response = async_to_sync(view)(request_of())
     del response
     assert somebody.can_have("a")
+
+
+@override_settings(ROOT_URLCONF=__name__)
+def test_the_user_of_an_async_view_is_read_from_the_database(somebody):
+    """``request.user`` is lazy: its first use reads the session and the user, which a coroutine must not do itself."""
+    user = User.objects.create_user("ann")
+
+    @async_to_sync
+    async def click():
+        client = AsyncClient()
+        await client.aforce_login(user)
+        return (await client.post("/checkout")).status_code
+
+    assert click() == 200
+    somebody.holds(f"checkout:{user.pk}")
+    assert click() == 409

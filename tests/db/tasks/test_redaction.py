@@ -178,7 +178,7 @@ def test_no_key_is_made_of_what_is_hidden():
 def recovered(text):
     """Return the card that a reader finds by trying all cards on each digest in a text."""
     for card in ("4000-0000-0000-0000", SECRET):
-        call = to_json([{"order_id": 7, "card": card}], what="It", sort_keys=True)
+        call = to_json([7, card], what="It", sort_keys=True)
         if hashlib.sha256(call.encode()).hexdigest() in text:
             return card
     return None

@@ -1,0 +1,58 @@
+"""Transitions on any table: rows move from any of some statuses to another one, each by one caller.
+
+A typo in a status would move nothing and say nothing, and a row whose new status is one of those that it moves from
+could be taken again at once. Both are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, TypeVar
+
+from django.db import models
+
+from django_pglock.store.marking import checked_limit, mark_rows
+
+Row = TypeVar("Row", bound=models.Model)
+
+
+def transition(
+    rows: models.QuerySet[Row, Row],
+    *,
+    from_: Collection[Any] | Any,
+    to: Any,
+    limit: int | None,
+    field: str,
+    changes: dict[str, Any],
+) -> list[Row]:
+    """Move up to ``limit`` of ``rows`` (None: all) from one of the statuses ``from_``; return them as they are now.
+
+    Raises ``ValueError`` for a transition that cannot be meant.
+    """
+    sources = list(from_) if isinstance(from_, Collection) and not isinstance(from_, str) else [from_]
+    if not sources:
+        raise ValueError("A transition takes one status or more to move from; from_ is empty.")
+    for status in (*sources, to):
+        _require_status(rows.model, field, status)
+    if to in sources:
+        raise ValueError(f"{_shown(to)} is a status to move from and the one to move to; its rows would move again.")
+    if field in changes:
+        raise ValueError(f"A transition changes {field} to {_shown(to)}; {_shown(changes[field])} was given as well.")
+    if limit is not None:
+        checked_limit(limit)
+    return mark_rows(rows.filter(**{f"{field}__in": sources}), limit, {field: to, **changes})
+
+
+def _require_status(model: type[models.Model], field: str, status: Any) -> None:
+    name = f"{model.__name__}.{field}"
+    choices = [value for value, _ in getattr(model._meta.get_field(field), "flatchoices", ())]
+    if status is None or hasattr(status, "resolve_expression"):
+        raise ValueError(f"{_shown(status)} is no value of {name}: a status is neither None nor an expression.")
+    if choices and status not in choices:
+        values = ", ".join(map(_shown, choices))
+        raise ValueError(f"{_shown(status)} is no value of {name}; its values are {values}.")
+
+
+def _shown(status: Any) -> str:
+    """Return a status as one writes it, also a member of an enumeration."""
+    return repr(getattr(status, "value", status))

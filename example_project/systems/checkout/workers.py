@@ -1,0 +1,41 @@
+"""What runs beside the web servers: a reconciler, of which one works and others stand by, and a sale."""
+
+import signal
+import time
+from zlib import crc32
+
+from django.db.models import F
+
+from django_pglock import leader, lock_all, try_lock
+from example_project.systems.checkout.models import Cart, Payment
+
+
+def settle_open():
+    """Settle the payments that a crash has left open. One whose checkout is under way is left to that."""
+    for payment in Payment.objects.filter(charge=None).select_related("cart"):
+        with try_lock("checkout", payment.cart.customer_id) as is_mine:
+            if is_mine:
+                payment.settle()
+
+
+def reconcile(ttl=15, pause=1):
+    """Be the reconciler, or the next one when that is killed, ends, is frozen or is cut off."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the block ends, and the next leader is woken
+    with leader("reconciler", ttl=ttl) as leadership:
+        while not leadership.lost.wait(pause):
+            settle_open()
+
+
+def reconcile_by_lock(pause=1):
+    """The same by an advisory lock alone. Nobody takes over from a frozen process: its session holds the lock."""
+    while True:
+        with try_lock("reconciler", timeout=60) as held:  # not for ever: a wait keeps vacuum from its work
+            while held:
+                settle_open()
+                time.sleep(pause)
+
+
+@lock_all("shop", crc32(b"price change"))  # an older program, in another language, locks the CRC of this text
+def begin_sale(percent):
+    """Make all carts cheaper when the last checkout is over. One that comes meanwhile is answered with 503."""
+    Cart.objects.filter(payment=None).update(total=F("total") * (100 - percent) / 100)

@@ -1,0 +1,40 @@
+"""What each node does: claim some rows that nobody else has, process them, look again."""
+
+from __future__ import annotations
+
+import time
+
+from django.db import transaction
+
+from example_project.systems.sharing.models import Result, Row
+
+MOST_TRIES = 3
+
+
+def process(row: Row, node: str) -> None:
+    """Make the result of a row. Stands for a call of another service, which takes 5 ms."""
+    time.sleep(0.005)
+    Result.objects.create(row=row, node=node, text=f"half of {row.data} is {int(row.data) // 2}")
+
+
+def process_batch(node: str, limit: int = 10) -> int:
+    """Process up to ``limit`` rows that no other node has; return how many there were."""
+    waiting = Row.objects.filter(processed=False, tries__lt=MOST_TRIES).order_by("tries", "id")
+    with waiting.claim(limit) as rows:
+        for row in rows:
+            try:
+                with transaction.atomic():  # a savepoint: an error undoes this row's work, and no other's
+                    process(row, node)
+            except Exception as error:
+                row.tries, row.error = row.tries + 1, repr(error)
+            else:
+                row.processed = True
+            row.save(update_fields=["processed", "tries", "error"])
+    return len(rows)
+
+
+def run_node(node: str) -> None:
+    """Process rows until the process ends. Kill it to stop it: its transaction is rolled back, and others go on."""
+    while True:
+        if not process_batch(node):
+            time.sleep(0.05)

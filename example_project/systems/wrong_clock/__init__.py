@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: programs that run with it have a wrong clock."""

@@ -1,0 +1,157 @@
+"""The tutorial, done as it stands: its blocks into its files, its commands in a shell, real clicks, a real worker."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.cookiejar import CookieJar
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode
+
+import environ
+import psycopg
+import pytest
+
+from example_project.demo.processes import free_port
+from tests.conftest import NEVER, ROOT
+
+PAGE = (ROOT / "docs" / "tutorial.md").read_text()
+FILES = re.findall(
+    r"^```\{code-block\} python\n:caption: ([\w/.]+), [^\n]*\n\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL
+)
+#: In the list of tasks, one for each.
+ROW = 'name="_selected_action"'
+COMMANDS = "".join(re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)).splitlines()
+
+
+def test_it_is_short():
+    typed = [
+        line for _, code in FILES for line in code.splitlines() if line and not line.startswith(("from", "import"))
+    ]
+    assert len(COMMANDS) <= 7
+    assert len(typed) <= 20
+
+
+class Shop:
+    """The reader's folder, terminals and browser."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.port = free_port(0)
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._output = (folder / "output").open("wb")
+        settings = environ.Env.db_url_config(url)
+        names = {"PGHOST": "HOST", "PGPORT": "PORT", "PGUSER": "USER", "PGPASSWORD": "PASSWORD"}
+        own = {
+            name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")
+        }
+        self._environment = {
+            **own,
+            **{name: str(settings[key]) for name, key in names.items() if settings.get(key)},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "DJANGO_SUPERUSER_PASSWORD": "secret",
+        }
+        jar = urllib.request.HTTPCookieProcessor(CookieJar())
+        self._browser = urllib.request.build_opener(jar, urllib.request.ProxyHandler({}))
+
+    def run(self, command: str) -> None:
+        done = subprocess.run(
+            command, shell=True, cwd=self.folder, env=self._environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+    def start(self, command: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            f"exec {command}", shell=True, cwd=self.folder, env=self._environment, start_new_session=True,
+            stdout=self._output, stderr=self._output,
+        )  # fmt: skip
+        self._started.append(process)
+        return process
+
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(NEVER)
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(60)
+        self._output.close()
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with self._browser.open(f"http://127.0.0.1:{self.port}{path}", timeout=NEVER) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as answer:
+            return answer.code, answer.read().decode()
+
+    def log_in(self) -> None:
+        """Follow the checkout to the login page, and fill in its form."""
+        _, page = self.get("/checkout/1/")
+        [token] = re.findall(r'name="csrfmiddlewaretoken" value="(\w+)"', page)
+        form = {"csrfmiddlewaretoken": token, "username": "admin", "password": "secret", "next": "/checkout/1/"}
+        address = f"http://127.0.0.1:{self.port}/admin/login/?next=/checkout/1/"
+        with self._browser.open(address, urlencode(form).encode(), timeout=NEVER) as answer:
+            assert answer.read().decode() == "Order 1 for cart 1"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    url = os.environ["DATABASE_URL"]
+    settings = environ.Env.db_url_config(url)
+    given = {"host": "HOST", "port": "PORT", "dbname": "NAME", "user": "USER", "password": "PASSWORD"}
+    session = psycopg.connect(
+        **{name: settings[key] for name, key in given.items() if settings.get(key)}, autocommit=True
+    )
+    session.execute("CREATE DATABASE shop")
+    shop = Shop(tmp_path, url)
+    try:
+        yield shop
+    finally:
+        shop.close()
+        session.execute("DROP DATABASE shop WITH (FORCE)")
+        session.close()
+
+
+def test_the_tutorial_works(shop: Shop, eventually: Callable[..., object]) -> None:
+    install, startproject, migrate, createsuperuser, runserver, runlockworker = COMMANDS
+    assert install.startswith("python -m pip install ")
+    shop.run(startproject)
+    for name, code in FILES:
+        with (shop.folder / name).open("a") as file:
+            file.write(code)
+    shop.run(migrate)
+    shop.run(f"{createsuperuser} --no-input --username admin --email a@b.example")
+    shop.start(f"{runserver} {shop.port} --noreload")
+    worker = shop.start(f"{runlockworker} --no-reload")
+    eventually(lambda: is_up(shop), why="the server does not answer")
+    shop.log_in()
+    tasks = "/admin/django_pglock/task/"
+    eventually(lambda: "successful" in shop.get(tasks)[1], why="the receipt was not sent")
+    shop.stop(worker)
+    with ThreadPoolExecutor(8) as clicks:
+        answers = [*clicks.map(lambda _: shop.get("/checkout/2/"), range(8))]
+    assert {status for status, _ in answers} <= {200, 409}
+    assert {page for status, page in answers if status == 200} == {"Order 2 for cart 2"}
+    assert shop.get(f"{tasks}?status__exact=READY")[1].count(ROW) == 1
+    shop.start(f"{runlockworker} --no-reload")
+    eventually(lambda: shop.get(f"{tasks}?status__exact=SUCCESSFUL")[1].count(ROW) == 2, why="a task was lost")
+
+
+def is_up(shop: Shop) -> bool:
+    try:
+        return shop.get("/checkout/1/")[0] == 200
+    except URLError:
+        time.sleep(0.05)
+        return False

@@ -1,0 +1,30 @@
+"""A transition walks the index of the rows that it may move, and stops."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from tests.plans.reading import nodes, plan_of
+from tests.sample.models import Parcel, Sender
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_transition_walks_a_partial_index_in_order():
+    sender = Sender.objects.create(name="a shop")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO sample_parcel (sender_id, weight, status, tries)
+               SELECT %s, n, CASE WHEN n %% 20 = 0 THEN 'new' ELSE 'lost' END, 0 FROM generate_series(1, 20000) AS n""",
+            [sender.pk],
+        )
+        cursor.execute("ANALYZE sample_parcel")
+    with CaptureQueriesContext(connection) as queries:
+        Parcel.objects.order_by("weight").transition(from_=["new", "returned"], to="taken", limit=10)
+    [statement] = [query["sql"] for query in queries if "UPDATE" in query["sql"]]
+    plan = list(nodes(plan_of(statement)))
+    scans = {node.get("Index Name") for node in plan if node.get("Relation Name") == "sample_parcel"}
+    assert scans == {"sample_parcel_free", "sample_parcel_pkey", None}, plan
+    assert "Seq Scan" not in {node["Node Type"] for node in plan}

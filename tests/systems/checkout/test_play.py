@@ -1,0 +1,11 @@
+"""``manage.py systems checkout`` runs, and what it claims holds."""
+
+from __future__ import annotations
+
+from tests.conftest import NEVER
+
+
+def test_the_play_holds(fleet):
+    process = fleet.start("systems", "checkout")
+    assert process.wait(2 * NEVER) == 0, fleet.output()
+    assert "✗" not in fleet.output()

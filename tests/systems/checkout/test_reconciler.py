@@ -1,0 +1,120 @@
+"""One of several reconcilers works. When it is killed, cut off, ended or frozen, another one takes over."""
+
+from __future__ import annotations
+
+import signal
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connection
+
+from django_pglock.models import AdvisoryLock, Lease
+from example_project.systems.checkout.models import Cart, Payment
+from example_project.systems.checkout.workers import reconcile, reconcile_by_lock
+from tests.conftest import NEVER
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+CUT_OFF = "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE application_name = %s"
+
+
+class Reconcilers:
+    """Processes that all run the same function. Each is known by the name of its sessions."""
+
+    def __init__(self, start, current):
+        self.names = {}
+        self.start = start
+        self.current = current
+
+    def add(self, count):
+        for _ in range(count):
+            name = f"reconciler {uuid4().hex[:8]}"
+            self.names[self.start(name)] = name
+
+    def working(self):
+        return next((process for process in self.names if self.current(process, self.names[process])), None)
+
+    def cut_off(self, process):
+        with connection.cursor() as cursor:
+            cursor.execute(CUT_OFF, [self.names[process]])
+            assert cursor.fetchone()[0] > 0
+
+
+@pytest.fixture
+def leaders(process, site):
+    """Reconcilers by election. The lease has the number of the process as the end of its owner."""
+
+    def is_leader(started, name):
+        return Lease.objects.held().filter(name="reconciler", owner__endswith=f":{started.pid}").exists()
+
+    def start(name):
+        return process(reconcile, 1.0, 0.05, PGAPPNAME=name, PAYMENTS_URL=site.fleet.environment["PAYMENTS_URL"])
+
+    return Reconcilers(start, is_leader)
+
+
+@pytest.fixture
+def holders(process, site):
+    """Reconcilers by an advisory lock."""
+
+    def is_holder(started, name):
+        return AdvisoryLock.objects.for_name("reconciler").held().filter(application_name=name).exists()
+
+    def start(name):
+        return process(reconcile_by_lock, 0.05, PGAPPNAME=name, PAYMENTS_URL=site.fleet.environment["PAYMENTS_URL"])
+
+    return Reconcilers(start, is_holder)
+
+
+@pytest.fixture
+def takes_over(eventually, site):
+    """Wait until another process works, and until a payment that a crash has left open is settled."""
+    number = iter(range(100))
+
+    def wait(reconcilers, before):
+        now = eventually(lambda: (found := reconcilers.working()) not in (None, before) and found)
+        customer = User.objects.create_user(f"customer {next(number)}")
+        payment = Payment.objects.create(cart=Cart.objects.create(customer=customer, total=80), amount=80)
+        eventually(lambda: Payment.objects.filter(pk=payment.pk).exclude(charge=None).exists())
+        return now
+
+    return wait
+
+
+def test_another_leader_takes_over(leaders, takes_over):
+    """Also from a frozen one, which steps down when it goes on: its lease is over by the clock."""
+    leaders.add(4)
+    first = takes_over(leaders, None)
+    first.kill()
+    second = takes_over(leaders, first)
+    second.send_signal(signal.SIGSTOP)
+    third = takes_over(leaders, second)
+    second.send_signal(signal.SIGCONT)
+    assert second.wait(NEVER) != 0
+    leaders.cut_off(third)
+    fourth = takes_over(leaders, third)
+    assert third.wait(NEVER) != 0
+    leaders.add(1)
+    fourth.terminate()
+    takes_over(leaders, fourth)
+
+
+def test_another_holder_takes_over_but_not_from_a_frozen_one(holders, takes_over, eventually):
+    """The session of a frozen process is alive. ``locks --terminate`` ends it, and then the next process works."""
+    holders.add(4)
+    first = takes_over(holders, None)
+    first.kill()
+    second = takes_over(holders, first)
+    holders.cut_off(second)
+    third = takes_over(holders, second)
+    assert second.wait(NEVER) != 0
+    third.send_signal(signal.SIGSTOP)
+    held = AdvisoryLock.objects.for_name("reconciler").held().get()
+    waiter = eventually(AdvisoryLock.objects.for_name("reconciler").filter(is_granted=False).first)
+    assert waiter.blocked_by == [held.pid]
+    call_command("locks", "--terminate", str(held.pid))
+    takes_over(holders, third)
+    third.send_signal(signal.SIGCONT)
+    assert third.wait(NEVER) != 0

@@ -1,0 +1,99 @@
+"""Credits for money: the provider charges once and pays back once, whatever happens to the process that asks it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from django.db import connection, transaction
+
+from django_pglock import lock_table
+from django_pglock.models import Task, Worker
+from example_project.systems.ledger.models import Entry
+
+pytestmark = pytest.mark.django_db(transaction=True)
+CUT_OFF = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE relation = 'ledger_entry'::regclass AND NOT granted
+"""
+
+
+@pytest.fixture
+def workers(fleet, site):
+    """Start worker processes."""
+
+    def start(count):
+        url = site.fleet.environment["PAYMENTS_URL"]
+        for _ in range(count):
+            fleet.start("runlockworker", "--threads=2", "--no-reload", PAYMENTS_URL=url)
+
+    return start
+
+
+@pytest.fixture
+def book(site):
+    """What the provider has done for a holder or an entry, by the end of the key."""
+    return lambda part: [(each["kind"], each["requests"]) for each in site.provider.book() if part in each["key"]]
+
+
+def expect_credits_once(name, book, eventually):
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
+    assert book(name) == [("charge", 2)]
+    assert list(Entry.objects.values_list("holder", "amount")) == [(name, 50)]
+
+
+def test_a_worker_that_is_killed_behind_the_charge_charges_once(site, holder, workers, book, eventually):
+    """The charge is done, and its answer held back until the worker is dead. Another worker runs the task again."""
+    ann = holder("ann")
+    workers(2)
+    site.provider.post("/hold")
+    try:
+        assert ann.order("buy", 50).status == 202
+        eventually(lambda: book("ann"))
+        os.kill(Worker.objects.get(pk=Task.objects.get().worker).pid, signal.SIGKILL)
+        assert not Entry.objects.exists()
+    finally:
+        site.provider.post("/release")
+    expect_credits_once("ann", book, eventually)
+
+
+def test_a_rollback_behind_the_charge_leaves_it_for_the_next_attempt(holder, workers, book, eventually):
+    """The entry has to wait, because the table is locked. Then its session is ended, and the attempt rolled back."""
+    bob = holder("bob")
+    workers(1)
+    with transaction.atomic(), connection.cursor() as cursor:
+        lock_table(Entry, mode="EXCLUSIVE")
+        assert bob.order("buy", 50).status == 202
+
+        def cut_off():
+            cursor.execute(CUT_OFF)
+            return cursor.fetchone() == (1,)
+
+        eventually(cut_off)
+        assert book("bob") == [("charge", 1)]
+    expect_credits_once("bob", book, eventually)
+
+
+def test_an_order_that_is_sent_twice_is_charged_once(holder, workers, book, eventually):
+    cleo, key = holder("cleo"), "2f0c1f2e-6a0e-4a1c-9d51-0f6a4f1c2d3e"
+    assert [cleo.order("buy", 50, key).status for _ in range(2)] == [202, 202]
+    workers(1)
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 2)
+    assert book("cleo") == [("charge", 2)]
+    assert cleo.balance == 50
+
+
+def test_a_refund_is_paid_back_once_and_only_for_credits_that_are_there(holder, workers, book, eventually):
+    dan = holder("dan")
+    first, second = dan.gets(50), dan.gets(50)
+    assert dan.order("use", 30).status == 201
+    path = f"/systems/ledger/dan/refund/{first.pk}/"
+    assert {answer.status for answer in dan.post_at_once(4, path)} <= {201, 409}
+    assert dan.refund(first).status == 201, "again, it is the same refund"
+    assert dan.refund(second).status == 402, "20 are left"
+    assert dan.balance == 20
+    workers(1)
+    eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists())
+    assert [kind for kind, _ in book(f"refund of {first.pk}")] == ["refund"]
+    assert book(f"refund of {second.pk}") == []
+    assert holder("eve").refund(second).status == 404, "somebody else's"

@@ -1,0 +1,123 @@
+"""The verbs of the mutex, one client at a time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from example_project.systems.mutex.models import Status, TaskState
+
+pytestmark = pytest.mark.django_db
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def row():
+    return TaskState.objects.create(queue="mail", name="index", retries_left=3)
+
+
+def acquire(owner="anna", timeout=None):
+    return TaskState.objects.acquire("mail", "index", owner, timeout)
+
+
+def let_time_pass():
+    """Let the time of all rows in their statuses be over."""
+    TaskState.objects.update(expires_at=Now() - HOUR)
+
+
+def test_one_acquires_and_others_cannot_until_it_is_released(row):
+    ours = acquire("anna")
+    assert (ours.owner, ours.status, ours.token) == ("anna", "in_progress", 1)
+    assert acquire("bert") is None
+    assert ours.release()
+    assert acquire("bert").owner == "bert"
+
+
+def test_nobody_but_the_owner_releases(row):
+    ours = acquire("anna")
+    assert ours.release()
+    theirs = acquire("bert")
+    assert not ours.release()
+    assert TaskState.objects.get().owner == "bert"
+    assert theirs.release()
+
+
+def test_without_a_timeout_a_row_is_held_for_ever(row):
+    acquire()
+    TaskState.objects.all().move_stale()
+    assert TaskState.objects.get().status == "in_progress"
+
+
+def test_after_its_timeout_a_row_is_acquired_again_and_the_late_owner_finds_out(row):
+    """The owner is the same on both sides, as with a program that was restarted: the token tells them apart."""
+    late = acquire("anna", HOUR)
+    assert acquire("anna", HOUR) is None
+    let_time_pass()
+    again = acquire("anna", HOUR)
+    assert again.token == late.token + 1
+    assert not late.release(Status.DONE)
+    assert again.release(Status.DONE)
+
+
+def test_the_clients_clock_is_not_asked(row, monkeypatch):
+    monkeypatch.setattr(timezone, "now", lambda: pytest.fail("the client's clock was asked"))
+    with CaptureQueriesContext(connection) as queries:
+        ours = acquire("anna", HOUR)
+    ours.release(Status.DONE, HOUR)
+    assert "STATEMENT_TIMESTAMP() + " in queries[-1]["sql"]
+
+
+def test_done_for_a_day_is_new_after_it(row):
+    acquire().release(Status.DONE, timeout=timedelta(days=1))
+    assert acquire() is None
+    let_time_pass()
+    assert acquire() is not None
+
+
+def test_done_without_a_timeout_stays_done(row):
+    acquire().release(Status.DONE)
+    assert acquire() is None
+
+
+def test_each_taking_spends_a_retry_and_none_is_left_in_the_end(row):
+    assert [acquire().release(Status.FAILED) for _ in range(3)] == [True] * 3
+    assert acquire() is None
+    assert TaskState.objects.get().retries_left == 0
+
+
+def test_a_refused_client_spends_no_retry(row):
+    acquire()
+    assert acquire() is None
+    assert TaskState.objects.get().retries_left == 2
+
+
+def test_without_a_number_retries_have_no_limit():
+    TaskState.objects.create(queue="mail", name="index")
+    assert all(acquire().release() for _ in range(5))
+
+
+def test_capture_takes_the_oldest_of_three_statuses_up_to_the_limit():
+    statuses = [Status.DONE, Status.NEW, Status.FAILED, Status.EXPIRED, Status.NEW]
+    rows = [TaskState.objects.create(name=str(n), status=status) for n, status in enumerate(statuses)]
+    captured = TaskState.objects.capture("anna", 3)
+    assert [row.pk for row in captured] == [row.pk for row in rows[1:4]]
+    assert {row.status for row in captured} == {"in_progress"}
+
+
+def test_a_name_is_unique_in_its_queue_and_free_in_another(row):
+    TaskState.objects.create(queue="images", name="index")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        TaskState.objects.create(queue="images", name="index")
+    assert acquire("anna") is not None
+    assert TaskState.objects.acquire("images", "index", "bert") is not None
+
+
+def test_a_row_in_progress_has_an_owner_and_no_other_row_has(row):
+    for changes in ({"status": Status.IN_PROGRESS}, {"owner": "anna"}):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            TaskState.objects.update(**changes)

@@ -1,0 +1,71 @@
+"""The unique key of a call: the same for each way to give the same arguments, and another for other arguments."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_pglock import task
+from django_pglock.tasks.arguments import to_json
+from django_pglock.tasks.call_keys import keys_of
+
+
+@task(unique=True)
+def ship(order_id, options=None, /, note="", places=()):
+    """Takes some arguments by position."""
+
+
+@task(unique=True)
+def bill(order_id, options=None, note="", places=()):
+    """Takes each argument in both ways."""
+
+
+@task(unique=True)
+def gather(first, *rest, note="", **more):
+    """Takes any number of arguments."""
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='ab{}[]",:\\é', max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(alphabet="ab", max_size=2), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def key(function, *args, **kwargs):
+    """Return the key as it is made at enqueue."""
+    text = to_json(list(args), what="It")
+    return keys_of(function, args, kwargs, args_text=text).unique
+
+
+@given(VALUES, VALUES, VALUES)
+def test_by_position_and_by_name_are_one_call(order, options, note):
+    keys = {
+        key(bill, order, options, note, ()),
+        key(bill, order, options, note),
+        key(bill, order, options, note=note, places=[]),
+        key(bill, note=note, options=options, order_id=order),
+        keys_of(bill, (order, options, note, ()), {}).unique,
+    }
+    assert len(keys) == 1
+
+
+@given(VALUES, VALUES)
+def test_other_arguments_are_another_call(one, other):
+    is_same = to_json(one, what="It", sort_keys=True) == to_json(other, what="It", sort_keys=True)
+    for function in (ship, bill, gather):
+        assert (key(function, one, 5) == key(function, other, 5)) is is_same
+        assert (key(function, 5, one) == key(function, 5, other)) is is_same
+
+
+def test_the_order_of_the_keys_of_a_dict_does_not_matter():
+    assert key(bill, 1, {"a": 1, "b": 2}, "", ()) == key(bill, 1, {"b": 2, "a": 1}, "", ())
+    assert key(bill, 1, "{", "", ()) == key(bill, order_id=1, options="{")
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((1, 2), {}), ((1,), {"rest": 2}), ((1,), {"note": 2}), ((2, 1), {})])
+def test_the_place_of_an_argument_matters(args, kwargs):
+    others = [((1, 2), {}), ((1,), {"rest": 2}), ((1,), {"note": 2}), ((2, 1), {})]
+    same = [other for other in others if key(gather, *other[0], **other[1]) == key(gather, *args, **kwargs)]
+    assert same == [(args, kwargs)]
