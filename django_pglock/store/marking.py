@@ -19,11 +19,9 @@ Row = TypeVar("Row", bound=models.Model)
 #: Whether a row is one of those claimed. By an array, because the planner expects one row in a table that was empty
 #: when it was last vacuumed, and then a join may read the whole table. Only the CTE has a column of this name: the
 #: name of a column of the table could be taken for the outer table's, and then the condition would hold for every row.
-IS_CLAIMED = models.Func(
-    models.F("pk"),
-    template="%(expressions)s = ANY (ARRAY(SELECT claimed_key FROM claimed))",
-    output_field=models.BooleanField(),
-)
+IS_CLAIMED = "%(expressions)s = ANY (ARRAY(SELECT claimed_key FROM claimed))"
+#: The same for a key of several columns. PostgreSQL uses no index to compare rows with an array of rows.
+IS_CLAIMED_BY_COLUMNS = "(%(expressions)s) IN (SELECT * FROM claimed)"
 
 
 def first_free(
@@ -94,12 +92,14 @@ def marking_sql(
     # more rows than the limit.
     sql = f"WITH claimed (claimed_key) AS MATERIALIZED ({locking})"
     if keep_order:
-        key = connections[selection.db].ops.quote_name(str(selection.model._meta.pk.column))
+        keys = _key_columns(selection.model)
+        key = ", ".join(connections[selection.db].ops.quote_name(str(field.column)) for field in keys)
+        claimed_key = ", ".join(f"claimed_key_{place}" for place in range(len(keys)))
         # RETURNING promises no order. The numbers keep the one in which the rows were claimed.
         sql += (
-            ", numbered AS (SELECT claimed_key, row_number() OVER () AS claim_order FROM claimed)"
+            f", numbered (claim_order, {claimed_key}) AS (SELECT row_number() OVER (), claimed.* FROM claimed)"
             f", updated AS ({update} RETURNING {returning})"
-            f" SELECT updated.* FROM updated JOIN numbered ON claimed_key = {key} ORDER BY claim_order"
+            f" SELECT updated.* FROM updated JOIN numbered ON ({claimed_key}) = ({key}) ORDER BY claim_order"
         )
     else:
         sql += f" {update} RETURNING {returning}"
@@ -117,10 +117,18 @@ def locking_sql(selection: models.QuerySet[Any, Any]) -> tuple[str, tuple[Any, .
 
 
 def _update_of_claimed(selection: models.QuerySet[Any, Any], changes: dict[str, Any]) -> UpdateQuery:
-    query: Any = selection.model._base_manager.using(selection.db).filter(IS_CLAIMED).query
+    keys = [models.F(field.name) for field in _key_columns(selection.model)]
+    template = IS_CLAIMED if len(keys) == 1 else IS_CLAIMED_BY_COLUMNS
+    is_claimed = models.Func(*keys, template=template, output_field=models.BooleanField())
+    query: Any = selection.model._base_manager.using(selection.db).filter(is_claimed).query
     update: UpdateQuery = query.chain(UpdateQuery)
     update.add_update_values(changes)
     return update
+
+
+def _key_columns(model: type[models.Model]) -> list[models.Field[Any, Any]]:
+    """Return the fields of the primary key in the order in which a query selects them."""
+    return [field for field in model._meta.concrete_fields if field in model._meta.pk_fields]
 
 
 #: More rows than one statement ever changes.

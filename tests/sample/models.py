@@ -105,3 +105,17 @@ class Product(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Rack(models.Model):
+    """A table whose rows have a key of two columns, in another order than the columns."""
+
+    pk = models.CompositePrimaryKey("aisle", "number")
+    status = models.CharField(max_length=16, default="new")
+    number = models.IntegerField()
+    aisle = models.CharField(max_length=16)
+
+    objects = ClaimManager()
+
+    def __str__(self) -> str:
+        return f"{self.aisle} {self.number}"

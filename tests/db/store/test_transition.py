@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import lock
 from django_pglock.keys import make_key
 from tests.conftest import NEVER
-from tests.sample.models import Parcel, Sender
+from tests.sample.models import Parcel, Sender, Rack
 
 pytestmark = pytest.mark.django_db
 
@@ -159,6 +159,16 @@ def waiters(name):
             [key],
         )
         return cursor.fetchone()[0]
+
+
+def test_rows_with_a_key_of_two_columns_are_moved(parcels):
+    """The limit cuts through an aisle, and both aisles have the same numbers."""
+    Rack.objects.bulk_create(Rack(aisle=aisle, number=n) for n in range(4) for aisle in "ab")
+    rows = Rack.objects.order_by("-number", "aisle")
+    assert [row.pk for row in rows.transition(from_="new", to="taken", limit=3)] == [("a", 3), ("b", 3), ("a", 2)]
+    assert {row.pk for row in rows.filter(status="taken")} == {("a", 3), ("b", 3), ("a", 2)}
+    with rows.filter(status="new").claim(1) as held:
+        assert held[0].pk == ("b", 2)
 
 
 class Replica:
