@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     # Type checkers read the names here, Python reads them in _NAMES; a test compares the two.
     from django_pglock.errors import *  # noqa: F403
     from django_pglock.locks import *  # noqa: F403
+    from django_pglock.postgres.notifications import listen as listen
+    from django_pglock.postgres.notifications import notify as notify
     from django_pglock.store.claim_manager import ClaimManager as ClaimManager
     from django_pglock.store.claim_manager import ClaimQuerySet as ClaimQuerySet
     from django_pglock.tasks import *  # noqa: F403
@@ -42,6 +44,7 @@ _NAMES = {
         "semaphore",
         "try_lock",
     ),
+    "postgres.notifications": ("listen", "notify"),
     "store.claim_manager": ("ClaimManager", "ClaimQuerySet"),
     "tasks": (
         "Cancel",

@@ -9,8 +9,12 @@ import django
 from django.apps import AppConfig
 from django.conf import settings
 from django.db.models.signals import post_migrate
-from django.utils.module_loading import autodiscover_modules
+from django.utils.module_loading import autodiscover_modules, import_string
 from django.utils.translation import gettext_lazy as _
+
+from django_pglock.errors import ConfigurationError
+
+BACKEND = "django_pglock.backend.PostgresBackend"
 
 
 class PGLockConfig(AppConfig):
@@ -21,6 +25,13 @@ class PGLockConfig(AppConfig):
     verbose_name = _("Locks and tasks")
     # Set here, so that a project with another DEFAULT_AUTO_FIELD does not need a migration of this app.
     default_auto_field = "django.db.models.BigAutoField"
+
+    def __init__(self, app_name: str, app_module: Any) -> None:
+        super().__init__(app_name, app_module)
+        # Here and not in a system check: Django makes all AppConfigs before it imports any models, and the imports of
+        # models and tasks would fail first, with a less helpful message.
+        require_psycopg()
+        require_backends(getattr(settings, "TASKS", None) or {})
 
     def ready(self) -> None:
         from django_pglock import checks  # noqa: F401
@@ -36,6 +47,38 @@ class PGLockConfig(AppConfig):
             # Results, the admin and the worker know only functions that are registered, so every process imports the
             # modules "tasks" of all apps. A project that uses only locks imports none.
             autodiscover_modules("tasks")
+
+
+def require_psycopg() -> None:
+    """Raise ``ConfigurationError`` if psycopg 3 cannot be imported, or finds no libpq."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        older = " psycopg2 is installed, but it has no pipelines." if find_spec("psycopg2") else ""
+        raise ConfigurationError(
+            f"django_pglock needs psycopg 3, and the import of psycopg failed: {' '.join(str(error).split())}.{older} "
+            "Install it with: python -m pip install 'psycopg[binary]>=3.2'"
+        ) from None
+
+
+def require_backends(tasks: dict[str, Any]) -> None:
+    """Raise ``ConfigurationError`` for a backend of this package in ``TASKS`` that cannot be imported."""
+    for alias, backend in tasks.items():
+        path = str(backend.get("BACKEND", ""))
+        if "pglock" not in path.lower():
+            continue
+        if django.VERSION < (6, 0) and find_spec("django_tasks") is None:
+            raise ConfigurationError(
+                "TASKS is set, but Django 5.2 has no django.tasks. Install the backport with: python -m pip install "
+                "'django-tasks>=0.12', or upgrade to Django 6.0."
+            )
+        try:
+            import_string(path)
+        except ImportError as error:
+            raise ConfigurationError(
+                f"TASKS[{alias!r}]['BACKEND'] is {path!r}, which cannot be imported: {error}. The backend of "
+                f"django_pglock is {BACKEND!r}."
+            ) from error
 
 
 def _run_sql_of_migrations(*, using: str, **kwargs: Any) -> None:

@@ -24,8 +24,10 @@ from django_pglock.store.call import Call, batches
 from django_pglock.store.enqueue import enqueue, enqueue_many
 from django_pglock.store.result import result_of_row
 from django_pglock.store.sql import rows_of
+from django_pglock.store.why_unfinished import why_unfinished
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
+from django_pglock.tasks.call_check import check_call
 from django_pglock.tasks.call_keys import keys_of, positional_names
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.compat import (
@@ -164,6 +166,10 @@ class PostgresBackend(BaseTaskBackend):
         """Do as ``await_end`` in a coroutine, which holds no thread while it waits."""
         return await await_end_async(task_id, self.database, timeout)
 
+    def why_unfinished(self, task_id: int) -> str:
+        """Return the status of an unfinished task and what keeps it from a worker, for the message of a timeout."""
+        return why_unfinished(self.database, task_id)
+
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """Return E007 if the app is not installed. The app registers all other checks of the package."""
         if apps.is_installed("django_pglock"):
@@ -194,6 +200,7 @@ def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:
     except TaskArgumentsError:
         _refuse_by_name(task, args, kwargs, most)
         raise
+    check_call(task, args, kwargs)
     return Call(*texts, keys_of(task, args, kwargs, args_text=texts[0]))
 
 

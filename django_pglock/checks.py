@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import Any
 
-import django
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.checks import Warning as Caution
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
-from django_pglock.conf import get_settings, key_function, redact_hook, task_database
+from django_pglock.conf import get_settings, key_function, misspelt_names, redact_hook, task_database
 from django_pglock.errors import ConfigurationError, model_of
 from django_pglock.tasks import registry
 
@@ -44,41 +42,37 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
 
 
 @register("django_pglock")
+def check_name_of_settings(**kwargs: Any) -> list[CheckMessage]:
+    """W011: a setting that nothing reads has almost the name DJANGO_PGLOCK."""
+    return [
+        Caution(
+            f"The setting {name} has no effect on django_pglock, which reads DJANGO_PGLOCK.",
+            hint=f"Rename {name} to DJANGO_PGLOCK, or silence this check if another package reads {name}.",
+            id="django_pglock.W011",
+        )
+        for name in misspelt_names()
+    ]
+
+
+@register("django_pglock")
 def check_databases(**kwargs: Any) -> list[CheckMessage]:
     """E002: an alias that locks or tasks use is not in DATABASES, or is not PostgreSQL."""
     problems: list[CheckMessage] = []
     for alias, source in sorted(_aliases().items()):
         if alias not in connections.settings:
             message = f"{source} names the database {alias!r}, which is not in DATABASES."
-        elif connections[alias].vendor != "postgresql":
-            message = f"{source} uses the database {alias!r}, which is {connections[alias].vendor}, not PostgreSQL."
+            hint = f"Name a PostgreSQL database in {source}."
+        elif (vendor := connections[alias].vendor) != "postgresql":
+            found = "not set" if vendor == "unknown" else vendor
+            message = f"DATABASES[{alias!r}] is {found}, and the locks and tasks of django_pglock need PostgreSQL."
+            hint = (
+                f"Set DATABASES[{alias!r}]['ENGINE'] to 'django.db.backends.postgresql', or name the alias of a "
+                f"PostgreSQL database in {source}."
+            )
         else:
             continue
-        problems.append(Error(message, hint=f"Name a PostgreSQL database in {source}.", id="django_pglock.E002"))
+        problems.append(Error(message, hint=hint, id="django_pglock.E002"))
     return problems
-
-
-@register("django_pglock")
-def check_psycopg(**kwargs: Any) -> list[CheckMessage]:
-    """E003: psycopg 3 is not installed. The worker needs its notifications and pipelines."""
-    if find_spec("psycopg") is not None:
-        return []
-    return [Error("django_pglock needs psycopg 3.", hint="pip install 'psycopg[binary]>=3.2'", id="django_pglock.E003")]
-
-
-@register("django_pglock")
-def check_backport(**kwargs: Any) -> list[CheckMessage]:
-    """E004: Django 5.2 has no django.tasks, and the backport is not installed."""
-    is_needed = django.VERSION < (6, 0) and bool(getattr(settings, "TASKS", None))
-    if not is_needed or find_spec("django_tasks") is not None:
-        return []
-    return [
-        Error(
-            "TASKS is set, but Django 5.2 has no django.tasks.",
-            hint="pip install 'django-tasks>=0.12', or upgrade to Django 6.0.",
-            id="django_pglock.E004",
-        )
-    ]
 
 
 @register("django_pglock")

@@ -204,11 +204,28 @@ def task_database(backend: str, options: Any) -> str:
 def _require_options(where: str, given: Any, known: Sequence[str]) -> None:
     if not isinstance(given, dict):
         raise ConfigurationError(f"{where} must be a dict, not {type(given).__name__}.")
-    for name in given:
-        if name not in known:
-            nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-            hint = f" Did you mean {nearest[0]!r}?" if nearest else f" Its options are {', '.join(known)}."
-            raise ConfigurationError(f"{where} has no option {name!r}.{hint}")
+    if problems := [_unknown_option(where, name, known) for name in given if name not in known]:
+        # All at once, so that nobody corrects one and starts again to hear of the next.
+        raise ConfigurationError(" ".join(problems))
+
+
+def _unknown_option(where: str, name: Any, known: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Its options are {', '.join(known)}."
+    return f"{where} has no option {name!r}. {hint}"
+
+
+def misspelt_names() -> list[str]:
+    """Return the names of dicts in the settings that were probably meant to be ``DJANGO_PGLOCK``, which is not set."""
+    if hasattr(django_settings, "DJANGO_PGLOCK"):
+        return []
+    near = [name for name in dir(django_settings) if name.isupper() and _is_near(name)]
+    return [name for name in near if isinstance(getattr(django_settings, name), dict)]
+
+
+def _is_near(name: str) -> bool:
+    is_short = name.replace("_", "") in ("PGLOCK", "PGLOCKS")
+    return is_short or difflib.SequenceMatcher(None, name, "DJANGO_PGLOCK").ratio() > 0.8
 
 
 def key_function() -> Callable[[str], int]:

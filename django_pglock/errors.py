@@ -11,7 +11,7 @@
     │   └── LockKeyError        (also ValueError)     the value cannot name a lock
     └── TaskError
         ├── TaskArgumentsError  (also TypeError,
-        │                        ValueError)          the arguments cannot be stored; nothing was written
+        │                        ValueError)          the call cannot be made or stored; nothing was written
         ├── TaskResultError     (also TypeError,
         │                        ValueError)          the return value of the function cannot be stored
         ├── TaskOptionError     (also TypeError)      an option does not exist or has an invalid value
@@ -145,7 +145,7 @@ class TaskError(PGLockError):
 
 
 class TaskArgumentsError(TaskError, TypeError, ValueError):
-    """The arguments of a task cannot be stored as JSON. Raised at enqueue, before anything is written.
+    """The function does not take these arguments, or JSON cannot store them. Raised at enqueue; nothing is written.
 
     It is a ``TypeError``, as Django documents, and a ``ValueError``, because some values of a right type have no JSON.
     """

@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import AtLeast, CappedChangeList, elapsed, mark
 from django_pglock.admin.task_filters import status_of
-from django_pglock.models import Task
+from django_pglock.models import Task, Worker
 from django_pglock.store.count import in_status, search_end
 from django_pglock.tasks import registry
 
@@ -34,6 +34,12 @@ class TaskChangeList(CappedChangeList):
         super().get_results(request)
         if self.search_end is not None:
             self.result_count = AtLeast(self.result_count)
+
+    @property
+    def is_without_worker(self) -> bool:
+        """Whether tasks are ready, and no worker is alive that could run them."""
+        using = self.root_queryset.db
+        return not Worker.objects.using(using).alive().exists() and Task.objects.using(using).ready().exists()
 
     def _searched(self, request: HttpRequest) -> Any:
         status, below = status_of(request), request.GET.get("id__lt")

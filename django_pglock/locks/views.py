@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 
-from django_pglock.errors import ConfigurationError, LockNotAvailable
+from django_pglock.errors import ConfigurationError, LockKeyError, LockNotAvailable
 from django_pglock.keys.template import KeyTemplate
 from django_pglock.locks.api import Lock
 from django_pglock.locks.async_handle import AsyncHandle
@@ -142,7 +142,23 @@ class ViewKey:
 
     def render(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the name for a call. Raises ``LockKeyError`` where a field has no value."""
-        return self._template.render({**self._arguments(args, kwargs), "request": _request_of(args)})
+        request = _request_of(args)
+        try:
+            return self._template.render({**self._arguments(args, kwargs), "request": request})
+        except LockKeyError as error:
+            if not (hint := self._hint(request)):
+                raise
+            raise LockKeyError(f"{error} {hint}") from error
+
+    def _hint(self, request: Any) -> str:
+        """Return what to do if the key has no value because the request has no user or an anonymous one."""
+        if "user" not in self._template.names:
+            return ""
+        if not hasattr(request, "user"):
+            return "Add django.contrib.auth.middleware.AuthenticationMiddleware to MIDDLEWARE."
+        if getattr(request.user, "is_authenticated", True):
+            return ""
+        return "Nobody is logged in: log in first, or put @login_required above @lock_view."
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:

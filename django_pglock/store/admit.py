@@ -105,7 +105,7 @@ WITH head AS MATERIALIZED (
     FROM (SELECT DISTINCT key, CASE WHEN starts_with(key, '%%rate ') THEN 32767 ELSE 1 END AS otherwise
           FROM unnest(%s::text[]) AS key) AS keys
     CROSS JOIN LATERAL (
-        SELECT task.lock_key AS key, task.id, task.concurrency, task.group_key, task.meta FROM {task} AS task
+        SELECT task.lock_key AS key, task.id, task.concurrency, task.meta FROM {task} AS task
         WHERE (task.lock_key, task.status) BETWEEN (keys.key, 'BLOCKED') AND (keys.key, 'BLOCKED')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
         ORDER BY task.lock_key, task.status, task.id LIMIT 1) AS first
@@ -120,7 +120,7 @@ WITH head AS MATERIALIZED (
 ), gate AS MATERIALIZED (
     SELECT head.key, head.otherwise, head.interval, head.burst, busy.ready, busy.admitted,
            LEAST(head.most, busy.least) - busy.admitted
-               - CASE WHEN head.most = 1 AND head.group_key IS NULL AND (
+               - CASE WHEN head.most = 1 AND NOT starts_with(head.key, '%%group ') AND (
                    SELECT task.lock_key FROM {task} AS task
                    WHERE task.lock_key BETWEEN head.key AND head.key
                      AND task.status = 'SCHEDULED' AND task.started_at IS NOT NULL

@@ -5,11 +5,12 @@ from __future__ import annotations
 from operator import attrgetter
 
 from django_pglock.store.sql import BY_INDEX, run_together
+from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.claim import Claim
 
-# Claims the others of the same group and backend as a claimed task: those that wait for the group's key, and those that
-# are SCHEDULED only to gather. All have the same key, so no other worker can be claiming them, unless this worker was
-# frozen and its claim is lost. The statement ADMIT says why ranges.
+# Without ``lock=``: claims the others of the same group and backend as a claimed task: those that wait for the group's
+# key, and those that are SCHEDULED only to gather. All have the same key, so no other worker can be claiming them,
+# unless this worker was frozen and its claim is lost. The statement ADMIT says why ranges.
 TAKE_ALONG = """
 WITH leader AS MATERIALIZED (
     SELECT id, backend FROM {task} WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
@@ -36,14 +37,58 @@ WHERE task.id = ANY (ARRAY(SELECT id FROM others)) AND EXISTS (SELECT FROM leade
 RETURNING {claim_columns}
 """
 
+# With ``lock=``: claims those of the same group and backend that are next in the order of the lock key. Other tasks may
+# wait at this key, and nobody is claimed past one of them, past one that waits for others (``after=``), or past a row
+# that somebody has locked. Those that are SCHEDULED only to gather have no place at the key yet; they are claimed if
+# all that wait there and came before them are.
+TAKE_NEXT = """
+WITH leader AS MATERIALIZED (
+    SELECT id, task_path, backend, group_key FROM {task}
+    WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
+), behind AS MATERIALIZED (
+    (SELECT task.id, COALESCE((task.task_path, task.backend, task.group_key, task.waits_for)
+                              = (SELECT task_path, backend, group_key, 0 FROM leader), false) AS is_alike
+     FROM {task} AS task
+     WHERE (task.lock_key, task.status) BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')
+       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL
+     ORDER BY task.lock_key, task.status, task.id LIMIT %s)
+    UNION ALL
+    (SELECT task.id, true FROM {task} AS task
+     WHERE (task.lock_key, task.status) BETWEEN (%s, 'SCHEDULED') AND (%s, 'SCHEDULED')
+       AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
+       AND (task.task_path, task.backend, task.group_key) = (SELECT task_path, backend, group_key FROM leader)
+       AND task.started_at IS NULL AND task.run_after <= clock_timestamp() + make_interval(secs => %s)
+     ORDER BY task.lock_key, task.status, task.id LIMIT %s)
+), locked AS MATERIALIZED (
+    SELECT task.id FROM {task} AS task
+    WHERE task.id = ANY (ARRAY(SELECT id FROM behind WHERE is_alike)) AND task.status || '' IN ('BLOCKED', 'SCHEDULED')
+    FOR NO KEY UPDATE SKIP LOCKED
+), others AS MATERIALIZED (
+    SELECT id FROM (
+        SELECT id, bool_and(is_alike AND id IN (SELECT id FROM locked)) OVER (ORDER BY id) AS is_next FROM behind
+    ) AS each
+    WHERE is_next ORDER BY id LIMIT %s
+)
+UPDATE {task} AS task
+SET status = 'RUNNING', attempts = attempts + 1, worker = %s,
+    started_at = COALESCE(started_at, statement_timestamp()), last_attempted_at = statement_timestamp()
+WHERE task.id = ANY (ARRAY(SELECT id FROM others)) AND EXISTS (SELECT FROM leader)
+RETURNING {claim_columns}
+"""
+
 
 def claim_group(using: str, leader: Claim, *, limit: int, gather: float) -> list[Claim]:
     """Claim up to ``limit`` tasks that wait in the group of the claimed task ``leader``, for the same worker.
 
     ``gather`` is the time in seconds for which tasks of the group are held back.
     """
-    group = (leader.lock_key, leader.lock_key, leader.task_path)
-    found = (*group, limit, *group, gather, limit, limit)
+    key = (leader.lock_key, leader.lock_key)
+    found: tuple[object, ...]
+    if leader.lock_key is not None and leader.lock_key.startswith(GROUPED):
+        group = (*key, leader.task_path)
+        statement, found = TAKE_ALONG, (*group, limit, *group, gather, limit, limit)
+    else:
+        statement, found = TAKE_NEXT, (*key, limit, *key, gather, limit, limit)
     values = (leader.id, leader.attempt, *found, leader.worker)
-    rows = run_together(using, (f"SELECT {BY_INDEX}", ()), (TAKE_ALONG, values))
+    rows = run_together(using, (f"SELECT {BY_INDEX}", ()), (statement, values))
     return sorted((Claim(id_, attempt, leader.worker, *rest) for id_, attempt, *rest in rows), key=attrgetter("id"))

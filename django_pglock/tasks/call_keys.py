@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Characters of a key; a longer one ends in its digest instead.
 LONGEST_KEY = 512
+#: How the lock key of a group without ``lock=`` begins. No key from a template can begin with a percent sign.
+GROUPED = "%group "
 
 _DIGEST = re.compile("[0-9a-f]{64}$")
 
@@ -50,8 +52,7 @@ def keys_of(
 
     group = render(task.group.key) if task.group else None
     keys = CallKeys(
-        # Begins with a percent sign, with which no key from a template can begin: see ``part_of``.
-        lock=f"%group {task.module_path} {group}" if group is not None else _lock_key(task, render),
+        lock=_lock_key(task, render, group),
         group=group,
         fair=render(task.fair),
         unique=_unique_key(task, values, render, args_text if not kwargs and len(args) == len(values) else None),
@@ -64,9 +65,11 @@ def keys_of(
     return CallKeys(*map(_shortened, keys))
 
 
-def _lock_key(task: TaskFields, render: Callable[[str | None], str | None]) -> str | None:
+def _lock_key(task: TaskFields, render: Callable[[str | None], str | None], group: str | None) -> str | None:
     if task.lock is not None:
         return render(task.lock)
+    if group is not None:
+        return f"{GROUPED}{task.module_path} {group}"
     if task.rate is None:
         return None
     return f"%rate {render(task.rate.key) if task.rate.key is not None else task.module_path}"

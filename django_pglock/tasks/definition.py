@@ -106,8 +106,8 @@ class PostgresTask(TaskFields):
     def _check_keys(self, where: str) -> None:
         for name, make in (("unique", unique_of), ("group", group_of), ("rate", rate_of)):
             object.__setattr__(self, name, make(getattr(self, name)))
-        if self.group is not None and (self.lock is not None or self.rate is not None or self.concurrency is not None):
-            raise TaskOptionError(f"{where}: group has a lock of its own; leave out lock, concurrency and rate.")
+        if self.group is not None and (self.rate is not None or self.concurrency is not None):
+            raise TaskOptionError(f"{where}: a group runs one call at a time; leave out concurrency and rate.")
         if self.rate is not None and self.rate.key is not None and self.lock is not None:
             raise TaskOptionError(f"{where}: a task waits at one key; with lock, rate has no key of its own.")
         if self.concurrency is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from django_pglock.errors import TaskOptionError
+from django_pglock.tasks import other_words
 from django_pglock.tasks.compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     DEFAULT_TASK_PRIORITY,
@@ -44,7 +46,8 @@ class TaskFields(Task):  # type: ignore[type-arg]
     - ``advisory``: hold the advisory lock of the same name as ``lock`` makes while the function runs, as
       ``with lock(...)`` elsewhere in the project does.
     - ``unique``: True, a template or ``Unique``: no second task while one with the same key waits.
-    - ``group``: a template or ``Group``: all waiting tasks of one key are passed to one call, as a list.
+    - ``group``: a template or ``Group``: all waiting tasks of one key are passed to one call, as a list. With ``lock``,
+      those that are next in the order of the lock key.
     - ``fair``: a template; keys take turns, so that a million tasks of one key do not delay ten of another.
     - ``rate``: ``"10/s"`` or ``Rate``: so many starts in so much time.
     - ``keep_result``: seconds or a timedelta after which the finished row may go.
@@ -107,12 +110,33 @@ class TaskFields(Task):  # type: ignore[type-arg]
         ``backoff``, the exception types, ``group`` and the schedule. None leaves an option as it is. Raises
         ``TaskOptionError`` for any other name.
         """
-        for name in changes:
-            if name in DECORATOR_ONLY:
-                raise TaskOptionError(f"{name} is set in @task on {self.module_path}; a single call cannot change it.")
-            if name not in _CHANGEABLE:
-                raise TaskOptionError(f"using() has no option {name!r}; it takes {', '.join(_CHANGEABLE)}.")
+        if unknown := [name for name in changes if name not in _CHANGEABLE]:
+            raise TaskOptionError(" ".join(self._unknown_option(name) for name in unknown))
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def _unknown_option(self, name: str) -> str:
+        ours = other_words.OPTIONS.get(name, name)
+        if ours in DECORATOR_ONLY:
+            return f"{ours} is set in @task on {self.module_path}; a single call cannot change it."
+        return f"using() has no option {name!r}; {other_words.about_option(name, _CHANGEABLE)}"
+
+    if not TYPE_CHECKING:  # or type checkers would allow a call and every attribute
+        #: Templates would call a task that they show.
+        do_not_call_in_templates = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Raise ``TypeError``, which says how a task is called."""
+            name, call = self.func.__name__, "acall" if iscoroutinefunction(self.func) else "call"
+            raise TypeError(
+                f"{self.module_path} is a task: write {name}.enqueue(…) to let a worker run it, or "
+                f"{name}.{call}(…) to run it here."
+            )
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise ``AttributeError``; for a method that other task queues have, with the name of ours."""
+            hint = other_words.about_method(name, self.module_path) if name in other_words.METHODS else None
+            default = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(hint or default, name=name, obj=self)
 
     def can_retry(self, error: BaseException) -> bool:
         """Say whether this exception is one to try again after."""

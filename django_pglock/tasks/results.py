@@ -9,6 +9,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from asgiref.sync import sync_to_async
+
 from django_pglock import errors
 from django_pglock.tasks.compat import (
     InvalidTask,
@@ -57,13 +59,14 @@ class PostgresTaskError(TaskError):
 
 
 class AwaitingBackend(Protocol):
-    """What a result asks of its backend: to wait until the task has ended.
+    """What a result asks of its backend: to wait until the task has ended, or why it has not.
 
-    Both return True when it has, False when there is no such task, None when the time is over.
+    Both waits return True when it has, False when there is no such task, None when the time is over.
     """
 
     def await_end(self, task_id: int, timeout: float | None) -> bool | None: ...
     async def await_end_async(self, task_id: int, timeout: float | None) -> bool | None: ...
+    def why_unfinished(self, task_id: int) -> str: ...
 
 
 class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
@@ -76,15 +79,17 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
     def wait(self, timeout: float | None = None) -> Self:
         """Wait until the task is finished, for ``timeout`` seconds at most (None: as long as it takes).
 
-        Returns this result, refreshed: ``result.wait(10).return_value``. Raises ``TimeoutError``, and ``TaskError``
-        inside ``atomic()``. Does not poll. All waiting callers of a process share one database session.
+        Returns this result, refreshed: ``result.wait(10).return_value``. Raises ``TimeoutError``, which says why as far
+        as the database knows, and ``TaskError`` inside ``atomic()``. Does not poll. All waiting callers of a process
+        share one database session.
         """
         deadline = _Deadline(timeout)
         while True:
             is_there = self._backend.await_end(int(self.id), deadline.left())
-            if is_there is not None:
-                self.refresh()
-            if self._has_ended(is_there, timeout):
+            if is_there is None:
+                raise self._timed_out(timeout, self._backend.why_unfinished(int(self.id)))
+            self.refresh()
+            if self._has_ended(is_there):
                 return self
 
     async def await_(self, timeout: float | None = None) -> Self:
@@ -92,9 +97,10 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         deadline = _Deadline(timeout)
         while True:
             is_there = await self._backend.await_end_async(int(self.id), deadline.left())
-            if is_there is not None:
-                await self.arefresh()
-            if self._has_ended(is_there, timeout):
+            if is_there is None:
+                raise self._timed_out(timeout, await sync_to_async(self._backend.why_unfinished)(int(self.id)))
+            await self.arefresh()
+            if self._has_ended(is_there):
                 return self
 
     @property
@@ -102,10 +108,11 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         backend: Any = task_backends[self.backend]
         return backend  # type: ignore[no-any-return]
 
-    def _has_ended(self, is_there: bool | None, timeout: float | None) -> bool:
+    def _timed_out(self, timeout: float | None, why: str) -> TimeoutError:
+        return TimeoutError(f"Task {self.id} has not finished within {timeout} s{': ' if why else ''}{why}.")
+
+    def _has_ended(self, is_there: bool) -> bool:
         """Say whether the wait is over; it is not when somebody has retried the task meanwhile."""
-        if is_there is None:
-            raise TimeoutError(f"Task {self.id} has not finished within {timeout} s.")
         if not is_there and not self.is_finished:
             # The session that waited does not see the task, so it exists only in this transaction.
             raise errors.TaskError(

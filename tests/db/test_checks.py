@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -111,14 +113,47 @@ def test_another_kind_of_database_is_refused(monkeypatch):
     assert [problem.id for problem in checks.check_databases()] == ["django_pglock.E002"]
 
 
-def test_missing_packages_are_asked_for(monkeypatch):
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    monkeypatch.setattr(checks.django, "VERSION", (5, 2, 0))
-    assert [problem.id for problem in checks.check_psycopg()] == ["django_pglock.E003"]
-    [problem] = checks.check_backport()
-    assert (problem.id, problem.hint) == (
-        "django_pglock.E004",
-        "pip install 'django-tasks>=0.12', or upgrade to Django 6.0.",
+def test_a_database_of_another_kind_is_named_by_the_setting_that_was_typed():
+    """DJANGO_PGLOCK['USING'] is not in these settings, so the message is about DATABASES."""
+    script = f"""
+import django
+from django.conf import settings
+settings.configure(DATABASES={{"default": {SQLITE!r}}}, INSTALLED_APPS=["django_pglock"])
+django.setup()
+from django_pglock.checks import check_databases
+for problem in check_databases():
+    print(problem.id, problem.msg, problem.hint)
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said == (
+        "django_pglock.E002 DATABASES['default'] is sqlite, and the locks and tasks of django_pglock need PostgreSQL. "
+        "Set DATABASES['default']['ENGINE'] to 'django.db.backends.postgresql', or name the alias of a PostgreSQL "
+        "database in DJANGO_PGLOCK['USING'].\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["DJANGO_PG_LOCK", "DJANGO_PGLOCKS", "DJANGO_PGLOCK_TASKS", "DJANGOPGLOCK", "PGLOCK"])
+def test_a_dict_of_settings_with_almost_our_name_is_told_of(settings, name):
+    del settings.DJANGO_PGLOCK
+    setattr(settings, name, {"SCOPE": "session"})
+    [problem] = checks.check_name_of_settings()
+    assert problem.id == "django_pglock.W011"
+    assert f"Rename {name} to DJANGO_PGLOCK" in problem.hint
+
+
+@pytest.mark.parametrize(("name", "value"), [("PGLOCK_SIDE_EFFECT", {}), ("DJANGO_PG_LOCK", 5), ("DJANGO_REDIS", {})])
+def test_settings_of_others_are_not_taken_for_ours(settings, name, value):
+    del settings.DJANGO_PGLOCK
+    setattr(settings, name, value)
+    assert checks.check_name_of_settings() == []
+
+
+def test_all_typos_of_the_settings_are_told_at_once():
+    with override_settings(DJANGO_PGLOCK={"SCOPES": "auto", "USIN": "default", "SCOPE": "auto"}):
+        [problem] = checks.check_settings()
+    assert problem.msg == (
+        "DJANGO_PGLOCK has no option 'SCOPES'. Did you mean 'SCOPE'? "
+        "DJANGO_PGLOCK has no option 'USIN'. Did you mean 'USING'?"
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from uuid import UUID
 
 from django_pglock.models import RateLimit, Task, Waiter
+from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.states import FINISHED, MOVES, WAITING
 
 
@@ -82,7 +83,7 @@ class Laws:
     def no_more_than_allowed_have_a_key(self) -> None:
         for key, tasks in self._by_key().items():
             ready, running = _with(tasks, "READY"), _with(tasks, "RUNNING")
-            if tasks[0].group_key:
+            if key.startswith(GROUPED):
                 assert len(ready) + bool(running) <= 1, f"two calls of {key}"
                 assert len({task.worker for task in running}) <= 1, f"two workers have {key}"
             elif rate := tasks[0].meta.get("rate"):
@@ -90,7 +91,8 @@ class Laws:
             else:
                 limit = tasks[0].concurrency or 1
                 to_be_retried = _to_be_retried(tasks) if limit == 1 else []
-                assert len(ready) + len(running) + len(to_be_retried) <= limit, f"too many have {key}"
+                assert len(ready) + len(_calls([*running, *to_be_retried])) <= limit, f"too many have {key}"
+                assert len({task.worker for task in running}) <= limit, f"too many workers have {key}"
 
     def nobody_overtakes_another_of_its_key(self) -> None:
         for key, tasks in self._by_key().items():
@@ -108,7 +110,7 @@ class Laws:
             first = tasks[0]
             if "rate" in first.meta:
                 is_full = through or RateLimit.objects.filter(key=key, opens_at__isnull=False).exists()
-            elif first.group_key:
+            elif key.startswith(GROUPED):
                 is_full = through
             else:
                 limit = first.concurrency or 1
@@ -149,6 +151,11 @@ def has_unique_key(task: Task) -> bool:
 
 def _with(tasks: list[Task], status: str) -> list[Task]:
     return [task for task in tasks if task.status == status]
+
+
+def _calls(tasks: list[Task]) -> set[str | int]:
+    """Return what runs in one call: a task, or the tasks of a group."""
+    return {task.group_key or task.pk for task in tasks}
 
 
 def _to_be_retried(tasks: list[Task]) -> list[Task]:

@@ -45,8 +45,9 @@ NUMBERS = st.sampled_from([1, 1, 1, 2])
 amend = keyed.save.using(lock="order:{text}")
 FUNCTIONS = (
     *(keyed.step, keyed.call, keyed.refresh, keyed.rebuild, keyed.remind, keyed.save),
-    *(keyed.digest, keyed.serve, keyed.trickle, tasks.nothing),
+    *(keyed.digest, keyed.note, keyed.serve, keyed.trickle, tasks.nothing),
 )
+GROUPED = (keyed.digest.module_path, keyed.note.module_path)
 PATHS = [function.module_path for function in FUNCTIONS]
 
 
@@ -91,6 +92,11 @@ class Enqueueing(Laws):
     @rule(number=NUMBERS)
     def enqueue_for_a_group(self, number):
         keyed.digest.enqueue(user=number, text="")
+
+    @has_room
+    @rule(key=KEYS, number=NUMBERS)
+    def enqueue_for_a_group_behind_others(self, key, number):
+        keyed.note.enqueue(order_id=key, author=number, text="")
 
     @has_room
     @rule(function=st.sampled_from([keyed.refresh, keyed.rebuild]), number=NUMBERS)
@@ -160,8 +166,12 @@ class Working(Laws):
         assert [each.id for each in taken] == self._first(limit, lambda task: task.fair_key is None)
         self._hold(taken)
         for each in taken:
-            if each.task_path == keyed.digest.module_path:
-                self._hold(claim_group("default", each, limit=2, gather=0))
+            if each.task_path in GROUPED:
+                others = claim_group("default", each, limit=2, gather=0)
+                self._hold(others)
+                waiting = Task.objects.filter(lock_key=each.lock_key, status="BLOCKED", waits_for=0)
+                overtaken = waiting.filter(pk__lt=max((other.id for other in others), default=0))
+                assert not overtaken.exclude(unique_key__isnull=False), "a group overtook another task of its key"
 
     @rule(number=st.integers(0, 2), limit=st.integers(1, 4))
     def claim_in_turns(self, number, limit):

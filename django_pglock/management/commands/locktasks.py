@@ -175,6 +175,8 @@ class Command(BaseCommand):
         else:
             self.stdout.write(_("No task is waiting, running or failed."))
         self.stdout.write(ngettext("%d worker is alive.", "%d workers are alive.", workers) % workers)
+        if not workers and any(queue.counts["READY"] for queue in queues):
+            self.stdout.write(_("Tasks are ready, and nobody runs them. Start a worker: manage.py runlockworker"))
 
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         # One query for each status, in the order of the index on status and id.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
 from django_pglock.admin import pages
+from django_pglock.store.liveness import beat
 from tests.db.admin.visits import LIST, make, person
 
 pytestmark = pytest.mark.django_db
@@ -56,3 +59,15 @@ def test_older_ones_are_offered_only_where_there_are_any(client, monkeypatch):
     assert f"id__lt={rows[2].pk}" in older()
     assert older(p=2) == ""
     assert older(o="-0") == "", "the oldest come first here"
+
+
+def test_ready_tasks_that_no_worker_can_run_are_told_of(client):
+    person(client, "view_task")
+    warning = "no worker is alive that could run them. Start one: manage.py runlockworker"
+    assert warning not in client.get(LIST).content.decode(), "there is no task"
+    make("SCHEDULED")
+    assert warning not in client.get(LIST).content.decode(), "no task is ready"
+    make("READY")
+    assert warning in client.get(LIST).content.decode()
+    beat("default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    assert warning not in client.get(LIST).content.decode()

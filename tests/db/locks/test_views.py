@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.contrib.auth.models import User
+from django.contrib.auth.models import AnonymousUser, User
 from django.core.signals import request_finished, request_started
 from django.db import transaction
 from django.http import HttpResponse, StreamingHttpResponse
@@ -144,6 +144,27 @@ def test_a_stream_under_a_transaction_lock_is_refused():
 
     with pytest.raises(ConfigurationError, match="streaming"), transaction.atomic():
         view(request_of())
+
+
+def test_an_anonymous_user_is_told_to_log_in():
+    request = request_of()
+    request.user = AnonymousUser()
+    with pytest.raises(
+        LockKeyError, match=r"request\.user\.pk.*Nobody is logged in: .* put @login_required above @lock_v"
+    ):
+        checkout(request)
+
+
+def test_a_request_without_a_user_names_the_middleware():
+    with pytest.raises(LockKeyError, match=r"has no value.*Add django\.contrib\.auth\.middleware\.AuthenticationM"):
+        checkout(RequestFactory().post("/"))
+
+
+def test_another_missing_value_is_not_blamed_on_the_user():
+    request = request_of()
+    with pytest.raises(LockKeyError) as refused:
+        lock_view("cart:{request.user.pk}:{request.cart}")(lambda request: None)(request)
+    assert "log" not in str(refused.value).lower().replace("lock", "")
 
 
 def test_an_anonymous_user_shares_no_lock_with_all_others():

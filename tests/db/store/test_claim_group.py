@@ -74,3 +74,54 @@ def test_a_task_that_somebody_has_locked_is_left_out(claim, locked):
     [leader] = claim()
     with locked(rows[1].id):
         assert [str(each.id) for each in claim_group("default", leader, limit=10, gather=0)] == [rows[2].id]
+
+
+def take_notes(claim, limit=10):
+    [leader] = claim()
+    return [
+        Task.objects.get(pk=each.id).kwargs["text"] for each in claim_group("default", leader, limit=limit, gather=0)
+    ]
+
+
+def enqueue_notes(*texts, author="anna", task=keyed.note):
+    return [task.enqueue(order_id=1, author=author, text=text) for text in texts]
+
+
+def test_at_a_lock_key_those_right_behind_the_first_are_taken_and_no_more_than_the_limit(claim):
+    enqueue_notes(*"abcd")
+    assert take_notes(claim, limit=2) == ["b", "c"]
+    assert statuses() == ["RUNNING", "RUNNING", "RUNNING", "BLOCKED"]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda: keyed.step.enqueue(1),
+        lambda: enqueue_notes("of another group", author="ben"),
+        lambda: enqueue_notes("that waits for others", task=keyed.note.using(after=Task.objects.earliest("id").pk)),
+        lambda: Task.objects.filter(pk=enqueue_notes("of another backend")[0].id).update(backend="other"),
+    ],
+)
+def test_at_a_lock_key_nobody_is_taken_past_another_task_of_the_key(claim, between):
+    """Tasks of one lock key begin in the order in which they were enqueued."""
+    enqueue_notes("a", "b")
+    between()
+    enqueue_notes("c")
+    assert take_notes(claim) == ["b"]
+
+
+def test_at_a_lock_key_nobody_is_taken_past_one_that_somebody_has_locked(claim, locked):
+    rows = enqueue_notes(*"abcd")
+    with locked(rows[2].id):
+        assert take_notes(claim) == ["b"]
+
+
+def test_at_a_lock_key_those_that_gather_are_taken_unless_another_task_came_before(claim):
+    later = keyed.note.using(run_after=timedelta(seconds=20))
+    enqueue_notes("a")
+    enqueue_notes("b", task=later)
+    keyed.step.enqueue(1)
+    enqueue_notes("c", task=later)
+    [leader] = claim()
+    [other] = claim_group("default", leader, limit=10, gather=30)
+    assert Task.objects.get(pk=other.id).kwargs["text"] == "b"

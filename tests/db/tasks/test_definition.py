@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from django.db import transaction
 
-from django_pglock.errors import TaskArgumentsError
+from django_pglock import enqueue_many, task
+from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
 from tests.sample import tasks
 
@@ -32,3 +33,84 @@ def test_arguments_are_checked_while_they_can_be_mended():
 def test_meta_travels_with_the_task():
     tasks.echo.using(meta={"trace": "abc"}).enqueue(1)
     assert Task.objects.get().meta == {"trace": "abc"}
+
+
+@pytest.mark.parametrize(
+    "enqueue",
+    [
+        lambda: tasks.record.enqueue(nmae=1),
+        lambda: tasks.record.enqueue_on_commit(nmae=1),
+        lambda: enqueue_many(tasks.record, [{"name": 1}, {"nmae": 1}]),
+    ],
+    ids=["enqueue", "enqueue_on_commit", "enqueue_many"],
+)
+def test_a_call_that_the_function_does_not_take_is_a_type_error_at_once(enqueue):
+    """A worker would have failed it, later and elsewhere."""
+    with pytest.raises(TypeError) as refused:
+        enqueue()
+    assert isinstance(refused.value, TaskArgumentsError)
+    assert "tests.sample.tasks.record() " in str(refused.value)
+    assert "It takes (name, number=0)." in str(refused.value)
+    assert not Task.objects.exists()
+
+
+def test_the_context_is_no_argument_of_a_call():
+    tasks.tell_context.enqueue(5)
+    with pytest.raises(TypeError, match=r"tell_context\(\) got too many positional arguments. It takes \(value\)"):
+        tasks.tell_context.enqueue("context", 5)
+
+
+def test_a_task_that_is_called_says_how_it_is_called():
+    with pytest.raises(
+        TypeError, match=r"tests\.sample\.tasks\.echo is a task: write echo\.enqueue\(…\).*echo\.call\("
+    ):
+        tasks.echo(1)
+    with pytest.raises(TypeError, match=r"tell_tenant_in_coroutine\.acall\("):
+        tasks.tell_tenant_in_coroutine()
+    assert tasks.echo.call(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("delay", "write echo.enqueue(…)"),
+        ("apply_async", "write echo.using(…).enqueue(…)"),
+        ("retry", "write raise Retry(…)"),
+        ("nonsense", "'PostgresTask' object has no attribute 'nonsense'"),
+    ],
+)
+def test_a_method_of_another_task_queue_is_answered_with_ours(name, said):
+    assert not hasattr(tasks.echo, name)
+    with pytest.raises(AttributeError) as refused:
+        getattr(tasks.echo, name)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"retries": 3, "queue": "mail"},
+            "queue_name. @task on echo has no option 'retries'; write max_attempts, which counts the first attempt.",
+        ),
+        ({"countdown": 5}, "@task on echo: countdown belongs to one call; write it in using(run_after=...)."),
+        ({"run_after": 5}, "@task on echo: run_after belongs to one call; write it in using(run_after=...)."),
+    ],
+)
+def test_an_option_of_another_task_queue_is_answered_with_ours(options, said):
+    with pytest.raises(TaskOptionError) as refused:
+        task(**options)(tasks.echo.func)
+    assert str(refused.value).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"queue": "mail", "eta": 5}, "'queue'; write queue_name. using() has no option 'eta'; write run_after."),
+        ({"retry_delay": 5}, "backoff is set in @task on tests.sample.tasks.echo; a single call cannot change it."),
+    ],
+)
+def test_so_is_one_of_a_single_call(options, said):
+    with pytest.raises(TaskOptionError) as refused:
+        tasks.echo.using(**options)
+    assert said in str(refused.value)

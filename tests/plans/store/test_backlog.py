@@ -39,7 +39,7 @@ pytestmark = pytest.mark.django_db
 #: Statements of transactions or sessions in which indexes are walked in their order.
 ORDERED = (
     *("ADMIT", "ADMIT_NEXT", "ADMIT_OWN", "BLOCKED_KEYS", "CLAIM_FAIR", "ENQUEUE_AT_KEY", "ENQUEUE_AT_RATE"),
-    *("NEXT_DUE", "READY_QUEUES", "RESCUE", "TAKE_ALONG", "promotion"),
+    *("NEXT_DUE", "READY_QUEUES", "RESCUE", "TAKE_ALONG", "TAKE_NEXT", "promotion"),
 )
 
 
@@ -103,6 +103,7 @@ def plans(worker, ids):
         "BLOCKED_KEYS": ("", 1000),
         "HOLDERS": ("backlog", "backlog", BATCH),
         "TAKE_ALONG": (ids[0], 1, *group, BATCH, *group, 0.0, BATCH, BATCH, worker),
+        "TAKE_NEXT": (ids[0], 1, *group[:2], BATCH, *group[:2], 0.0, BATCH, BATCH, worker),
         "FIND_UNIQUE": (["key 7"],),
         "FREE_EXPIRED_UNIQUE": (["key 7"],),
         "promotion": marking_sql(first_free(due(rows), 1000, no_key=True), {"status": "READY"}, '"queue"'),

@@ -91,6 +91,14 @@ def test_status_counts_by_queue():
     assert table[-1] == "1 worker is alive."
 
 
+def test_ready_tasks_that_nobody_runs_are_told_of():
+    make("READY", days=0, run_after=None)
+    assert locktasks("status").splitlines()[-2:] == [
+        "0 workers are alive.",
+        "Tasks are ready, and nobody runs them. Start a worker: manage.py runlockworker",
+    ]
+
+
 def test_counts_stop_and_say_so():
     for _ in range(5):
         make("READY", days=0)

@@ -114,6 +114,37 @@ def test_a_group_that_is_cancelled_meanwhile_does_not_disturb_the_rest(worker, e
     assert Effect.objects.get().name == "0,1,3,4"
 
 
+def test_with_a_lock_a_group_waits_for_the_task_before_it_and_the_task_behind_waits_for_the_group(worker, eventually):
+    keyed.step.enqueue(1, 1)
+    for text in "abc":
+        keyed.note.enqueue(order_id=1, author="anna", text=text)
+    keyed.step.enqueue(1, 2)
+    keyed.note.enqueue(order_id=1, author="anna", text="d")
+    worker(threads=4)
+    eventually(lambda: done(6))
+    names = list(Effect.objects.order_by("id").values_list("name", flat=True))
+    assert names == ["begin 1", "end 1", "a,b,c", "begin 1", "end 1", "d"]
+
+
+def test_with_a_lock_a_group_that_is_tried_again_keeps_the_key(worker, eventually):
+    for text in ("fail", "too"):
+        keyed.note.enqueue(order_id=1, author="anna", text=text)
+    keyed.step.enqueue(1)
+    worker(threads=4)
+    eventually(lambda: done(3))
+    names = list(Effect.objects.order_by("id").values_list("name", flat=True))
+    assert names == ["fail,too", "fail,too", "begin 1", "end 1"]
+
+
+def test_with_a_lock_a_group_waits_for_a_task_that_waits_for_its_retry(worker, eventually):
+    keyed.fail_first.enqueue(1)
+    keyed.note.enqueue(order_id=1, author="anna", text="a")
+    worker(threads=4)
+    eventually(lambda: done(2))
+    names = list(Effect.objects.order_by("id").values_list("name", flat=True))
+    assert names == ["begin 1", "begin 1", "end 1", "a"]
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_who_has_lost_the_claim_of_the_first_takes_nobody_along(is_lost):
     for number in range(3):

@@ -1,0 +1,108 @@
+"""A loop of your own that PostgreSQL wakes: LISTEN and NOTIFY.
+
+A notification reaches only those who listen at that moment. So it says no more than "look now", and whoever is woken
+looks at the table. ``listen`` gives a loop a turn whenever something may have been missed: at the start, after a lost
+session, and from time to time, which is the only way behind a pooler in transaction mode.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from django.db import DatabaseError, InterfaceError, close_old_connections, connections
+from psycopg import sql
+
+from django_pglock.conf import get_settings
+from django_pglock.postgres.sessions import dedicated_connection, set_limits
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+logger = logging.getLogger("django_pglock.listen")
+
+#: Seconds before the first new session after a lost one; doubled each time up to the second number.
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
+
+LOST = (DatabaseError, InterfaceError, psycopg.Error, OSError)
+
+
+def notify(channel: str, payload: str = "", *, using: str | None = None) -> None:
+    """Wake all that ``listen`` on this channel when the current transaction is committed; after a rollback, nobody.
+
+    ``payload`` is a text of less than 8000 bytes. ``using`` is the database alias; default from the setting ``USING``.
+    Commits of transactions that notify wait for each other, so notify once in a transaction, not once for each row.
+    Raises Django's ``DatabaseError`` for a channel without a name or with a name of more than 63 bytes.
+    """
+    with connections[using or get_settings().USING].cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, %s)", (channel, payload))
+
+
+def listen(channel: str, *, poll: float | None = None, using: str | None = None) -> Iterator[list[str]]:
+    """Give a loop its turns: one at once, one whenever somebody notifies this channel, and one every ``poll`` seconds.
+
+    ::
+
+        for _ in listen("letters"):
+            while send_next_letter():
+                pass
+
+    Each turn yields the payloads of the notifications since the last one, perhaps none. ``poll`` defaults to the
+    setting ``POLL_INTERVAL``. ``using`` is the database alias; default from the setting ``USING``.
+
+    It listens in a session of its own. If that is lost, another one is opened, however long it takes, and the loop has
+    a turn. Before each turn Django's connections of this thread are checked, as before a request. Raises Django's
+    ``OperationalError`` if the first session cannot be opened.
+    """
+    using, settings = using or get_settings().USING, get_settings()
+    session = _open(using, channel)
+    heard: list[str] = []
+    try:
+        while True:
+            close_old_connections()
+            yield heard
+            try:
+                heard = _wait(session, settings.POLL_INTERVAL if poll is None else poll)
+            except LOST as error:
+                logger.warning("The session that listens on %r is lost: %s", channel, str(error).strip())
+                session.close()
+                session, heard = _open_again(using, channel), []
+    finally:
+        session.close()
+
+
+def _open(using: str, channel: str) -> DatabaseWrapper:
+    session = dedicated_connection(using, application_name="django_pglock listen")
+    try:
+        # The session is idle most of the time, whatever limit the role has.
+        set_limits(session, {"idle_session_timeout": "0"})
+        with session.cursor() as cursor:
+            cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _open_again(using: str, channel: str) -> DatabaseWrapper:
+    pause = FIRST_PAUSE
+    while True:
+        with suppress(*LOST):
+            return _open(using, channel)
+        time.sleep(random.uniform(pause / 2, pause))  # noqa: S311
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _wait(session: DatabaseWrapper, seconds: float) -> list[str]:
+    raw: Any = session.connection
+    heard = [notification.payload for notification in raw.notifies(timeout=seconds, stop_after=1)]
+    if not heard:
+        # Either nobody has notified, or the server is gone.
+        with session.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    return heard

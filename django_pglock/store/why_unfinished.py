@@ -1,0 +1,45 @@
+"""Why a task has not finished, for the message of a wait whose time is over."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+
+from django.db import DatabaseError
+
+from django_pglock.conf import get_settings
+from django_pglock.store.sql import run
+from django_pglock.tasks.states import TaskStatus
+
+# The task, whether its queue is paused, and how many workers are alive and how many of them know its function.
+ASK = """
+SELECT task.status, task.queue, task.task_path, queue.paused_at IS NOT NULL, alive.workers, alive.knowing
+FROM {task} AS task LEFT JOIN {queue} AS queue ON queue.name = task.queue CROSS JOIN LATERAL (
+    SELECT count(*) AS workers, count(*) FILTER (WHERE worker.task_paths @> to_jsonb(task.task_path)) AS knowing
+    FROM {worker} AS worker WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)) AS alive
+WHERE task.id = %s
+"""
+
+
+def why_unfinished(using: str, task_id: int) -> str:
+    """Return the status of a task and what keeps it from a worker, as ``"it is READY in the queue 'mail'"``.
+
+    Returns an empty string if there is no such task, or if the database does not answer.
+    """
+    with suppress(DatabaseError):
+        for status, queue, path, is_paused, workers, knowing in run(
+            using, ASK, get_settings().HEARTBEAT_LIMIT, task_id
+        ):
+            reason = "" if status == TaskStatus.RUNNING else _obstacle(queue, is_paused, path, workers, knowing)
+            return f"it is {status} in the queue {queue!r}{reason}"
+    return ""
+
+
+def _obstacle(queue: str, is_paused: bool, path: str, workers: int, knowing: int) -> str:
+    if not workers:
+        return ", and no worker is alive. Start one: manage.py runlockworker"
+    if is_paused:
+        return f", and this queue is paused. Resume it: manage.py locktasks resume {shlex.quote(queue)}"
+    if not knowing:
+        return f", and no living worker knows {path}. Restart the workers with the code that has it"
+    return ""

@@ -1,0 +1,65 @@
+"""The words of other task queues, and of Python's habits, with our word for each. Only for messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+#: Options of decorators and of calls elsewhere, and the option of ours that does it.
+OPTIONS = {
+    **dict.fromkeys(("attempts", "max_retries", "max_tries", "retries", "retry", "tries"), "max_attempts"),
+    **dict.fromkeys(("default_retry_delay", "retry_backoff", "retry_delay", "retry_wait"), "backoff"),
+    **dict.fromkeys(("autoretry_for", "retry_exceptions", "retry_for"), "retry_on"),
+    **dict.fromkeys(("dont_autoretry_for", "throws"), "no_retry_on"),
+    **dict.fromkeys(("job_timeout", "soft_time_limit", "time_limit"), "timeout"),
+    **dict.fromkeys(("bind", "context", "pass_context"), "takes_context"),
+    **dict.fromkeys(("expires", "ignore_result", "result_expires", "result_ttl"), "keep_result"),
+    **dict.fromkeys(("lock_key", "ordering_key"), "lock"),
+    **dict.fromkeys(("concurrency_limit", "max_concurrency"), "concurrency"),
+    **dict.fromkeys(("once", "queueing_lock", "singleton", "unique_key", "uniqueness"), "unique"),
+    **dict.fromkeys(("crontab", "periodic", "schedule"), "cron"),
+    **dict.fromkeys(("acks_late", "transaction"), "atomic"),
+    **dict.fromkeys(("countdown", "delay", "eta", "run_at", "schedule_at", "schedule_in", "wait"), "run_after"),
+    **dict.fromkeys(("depends_on", "link"), "after"),
+    **dict.fromkeys(("database", "using"), "backend"),
+    "headers": "meta",
+    "interval": "every",
+    "queue": "queue_name",
+    "rate_limit": "rate",
+    "tz": "timezone",
+}
+#: What has to be known besides the name.
+NOTES = {
+    "max_attempts": ", which counts the first attempt",
+    "cron": " or every",
+    "atomic": ", which makes the database effects of a task happen exactly once",
+}
+#: Methods of tasks elsewhere, and what does the same here.
+METHODS = {
+    **dict.fromkeys(
+        ("apply_async", "enqueue_at", "enqueue_in", "schedule", "send_with_options"), "using(…).enqueue(…)"
+    ),
+    **dict.fromkeys(("async_", "defer", "delay", "queue", "send", "submit"), "enqueue(…)"),
+    **dict.fromkeys(("adelay", "aapply_async", "defer_async"), "aenqueue(…)"),
+    **dict.fromkeys(("apply", "call_local", "fn", "now", "run"), "call(…)"),
+    **dict.fromkeys(("configure", "options", "set", "with_options"), "using(…)"),
+    "delay_on_commit": "enqueue_on_commit(…)",
+    "retry": "raise Retry(…)",
+}
+
+
+def about_option(name: str, known: Collection[str]) -> str:
+    """Say which option of ``known`` may be meant by an unknown name: ``"write queue_name."``."""
+    ours = OPTIONS.get(name)
+    if ours is None or ours not in known:
+        ours = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
+    if ours is None:
+        return f"it takes {', '.join(sorted(known))}."
+    return f"write {ours}{NOTES.get(ours, '')}."
+
+
+def about_method(name: str, path: str) -> str:
+    """Say what to write instead of one of ``METHODS``."""
+    ours = METHODS[name]
+    here = ours if ours.startswith("raise") else f"{path.rpartition('.')[2]}.{ours}"
+    return f"{path} is a task of django.tasks, which has no {name}; write {here}."

@@ -1,0 +1,120 @@
+"""A loop of one's own that wakes by NOTIFY."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from django_pglock import listen, notify
+from django_pglock.postgres import notifications
+from tests.conftest import NEVER
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'django_pglock listen'"
+
+
+def sessions():
+    with connection.cursor() as cursor:
+        cursor.execute(SESSIONS)
+        return [pid for (pid,) in cursor.fetchall()]
+
+
+@pytest.fixture
+def letters():
+    """A loop that has had its first turn, and so listens."""
+    with closing(listen("letters", poll=NEVER)) as loop:
+        assert next(loop) == []
+        yield loop
+
+
+def test_the_first_turn_is_at_once_and_each_commit_that_notifies_makes_another(letters):
+    for payload in ("first", "second"):
+        with transaction.atomic():
+            notify("letters", payload)
+        assert next(letters) == [payload]
+
+
+def test_a_rollback_tells_nobody(letters):
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        notify("letters", "rolled back")
+        1 / 0  # noqa: B018
+    notify("letters", "committed")
+    assert next(letters) == ["committed"]
+
+
+def test_what_was_sent_while_the_loop_was_busy_is_one_turn(letters):
+    with transaction.atomic():
+        for number in range(3):
+            notify("letters", str(number))
+    assert next(letters) == ["0", "1", "2"]
+
+
+def test_without_a_notification_there_is_a_turn_all_the_same():
+    with closing(listen("letters", poll=0.01)) as loop:
+        assert [next(loop), next(loop), next(loop)] == [[], [], []]
+
+
+def test_every_listener_is_told_and_other_channels_are_not(letters):
+    with closing(listen('An "odd" name; SELECT 1', poll=NEVER)) as odd:
+        next(odd)
+        notify('An "odd" name; SELECT 1', "for the odd one")
+        notify("letters", "for the other")
+        assert next(odd) == ["for the odd one"]
+    assert next(letters) == ["for the other"]
+
+
+def test_a_lost_session_is_replaced_and_the_loop_looks_for_what_it_may_have_missed(letters, caplog):
+    [lost] = sessions()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", [lost])
+    with caplog.at_level(logging.WARNING):
+        assert next(letters) == []
+    assert "The session that listens on 'letters' is lost" in caplog.text
+    notify("letters", "again")
+    assert next(letters) == ["again"]
+    assert lost not in sessions()
+
+
+def test_a_server_that_is_away_for_a_moment_is_tried_again(letters, monkeypatch):
+    failures = [OperationalError("away"), OperationalError("still away")]
+    opened = notifications._open
+
+    def refuse(using, channel):
+        if failures:
+            raise failures.pop()
+        return opened(using, channel)
+
+    monkeypatch.setattr(notifications, "_open", refuse)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", sessions())
+    assert next(letters) == []
+    assert not failures
+
+
+def test_a_server_that_is_away_at_the_start_is_an_error(monkeypatch):
+    def refuse(using, channel):
+        raise OperationalError("away")
+
+    monkeypatch.setattr(notifications, "_open", refuse)
+    with pytest.raises(OperationalError, match="away"):
+        next(listen("letters"))
+
+
+def test_a_loop_that_is_left_leaves_no_session(eventually):
+    for _ in listen("letters", poll=NEVER):
+        assert sessions()
+        break
+    eventually(lambda: not sessions())
+
+
+def test_the_connection_of_the_loops_own_thread_is_checked_before_each_turn(letters):
+    """As Django does before each request; without it, no query of a loop would work after a restart of the server."""
+    connection.ensure_connection()
+    connection.close_at = 0
+    notify("letters")
+    next(letters)
+    assert connection.connection is None

@@ -1,0 +1,82 @@
+"""A wait whose time is over says what keeps the task from a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import OperationalError, connections
+from django.db.models.functions import Now
+
+from django_pglock.models import Queue, Task
+from django_pglock.models import Worker as WorkerRow
+from django_pglock.store import why_unfinished as module
+from django_pglock.store.liveness import beat
+from django_pglock.store.why_unfinished import why_unfinished
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ECHO = "tests.sample.tasks.echo"
+
+
+def enter(*paths):
+    worker = uuid4()
+    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=paths)
+    return WorkerRow.objects.filter(pk=worker)
+
+
+def why(result):
+    return why_unfinished("default", int(result.id))
+
+
+def test_it_says_what_keeps_a_task_from_a_worker():
+    result = tasks.echo.enqueue(1)
+    begin = "it is READY in the queue 'default'"
+    assert why(result) == f"{begin}, and no worker is alive. Start one: manage.py runlockworker"
+    enter("other.path")
+    assert why(result) == f"{begin}, and no living worker knows {ECHO}. Restart the workers with the code that has it"
+    silent = enter(ECHO)
+    silent.update(heartbeat_at=Now() - timedelta(days=1))
+    assert f"no living worker knows {ECHO}" in why(result)
+    enter(ECHO)
+    assert why(result) == begin
+    Queue.objects.pause("default")
+    assert why(result) == f"{begin}, and this queue is paused. Resume it: manage.py locktasks resume default"
+
+
+def test_a_running_task_only_takes_long():
+    result = tasks.echo.enqueue(1)
+    Task.objects.update(status="RUNNING", worker=uuid4(), last_attempted_at=Now(), attempts=1)
+    assert why(result) == "it is RUNNING in the queue 'default'"
+
+
+def test_the_message_of_a_timeout_says_it_in_threads_and_in_coroutines():
+    result = tasks.echo.enqueue(1)
+    said = (
+        rf"Task {result.id} has not finished within 0\.01 s: it is READY in the queue 'default', and no worker is alive"
+    )
+    with pytest.raises(TimeoutError, match=said):
+        result.wait(0.01)
+
+    async def wait():
+        try:
+            await result.await_(0.01)
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    with pytest.raises(TimeoutError, match=said):
+        asyncio.run(wait())
+
+
+def test_it_is_a_timeout_also_where_the_database_does_not_say_why(monkeypatch):
+    def refuse(*args):
+        raise OperationalError
+
+    result = tasks.echo.enqueue(1)
+    monkeypatch.setattr(module, "run", refuse)
+    with pytest.raises(TimeoutError, match=rf"^Task {result.id} has not finished within 0\.01 s\.$"):
+        result.wait(0.01)

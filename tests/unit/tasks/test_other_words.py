@@ -1,0 +1,22 @@
+"""The words of other task queues lead to words that exist here."""
+
+from __future__ import annotations
+
+from django_pglock.tasks import fields, other_words
+
+
+def test_each_option_is_one_of_ours_and_each_foreign_word_is_not():
+    ours = {*fields.OPTIONS, *fields.CALL_ONLY}
+    assert {*other_words.OPTIONS.values(), *other_words.NOTES} <= ours
+    assert not ours & set(other_words.OPTIONS)
+
+
+def test_each_method_is_one_of_ours_and_each_foreign_word_is_not():
+    names = {text.partition("(")[0] for text in other_words.METHODS.values() if not text.startswith("raise ")}
+    assert all(hasattr(fields.TaskFields, name) for name in names - {"enqueue_on_commit"})
+    assert not [name for name in other_words.METHODS if name in dir(fields.TaskFields)]
+
+
+def test_an_option_that_is_only_misspelt_is_found_too():
+    assert other_words.about_option("max_attempt", fields.OPTIONS).startswith("write max_attempts")
+    assert other_words.about_option("colour", fields.OPTIONS).startswith("it takes advisory, atomic, backend")
