@@ -19,8 +19,8 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "_static" / "systems"
-#: Letters in a line of the terminal, at least.
-WIDTH = 100
+#: Letters in a line of the terminal. All pictures have the same, so their letters are of one size in the pages.
+WIDTH = 104
 
 
 def main(*names: str) -> None:
@@ -61,9 +61,8 @@ def chunk(screen: io.FileIO) -> bytes:
 def drawn(output: str, *, title: str, name: str) -> str:
     """Draw the output of a command, with its colours."""
     text = Text.from_ansi(output.rstrip())
-    width = max(WIDTH, *(len(line) for line in text.plain.splitlines()))
-    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
-    console.print(text, soft_wrap=True)
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    console.print(text)
     picture = console.export_svg(title=title, unique_id=name)
     # The pages of the documentation load nothing from elsewhere.
     return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)

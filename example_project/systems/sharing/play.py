@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TypeVar
 from django.db import connection, transaction
 from django.db.models import Count, F, Max, Min
 
-from django_pglock import LockLost
+from django_pglock import LockLost, notify
 from django_pglock.models import Lease
 from example_project.systems import wrong_clock
 from example_project.systems.sharing.models import Report, Result, Row
@@ -61,7 +61,7 @@ def share(stage: Stage) -> list[Popen[bytes]]:
 def process_rows(stage: Stage, nodes: list[Popen[bytes]]) -> tuple[list[int], float]:
     """Let rows arrive until each node has had a share; return the shares of the last rows, and their seconds."""
     while True:
-        rows = Row.objects.bulk_create(Row(data=str(number)) for number in range(ROWS))
+        rows = arrive(map(str, range(ROWS)))
         wait(stage, nodes, lambda: not Row.objects.filter(processed=False).exists())
         results = Result.objects.filter(row__gte=rows[0])
         shares = dict(results.order_by("node").values_list("node").annotate(Count("pk")))
@@ -70,13 +70,20 @@ def process_rows(stage: Stage, nodes: list[Popen[bytes]]) -> tuple[list[int], fl
             return list(shares.values()), took.total_seconds()
 
 
+def arrive(data: Iterable[str]) -> list[Row]:
+    """Add rows, as another program would, and wake the nodes."""
+    with transaction.atomic():
+        notify("rows")
+        return Row.objects.bulk_create(Row(data=each) for each in data)
+
+
 def fail(stage: Stage, nodes: list[Popen[bytes]]) -> None:
     """Let rows arrive of which some cannot be processed, and kill a node that holds rows."""
     victim = nodes.pop()
 
     def holds_rows() -> int:
         if not waiting.exists():
-            Row.objects.bulk_create(Row(data=str(n) if n % 40 else POISON[n % 80 // 40]) for n in range(ROWS))
+            arrive(str(number) if number % 40 else POISON[number % 80 // 40] for number in range(ROWS))
         return count_sessions("node 4", "AND state = 'idle in transaction' AND backend_xid IS NOT NULL")
 
     waiting = Row.objects.filter(processed=False, tries__lt=MOST_TRIES)

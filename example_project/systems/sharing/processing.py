@@ -6,6 +6,7 @@ import time
 
 from django.db import transaction
 
+from django_pglock import listen
 from example_project.systems.sharing.models import Result, Row
 
 MOST_TRIES = 3
@@ -35,6 +36,6 @@ def process_batch(node: str, limit: int = 10) -> int:
 
 def run_node(node: str) -> None:
     """Process rows until the process ends. Kill it to stop it: its transaction is rolled back, and others go on."""
-    while True:
-        if not process_batch(node):
-            time.sleep(0.05)
+    for _ in listen("rows", poll=1):  # rows of programs that do not notify are found within a second
+        while process_batch(node):
+            pass
