@@ -29,11 +29,15 @@ def main():
 
 
 def run_tests():
-    """Run pytest: every argument behind ``manage.py test`` is its own."""
+    """Run pytest: the tests of tests/quick.txt, all with ``--all``, or what other arguments say, which are its own."""
     import pytest
 
     os.chdir(ROOT)
-    sys.exit(pytest.main(sys.argv[2:]))
+    arguments = [each for each in sys.argv[2:] if each != "--all"]
+    if len(sys.argv) == 2:
+        arguments = ["@tests/quick.txt"]
+        print("These are the quick tests. All of them: python3 manage.py test --all", file=sys.stderr, flush=True)
+    sys.exit(pytest.main(arguments))
 
 
 def run():

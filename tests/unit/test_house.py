@@ -83,6 +83,16 @@ def test_no_test_file_is_longer_than_400_lines():
     assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
 
 
+def test_what_the_list_of_quick_tests_names_is_there():
+    """One wrong name makes pytest refuse the whole list, and CI does not read the list."""
+    names = [line.partition("::") for line in (TESTS / "quick.txt").read_text().splitlines() if "/" in line]
+    assert names, "the list is empty"
+    for path, _, function in names:
+        found = TESTS.parent / path
+        assert found.exists(), path
+        assert not function or f"\ndef {function}(" in found.read_text(), function
+
+
 @pytest.mark.parametrize(
     "path",
     [path for path in SOURCES if path.relative_to(PACKAGE).parts[0] not in WITH_RIDDLES],

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import lock
 from django_pglock.keys import make_key
 from tests.conftest import NEVER
-from tests.sample.models import Parcel, Sender, Rack
+from tests.sample.models import Parcel, Rack, Sender
 
 pytestmark = pytest.mark.django_db
 

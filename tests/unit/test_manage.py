@@ -1,0 +1,38 @@
+"""``manage.py test``: what it makes of its arguments for pytest."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def manage():
+    spec = importlib.util.spec_from_file_location("manage_under_test", ROOT / "manage.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        ([], ["@tests/quick.txt"]),
+        (["--all"], []),
+        (["--all", "-n", "3"], ["-n", "3"]),
+        (["tests/db", "-k", "lock"], ["tests/db", "-k", "lock"]),
+        (["-k", "lock"], ["-k", "lock"]),
+    ],
+)
+def test_without_arguments_the_quick_tests_run_and_with_all_everything(manage, monkeypatch, given, passed_on):
+    received = []
+    monkeypatch.setattr(pytest, "main", lambda arguments: received.append(arguments) or 0)
+    monkeypatch.setattr(manage.os, "chdir", lambda folder: None)
+    monkeypatch.setattr(manage.sys, "argv", ["manage.py", "test", *given])
+    with pytest.raises(SystemExit) as ended:
+        manage.run_tests()
+    assert ended.value.code == 0
+    assert received == [passed_on]
