@@ -9,14 +9,18 @@ import signal
 import sys
 from typing import Any, NoReturn
 
+from django.conf import settings
 from django.core.management.base import CommandError
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.management.worker_banner import banner
 from django_pglock.worker import Worker
-from django_pglock.worker.logs import silence_unhandled_loggers
+from django_pglock.worker.logs import keep_off_terminal, silence_unhandled_loggers
 from django_pglock.worker.running.forked_child import end_process
 from django_pglock.worker.supervising.channel import LEFT_BEHIND, SupervisorChannel
+
+logger = logging.getLogger("django_pglock.worker")
 
 #: The number of new objects after which Python's garbage collector runs.
 GARBAGE = 10_000
@@ -26,6 +30,7 @@ def run_until_signal(build: dict[str, Any]) -> None:
     """Run one worker in the main thread. SIGTERM and SIGINT stop the worker."""
     silence_unhandled_loggers()
     worker = Worker(**build)
+    log_banner(worker, build)
     stop_at_signals(worker)
     collect_garbage_less_often()
     try:
@@ -36,6 +41,12 @@ def run_until_signal(build: dict[str, Any]) -> None:
         leave_running_tasks()
     if worker.left_behind:
         raise CommandError(_("Some tasks were not done: see the log."), returncode=LEFT_BEHIND)
+
+
+def log_banner(worker: Worker, build: dict[str, Any]) -> None:
+    """Log what the worker serves and where to look; under a supervisor only for the first process."""
+    if worker.channel is None or worker.channel.number == 1:
+        logger.info("%s", banner(worker, using=build["using"], threads=build["threads"]))
 
 
 def leave_running_tasks() -> NoReturn:
@@ -89,12 +100,16 @@ def show_log(verbosity: int, channel: SupervisorChannel | None = None) -> None:
     if channel is not None:
         name_records(f"worker-{channel.number}")
         who = "%(processName)s[%(process)d] "
-    logger = logging.getLogger("django_pglock")
-    if not logger.hasHandlers():
+    package = logging.getLogger("django_pglock")
+    if not package.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {who}%(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel({0: logging.ERROR, 1: logging.INFO}.get(verbosity, logging.DEBUG))
+        package.addHandler(handler)
+        package.setLevel({0: logging.ERROR, 1: logging.INFO}.get(verbosity, logging.DEBUG))
+        if settings.DEBUG and verbosity:
+            # Instead of the lines of django.tasks: in development people want to see that a task has run.
+            logger.setLevel(logging.DEBUG)
+        keep_off_terminal()
 
 
 def name_records(name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.utils import autoreload
 
-from django_pglock.management.worker_process import leave_running_tasks, stop_at_signals
+from django_pglock.management.worker_process import leave_running_tasks, log_banner, stop_at_signals
 from django_pglock.worker import Worker
 
 #: The exit code by which Django's reloader reports that code has changed.
@@ -59,6 +59,7 @@ def run_watched(build: dict[str, Any]) -> None:
     def work() -> None:
         worker = Worker(**build)
         workers.append(worker)
+        log_banner(worker, build)
         worker.run()
 
     def drain(**kwargs: Any) -> None:

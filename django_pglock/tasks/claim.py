@@ -72,7 +72,9 @@ class Claim:
         return f"<Claim of task {self.id} ({self.task_path}) attempt {self.number}>"
 
     def __str__(self) -> str:
-        return f"Task {self.id} ({self.task_path}) attempt {self.number}"
+        # At most so many attempts as far as is known now: one more for each that is rescued or interrupted.
+        most = self.number + self.max_retries - self.retries
+        return f"Task {self.id} ({self.task_path}) attempt {self.number} of {most}"
 
     def log_fields(self) -> dict[str, Any]:
         """Return the fields of the task for log records."""

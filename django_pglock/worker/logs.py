@@ -7,6 +7,7 @@ DEBUG is off, and making them took a third of a worker's time.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from django_pglock.store.outcome import Failure
@@ -46,14 +47,35 @@ def silence_unhandled_loggers() -> list[str]:
     return silenced
 
 
+def keep_off_terminal() -> None:
+    """Write the records of django.tasks to no terminal, because the worker's own log says the same in its own format.
+
+    Other handlers, such as the one that mails errors to the admins, still get them.
+    """
+    for name in NAMES:
+        for handler in _handlers_of(name):
+            if isinstance(handler, logging.StreamHandler):
+                handler.addFilter(_is_of_others)
+        if not logging.getLogger(name).hasHandlers():
+            # Without any handler Python would write warnings and errors to the terminal.
+            logging.getLogger(name).addHandler(logging.NullHandler())
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    return record.name not in NAMES
+
+
 def is_handled(name: str, level: int) -> bool:
     """Say whether some handler would take a record of this logger and level."""
-    logger: logging.Logger | None = logging.getLogger(name)
-    if logger is None or not logger.isEnabledFor(level):
+    if not logging.getLogger(name).isEnabledFor(level):
         return False
-    record = logger.makeRecord(name, level, "", 0, "", (), None)
+    record = logging.getLogger(name).makeRecord(name, level, "", 0, "", (), None)
+    return any(level >= handler.level and handler.filter(record) for handler in _handlers_of(name))
+
+
+def _handlers_of(name: str) -> Iterator[logging.Handler]:
+    """Yield the handlers that get the records of a logger: its own, and those of the loggers above it."""
+    logger: logging.Logger | None = logging.getLogger(name)
     while logger is not None:
-        if any(level >= handler.level and handler.filter(record) for handler in logger.handlers):
-            return True
+        yield from (each for each in logger.handlers if not isinstance(each, logging.NullHandler))
         logger = logger.parent if logger.propagate else None
-    return False

@@ -30,7 +30,7 @@ def send(signal: Signal, claim: Claim, result: TaskResult[..., Any]) -> None:
         answers = signal.send_robust(sender_of(claim), task_result=result)
     except BaseException:
         # Django catches every Exception and goes on with the next receiver. This is a SystemExit or the like.
-        logger.exception("A receiver that %r was told to ended it for those after it.", claim)
+        logger.exception("A receiver that %s was told to ended it for those after it.", claim)
         return
     for receiver, answer in answers:
         if isinstance(answer, Exception):

@@ -310,7 +310,7 @@ class Worker:
             waited += 0.1
             if waited > 1 and not said:
                 said = True
-                running = ", ".join(map(repr, self.in_flight.claims.values()))
+                running = ", ".join(map(str, self.in_flight.claims.values()))
                 logger.info("Waiting up to %.0f s for %s.", self.grace, running)
             if waited >= self.grace or self._hurry.is_set():
                 return False
@@ -325,12 +325,12 @@ class Worker:
         """Abandon claims whose tasks still run. The process ends right after that, and their threads with it."""
         ended = {claim for attempt in except_for for claim in attempt.claims}
         running = [claim for claim in self.in_flight.claims.values() if claim not in ended]
-        logger.warning("The grace is over; giving up %s.", ", ".join(map(repr, running)))
+        logger.warning("The grace is over; giving up %s.", ", ".join(map(str, running)))
         self.in_flight.abandon(running, HANDOVER)
 
     def _give_up_thread(self, attempt: StoppableAttempt, where: str) -> None:
         logger.error(
-            "%r does not end, although its timeout was over %.0f s ago. %s It is here:\n%s",
+            "%s does not end, although its timeout was over %.0f s ago. %s It is here:\n%s",
             attempt.claim,
             self.executor.watchdog.patience,
             THREAD_IS_LOST if self.channel is None else "The process is replaced.",

@@ -179,3 +179,21 @@ def test_a_running_task_ends_at_its_timeout(worker_process, eventually):
     results = [running_tasks.too_long_once.enqueue(kind) for kind in ("sql", "python")]
     eventually(lambda: done() == len(results), why="they were not tried again")
     assert list(Task.objects.values_list("attempts", flat=True)) == [2, 2]
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_a_terminal_shows_the_banner_and_each_failure_once(worker_process, debug):
+    """In development also each success. The log of django.tasks would repeat both in another format."""
+    tasks.echo.enqueue(5)
+    failed = tasks.fail.enqueue("no luck")
+    process = worker_process("--no-reload", DEBUG=debug)
+    process.wait_for(f"Task {failed.id} (tests.sample.tasks.fail) attempt 1 of 1 failed after")
+    process.send(signal.SIGTERM)
+    assert process.wait() == 0
+    assert process.output.count("Traceback") == 1, process.output
+    assert process.output.count("no luck") == 2, "in the line, and below its traceback"
+    assert ("tests.sample.tasks.echo) attempt 1 of 1 succeeded" in process.output) is (debug == "1")
+    assert (
+        process.output.index(" of django_pglock ") < process.output.index("  look  ") < process.output.index("is ready")
+    )
+    assert "state=" not in process.output

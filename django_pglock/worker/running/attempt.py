@@ -134,7 +134,7 @@ class Attempt(StoppableAttempt):
             return self._failure(self.reason_of(error))
         except BaseException as broken:
             # Exception classes and retry policies are the user's code.
-            logger.exception("What is to become of %r cannot be found out; it fails.", self.claim)
+            logger.exception("What is to become of %s cannot be found out; it fails.", self.claim)
             return Failed(Failure.of(broken))
 
     def interruption(self, error: BaseException) -> Interrupted:

@@ -114,7 +114,7 @@ class OrmThread(ThreadPoolExecutor):
             connection: Any = connections[alias]
             if connection.in_atomic_block or not is_closed(connection):
                 logger.warning(
-                    "%r has left a transaction open in database %r; what it, and coroutines since, have not committed "
+                    "%s has left a transaction open in database %r; what it, and coroutines since, have not committed "
                     "is lost.",
                     attempt.claim,
                     alias,
@@ -151,7 +151,7 @@ class OrmThread(ThreadPoolExecutor):
             return
         if took >= OCCUPIED:
             logger.warning(
-                "%r has kept the thread in which the ORM runs for coroutines for %.0f s; %d calls wait for it.",
+                "%s has kept the thread in which the ORM runs for coroutines for %.0f s; %d calls wait for it.",
                 attempt.claim,
                 took,
                 self._waiting - 1,
@@ -164,5 +164,5 @@ def _cancel(connection: Any, attempt: Attempt) -> None:
     try:
         cancel_statement(connection)
     except psycopg.Error as error:
-        logger.warning("A statement of %r could not be cancelled: %s", attempt.claim, error)
+        logger.warning("A statement of %s could not be cancelled: %s", attempt.claim, error)
         hang_up(connection)

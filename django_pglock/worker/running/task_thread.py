@@ -173,7 +173,7 @@ class TaskThread:
     def _hang_up(self, session: DatabaseWrapper, attempt: StoppableAttempt, what: str) -> None:
         attempt.is_disturbed = True
         logger.warning(
-            "A statement of %r %s; its connection to database %r is closed.",
+            "A statement of %s %s; its connection to database %r is closed.",
             attempt.claim,
             what,
             session.alias,
@@ -198,7 +198,7 @@ class TaskThread:
             return
         if session.in_atomic_block or not is_closed(session):
             logger.warning(
-                "%r has left a transaction open, autocommit off, or its connection in use, in database %r; what it has "
+                "%s has left a transaction open, autocommit off, or its connection in use, in database %r; what it has "
                 "not committed is lost.",
                 claim,
                 session.alias,
@@ -235,7 +235,7 @@ def _report(attempt: StoppableAttempt) -> None:
     if not attempt.is_reported and time.monotonic() - attempt.deadline > OVERRUN:
         attempt.is_reported = True
         logger.warning(
-            "%r still runs more than %.0f s after its timeout. What does not return to Python cannot be stopped.",
+            "%s still runs more than %.0f s after its timeout. What does not return to Python cannot be stopped.",
             attempt.claim,
             OVERRUN,
             extra=attempt.claim.log_fields(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 
 import pytest
@@ -69,3 +70,26 @@ def test_where_somebody_else_collects_records_all_is_left_alone(tree, monkeypatc
 
 def test_pytests_own_handler_hears():
     assert logs.is_handled("django.tasks", logging.WARNING)
+
+
+def test_records_of_django_tasks_are_kept_off_the_terminal_and_from_nobody_else(tree, monkeypatch):
+    house, tasks = tree
+    terminal, mail = logging.StreamHandler(written := io.StringIO()), handler(logging.ERROR)
+    mailed = []
+    mail.emit = mailed.append
+    house.handlers = [terminal, mail]
+    logs.keep_off_terminal()
+    tasks.error("a task has failed")
+    house.error("something else")
+    assert written.getvalue() == "something else\n"
+    assert [record.getMessage() for record in mailed] == ["a task has failed", "something else"]
+    assert logs.silence_unhandled_loggers() == ["house.tasks"], "no handler takes what is below ERROR"
+
+
+def test_python_itself_does_not_write_them_to_the_terminal_either(tree, capsys):
+    house, tasks = tree
+    house.handlers = []
+    logs.keep_off_terminal()
+    tasks.error("a task has failed")
+    assert capsys.readouterr().err == ""
+    assert logs.silence_unhandled_loggers() == ["house.tasks"]

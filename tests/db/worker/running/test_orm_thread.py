@@ -70,7 +70,7 @@ def test_a_transaction_that_a_coroutine_leaves_open_is_nobody_elses(worker, even
     eventually(is_over)
     assert set(Effect.objects.values_list("name", flat=True)) == {"kept"}
     assert Effect.objects.count() == 3
-    assert caplog.text.count("leave_in_coroutine) attempt 1> has left a transaction open") == 1
+    assert caplog.text.count("leave_in_coroutine) attempt 1 of 1 has left a transaction open") == 1
 
 
 def test_the_log_names_who_keeps_the_thread_of_all_coroutines(worker, eventually, caplog, monkeypatch):
@@ -83,7 +83,7 @@ def test_the_log_names_who_keeps_the_thread_of_all_coroutines(worker, eventually
     tasks.GO_ON.set()
     eventually(is_over)
     assert caplog.text.count("has kept the thread in which the ORM runs for coroutines") == 1
-    assert "session_tasks.occupy) attempt 1>" in caplog.text
+    assert "session_tasks.occupy) attempt 1 of 1" in caplog.text
 
 
 def test_as_many_coroutines_as_may_run_keep_no_sync_task_from_being_claimed(worker, eventually, monkeypatch):

@@ -60,7 +60,9 @@ def record_of(caplog, result, level=logging.ERROR):
 
 def test_a_success_is_one_line_at_debug(ended, lines):
     result = ended(tasks.echo.enqueue(5), "SUCCESSFUL")
-    assert lines(result) == [("DEBUG", f"Task {result.id} (tests.sample.tasks.echo) attempt 1 succeeded after T s.")]
+    assert lines(result) == [
+        ("DEBUG", f"Task {result.id} (tests.sample.tasks.echo) attempt 1 of 1 succeeded after T s.")
+    ]
 
 
 def test_a_success_costs_nothing_where_debug_is_not_heard(ended, caplog):
@@ -71,7 +73,7 @@ def test_a_success_costs_nothing_where_debug_is_not_heard(ended, caplog):
 def test_a_failure_is_one_line_at_error_with_message_and_traceback(ended, lines, caplog):
     result = ended(sample.fail_deep.enqueue(7), "FAILED")
     path = "tests.sample.result_tasks.fail_deep"
-    text = f"Task {result.id} ({path}) attempt 1 failed after T s: LookupError: there is no order 7."
+    text = f"Task {result.id} ({path}) attempt 1 of 1 failed after T s: LookupError: there is no order 7."
     assert lines(result) == [("ERROR", text)]
     record = record_of(caplog, result)
     kind, error, trace = record.exc_info
@@ -84,8 +86,10 @@ def test_each_attempt_that_fails_has_its_line(ended, lines):
     result = ended(sample.fail_twice.enqueue(7), "FAILED")
     (first, retried), (second, failed) = lines(result)
     assert (first, second) == ("WARNING", "ERROR")
-    assert re.search(r"attempt 1 failed after T s and will be tried again in \d+\.\d s: LookupError: there is", retried)
-    assert re.search(r"attempt 2 failed after T s: LookupError: there is no order 7\.$", failed)
+    assert re.search(
+        r"attempt 1 of 2 failed after T s and will be tried again in \d+\.\d s: LookupError: there is", retried
+    )
+    assert re.search(r"attempt 2 of 2 failed after T s: LookupError: there is no order 7\.$", failed)
 
 
 def test_the_other_ends_have_one_line_each(ended, lines):
@@ -103,7 +107,7 @@ def test_what_is_given_back_or_lost_has_one_line(claim, caplog):
     [given] = claim()
     report(EndedClaim(given, Released()))
     report_lost(EndedClaim(given, None))
-    assert [each.getMessage().partition("attempt 1 ")[2] for each in caplog.records] == [
+    assert [each.getMessage().partition("attempt 1 of 1 ")[2] for each in caplog.records] == [
         "was given back before it began.",
         "was lost: somebody else has the task, its outcome was dropped.",
     ]

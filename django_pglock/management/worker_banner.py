@@ -1,0 +1,51 @@
+"""What a worker says when it begins: where it runs, what it serves, and where to look."""
+
+from __future__ import annotations
+
+from django.apps import apps
+from django.db import connections
+
+from django_pglock import __version__
+from django_pglock.tasks import registry
+from django_pglock.tasks.schedules import timing_of
+from django_pglock.worker import Worker
+
+#: Functions and schedules that are named at most.
+FEW = 8
+
+
+def banner(worker: Worker, *, using: str, threads: int) -> str:
+    """Return the banner of a worker that claims from the database ``using``: a sentence, and a line for each fact."""
+    schedules = [f"{task.module_path} ({' '.join(timing_of(task)).strip()})" for task in registry.scheduled()]
+    facts = {
+        "database": _database(using),
+        "queues": ", ".join(worker.queues.asked) or "all",
+        "functions": _listed(registry.known_paths())
+        or "none; define tasks in a module tasks.py of an app in INSTALLED_APPS",
+        "schedules": _listed(schedules) or "none",
+        "threads": f"{threads}; coroutines need none",
+        "look": _places(),
+    }
+    lines = [f"  {name:10} {text}" for name, text in facts.items()]
+    return "\n".join([f"Worker {worker.identity.name} of django_pglock {__version__} starts.", *lines])
+
+
+def _database(using: str) -> str:
+    """Return the alias and what the settings name, without the user and the password."""
+    settings = connections[using].settings_dict
+    host, port = settings["HOST"], settings["PORT"]
+    where = f" at {host}{':' if port else ''}{port}" if host else ""
+    return f"{using}: {settings['NAME'] or 'as the environment says'}{where}"
+
+
+def _listed(names: list[str]) -> str:
+    """Return the number of names and the names, or the first of them; an empty string if there are none."""
+    if not names:
+        return ""
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return f"{len(names)}: {', '.join(names[:FEW])}{more}"
+
+
+def _places() -> str:
+    admin = ", the pages 'Locks and tasks' of the admin" if apps.is_installed("django.contrib.admin") else ""
+    return f"manage.py locktasks status{admin}; Ctrl-C ends the worker after its running tasks"

@@ -1,0 +1,65 @@
+"""What a worker says when it begins."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+
+from django_pglock import __version__, task
+from django_pglock.management import worker_banner
+from django_pglock.management.worker_banner import banner
+from django_pglock.tasks import registry
+from django_pglock.worker import Worker
+from tests.sample import scheduled, tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def facts_of(worker):
+    sentence, *lines = banner(worker, using="default", threads=3).splitlines()
+    return sentence, {line.split()[0]: line.split(None, 1)[1] for line in lines}
+
+
+@pytest.fixture(autouse=True)
+def no_functions(monkeypatch):
+    monkeypatch.setattr(registry, "_definitions", {})
+
+
+def test_it_names_what_the_worker_serves_and_where_to_look():
+    worker = Worker(queues=["mail", "d*"], exclude=["dark"])
+    task(tasks.echo.func)
+    task(every=60)(scheduled.hourly)
+    task(cron="0 3 * * *", timezone="Europe/Berlin")(scheduled.nightly)
+    sentence, facts = facts_of(worker)
+    assert sentence == f"Worker {worker.identity.name} of django_pglock {__version__} starts."
+    host = connection.settings_dict["HOST"]
+    assert facts["database"].startswith(f"default: {connection.settings_dict['NAME']}{' at ' if host else ''}{host}")
+    assert facts["queues"] == "mail, d*, --exclude dark"
+    assert (
+        facts["functions"]
+        == "3: tests.sample.scheduled.hourly, tests.sample.scheduled.nightly, tests.sample.tasks.echo"
+    )
+    assert facts["schedules"] == (
+        "2: tests.sample.scheduled.hourly (every 60 s), tests.sample.scheduled.nightly (0 3 * * * Europe/Berlin)"
+    )
+    assert facts["threads"].startswith("3;")
+    assert facts["look"].startswith("manage.py locktasks status, the pages 'Locks and tasks' of the admin")
+
+
+def test_without_functions_it_says_where_to_define_them():
+    _, facts = facts_of(Worker())
+    assert facts["functions"] == "none; define tasks in a module tasks.py of an app in INSTALLED_APPS"
+    assert (facts["schedules"], facts["queues"]) == ("none", "all")
+
+
+def test_of_many_functions_the_first_are_named(monkeypatch):
+    monkeypatch.setattr(worker_banner, "FEW", 1)
+    task(tasks.echo.func)
+    task(tasks.fail.func)
+    assert facts_of(Worker())[1]["functions"] == "2: tests.sample.tasks.echo and 1 more"
+
+
+def test_it_shows_no_password(settings, monkeypatch):
+    monkeypatch.setitem(connection.settings_dict, "PASSWORD", "secret-word")
+    monkeypatch.setitem(connection.settings_dict, "USER", "somebody")
+    assert "secret-word" not in banner(Worker(), using="default", threads=1)
