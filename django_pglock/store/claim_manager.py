@@ -5,11 +5,12 @@ Nothing here knows tasks. Put ``ClaimManager`` on a model of your own and claim 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from django.db import models
+from django.db import InterfaceError, OperationalError, models
 from django.db.transaction import atomic
 
 from django_pglock.store.marking import checked_limit, mark_rows
@@ -17,6 +18,8 @@ from django_pglock.store.transition import transition
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+logger = logging.getLogger("django_pglock.claims")
 
 Row = TypeVar("Row", bound=models.Model)
 
@@ -89,6 +92,45 @@ class ClaimQuerySet(models.QuerySet[Row]):
         below one, and Django's ``TransactionManagementError`` when the rows are read outside of a transaction.
         """
         return ClaimedRows(self.select_for_update(skip_locked=True, of=("self",))[: checked_limit(limit)])
+
+    def claim_each(
+        self, limit: int, function: Callable[[Row], object], *, failed: Mapping[str, Any] | None = None
+    ) -> int:
+        """Call a function for each row of this queryset that nobody else has; return how many rows that were.
+
+        It is one pass over ``limit`` rows at most, in the order of the primary key. Each call has a transaction of its
+        own, in which the row is held. The next search begins behind that row, so that what is locked, or dead while a
+        long transaction is open, is walked past once and not at each search. What others had locked is there in the
+        next pass::
+
+            while Row.objects.filter(status="new").claim_each(100, handle, failed={"status": "failed"}):
+                pass
+
+        If the function raises, what it did in the database is undone, the row gets the changes ``failed``, the log has
+        the exception, and the pass goes on. Without ``failed``, and for an ``OperationalError`` or ``InterfaceError``,
+        the exception ends the pass and the row stays as it was. Raises ``ValueError`` for a limit below one.
+        """
+        rows = behind = self.order_by("pk")
+        for count in range(checked_limit(limit)):
+            with behind.claim(1) as claimed:
+                if not claimed:
+                    return count
+                self._call(function, claimed[0], failed)
+                behind = rows.filter(pk__gt=claimed[0].pk)
+        return limit
+
+    def _call(self, function: Callable[[Row], object], row: Row, failed: Mapping[str, Any] | None) -> None:
+        try:
+            with atomic(using=self.db, savepoint=failed is not None):
+                function(row)
+        except (OperationalError, InterfaceError):
+            # A deadlock or a lost session, for which the row is not to blame.
+            raise
+        except Exception:
+            if failed is None:
+                raise
+            logger.exception("%s %s has failed.", self.model._meta.label, row.pk)
+            self.model._base_manager.using(self.db).filter(pk=row.pk).update(**failed)
 
     def claim_update(self, limit: int, **changes: Any) -> list[Row]:
         """Mark up to ``limit`` rows of this queryset with ``changes`` and return them as they are now, in its order.

@@ -46,6 +46,26 @@ def test_eight_threads_move_every_row_exactly_once(in_threads):
     assert sorted(moved) == [(pk, 1) for pk in sorted(Parcel.objects.values_list("pk", flat=True))]
 
 
+def test_passes_of_four_threads_handle_every_row_exactly_once(in_threads):
+    """Rows that others hold are left to them, and no pass ends before its end because of one."""
+    Letter.objects.bulk_create(Letter(text=str(n)) for n in range(60))
+
+    def take_all(number):
+        taken = []
+
+        def handle(letter):
+            taken.append(letter.pk)
+            Letter.objects.filter(pk=letter.pk).update(status="taken")
+
+        while Letter.objects.filter(status="new").claim_each(7, handle):
+            pass
+        return taken
+
+    taken = [pk for each in in_threads(take_all, 4) for pk in each]
+    assert len(taken) == 60
+    assert set(Counter(taken).values()) == {1}
+
+
 def test_eight_workers_claim_every_task_exactly_once(in_threads):
     """The worker's own statement, under the same conditions."""
     Task.objects.bulk_create(

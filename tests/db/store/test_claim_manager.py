@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
@@ -70,3 +72,82 @@ def test_outside_a_transaction_holding_is_refused_when_the_rows_are_looked_at(le
         list(claim)
     with transaction.atomic():
         assert len(Letter.objects.all().claim(2)) == 2
+
+
+def done(letter):
+    Letter.objects.filter(pk=letter.pk).update(status="done")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_each_row_is_handled_once_in_the_order_of_the_keys_up_to_the_limit(letters):
+    """Whether or not the function takes it out of the set."""
+    seen = []
+    new = Letter.objects.filter(status="new").order_by("-urgency")
+    assert new.claim_each(4, seen.append) == 4
+    assert new.claim_each(100, seen.append) == 10
+    assert [letter.pk for letter in seen] == [letter.pk for letter in letters[:4] + letters]
+    assert Letter.objects.none().claim_each(1, seen.append) == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_each_row_has_a_transaction_of_its_own_and_a_failure_undoes_the_last(letters):
+    def fail_at_third(letter):
+        done(letter)
+        if letter.pk == letters[2].pk:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Letter.objects.filter(status="new").claim_each(10, fail_at_third)
+    assert Letter.objects.filter(status="done").count() == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_somebody_holds_is_left_out_and_the_next_pass_finds_it(letters, in_threads):
+    new = Letter.objects.filter(status="new").order_by("pk")
+    with new.claim(1):
+        assert in_threads(lambda _: new.claim_each(100, done), 1) == [9]
+    assert new.claim_each(100, done) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_each_search_begins_behind_the_row_before(letters):
+    """So rows that others hold, and dead rows that a long transaction keeps, are walked past once in a pass."""
+    with CaptureQueriesContext(connection) as queries:
+        Letter.objects.filter(status="new").claim_each(2, done)
+    searches = [query["sql"] for query in queries if "SKIP LOCKED" in query["sql"]]
+    assert len(searches) == 2
+    assert f'"id" > {letters[0].pk}' in searches[1]
+
+
+@pytest.mark.parametrize("limit", [0, True, None])
+def test_a_limit_of_a_pass_that_is_no_number_of_rows_is_refused(limit):
+    with pytest.raises(ValueError, match="number of rows"):
+        Letter.objects.all().claim_each(limit, done)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_whose_function_fails_is_marked_and_stops_nobody(letters, caplog):
+    def fail_at_third(letter):
+        done(letter)
+        if letter.pk == letters[2].pk:
+            Letter.objects.create(text="is undone")
+            raise ZeroDivisionError
+
+    new = Letter.objects.filter(status="new")
+    with caplog.at_level(logging.ERROR):
+        assert new.claim_each(100, fail_at_third, failed={"status": "failed"}) == 10
+    assert [letter.pk for letter in Letter.objects.filter(status="failed")] == [letters[2].pk]
+    assert Letter.objects.filter(status="done").count() == 9
+    assert not new.exists()
+    assert f"sample.Letter {letters[2].pk} has failed." in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_is_not_marked_for_what_is_not_its_fault(letters):
+    def lose(letter):
+        raise OperationalError("deadlock detected")
+
+    with pytest.raises(OperationalError):
+        Letter.objects.filter(status="new").claim_each(100, lose, failed={"status": "failed"})
+    assert Letter.objects.filter(status="new").count() == 10
