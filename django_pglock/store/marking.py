@@ -16,13 +16,6 @@ from django.db.models.sql import UpdateQuery
 
 Row = TypeVar("Row", bound=models.Model)
 
-#: Whether a row is one of those claimed. By an array, because the planner expects one row in a table that was empty
-#: when it was last vacuumed, and then a join may read the whole table. Only the CTE has a column of this name: the
-#: name of a column of the table could be taken for the outer table's, and then the condition would hold for every row.
-IS_CLAIMED = "%(expressions)s = ANY (ARRAY(SELECT claimed_key FROM claimed))"
-#: The same for a key of several columns. PostgreSQL uses no index to compare rows with an array of rows.
-IS_CLAIMED_BY_COLUMNS = "(%(expressions)s) IN (SELECT * FROM claimed)"
-
 
 def first_free(
     rows: models.QuerySet[Any, Any], limit: int | None = None, *, no_key: bool = False
@@ -117,13 +110,23 @@ def locking_sql(selection: models.QuerySet[Any, Any]) -> tuple[str, tuple[Any, .
 
 
 def _update_of_claimed(selection: models.QuerySet[Any, Any], changes: dict[str, Any]) -> UpdateQuery:
-    keys = [models.F(field.name) for field in _key_columns(selection.model)]
-    template = IS_CLAIMED if len(keys) == 1 else IS_CLAIMED_BY_COLUMNS
-    is_claimed = models.Func(*keys, template=template, output_field=models.BooleanField())
+    is_claimed = _is_claimed(_key_columns(selection.model))
     query: Any = selection.model._base_manager.using(selection.db).filter(is_claimed).query
     update: UpdateQuery = query.chain(UpdateQuery)
     update.add_update_values(changes)
     return update
+
+
+def _is_claimed(keys: Sequence[models.Field[Any, Any]]) -> models.Func:
+    """Return whether a row is one of those claimed."""
+    # By an array, because the planner expects one row in a table that was empty when it was last vacuumed, and then a
+    # join may read the whole table. Only the CTE has a column of this name: the name of a column of the table could be
+    # taken for the outer table's, and then the condition would hold for every row.
+    template = "%(expressions)s = ANY (ARRAY(SELECT claimed_key FROM claimed))"
+    if len(keys) > 1:
+        # PostgreSQL uses no index to compare rows with an array of rows.
+        template = "(%(expressions)s) IN (SELECT * FROM claimed)"
+    return models.Func(*(models.F(key.name) for key in keys), template=template, output_field=models.BooleanField())
 
 
 def _key_columns(model: type[models.Model]) -> list[models.Field[Any, Any]]:
