@@ -115,6 +115,17 @@ def answered(customer):
     return None if answer.status == 409 else answer
 
 
+def test_invoices_are_numbered_one_by_one(customer, eventually):
+    """All three are charged and wait for their number, which each takes when the one before is committed."""
+    customers = [customer(name) for name in ("ann", "bob", "cleo")]
+    with ThreadPoolExecutor(3) as pool:
+        with hold("invoices"):
+            clicks = [pool.submit(each.click) for each in customers]
+            eventually(lambda: AdvisoryLock.objects.for_name("invoices").filter(is_granted=False).count() == 3)
+            assert not Payment.objects.exclude(invoice=None).exists()
+        assert sorted(click.result().content["invoice"] for click in clicks) == [1, 2, 3]
+
+
 def test_a_sale_waits_for_checkouts_and_keeps_new_ones_out(customer, first_click, process, eventually):
     ann, bob = customer("ann"), customer("bob")
     with first_click(ann) as first:
