@@ -109,27 +109,15 @@ class ClaimQuerySet(models.QuerySet[Row]):
         the exception, and the pass goes on. Without ``failed``, and for an ``OperationalError`` or ``InterfaceError``,
         the exception ends the pass and the row stays as it was. Raises ``ValueError`` for a limit below one.
         """
-        rows = behind = self.order_by("pk")
+        # So that its database is the one that the router names for writing.
+        rows = behind = self.order_by("pk").select_for_update(skip_locked=True)
         for count in range(_checked(limit)):
             with behind.claim(1) as claimed:
                 if not claimed:
                     return count
-                self._call(function, claimed[0], failed)
+                _call(function, claimed[0], failed, rows.db)
                 behind = rows.filter(pk__gt=claimed[0].pk)
         return limit
-
-    def _call(self, function: Callable[[Row], object], row: Row, failed: Mapping[str, Any] | None) -> None:
-        try:
-            with transaction.atomic(using=self.db, savepoint=failed is not None):
-                function(row)
-        except (OperationalError, InterfaceError):
-            # A deadlock or a lost session, for which the row is not to blame.
-            raise
-        except Exception:
-            if failed is None:
-                raise
-            logger.exception("%s %s has failed.", self.model._meta.label, row.pk)
-            self.model._base_manager.using(self.db).filter(pk=row.pk).update(**failed)
 
     def claim_update(self, limit: int, **changes: Any) -> list[Row]:
         """Mark up to ``limit`` rows of this queryset with ``changes`` and return them as they are now, in its order.
@@ -165,3 +153,17 @@ def _checked(limit: int) -> int:
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise ValueError(f"A claim takes a number of rows, one or more; {limit!r} was given.")
     return limit
+
+
+def _call(function: Callable[[Row], object], row: Row, failed: Mapping[str, Any] | None, using: str) -> None:
+    try:
+        with transaction.atomic(using=using, savepoint=failed is not None):
+            function(row)
+    except (OperationalError, InterfaceError):
+        # A deadlock or a lost session, for which the row is not to blame.
+        raise
+    except Exception:
+        if failed is None:
+            raise
+        logger.exception("%s %s has failed.", row._meta.label, row.pk)
+        row._meta.base_manager.using(using).filter(pk=row.pk).update(**failed)
