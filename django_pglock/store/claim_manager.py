@@ -110,27 +110,15 @@ class ClaimQuerySet(models.QuerySet[Row]):
         the exception, and the pass goes on. Without ``failed``, and for an ``OperationalError`` or ``InterfaceError``,
         the exception ends the pass and the row stays as it was. Raises ``ValueError`` for a limit below one.
         """
-        rows = behind = self.order_by("pk")
+        # So that its database is the one that the router names for writing.
+        rows = behind = self.order_by("pk").select_for_update(skip_locked=True)
         for count in range(checked_limit(limit)):
             with behind.claim(1) as claimed:
                 if not claimed:
                     return count
-                self._call(function, claimed[0], failed)
+                _call(function, claimed[0], failed, rows.db)
                 behind = rows.filter(pk__gt=claimed[0].pk)
         return limit
-
-    def _call(self, function: Callable[[Row], object], row: Row, failed: Mapping[str, Any] | None) -> None:
-        try:
-            with atomic(using=self.db, savepoint=failed is not None):
-                function(row)
-        except (OperationalError, InterfaceError):
-            # A deadlock or a lost session, for which the row is not to blame.
-            raise
-        except Exception:
-            if failed is None:
-                raise
-            logger.exception("%s %s has failed.", self.model._meta.label, row.pk)
-            self.model._base_manager.using(self.db).filter(pk=row.pk).update(**failed)
 
     def claim_update(self, limit: int, **changes: Any) -> list[Row]:
         """Mark up to ``limit`` rows of this queryset with ``changes`` and return them as they are now, in its order.
@@ -177,3 +165,17 @@ class ClaimQuerySet(models.QuerySet[Row]):
 
 class ClaimManager(models.Manager.from_queryset(ClaimQuerySet)):  # type: ignore[misc]
     """The manager of a model whose rows are to be claimed: ``objects = ClaimManager()``."""
+
+
+def _call(function: Callable[[Row], object], row: Row, failed: Mapping[str, Any] | None, using: str) -> None:
+    try:
+        with atomic(using=using, savepoint=failed is not None):
+            function(row)
+    except (OperationalError, InterfaceError):
+        # A deadlock or a lost session, for which the row is not to blame.
+        raise
+    except Exception:
+        if failed is None:
+            raise
+        logger.exception("%s %s has failed.", row._meta.label, row.pk)
+        row._meta.base_manager.using(using).filter(pk=row.pk).update(**failed)

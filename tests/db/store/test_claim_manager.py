@@ -151,3 +151,24 @@ def test_a_row_is_not_marked_for_what_is_not_its_fault(letters):
     with pytest.raises(OperationalError):
         Letter.objects.filter(status="new").claim_each(100, lose, failed={"status": "failed"})
     assert Letter.objects.filter(status="new").count() == 10
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_pass_works_in_the_database_for_writing(letters, settings):
+    """A router may send reads to a replica."""
+    settings.DATABASE_ROUTERS = [ReadsElsewhere()]
+
+    def fail(letter):
+        raise ZeroDivisionError
+
+    assert Letter.objects.filter(status="new").claim_each(3, fail, failed={"status": "failed"}) == 3
+    settings.DATABASE_ROUTERS = []
+    assert Letter.objects.filter(status="failed").count() == 3
+
+
+class ReadsElsewhere:
+    def db_for_read(self, model, **hints):
+        return "a replica"
+
+    def db_for_write(self, model, **hints):
+        return "default"
