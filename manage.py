@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Django's command line for the example project.
 
-The first use makes ``.venv`` beside this file and installs the project into it; later uses find it there. Needs
-nothing but Python 3.10 with venv. ``PGLOCK_NO_BOOTSTRAP=1`` turns that off.
+The first use makes ``.venv`` beside this file and installs the project into it, and the first ``test`` adds what only
+the tests need; later uses find both there. Needs nothing but Python 3.10 with venv. ``PGLOCK_NO_BOOTSTRAP=1`` turns
+that off.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -15,9 +18,23 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 HOME = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(HOME, "Scripts", "python.exe") if os.name == "nt" else os.path.join(HOME, "bin", "python")
 READY = os.path.join(HOME, ".ready")
+#: The temporary files of pip and uv, which would be left behind if they are killed.
+TEMPORARY = os.path.join(HOME, ".tmp")
+#: The exit code of a program that Ctrl-C has ended.
+INTERRUPTED = 130
 
 
 def main():
+    """Run the command. Ctrl-C ends it with a sentence, whatever it does at that moment."""
+    try:
+        prepare_and_run()
+    except KeyboardInterrupt:
+        sys.stdout.flush()
+        print("\nStopped by Ctrl-C. Nothing that this command has started is left behind.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def prepare_and_run():
     if needs_venv():
         make_venv()
         os.execv(PYTHON, [PYTHON] + sys.argv)
@@ -50,12 +67,19 @@ def with_database(function):
     """Run a demo on a private PostgreSQL, unless DATABASE_URL names one. The tests start their own."""
     wants_help = {"-h", "--help"}.intersection(sys.argv)
     is_demo = sys.argv[1:2] == ["demo"] or (sys.argv[1:2] == ["systems"] and len(sys.argv) > 2)
-    if not is_demo or "DATABASE_URL" in os.environ or wants_help:
+    if not is_demo or wants_help:
         function()
         return
     from example_project.postgres import NoPostgres, PrivatePostgres
 
     try:
+        if "DATABASE_URL" in os.environ:
+            from example_project.database_url import require_postgres
+
+            require_postgres(os.environ["DATABASE_URL"])
+            function()
+            return
+        print("Starting a private PostgreSQL. All takes about 15 seconds.", file=sys.stderr, flush=True)
         with PrivatePostgres() as server:
             os.environ["DATABASE_URL"] = server.url
             function()
@@ -85,8 +109,13 @@ def missing():
     """Return what this Python lacks for the command that was asked for."""
     from importlib.util import find_spec
 
-    wanted = ["django", "psycopg", "environ"] + (["pytest", "pytest_django"] if sys.argv[1:2] == ["test"] else [])
-    return [name for name in wanted if find_spec(name) is None]
+    needed = ["django", "psycopg", "environ"] + (["pytest", "pytest_django"] if "test" in extras() else [])
+    return [name for name in needed if find_spec(name) is None]
+
+
+def extras():
+    """Return the extras of the project that the command needs."""
+    return ["demo", "test"] if sys.argv[1:2] == ["test"] else ["demo"]
 
 
 def require_installed():
@@ -94,49 +123,63 @@ def require_installed():
     if missing():
         sys.exit(
             "%s has no %s. Install the project with its extras into it:\n"
-            "  %s -m pip install -e '.[demo,test]'" % (sys.executable, ", ".join(missing()), sys.executable)
+            "  %s -m pip install -e '.[%s]'"
+            % (sys.executable, ", ".join(missing()), sys.executable, ",".join(extras()))
         )
 
 
 def make_venv():
-    """Make .venv and install the project with its extras, unless that was done for this very pyproject.toml.
+    """Make .venv and install the extras that are missing in it, for this very pyproject.toml.
 
     The mark that all went well comes last. Whoever was interrupted before it just starts again.
     """
     if sys.version_info < (3, 10):
         sys.exit("django_pglock needs Python 3.10 or newer; this is %d.%d." % sys.version_info[:2])
-    if read(READY) == wanted() and os.path.exists(PYTHON):
+    found = extras_installed()
+    if set(extras()) <= set(found):
         return
     for place in (ROOT, HOME):
         if os.path.exists(place) and not os.access(place, os.W_OK):
-            sys.exit("%s belongs to somebody else. Copy the project to a folder of your own and try again." % place)
-    print("First run: making .venv and installing (once, about 15 seconds) ...", file=sys.stderr, flush=True)
+            sys.exit("%s cannot be written. Copy the project to a folder of your own and try again." % place)
+    amount = (
+        "about 60 packages (once, some minutes)" if "test" in extras() else "a dozen packages (once, half a minute)"
+    )
+    print("First run: making .venv and installing %s ..." % amount, file=sys.stderr, flush=True)
+    is_new = not os.path.lexists(HOME)
     try:
         create()
-        install()
+        names = sorted({*found, *extras()})
+        install(names)
         with open(READY, "w") as ready:
-            ready.write(wanted())
+            ready.write(" ".join(made_for() + [",".join(names)]))
+    except KeyboardInterrupt:
+        shutil.rmtree(HOME if is_new else TEMPORARY, ignore_errors=True)
+        raise
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit("Making .venv failed (%s). Mend it, or remove %s, and try again." % (error, HOME))
 
 
+def extras_installed():
+    """Return the extras that .venv has for this Python and this pyproject.toml, as its mark says."""
+    mark = read(READY).split()
+    return mark[2].split(",") if mark[:2] == made_for() and len(mark) == 3 and os.path.exists(PYTHON) else []
+
+
 def create():
     """Make .venv, or make one whole that was left half-made."""
-    made_for = read(READY).split()[:1]
-    if os.path.lexists(HOME) and (not os.path.exists(PYTHON) or made_for not in ([], wanted().split()[:1])):
+    version = read(READY).split()[:1]
+    if os.path.lexists(HOME) and (not os.path.exists(PYTHON) or version not in ([], made_for()[:1])):
         # Its Python is gone or another one by now; nothing in it would be found.
         shutil.rmtree(HOME)
     if uv():
         if not os.path.exists(PYTHON):
-            subprocess.run([uv(), "venv", "--quiet", "--python", sys.executable, HOME], check=True)
+            run_alone([uv(), "venv", "--quiet", "--python", sys.executable, HOME])
         return
     require_ensurepip()
     if not os.path.exists(PYTHON):
-        import venv
-
-        venv.create(HOME, with_pip=True, symlinks=os.name != "nt")
-    elif not has_pip():
-        subprocess.run([PYTHON, "-m", "ensurepip", "--default-pip"], stdout=subprocess.DEVNULL, check=True)
+        run_alone([sys.executable, "-m", "venv", "--without-pip", HOME])
+    if not has_pip():
+        run_alone([PYTHON, "-m", "ensurepip", "--default-pip"], stdout=subprocess.DEVNULL)
 
 
 def has_pip():
@@ -157,24 +200,58 @@ def require_ensurepip():
         )
 
 
-def install():
-    project = ROOT + "[demo,test]"
+def install(names):
+    """Install the project with these extras, and show the progress of pip or uv."""
+    project = "%s[%s]" % (ROOT, ",".join(names))
     if uv():
-        command = [uv(), "pip", "install", "--quiet", "--python", PYTHON, "-e", project]
+        command = [uv(), "pip", "install", "--python", PYTHON, "-e", project]
     else:
-        command = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", project]
-    if subprocess.run(command, stdout=sys.stderr).returncode:
-        sys.exit("Installing into .venv failed; the lines above say why. Mend it and try again.")
+        command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-e", project]
+    os.makedirs(TEMPORARY, exist_ok=True)
+    try:
+        run_alone(command, stdout=sys.stderr, env=dict(os.environ, TMPDIR=TEMPORARY))
+    except subprocess.CalledProcessError:
+        sys.exit(
+            "Installing into .venv failed; the lines above say why. Without a network, let a machine that has one fill "
+            "a folder (pip download -d FOLDER '.[%s]' hatchling editables), and try again with %s_NO_INDEX=1 "
+            "%s_FIND_LINKS=FOLDER." % ((",".join(names),) + ("UV" if uv() else "PIP",) * 2)
+        )
+    shutil.rmtree(TEMPORARY, ignore_errors=True)
+
+
+def run_alone(command, **options):
+    """Run a program out of reach of Ctrl-C on the terminal, and kill it with all it has started if we are interrupted.
+
+    It would write a traceback of its own about the Ctrl-C. Raises CalledProcessError if it fails.
+    """
+    child = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        code = child.wait()
+    except BaseException:
+        if os.name == "nt":
+            child.kill()
+        else:
+            kill_group(child.pid)
+        child.wait()
+        raise
+    if code:
+        raise subprocess.CalledProcessError(code, command)
+
+
+def kill_group(leader):
+    """Kill all processes of a group. Its leader may have ended, because wait() is patient for a moment at Ctrl-C."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def uv():
     return shutil.which("uv")
 
 
-def wanted():
-    """What .venv was made for: this Python and this pyproject.toml."""
+def made_for():
+    """What .venv is made for: this Python and this pyproject.toml."""
     with open(os.path.join(ROOT, "pyproject.toml"), "rb") as project:
-        return "%d.%d %s" % (sys.version_info[:2] + (hashlib.sha256(project.read()).hexdigest(),))
+        return ["%d.%d" % sys.version_info[:2], hashlib.sha256(project.read()).hexdigest()]
 
 
 def read(path):

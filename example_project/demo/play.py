@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import Count
 
 from django_pglock.models import Task, Worker
 from example_project.demo import evidence
-from example_project.demo.processes import Fleet, free_port
-from example_project.demo.screen import Screen
+from example_project.demo.background import Background
+from example_project.demo.processes import Fleet, listen
+from example_project.demo.screen import Screen, counted, times
 from example_project.demo.shoppers import Rush, make_shoppers, wait_for_shop
 from example_project.shop import tasks
 from example_project.shop.models import Order
@@ -65,7 +65,8 @@ class Play:
         self.screen = screen
         self.fleet = fleet
         self.report = Report()
-        self.port = free_port()
+        #: The port of the shop, once it is open.
+        self.port = 0
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> Report:
@@ -82,8 +83,13 @@ class Play:
 
     def open_shop(self) -> None:
         """Start the server and the workers, and wait until they are ready."""
-        self.screen.say(f"The shop opens on http://127.0.0.1:{self.port}/ with {WORKERS} worker processes.")
-        server = self.fleet.start("serveshop", str(self.port), CONN_MAX_AGE="0")
+        with listen() as listener:
+            self.port = listener.getsockname()[1]
+            self.screen.say(f"The shop opens on http://127.0.0.1:{self.port}/ with {WORKERS} worker processes.")
+            descriptor = listener.fileno()
+            server = self.fleet.start(
+                "serveshop", str(self.port), "--fd", str(descriptor), pass_fds=[descriptor], CONN_MAX_AGE="0"
+            )
         self.workers = [self.fleet.start("runlockworker", "--threads", "4", "--no-reload") for _ in range(WORKERS)]
         wait_for_shop(self.port)
         deadline = time.monotonic() + 120
@@ -99,22 +105,23 @@ class Play:
         rush.double_clicks(shopper, CLICKS)
         self.report.double_click_charges = Order.objects.count()
         self.screen.say(
-            f"One shopper pressed the button {CLICKS} times at once: charged {self.report.double_click_charges} time, "
-            f"{rush.answers[409]} answers were 409, {rush.answers[200] - 1} came later and were shown the same order."
+            f"One shopper pressed the button {CLICKS} times at once and was charged "
+            f"{times(self.report.double_click_charges)}: {counted(rush.answers[409], 'answer')} with 409, and "
+            f"{counted(rush.answers[200] - 1, 'click')} came later and got the same order."
         )
 
     def a_busy_day(self, rush: Rush, shoppers: list[Any]) -> None:
         """Shoppers and tasks at the same time, and one worker killed in the middle."""
         self.screen.say(f"{SHOPPERS} others buy, {TASKS:,} tasks come in, and one worker will not see the evening.")
-        street = _in_background(rush.stream, shoppers, carts=CARTS)
-        office = _in_background(self.enqueue)
+        street = Background(rush.stream, shoppers, carts=CARTS)
+        office = Background(self.enqueue)
         began = time.monotonic()
         self.watch(began, until=lambda counts: counts.get("SUCCESSFUL", 0) > TASKS * 0.4)
         killed_at = self.kill_one()
         self.watch(began, until=lambda counts: counts["taken_over"] > 0)
         self.report.takeover_seconds = round(time.monotonic() - killed_at, 1)
         for thread in (street, office):
-            thread.join(LONGEST)
+            thread.finish(LONGEST)
         self.watch(began, until=_is_all_done, is_last=True)
         self.report.tasks_per_second = round(Task.objects.count() / (time.monotonic() - began))
 
@@ -211,15 +218,3 @@ class Play:
 def _is_all_done(counts: dict[str, int]) -> bool:
     waiting = sum(counts.get(status, 0) for status in ("READY", "SCHEDULED", "RUNNING"))
     return waiting == 0 and counts.get("SUCCESSFUL", 0) + counts.get("FAILED", 0) >= TASKS
-
-
-def _in_background(function: Any, *args: Any, **kwargs: Any) -> threading.Thread:
-    def work() -> None:
-        try:
-            function(*args, **kwargs)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread

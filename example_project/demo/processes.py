@@ -26,12 +26,14 @@ class Fleet:
         self.started: list[subprocess.Popen[bytes]] = []
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, pass_fds: Sequence[int] = (), **environment: str) -> subprocess.Popen[bytes]:
         """Start ``manage.py`` with these arguments."""
-        return self.run([sys.executable, str(MANAGE), *arguments], **environment)
+        return self.run([sys.executable, str(MANAGE), *arguments], pass_fds=pass_fds, **environment)
 
-    def run(self, command: Sequence[str], **environment: str) -> subprocess.Popen[bytes]:
-        """Start a program in the folder of ``manage.py``."""
+    def run(
+        self, command: Sequence[str], *, pass_fds: Sequence[int] = (), **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a program in the folder of ``manage.py``. It inherits the descriptors ``pass_fds``."""
         process = subprocess.Popen(
             command,
             cwd=MANAGE.parent,
@@ -39,6 +41,7 @@ class Fleet:
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=self.log,
+            pass_fds=pass_fds,
             # Ctrl-C goes to the demo alone, which then stops the others in order.
             start_new_session=True,
             preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one system call
@@ -75,14 +78,25 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def free_port(wanted: int = 8000) -> int:
-    """Return the wanted port if it is free on loopback, else any free port."""
+def listen(wanted: int = 8000, *, backlog: int = 256) -> socket.socket:
+    """Return a socket that listens on loopback: on the wanted port if it is free, else on any.
+
+    It is passed on to the server, so that no other program can take the port meanwhile.
+    """
     for port in (wanted, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+            listener.listen(backlog)
+        except OSError:
+            listener.close()
+            continue
+        return listener
     raise RuntimeError("No port is free on 127.0.0.1.")
+
+
+def free_port(wanted: int = 8000) -> int:
+    """Return a port that is free on loopback at this moment, for a server that opens it itself."""
+    with listen(wanted) as listener:
+        return int(listener.getsockname()[1])

@@ -10,6 +10,16 @@ from typing import TextIO
 BAR = 30
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 task", "2,000 tasks"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def times(number: int) -> str:
+    """Return how often: "once", "2 times"."""
+    return "once" if number == 1 else f"{number:,} times"
+
+
 class Screen:
     """Writes sentences and one moving line."""
 

@@ -230,6 +230,8 @@ def test_uv_is_used_where_it_is(bare, tmp_path):
     assert (tmp_path / "calls").read_text().splitlines() == ["venv --quiet", "pip install"]
     assert answer.returncode != 0
     assert "Installing into .venv failed" in answer.stderr
+    assert "Without a network" in answer.stderr
+    assert "UV_NO_INDEX=1 UV_FIND_LINKS=FOLDER" in answer.stderr
 
 
 def test_an_old_python_gets_a_sentence(tmp_path):

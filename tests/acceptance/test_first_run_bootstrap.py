@@ -23,12 +23,15 @@ def manage(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.installed = 0
+    module.names = []
 
-    def install():
+    def install(names):
         module.installed += 1
+        module.names.append(names)
 
     monkeypatch.setattr(module, "install", install)
     monkeypatch.setattr(module, "uv", lambda: None)
+    monkeypatch.setattr(module.sys, "argv", ["manage.py", "demo"])
     monkeypatch.delenv("PGLOCK_NO_BOOTSTRAP", raising=False)
     return module
 
@@ -49,12 +52,20 @@ def test_it_installs_once_and_again_when_the_project_has_changed(manage, tmp_pat
     assert manage.installed == 2
 
 
+def test_the_demo_does_not_install_what_only_the_tests_need(manage, monkeypatch):
+    make_half(manage, "--system-site-packages")
+    for command in ("demo", "demo", "test", "demo", "test"):
+        monkeypatch.setattr(manage.sys, "argv", ["manage.py", command])
+        manage.make_venv()
+    assert manage.names == [["demo"], ["demo", "test"]]
+
+
 def test_what_was_interrupted_is_taken_up_again(manage, monkeypatch):
     """Ctrl-C while pip is being unpacked must not break .venv for good."""
     make_half(manage)
     assert not manage.has_pip()
 
-    def interrupted():
+    def interrupted(names):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -80,19 +91,19 @@ def test_a_venv_of_another_python_is_made_anew(manage, tmp_path, monkeypatch):
 
 def test_in_a_folder_of_somebody_else_it_says_so(manage, monkeypatch):
     monkeypatch.setattr(manage.os, "access", lambda *args: False)
-    with pytest.raises(SystemExit, match="belongs to somebody else"):
+    with pytest.raises(SystemExit, match=r"cannot be written\. Copy the project to a folder of your own"):
         manage.make_venv()
 
 
-@pytest.mark.parametrize(("command", "lacks"), [("check", "django"), ("test", "pytest")])
-def test_an_incomplete_environment_of_the_users_own_is_told_what_to_install(manage, command, lacks):
+@pytest.mark.parametrize(("command", "lacks", "extras"), [("check", "django", "demo"), ("test", "pytest", "demo,test")])
+def test_an_incomplete_environment_of_the_users_own_is_told_what_to_install(manage, command, lacks, extras):
     make_half(manage)
     done = subprocess.run(
         [manage.PYTHON, str(ROOT / "manage.py"), command], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
     assert lacks in done.stderr
-    assert "pip install -e '.[demo,test]'" in done.stderr
+    assert f"pip install -e '.[{extras}]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

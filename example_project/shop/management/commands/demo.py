@@ -13,7 +13,7 @@ from django.core.management import BaseCommand, CommandError, CommandParser, cal
 from example_project.demo import evidence
 from example_project.demo.play import Play, Report
 from example_project.demo.processes import Fleet
-from example_project.demo.screen import Screen
+from example_project.demo.screen import Screen, counted
 
 LOGIN = "demo"
 
@@ -40,6 +40,7 @@ class Command(BaseCommand):
         screen = Screen(sys.stdout, quiet=options["json"], colour=not options["no_color"])
         fleet = Fleet({"HEARTBEAT_INTERVAL": "0.8", "HEARTBEAT_LIMIT": "10"})
         try:
+            screen.say("Making the tables.")
             call_command("migrate", verbosity=0)
             prepare(erase=options["erase"])
             play = Play(screen, fleet)
@@ -49,9 +50,6 @@ class Command(BaseCommand):
             show(screen, report)
             if report.holds and not (options["no_serve"] or options["json"]):
                 serve(screen, play.port)
-        except KeyboardInterrupt:
-            screen.say("\nStopped.")
-            return
         except (TimeoutError, RuntimeError) as error:
             raise CommandError(str(error)) from error
         finally:
@@ -73,13 +71,13 @@ def show(screen: Screen, report: Report) -> None:
     """Show the evidence as a table."""
     answers = ", ".join(f"{count} x {status}" for status, count in report.http_answers.items())
     screen.say(
-        f"\n{report.tasks:,} tasks at {report.tasks_per_second:,.0f}/s; "
+        f"\n{counted(report.tasks, 'task')} at {report.tasks_per_second:,.0f}/s; "
         f"started after p50 {report.latency_p50_ms:.0f} ms, p95 {report.latency_p95_ms:.0f} ms.\n"
-        f"{report.taken_over} tasks were taken over from the dead worker, {report.takeover_seconds} s after the kill.\n"
-        f"{report.charges} charges; HTTP answers: {answers}.\n\nAsked of the database:"
+        f"{counted(report.taken_over, 'task')} of the killed worker went to others after {report.takeover_seconds} s.\n"
+        f"{counted(report.charges, 'charge')}; HTTP answers: {answers}.\n\nAsked of the database:"
     )
     for finding in report.findings:
-        violations = "" if finding.holds else f"  ({finding.violations} violations)"
+        violations = "" if finding.holds else f"  ({counted(finding.violations, 'violation')})"
         screen.say(f"  {screen.mark(finding.holds)} {finding.claim}{violations}")
     screen.say(f"\nThe whole took {report.seconds} s.")
 

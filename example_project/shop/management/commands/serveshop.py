@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 from django.contrib.staticfiles.handlers import StaticFilesHandler
@@ -11,10 +12,27 @@ from django.core.wsgi import get_wsgi_application
 
 
 class ShopServer(ThreadedWSGIServer):
-    """Django's threaded server, with a listen queue for many requests at the same moment."""
+    """Django's threaded server, with a listen queue for many requests at the same moment.
+
+    ``inherited`` is a socket that listens on the address already.
+    """
 
     # With ten, as in runserver, the eleventh request of the same moment gets a reset connection.
     request_queue_size = 256
+
+    def __init__(self, address: tuple[str, int], inherited: socket.socket | None = None) -> None:
+        self._inherited = inherited
+        super().__init__(address, WSGIRequestHandler)
+
+    def server_bind(self) -> None:
+        """Bind the socket, unless a listening one was inherited."""
+        if self._inherited is None:
+            super().server_bind()
+            return
+        self.socket.close()
+        self.socket = self._inherited
+        self.server_name, self.server_port = self.server_address = self.socket.getsockname()
+        self.setup_environ()
 
 
 class Command(BaseCommand):
@@ -25,10 +43,11 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the arguments."""
         parser.add_argument("port", type=int, help="Port on loopback.")
+        parser.add_argument("--fd", type=int, help="Descriptor of an inherited socket that listens on this port.")
 
-    def handle(self, *args: Any, port: int, **options: Any) -> None:
+    def handle(self, *args: Any, port: int, fd: int | None, **options: Any) -> None:
         """Serve for ever."""
-        server = ShopServer(("127.0.0.1", port), WSGIRequestHandler)
+        server = ShopServer(("127.0.0.1", port), None if fd is None else socket.socket(fileno=fd))
         server.daemon_threads = True
         server.set_app(StaticFilesHandler(get_wsgi_application()))
         server.serve_forever()

@@ -12,7 +12,7 @@ from django.core.management import BaseCommand, CommandError, CommandParser, cal
 
 from django_pglock.models import Task
 from example_project.demo.processes import Fleet
-from example_project.demo.screen import Screen
+from example_project.demo.screen import Screen, counted
 from example_project.systems import NAMES
 from example_project.systems.stage import Stage
 
@@ -44,13 +44,11 @@ class Command(BaseCommand):
         stage = Stage(screen, fleet)
         began = time.monotonic()
         try:
+            screen.say("Making the tables.")
             call_command("migrate", verbosity=0)
             prepare(name, erase=options["erase"])
             screen.say(f"{headline(name)}\n")
             importlib.import_module(f"example_project.systems.{name}.play").play(stage)
-        except KeyboardInterrupt:
-            screen.say("\nStopped.")
-            sys.exit(130)
         except (TimeoutError, RuntimeError) as error:
             raise CommandError(str(error)) from error
         finally:
@@ -83,6 +81,6 @@ def show(stage: Stage, seconds: float) -> None:
     screen = stage.screen
     screen.say("\nAsked of the database:")
     for finding in stage.findings:
-        violations = "" if finding.holds else f"  ({finding.violations} violations)"
+        violations = "" if finding.holds else f"  ({counted(finding.violations, 'violation')})"
         screen.say(f"  {screen.mark(finding.holds)} {finding.claim}{violations}")
     screen.say(f"\nThe whole took {seconds:.1f} s.")

@@ -1,0 +1,179 @@
+"""Ctrl-C at every stage of the first run: one sentence, exit code 130, no traceback, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import venv
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.conftest import NEVER, ROOT
+
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are found by their environment in /proc"),
+]
+
+#: A pip that has begun, and started a process of its own, says so by a file. It never ends by itself.
+SLOW_PIP = """
+import os, subprocess, sys, tempfile, time
+if "--version" not in sys.argv:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    open(os.path.join(tempfile.mkdtemp(), "half a wheel"), "w").close()
+    print("pip has begun", flush=True)
+    time.sleep(3600)
+"""
+#: The demo with a play that has ended: it makes the tables and serves.
+SERVE = """
+import runpy, sys, types
+
+class Report:
+    holds, findings, http_answers = True, [], {}
+    def __getattr__(self, name):
+        return 0
+
+class Play:
+    port = 8000
+    def __init__(self, screen, fleet): ...
+    def run(self):
+        return Report()
+
+sys.modules["example_project.demo.play"] = types.SimpleNamespace(Play=Play, Report=Report)
+sys.argv = ["manage.py", "demo"]
+runpy.run_path("manage.py", run_name="__main__")
+"""
+
+
+class Run:
+    """A command in a session of its own, as in a terminal. All that it starts inherits a mark in its environment."""
+
+    def __init__(self, command, folder, **environment):
+        self.mark = f"RUN_OF_TEST={uuid4().hex}"
+        kept = {
+            name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")
+        }
+        self.process = subprocess.Popen(
+            command, cwd=folder, env={**kept, **environment, "RUN_OF_TEST": self.mark.partition("=")[2]}, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        self.output = ""
+        self._watch = threading.Timer(NEVER, self.process.kill)
+        self._watch.start()
+
+    def wait_for(self, text):
+        for line in self.process.stdout:
+            self.output += line
+            if text in line:
+                return
+        raise AssertionError(f"{text!r} did not come:\n{self.output}")
+
+    def interrupt(self):
+        """Do as a terminal does at Ctrl-C: signal all processes of the foreground. Return the folder of its server."""
+        folder = self.folder_of_server()
+        os.killpg(self.process.pid, signal.SIGINT)
+        self.output += self.process.stdout.read()
+        self.process.wait(NEVER)
+        self._watch.cancel()
+        self.process.stdout.close()
+        return folder
+
+    def left_behind(self):
+        """Return the processes that it has started and that still run."""
+        return [words for words in self._processes() if words]
+
+    def folder_of_server(self):
+        guards = [words for words in self._processes() if any("postgres_guard" in word for word in words)]
+        return Path(guards[0][-1]) if guards else None
+
+    def _processes(self):
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark in (place / "environ").read_text(errors="replace").split("\0"):
+                    found.append((place / "cmdline").read_text(errors="replace").rstrip("\0").split("\0"))
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def run():
+    made = []
+
+    def start(command, folder=ROOT, **environment):
+        made.append(Run(command, folder, **environment))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each._watch.cancel()
+        if each.process.poll() is None:
+            os.killpg(each.process.pid, signal.SIGKILL)
+            each.process.wait()
+
+
+def assert_stopped(run, eventually):
+    assert run.process.returncode == 130, run.output
+    assert "Traceback" not in run.output, run.output
+    assert "Error" not in run.output, run.output
+    assert run.output.splitlines()[-1] == "Stopped by Ctrl-C. Nothing that this command has started is left behind."
+    eventually(lambda: not run.left_behind(), why=f"left behind: {run.left_behind()}")
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A copy of what the first command needs."""
+    for name in ("manage.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def test_while_the_environment_is_made(run, bare, eventually):
+    started = run([sys._base_executable, "manage.py", "demo"], bare, PATH="/usr/bin:/bin")
+    started.wait_for("First run")
+    eventually((bare / ".venv").exists)
+    started.interrupt()
+    assert_stopped(started, eventually)
+    assert not (bare / ".venv").exists()
+
+
+def test_while_pip_installs(run, bare, eventually):
+    """An environment that was there before stays, and the next run completes it."""
+    venv.create(bare / ".venv", symlinks=True)
+    [packages] = (bare / ".venv").glob("lib/python*/site-packages")
+    (packages / "pip").mkdir()
+    (packages / "pip" / "__init__.py").touch()
+    (packages / "pip" / "__main__.py").write_text(SLOW_PIP)
+    started = run([sys._base_executable, "manage.py", "demo"], bare, PATH="/usr/bin:/bin")
+    started.wait_for("pip has begun")
+    assert list((bare / ".venv" / ".tmp").rglob("half a wheel")), "pip's files do not lie where they are removed"
+    started.interrupt()
+    assert_stopped(started, eventually)
+    assert not (bare / ".venv" / ".tmp").exists()
+    assert packages.exists()
+
+
+@pytest.mark.parametrize(
+    "stage", ["Starting a private PostgreSQL", "Making the tables", "The shop opens", "others buy"]
+)
+def test_while_the_demo_runs(run, eventually, stage):
+    started = run([sys.executable, "manage.py", "demo", "--no-serve"], PGLOCK_NO_BOOTSTRAP="1")
+    started.wait_for(stage)
+    folder = started.interrupt()
+    assert_stopped(started, eventually)
+    assert folder is None or not folder.exists()
+
+
+def test_while_the_demo_serves(run, eventually):
+    started = run([sys.executable, "-c", SERVE], PGLOCK_NO_BOOTSTRAP="1")
+    started.wait_for("Look around")
+    folder = started.interrupt()
+    assert_stopped(started, eventually)
+    assert not folder.exists()

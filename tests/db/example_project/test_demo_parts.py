@@ -1,0 +1,55 @@
+"""Parts of the demo: its port, its work in the background, its words."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+
+import pytest
+
+from example_project.demo.background import Background
+from example_project.demo.processes import Fleet, listen
+from example_project.demo.screen import counted, times
+
+
+def test_two_demos_at_once_have_a_port_each():
+    with listen(0) as first:
+        port = first.getsockname()[1]
+        with listen(port) as second:
+            assert second.getsockname()[1] != port
+
+
+def test_the_server_takes_over_the_port_that_is_held():
+    """Between a look for a free port and the start of a server another program could take it."""
+    with listen(0) as listener:
+        port, descriptor = listener.getsockname()[1], listener.fileno()
+        fleet = Fleet(
+            {"DATABASE_URL": os.environ["DATABASE_URL"], "DJANGO_SETTINGS_MODULE": "example_project.settings"}
+        )
+        try:
+            server = fleet.start("serveshop", str(port), "--fd", str(descriptor), pass_fds=[descriptor])
+            # The kernel takes the connection already, and the answer comes when the server has started.
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+            connection.request("GET", "/no/such/page/")
+            assert connection.getresponse().status == 404, fleet.output()
+            connection.close()
+            server.send_signal(signal.SIGTERM)
+        finally:
+            fleet.stop()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_error_in_the_background_is_raised_where_it_is_waited_for(capsys):
+    def fail():
+        raise LookupError("no such page")
+
+    work = Background(fail)
+    with pytest.raises(LookupError, match="no such page"):
+        work.finish(60)
+    assert capsys.readouterr().err == "", "after Ctrl-C nothing else is printed"
+
+
+def test_plurals_are_right():
+    assert [counted(number, "task") for number in (0, 1, 2, 2000)] == ["0 tasks", "1 task", "2 tasks", "2,000 tasks"]
+    assert [times(number) for number in (1, 2)] == ["once", "2 times"]
