@@ -1,0 +1,174 @@
+"""The hand-off with a table of one's own: order, groups, crashes, and what two back ends can do to each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from django.db import connection, transaction
+
+from example_project.systems.handoff.back_end import hand_over, handle, new, oldest
+from example_project.systems.handoff.models import Request, Sheet
+from example_project.systems.handoff.play import old_snapshot, pages_read
+from tests.conftest import NEVER
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ask(*lines, sheet="plan"):
+    """Hand over a create if there is no sheet yet, and updates."""
+    hand_over(
+        Request(kind="create", sheet=sheet), *(Request(kind="update", sheet=sheet, line=str(line)) for line in lines)
+    )
+
+
+def work():
+    """Do what a back end does when it is woken."""
+    return oldest.claim_each(100, handle, failed={"status": "error"})
+
+
+def runs():
+    return list(Request.objects.order_by("run").values_list("run", flat=True).distinct())
+
+
+def test_a_create_runs_alone_and_all_updates_that_wait_run_together():
+    ask(*range(50))
+    assert work() == 2
+    assert Sheet.objects.get().lines == [str(number) for number in range(50)]
+    assert set(Request.objects.values_list("status", flat=True)) == {"complete"}
+    assert len(runs()) == 2, "the history says what ran together"
+
+
+def test_a_sheet_has_one_create_however_often_it_is_asked_for():
+    ask("a")
+    ask("b")
+    work()
+    ask("c")
+    work()
+    assert Request.objects.filter(kind="create").count() == 1
+    assert Sheet.objects.get().lines == ["a", "b", "c"]
+
+
+def test_while_a_create_runs_its_updates_wait_and_other_sheets_go_on(in_threads):
+    """Nobody takes the updates and puts them back: they are not among the oldest of their sheets."""
+    ask("a")
+    ask("b", sheet="other")
+    with oldest.claim(1) as [create]:
+        assert (create.kind, create.sheet) == ("create", "plan")
+        assert in_threads(lambda _: work(), 1) == [2]
+    assert set(new.values_list("sheet", "kind")) == {("plan", "create"), ("plan", "update")}
+    assert work() == 2
+
+
+def test_updates_of_a_sheet_that_is_not_there_end_as_errors_and_stop_nobody():
+    hand_over(*(Request(kind="update", sheet="nobody", line=line) for line in "ab"))
+    ask("c")
+    assert work() == 4
+    assert set(Request.objects.filter(sheet="nobody").values_list("status", flat=True)) == {"error"}
+    assert Sheet.objects.get().lines == ["c"]
+
+
+def stop_in_the_middle():
+    """Be a back end that has written to its sheet and not committed yet."""
+    append = Sheet.append
+
+    def append_and_stop(sheet, lines):
+        append(sheet, lines)
+        time.sleep(2 * NEVER)
+
+    Sheet.append = append_and_stop
+    while True:
+        work()
+
+
+def test_a_back_end_that_is_killed_in_the_middle_leaves_its_requests_new(process, eventually):
+    ask("a", "b")
+    victim = process(stop_in_the_middle)
+    eventually(lambda: new.count() == 2, why="the sheet was not created")
+    eventually(is_oldest_taken, why="the victim did not take the updates")
+    assert work() == 0
+    victim.kill()
+    eventually(work, why="nobody else could take them")
+    assert Sheet.objects.get().lines == ["a", "b"]
+    assert not new.exists()
+
+
+@transaction.atomic
+def is_oldest_taken():
+    return not oldest.claim(1)
+
+
+def test_an_older_request_that_is_committed_later_waits_for_the_run_of_its_sheet(in_threads, monkeypatch, eventually):
+    """Two front ends have added to one sheet. Ids are given out at INSERT, and rows are seen after COMMIT."""
+    ask()
+    work()
+    is_writing, may_go_on = threading.Event(), threading.Event()
+    append = Sheet.append
+
+    def append_slowly(sheet, lines):
+        if lines == ["second"]:
+            is_writing.set()
+            assert may_go_on.wait(NEVER)
+        append(sheet, lines)
+
+    monkeypatch.setattr(Sheet, "append", append_slowly)
+
+    def take_part(number):
+        if number == 0:
+            work()
+            return
+        assert is_writing.wait(NEVER)
+        late.commit()
+        threading.Thread(target=go_on_when_somebody_waits, daemon=True).start()
+        work()
+
+    def go_on_when_somebody_waits():
+        try:
+            eventually(somebody_waits)
+        finally:
+            may_go_on.set()
+            connection.close()
+
+    late = LateFrontEnd("first")
+    ask("second")
+    in_threads(take_part, 2)
+    assert Sheet.objects.get().lines == ["second", "first"]
+
+
+class LateFrontEnd:
+    """A front end whose transaction has inserted an update and is still open."""
+
+    def __init__(self, line):
+        self.connection = connection.copy()
+        self.connection.inc_thread_sharing()
+        with self.connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute(
+                "INSERT INTO handoff_request (kind, sheet, line, status) VALUES ('update', 'plan', %s, 'new')", [line]
+            )
+
+    def commit(self):
+        with self.connection.cursor() as cursor:
+            cursor.execute("COMMIT")
+        self.connection.close()
+
+
+def somebody_waits():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype IN ('tuple', 'transactionid')")
+        return cursor.fetchone()[0]
+
+
+def test_below_an_open_transaction_only_the_line_in_the_sand_keeps_a_search_short():
+    with old_snapshot():
+        for start in range(0, 1000, 100):
+            ask(*range(start, start + 100), sheet=str(start))
+        while work():
+            pass
+        with transaction.atomic(), connection.cursor() as cursor:
+            # Else, a table that is so small might be read as a whole.
+            cursor.execute("SET LOCAL enable_seqscan = off")
+            cursor.execute("SET LOCAL enable_bitmapscan = off")
+            from_the_start, behind = pages_read(0), pages_read(Request.objects.latest("id").id)
+    assert from_the_start > 3 * behind

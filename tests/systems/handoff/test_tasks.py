@@ -1,0 +1,42 @@
+"""The hand-off with tasks."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.models import Task
+from django_pglock.worker import Worker
+from example_project.systems.handoff.models import Sheet
+from example_project.systems.handoff.tasks import create, update
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_updates_wait_for_their_create_and_run_together_in_their_order():
+    create.enqueue(sheet="plan")
+    for line in "abc":
+        update.enqueue(sheet="plan", line=line)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY"] + 3 * ["BLOCKED"]
+    Worker(threads=4, drain=True).run()
+    assert Sheet.objects.get().lines == ["a", "b", "c"]
+    assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
+
+
+def test_a_create_that_is_clicked_twice_is_one_task_and_one_that_comes_later_changes_nothing():
+    assert create.enqueue(sheet="plan").id == create.enqueue(sheet="plan").id
+    update.enqueue(sheet="plan", line="a")
+    Worker(threads=1, drain=True).run()
+    create.enqueue(sheet="plan")
+    update.enqueue(sheet="plan", line="b")
+    Worker(threads=1, drain=True).run()
+    assert Sheet.objects.get().lines == ["a", "b"]
+
+
+def test_updates_of_a_sheet_that_is_not_there_fail_and_stop_nobody():
+    update.enqueue(sheet="nobody", line="a")
+    create.enqueue(sheet="plan")
+    Worker(threads=1, drain=True).run()
+    assert dict(Task.objects.values_list("task_path", "status")) == {
+        update.module_path: "FAILED",
+        create.module_path: "SUCCESSFUL",
+    }
