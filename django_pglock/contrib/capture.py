@@ -1,7 +1,7 @@
 """Capture every change of a table as tasks, by triggers: ``pip install "django-pglock-tasks[capture]"``.
 
-A trigger of django-pgtrigger enqueues the tasks in the transaction of the change, whoever makes it: the ORM, plain SQL,
-COPY, another program. ``makemigrations`` writes the triggers into the migrations of the model's app::
+A trigger of django-pgtrigger enqueues the tasks in the transaction of the change, whether the ORM makes it, plain SQL,
+COPY, or another program. ``makemigrations`` writes the triggers into the migrations of the model's app::
 
     INSTALLED_APPS = [..., "pgtrigger", "django_pglock"]
 
@@ -65,8 +65,8 @@ class Capture:
       of the orders whose rows have changed, each once, of the old and of the new order if a row moves.
     - ``batch_size``: ids that one task gets at most.
 
-    On an abstract model it captures the tables of all models that inherit it directly. Raises ``TaskOptionError`` for
-    an ``on``, ``fields`` or ``batch_size`` that cannot be; the system checks report what only the models can tell.
+    On an abstract model it captures the tables of all models that inherit their columns from it. Raises
+    ``TaskOptionError`` for a wrong ``on``, ``fields`` or ``batch_size``. All other mistakes are found by a system check.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class CaptureSql(compiler.UpsertTriggerSql):
     """The SQL that makes the function and the trigger.
 
     The function has the rights of its owner, who migrates, so that a program which may write to the table and nothing
-    else goes on working. So nobody else may make a trigger of it, and it finds names only in the schemas in which the
+    else works as before. So nobody else may make a trigger of it, and it finds names only in the schemas in which the
     migration finds them, before temporary tables. The role of the migration has to trust who can create in these
     schemas: https://www.postgresql.org/docs/current/sql-createfunction.html#SQL-CREATEFUNCTION-SECURITY.
     """
@@ -239,7 +239,7 @@ def _condition(model: type[models.Model], when: models.Q) -> str:
 
 @register("django_pglock")
 def check_captures(**kwargs: Any) -> list[CheckMessage]:
-    """E008, E009 and E010: a capture that cannot be made, or of which nothing would come."""
+    """E008, E009 and E010: a capture that cannot be made, or whose tasks no worker would run."""
     triggers: list[tuple[Any, pgtrigger.Trigger]] = pgtrigger.registered()
     captures = dict.fromkeys((model, each.capture) for model, each in triggers if isinstance(each, CaptureTrigger))
     return [problem for model, capture in captures if (problem := _problem(model, capture)) is not None]

@@ -1,0 +1,43 @@
+"""The search table: all texts about an order, kept from 17 tables that any program may change."""
+
+from collections import defaultdict
+
+from django.db import models
+
+from django_pglock import lock_all, task
+from django_pglock.contrib.capture import Capture
+
+
+@task(atomic=True)
+def refresh(ids: list[int]) -> None:
+    texts = defaultdict(list)
+    with lock_all(*(("search", order) for order in ids)):  # who writes an entry later has read later
+        own = Order.objects.filter(id__in=ids).values_list("id", "text")
+        parts = [part.objects.filter(order__in=ids).values_list("order", "text") for part in PARTS]
+        for order, text in own.union(*parts, all=True):
+            texts[order].append(text)
+        Entry.objects.filter(order__in=ids).delete()
+        Entry.objects.bulk_create(Entry(order=order, text=" ".join(sorted(texts[order]))) for order in texts)
+
+
+class Order(models.Model):
+    text = models.CharField(max_length=200)
+    capture = Capture(refresh)
+
+
+class Part(models.Model):
+    order = models.ForeignKey(Order, models.CASCADE)
+    text = models.CharField(max_length=200)
+    capture = Capture(refresh, ids="order", fields=["text"])
+
+    class Meta:
+        abstract = True
+
+
+KINDS = "Customer Address Phone Email Contact Item Option Serial Warranty Invoice Payment Parcel Claim Repair Call Note"
+PARTS = [type(kind, (Part,), {"__module__": __name__}) for kind in KINDS.split()]
+
+
+class Entry(models.Model):
+    order = models.BigIntegerField(primary_key=True)
+    text = models.TextField()
