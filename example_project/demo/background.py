@@ -23,7 +23,7 @@ class Background(threading.Thread):
         function, args, kwargs = self._call
         try:
             function(*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - raised again by finish()
+        except BaseException as error:
             self._error = error
         finally:
             connections.close_all()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -96,7 +98,15 @@ def listen(wanted: int = 8000, *, backlog: int = 256) -> socket.socket:
     raise RuntimeError("No port is free on 127.0.0.1.")
 
 
-def free_port(wanted: int = 8000) -> int:
-    """Return a port that is free on loopback at this moment, for a server that opens it itself."""
-    with listen(wanted) as listener:
-        return int(listener.getsockname()[1])
+def free_port() -> int:
+    """Return a port that is free on loopback at this moment, for a server that opens it itself.
+
+    It is below the ports that operating systems choose for outgoing connections, so none of them takes it meanwhile.
+    """
+    for _ in range(100):
+        port = random.randrange(10_000, 32_000)
+        with contextlib.closing(socket.socket()) as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("No port is free on 127.0.0.1.")

@@ -99,7 +99,7 @@ class Site:
         return [self._ports[command] for command in commands]
 
     def _start(self, command: str) -> subprocess.Popen[bytes]:
-        port = self._ports[command] = free_port(0)
+        port = self._ports[command] = free_port()
         return self.fleet.run([sys.executable, "-m", *command.format(port).split()])
 
     def _wait_for(self, process: subprocess.Popen[bytes], port: int) -> None:

@@ -37,7 +37,7 @@ QUIET = [
 def shop():
     """The shop's server with a strict policy, and somebody already logged in."""
     User.objects.create_superuser("admin", password="admin")
-    port = free_port(0)
+    port = free_port()
     url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "manage.py"), "serveshop", str(port)],

@@ -45,7 +45,7 @@ class Shop:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
-        self.port = free_port(0)
+        self.port = free_port()
         self._started: list[subprocess.Popen[bytes]] = []
         self._output = (folder / "output").open("wb")
         settings = environ.Env.db_url_config(url)

@@ -108,7 +108,7 @@ class Site:
 
     def start(self) -> Site:
         """Start the server and wait until it answers."""
-        self.port = free_port(0)
+        self.port = free_port()
         command = [sys.executable, *(word.format(port=self.port) for word in self.kind.program)]
         self._end_pipe()
         with self.output.open("ab") as output:
