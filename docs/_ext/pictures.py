@@ -20,7 +20,7 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "_static" / "systems"
 #: Letters in a line of the terminal. All pictures have the same, so their letters are of one size in the pages.
-WIDTH = 104
+WIDTH = 110
 
 
 def main(*names: str) -> None:
