@@ -66,7 +66,7 @@ class Capture:
     - ``batch_size``: ids that one task gets at most.
 
     On an abstract model it captures the tables of all models that inherit their columns from it. Raises
-    ``TaskOptionError`` for a wrong ``on``, ``fields`` or ``batch_size``. All other mistakes are found by a system check.
+    ``TaskOptionError`` for a wrong ``on``, ``fields`` or ``batch_size``. A system check finds all other mistakes.
     """
 
     def __init__(
