@@ -85,7 +85,8 @@ def missing():
     """Return what this Python lacks for the command that was asked for."""
     from importlib.util import find_spec
 
-    wanted = ["django", "psycopg", "environ", "pgtrigger"] + (["pytest", "pytest_django"] if sys.argv[1:2] == ["test"] else [])
+    wanted = ["django", "psycopg", "environ", "pgtrigger"]
+    wanted += ["pytest", "pytest_django"] if sys.argv[1:2] == ["test"] else []
     return [name for name in wanted if find_spec(name) is None]
 
 

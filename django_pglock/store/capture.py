@@ -33,11 +33,12 @@ ARGUMENTS = ("id", "ids", "model", "operation", "schema")
 # Unicode has them for private use.
 _ID, _SCHEMA = "\ue000", "\ue001"
 
-# The ids of the changed rows. No value is compared by an operator of its type: an operator is looked up in schemas that
-# the function does not search, and json has none. Two values differ if their stored bytes do.
+# The ids of the changed rows.
 CHANGED = "SELECT {id} AS id FROM {rows} WHERE {condition}"
 
-# An UPDATE of the watched columns. A row whose primary key was changed has no partner and counts as changed.
+# The same for an UPDATE of the watched columns. Two values differ if their stored bytes do. An operator of their type
+# might be in a schema that the function does not search, and json has none. A row whose primary key was changed has no
+# partner and counts as changed.
 CHANGED_COLUMNS = """
 SELECT side.id
 FROM (SELECT {keys}, {id} AS id, ROW({watched})::record AS watched, {condition} AS matches FROM old_rows) AS old
