@@ -28,9 +28,6 @@ CLICKS = 20
 #: The provider's memory as a table, to be compared with ours.
 BOOK = "jsonb_to_recordset(%s::jsonb) AS book (id text, kind text, key text, content jsonb)"
 
-#: Processes, and the names of their sessions.
-Reconcilers = dict["subprocess.Popen[bytes]", str]
-
 
 class Customer(Browser):
     """A user with a cart, before one of the servers."""
@@ -50,17 +47,19 @@ class Play:
         self.stage = stage
         self.site = Site(stage.fleet)
         self.pool = ThreadPoolExecutor(4)
+        #: Processes, and the names of their sessions.
+        self.reconcilers: dict[subprocess.Popen[bytes], str] = {}
 
     def run(self) -> None:
         """Run the parts and ask the database."""
-        names = [f"reconciler {number}" for number in range(1, 6)]
-        reconcilers = {self.stage.call(workers.reconcile, 2.0, 0.1, PGAPPNAME=name): name for name in names}
+        for _ in range(5):
+            self.start_reconciler()
         self.wsgi, self.asgi = self.site.serve(GUNICORN, UVICORN)
         self.double_clicks(Customer("ann", self.wsgi), "gunicorn, sync view")
         self.double_clicks(Customer("bob", self.asgi, "async/"), "uvicorn, async view")
         self.sale(Customer("cleo", self.asgi, "async/"), Customer("dan", self.wsgi))
         self.crash(Customer("eve", self.wsgi))
-        self.take_over(reconcilers)
+        self.take_over()
         self.ask()
 
     def double_clicks(self, customer: Customer, server: str) -> None:
@@ -108,22 +107,22 @@ class Play:
             f"the provider was asked {entry['requests']} times, and charged once."
         )
 
-    def take_over(self, reconcilers: Reconcilers) -> None:
+    def take_over(self) -> None:
         """Let each reconciler go in another way. The next one settles a payment that a crash has left open."""
         ways: list[tuple[str, Callable[[Any], object]]] = [
             ("killed", lambda process: process.kill()),
             ("frozen", lambda process: process.send_signal(signal.SIGSTOP)),
-            ("cut off from the database", lambda process: cut_off(reconcilers[process])),
+            ("cut off from the database", lambda process: cut_off(self.reconcilers[process])),
             ("ended", lambda process: process.terminate()),
         ]
         self.stage.say("\nFive reconcilers run, one of them works. It goes, and a crash leaves a payment open:")
         gone = None
         for number, (how, go) in enumerate(ways):
-            leader = wait_for(partial(successor_of, gone, reconcilers))
+            leader = wait_for(partial(self.successor_of, gone))
             began = time.monotonic()
             go(leader)
             payment = left_open(f"customer {number}")
-            successor = wait_for(partial(successor_of, leader, reconcilers))
+            successor = wait_for(partial(self.successor_of, leader))
             wait_for(Payment.objects.filter(pk=payment).exclude(charge=None).exists)
             seconds = time.monotonic() - began
             self.stage.say(f"  {leader.pid} was {how}: {successor.pid} has settled the payment after {seconds:.1f} s")
@@ -132,6 +131,22 @@ class Play:
                 leader.wait(NEVER)
                 self.stage.say(f"  {leader.pid} was woken, noticed that its lease is over, and ended")
             gone = leader
+
+    def start_reconciler(self) -> None:
+        """Start one more process."""
+        name = f"reconciler {len(self.reconcilers) + 1}"
+        self.reconcilers[self.stage.call(workers.reconcile, 2.0, 0.1, PGAPPNAME=name)] = name
+
+    def successor_of(self, gone: subprocess.Popen[bytes] | None) -> subprocess.Popen[bytes] | None:
+        """Return the process that is the leader, unless it is the one that goes.
+
+        On a slow machine a leader may lose its lease, and end. Another one is started then, as a supervisor would.
+        """
+        if sum(process.poll() is None for process in self.reconcilers) < 2:
+            self.start_reconciler()
+        lease = Lease.objects.held().filter(name="reconciler").first()
+        pid = int(lease.owner.rpartition(":")[2]) if lease is not None else None
+        return next((each for each in self.reconcilers if each.pid == pid and each is not gone), None)
 
     def click_and_hold(self, customer: Customer) -> Future[Any]:
         """Click, and return when the provider has charged and holds back its answer."""
@@ -175,13 +190,6 @@ CUT_OFF = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE a
 def play(stage: Stage) -> None:
     """Run the system."""
     Play(stage).run()
-
-
-def successor_of(gone: subprocess.Popen[bytes] | None, reconcilers: Reconcilers) -> subprocess.Popen[bytes] | None:
-    """Return the process that is the leader, unless it is the one that goes."""
-    lease = Lease.objects.held().filter(name="reconciler").first()
-    pid = int(lease.owner.rpartition(":")[2]) if lease is not None else None
-    return next((process for process in reconcilers if process.pid == pid and process is not gone), None)
 
 
 def cut_off(name: str) -> None:
