@@ -142,7 +142,7 @@ def make_venv():
         if os.path.exists(place) and not os.access(place, os.W_OK):
             sys.exit("%s cannot be written. Copy the project to a folder of your own and try again." % place)
     amount = (
-        "about 60 packages (once, some minutes)" if "test" in extras() else "a dozen packages (once, half a minute)"
+        "about 60 packages (once, some minutes)" if "test" in extras() else "about 20 packages (once, half a minute)"
     )
     print("First run: making .venv and installing %s ..." % amount, file=sys.stderr, flush=True)
     is_new = not os.path.lexists(HOME)

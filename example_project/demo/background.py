@@ -31,5 +31,9 @@ class Background(threading.Thread):
     def finish(self, timeout: float) -> None:
         """Wait for the end, for ``timeout`` seconds at most. Raises what the function has raised."""
         self.join(timeout)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what the function has raised so far."""
         if self._error is not None:
             raise self._error

@@ -68,6 +68,7 @@ class Play:
         #: The port of the shop, once it is open.
         self.port = 0
         self.workers: list[subprocess.Popen[bytes]] = []
+        self.background: list[Background] = []
 
     def run(self) -> Report:
         """Run the demo and return the results."""
@@ -113,15 +114,14 @@ class Play:
     def a_busy_day(self, rush: Rush, shoppers: list[Any]) -> None:
         """Shoppers and tasks at the same time, and one worker killed in the middle."""
         self.screen.say(f"{SHOPPERS} others buy, {TASKS:,} tasks come in, and one worker will not see the evening.")
-        street = Background(rush.stream, shoppers, carts=CARTS)
-        office = Background(self.enqueue)
+        self.background = [Background(rush.stream, shoppers, carts=CARTS), Background(self.enqueue)]
         began = time.monotonic()
         self.watch(began, until=lambda counts: counts.get("SUCCESSFUL", 0) > TASKS * 0.4)
         killed_at = self.kill_one()
         self.watch(began, until=lambda counts: counts["taken_over"] > 0)
         self.report.takeover_seconds = round(time.monotonic() - killed_at, 1)
-        for thread in (street, office):
-            thread.finish(LONGEST)
+        for work in self.background:
+            work.finish(LONGEST)
         self.watch(began, until=_is_all_done, is_last=True)
         self.report.tasks_per_second = round(Task.objects.count() / (time.monotonic() - began))
 
@@ -176,6 +176,8 @@ class Play:
             self._show(counts, began)
             if until(counts):
                 break
+            for work in self.background:
+                work.check()
             for process in self.workers:
                 if process.poll() not in (None, -signal.SIGKILL):
                     self.fleet.require_running(process)

@@ -11,8 +11,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 MANAGE = Path(__file__).resolve().parent.parent.parent / "manage.py"
@@ -36,19 +38,20 @@ class Fleet:
         self, command: Sequence[str], *, pass_fds: Sequence[int] = (), **environment: str
     ) -> subprocess.Popen[bytes]:
         """Start a program in the folder of ``manage.py``. It inherits the descriptors ``pass_fds``."""
-        process = subprocess.Popen(
-            command,
-            cwd=MANAGE.parent,
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=self.log,
-            stderr=self.log,
-            pass_fds=pass_fds,
-            # Ctrl-C goes to the demo alone, which then stops the others in order.
-            start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one system call
-        )
-        self.started.append(process)
+        with ctrl_c_later():
+            process = subprocess.Popen(
+                command,
+                cwd=MANAGE.parent,
+                env={**self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=self.log,
+                stderr=self.log,
+                pass_fds=pass_fds,
+                # Ctrl-C goes to the demo alone, which then stops the others in order.
+                start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one system call
+            )
+            self.started.append(process)
         return process
 
     def stop(self) -> None:
@@ -74,6 +77,26 @@ class Fleet:
         """Raise ``RuntimeError`` with the log if a process has ended."""
         if process.poll() is not None:
             raise RuntimeError(f"A process of the demo ended with {process.returncode}:\n{self.output()}")
+
+
+@contextmanager
+def ctrl_c_later() -> Iterator[None]:
+    """Raise the KeyboardInterrupt of a Ctrl-C at the end of the block instead of anywhere in it.
+
+    With ``preexec_fn`` Python calls hooks of other modules before and after the fork, and ignores exceptions in them:
+    the KeyboardInterrupt would be lost there, and the lock of logging could stay held.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # a KeyboardInterrupt is raised in the main thread only
+        return
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        raise KeyboardInterrupt
 
 
 def _end_with_parent() -> None:

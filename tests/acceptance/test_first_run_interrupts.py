@@ -54,13 +54,11 @@ runpy.run_path("manage.py", run_name="__main__")
 class Run:
     """A command in a session of its own, as in a terminal. All that it starts inherits a mark in its environment."""
 
-    def __init__(self, command, folder, **environment):
-        self.mark = f"RUN_OF_TEST={uuid4().hex}"
-        kept = {
-            name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")
-        }
+    def __init__(self, command, folder, environment):
+        mark = uuid4().hex
+        self.mark = f"RUN_OF_TEST={mark}"
         self.process = subprocess.Popen(
-            command, cwd=folder, env={**kept, **environment, "RUN_OF_TEST": self.mark.partition("=")[2]}, text=True,
+            command, cwd=folder, env={**environment, "RUN_OF_TEST": mark}, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self.output = ""
@@ -107,8 +105,8 @@ class Run:
 def run():
     made = []
 
-    def start(command, folder=ROOT, **environment):
-        made.append(Run(command, folder, **environment))
+    def start(*arguments):
+        made.append(Run(*arguments))
         return made[-1]
 
     yield start
@@ -136,7 +134,7 @@ def bare(tmp_path):
 
 
 def test_while_the_environment_is_made(run, bare, eventually):
-    started = run([sys._base_executable, "manage.py", "demo"], bare, PATH="/usr/bin:/bin")
+    started = run([sys._base_executable, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare)})
     started.wait_for("First run")
     eventually((bare / ".venv").exists)
     started.interrupt()
@@ -151,7 +149,7 @@ def test_while_pip_installs(run, bare, eventually):
     (packages / "pip").mkdir()
     (packages / "pip" / "__init__.py").touch()
     (packages / "pip" / "__main__.py").write_text(SLOW_PIP)
-    started = run([sys._base_executable, "manage.py", "demo"], bare, PATH="/usr/bin:/bin")
+    started = run([sys._base_executable, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare)})
     started.wait_for("pip has begun")
     assert list((bare / ".venv" / ".tmp").rglob("half a wheel")), "pip's files do not lie where they are removed"
     started.interrupt()
@@ -160,11 +158,17 @@ def test_while_pip_installs(run, bare, eventually):
     assert packages.exists()
 
 
+def own_environment():
+    """Return the environment of the tests, in which everything is installed, without their database."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")}
+    return {**kept, "PGLOCK_NO_BOOTSTRAP": "1"}
+
+
 @pytest.mark.parametrize(
     "stage", ["Starting a private PostgreSQL", "Making the tables", "The shop opens", "others buy"]
 )
 def test_while_the_demo_runs(run, eventually, stage):
-    started = run([sys.executable, "manage.py", "demo", "--no-serve"], PGLOCK_NO_BOOTSTRAP="1")
+    started = run([sys.executable, "manage.py", "demo", "--no-serve"], ROOT, own_environment())
     started.wait_for(stage)
     folder = started.interrupt()
     assert_stopped(started, eventually)
@@ -172,7 +176,7 @@ def test_while_the_demo_runs(run, eventually, stage):
 
 
 def test_while_the_demo_serves(run, eventually):
-    started = run([sys.executable, "-c", SERVE], PGLOCK_NO_BOOTSTRAP="1")
+    started = run([sys.executable, "-c", SERVE], ROOT, own_environment())
     started.wait_for("Look around")
     folder = started.interrupt()
     assert_stopped(started, eventually)

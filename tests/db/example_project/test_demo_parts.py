@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+import sys
 
 import pytest
 
@@ -37,6 +38,27 @@ def test_the_server_takes_over_the_port_that_is_held():
             server.send_signal(signal.SIGTERM)
         finally:
             fleet.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no hooks are called around the fork")
+def test_ctrl_c_while_a_process_is_started_is_not_lost():
+    """The hooks that Python calls around a fork cannot raise it."""
+    fleet, forked = Fleet({}), []
+
+    def interrupt():
+        if not forked:
+            forked.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    os.register_at_fork(before=interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fleet.run(["sleep", "600"])
+        assert len(fleet.started) == 1, "nobody would stop it"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        fleet.stop()
+    assert forked
 
 
 @pytest.mark.django_db(transaction=True)
