@@ -42,8 +42,7 @@ def make_unknown(count, queue="default"):
     Task.objects.filter(queue=queue, task_path__endswith="nothing").update(task_path="shop.gone")
 
 
-@pytest.mark.parametrize("has_heartbeat_process", [True, False])
-@pytest.mark.parametrize("options", [(), ("--processes", "2")])
+@pytest.mark.parametrize(("has_heartbeat_process", "options"), [(True, ()), (False, ()), (False, ("--processes", "2"))])
 def test_it_runs_what_a_killed_worker_has_left(worker_process, drain, eventually, has_heartbeat_process, options):
     """As from cron, where nobody else comes to rescue it."""
     victim = worker_process("--threads", "1")

@@ -163,15 +163,16 @@ def test_a_task_that_kills_its_worker_ends_failed(worker_process, eventually):
     assert Task.objects.get(status="FAILED").rescues == 4
 
 
-@pytest.mark.parametrize("function", ["run_sql", "ask", "wait_in_coroutine"])
-def test_a_running_task_is_cancelled_by_a_notification(worker_process, eventually, function):
+def test_running_tasks_are_cancelled_by_a_notification(worker_process, eventually):
     """With beats so rare that only the notification can have been heard."""
-    worker_process("--threads", "1", DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
-    result = getattr(running_tasks, function).enqueue()
-    eventually(lambda: Effect.objects.exists(), why="the task did not begin")
+    worker_process("--threads", "3", DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
+    functions = [running_tasks.run_sql, running_tasks.ask, running_tasks.wait_in_coroutine]
+    for function in functions:
+        function.enqueue()
+    eventually(lambda: Effect.objects.count() == len(functions), why="not every task began")
     time.sleep(0.1)  # the note is written right before the function begins to wait
-    assert Task.objects.cancel() == 1
-    eventually(lambda: Task.objects.filter(pk=result.id, status="CANCELLED").exists(), why="it was not cancelled")
+    assert Task.objects.cancel() == len(functions)
+    eventually(lambda: Task.objects.filter(status="CANCELLED").count() == len(functions), why="not all were cancelled")
 
 
 def test_a_running_task_ends_at_its_timeout(worker_process, eventually):
