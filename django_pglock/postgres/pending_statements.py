@@ -8,7 +8,6 @@ A coroutine does not wait in a thread. Its sessions are our own, and know when a
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from psycopg.pq import TransactionStatus
 
 from django_pglock.postgres import async_sessions, libpq
 from django_pglock.postgres.connection_registry import aliases
+from django_pglock.postgres.stacks import stacks
 
 #: The functions in which a thread waits, and the name of the local variable with the connection.
 WAITING = {psycopg.Connection.wait.__code__: "self", libpq.exchange_in_turn.__code__: "raw"}
@@ -49,8 +49,9 @@ def pending_statements() -> list[PendingStatement]:
 def _waits_of_threads() -> Iterator[PendingStatement]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     known = aliases()
-    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - there is no other name for it
-        raw = None if ident == threading.get_ident() else _awaited_in(frame)
+    with stacks() as innermost:
+        awaited = {ident: _awaited_in(frame) for ident, frame in innermost.items() if ident != threading.get_ident()}
+    for ident, raw in awaited.items():
         if raw is not None and _is_active(raw):
             alias = known.get(id(raw)) or known.get(id(getattr(raw, "_pool", None)))
             yield PendingStatement(raw, alias, names.get(ident, str(ident)), ident)

@@ -26,6 +26,7 @@ from django.db.backends.signals import connection_created
 
 from django_pglock.errors import TaskTimeout
 from django_pglock.postgres.connections import cancel_statement, hang_up, statement_under_way
+from django_pglock.postgres.stacks import stacks
 from django_pglock.worker.running.forked_child import end_process
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.task_connections import is_at_rest, is_closed
@@ -148,8 +149,8 @@ class TaskThread:
             self.watchdog.stuck(attempt, self._where())
 
     def _where(self) -> str:
-        frame = sys._current_frames().get(self.ident)  # noqa: SLF001 - there is no other name for it
-        return "".join(traceback.format_stack(frame))
+        with stacks() as innermost:
+            return "".join(traceback.format_stack(innermost.get(self.ident)))
 
     def _cancel_statements(self, attempt: StoppableAttempt) -> bool:
         """Cancel the statements that the thread's sessions run, and say whether there was one."""
