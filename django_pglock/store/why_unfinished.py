@@ -12,7 +12,7 @@ from django_pglock.store.sql import run
 from django_pglock.tasks.states import TaskStatus
 
 # The task, whether its queue is paused, and how many workers are alive and how many of them know its function.
-ASK = """
+WHY_UNFINISHED = """
 SELECT task.status, task.queue, task.task_path, queue.paused_at IS NOT NULL, alive.workers, alive.knowing
 FROM {task} AS task LEFT JOIN {queue} AS queue ON queue.name = task.queue CROSS JOIN LATERAL (
     SELECT count(*) AS workers, count(*) FILTER (WHERE worker.task_paths @> to_jsonb(task.task_path)) AS knowing
@@ -26,10 +26,9 @@ def why_unfinished(using: str, task_id: int) -> str:
 
     Returns an empty string if there is no such task, or if the database does not answer.
     """
+    alive = get_settings().HEARTBEAT_LIMIT
     with suppress(DatabaseError):
-        for status, queue, path, is_paused, workers, knowing in run(
-            using, ASK, get_settings().HEARTBEAT_LIMIT, task_id
-        ):
+        for status, queue, path, is_paused, workers, knowing in run(using, WHY_UNFINISHED, alive, task_id):
             reason = "" if status == TaskStatus.RUNNING else _obstacle(queue, is_paused, path, workers, knowing)
             return f"it is {status} in the queue {queue!r}{reason}"
     return ""

@@ -72,6 +72,7 @@ def plans(worker, ids):
         "CANCEL_REQUESTS": (worker,),
         "NOTE_PROGRESS": (ids, ones, texts),
         "NOTE_LAST_PROGRESS": (ids, ones, texts),
+        "WHY_UNFINISHED": (30.0, ids[0]),
         "UNKNOWN": (30.0, None, BATCH, BATCH, None),
         "READY_PATHS": (BATCH, BATCH),
         "DOUBTFUL": (None, 6.6),

@@ -95,6 +95,7 @@ def test_the_worker_is_built_as_asked_for(monkeypatch):
 
     monkeypatch.setattr("django_pglock.management.worker_process.Worker", Recorder)
     monkeypatch.setattr("django_pglock.management.worker_process.stop_at_signals", lambda worker: None)
+    monkeypatch.setattr("django_pglock.management.worker_process.log_banner", lambda worker, build: None)
     queues = ["any=3", "thing*", "--exclude", "thing-1", "--exclude=x", "--order", "weighted"]
     signs = ["--probe-port", "9187", "--probe-host", "::", "--heartbeat-file", "alive"]
     call_command(
