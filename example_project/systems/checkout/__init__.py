@@ -32,7 +32,8 @@ session.
 - It takes the lock for all that is needed. A lock cannot stop a second click that comes after the first has finished,
   nor undo a charge whose process has crashed.
 - It says that the second worker waits until the first crashes or exits. One that hangs does neither; one whose
-  session was ended works on without the lock. ``while held`` and ``leadership.lost`` notice the latter.
+  session was ended works on without the lock. ``leadership.lost`` notices the latter. In the loop by ``try_lock`` the
+  next query raises, for it needs the same session; then the process ends, and its supervisor starts it again.
 - It waits for the lock without limit. The waiting statement keeps a snapshot, so vacuum removes no dead row of the
   database until it ends. ``reconcile_by_lock`` waits a minute at a time.
 - Its keys are CRCs. Among some ten thousand names two have the same one, and then strangers wait for each other. A

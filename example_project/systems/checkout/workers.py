@@ -2,20 +2,20 @@
 
 import signal
 import time
+from contextlib import suppress
 from zlib import crc32
 
 from django.db.models import F
 
-from django_pglock import leader, lock_all, try_lock
+from django_pglock import LockNotAvailable, leader, lock, lock_all, try_lock
 from example_project.systems.checkout.models import Cart, Payment
 
 
 def settle_open():
-    """Settle the payments that a crash has left open. One whose checkout is under way is left to that."""
+    """Settle what a crash has left open, unless its checkout is under way or the provider fails: then the next time."""
     for payment in Payment.objects.filter(charge=None).select_related("cart"):
-        with try_lock("checkout", payment.cart.customer_id) as is_mine:
-            if is_mine:
-                payment.settle()
+        with suppress(LockNotAvailable, OSError), lock("checkout", payment.cart.customer_id, timeout=0):
+            payment.settle()
 
 
 def reconcile(ttl=15, pause=1):

@@ -2,9 +2,9 @@
 
 **The problem.** Users click to have a sheet created, and later to have lines added to it. A front end takes the clicks
 and answers at once; back ends do the work, as many as there are machines. A sheet is created once, however often
-somebody clicks. Its updates wait until it is there, run in their order, and never two at a time; all that wait run
-together. If a back end dies in the middle, its requests are as new as before. If none is running, requests wait. All
-requests stay in the database as the history.
+somebody clicks. Updates wait for a create that was committed before them, and end as errors without one. The updates of
+a sheet run in their order and never two at a time; all that wait run together. If a back end dies in the middle, its
+requests are as new as before. If none is running, requests wait. All requests stay in the database as the history.
 
 **What PostgreSQL does about it.** A request is a row, so it is there after the COMMIT and nothing can lose it. FOR
 UPDATE SKIP LOCKED gives each back end another row; a session that ends gives its rows back by itself. A partial unique

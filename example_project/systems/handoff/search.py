@@ -8,7 +8,7 @@ from django_pglock import lock_all, task
 from django_pglock.contrib.capture import Capture
 
 
-@task(atomic=True)
+@task(atomic=True, max_attempts=5)
 def refresh(ids: list[int]) -> None:
     texts = defaultdict(list)
     with lock_all(*(("search", order) for order in ids)):  # who writes an entry later has read later

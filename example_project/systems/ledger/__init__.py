@@ -12,10 +12,12 @@ the page ``templates/409.html``, clients that ask for JSON as a problem detail. 
 session in which the view reads and writes: if the session is lost, the lock and the next statement fail together.
 
 **A request that is repeated** has the same key, which was in the form before it was sent. A constraint allows one
-entry for each key, and the second request is answered with the first one's entry.
+entry for each key, and the second request is answered with the first one's entry, whatever amount it names. The keys
+of purchases, uses and refunds begin with different words.
 
 **Buying credits** (``tasks.py``) charges at the provider, and then adds the credits. The task is the outbox: it is
-there when the request was answered, and it is tried again until it succeeds. With ``atomic=True`` the credits and the
+there when the request was answered, and it is tried again for about a day; then it is FAILED, and a person retries it
+in the admin when the provider is well. With ``atomic=True`` the credits and the
 end of the task are one transaction. If that is rolled back behind the charge, by a crash or a lost session, the next
 attempt asks with the same key and gets the same charge. Django sends BEGIN with the first statement, so no
 transaction is open while the provider is asked. To add credits needs no lock: they cannot overdraw anything.

@@ -13,7 +13,7 @@ class EntryQuerySet(models.QuerySet):
 
     def take(self, holder, amount, key):
         """Take credits, once for each key; return None if there are not enough. Hold lock("ledger", holder)."""
-        entry = self.filter(holder=holder, key=key, amount=-amount).first()
+        entry = self.filter(holder=holder, key=key).first()
         if entry is None and self.balance_of(holder) >= amount:
             entry = self.create(holder=holder, amount=-amount, key=key)
         return entry

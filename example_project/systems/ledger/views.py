@@ -24,7 +24,7 @@ def buy(request, holder):
     order = Order(request.POST)
     if not order.is_valid():
         return JsonResponse(order.errors, status=400)
-    sell.enqueue(holder, order.cleaned_data["amount"], str(order.cleaned_data["key"]))
+    sell.enqueue(holder, order.cleaned_data["amount"], f"buy {order.cleaned_data['key']}")
     return JsonResponse({}, status=202)
 
 
@@ -35,7 +35,7 @@ def use(request, holder):
     order = Order(request.POST)
     if not order.is_valid():
         return JsonResponse(order.errors, status=400)
-    entry = Entry.objects.take(holder, **order.cleaned_data)
+    entry = Entry.objects.take(holder, order.cleaned_data["amount"], key=f"use {order.cleaned_data['key']}")
     return answer(holder, entry)
 
 

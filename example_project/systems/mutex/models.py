@@ -93,8 +93,9 @@ class TaskState(models.Model):
         return f"{self.queue}/{self.name}"
 
     def release(self, status: Status = Status.NEW, timeout: timedelta | None = None) -> bool:
-        """Give the row back in a status, which may have a timeout, too. Return False if somebody else has it by now."""
-        held = TaskState.objects.filter(pk=self.pk, owner=self.owner, token=self.token)
+        """Give the row back in a status, which may have a timeout, too. Return False if its own time is over."""
+        in_time = Q(expires_at=None) | Q(expires_at__gt=Now())
+        held = TaskState.objects.filter(in_time, pk=self.pk, owner=self.owner, token=self.token)
         return held.update(status=status, owner=None, expires_at=after(timeout)) == 1
 
 

@@ -44,6 +44,8 @@ def test_the_server_takes_over_the_port_that_is_held():
 def test_ctrl_c_while_a_process_is_started_is_not_lost():
     """The hooks that Python calls around a fork cannot raise it."""
     fleet, forked = Fleet({}), []
+    # Another test of this process may have left a handler of its own.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt():
         if not forked:
@@ -57,6 +59,7 @@ def test_ctrl_c_while_a_process_is_started_is_not_lost():
         assert len(fleet.started) == 1, "nobody would stop it"
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
+        signal.signal(signal.SIGINT, before)
         fleet.stop()
     assert forked
 

@@ -64,6 +64,13 @@ def test_after_its_timeout_a_row_is_acquired_again_and_the_late_owner_finds_out(
     assert again.release(Status.DONE)
 
 
+def test_after_its_timeout_a_row_is_not_released_even_if_nobody_has_taken_it(row):
+    late = acquire("anna", HOUR)
+    let_time_pass()
+    assert not late.release(Status.DONE)
+    assert acquire("ben", HOUR)
+
+
 def test_the_clients_clock_is_not_asked(row, monkeypatch):
     monkeypatch.setattr(timezone, "now", lambda: pytest.fail("the client's clock was asked"))
     with CaptureQueriesContext(connection) as queries:
