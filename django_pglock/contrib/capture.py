@@ -129,7 +129,9 @@ class Capture:
         if self._ids is None and len(key) > 1:
             raise TaskOptionError("Capture: the primary key has several fields. Name the field of the ids with ids.")
         field = _own_field(model, self._ids or model._meta.pk_fields[0].name)
-        target = field.target_field if isinstance(field, models.ForeignKey) else field
+        target = field
+        while isinstance(target, models.ForeignKey):
+            target = target.target_field
         return Columns(
             id=identifier(field.column),
             primary_key=tuple(key),
@@ -215,7 +217,8 @@ COMMENT ON TRIGGER {pgid} ON {table} IS '{hash}';
 def _inherits_from_abstract(model: type[models.Model], base: type[models.Model]) -> bool:
     """Say whether a model has its columns from an abstract one: a child of a table has a table of its own."""
     meta = model._meta
-    return base._meta.abstract and issubclass(model, base) and not meta.proxy and not meta.parents
+    is_in_parent = any(issubclass(parent, base) for parent in meta.parents)
+    return base._meta.abstract and issubclass(model, base) and not meta.proxy and not is_in_parent
 
 
 def _concrete(model: type[models.Model]) -> type[models.Model]:
@@ -223,15 +226,20 @@ def _concrete(model: type[models.Model]) -> type[models.Model]:
 
 
 def _own_field(model: type[models.Model], name: str) -> Any:
-    field = model._meta.get_field(name)
+    field: Any = model._meta.get_field(name)
     if field not in _concrete(model)._meta.local_concrete_fields:
         raise TaskOptionError(f"Capture: {model._meta.label}.{name} is no column of the table {model._meta.db_table}.")
+    if field.generated and not field.db_persist:
+        # https://www.postgresql.org/docs/18/ddl-generated-columns.html: they are computed when they are read.
+        raise TaskOptionError(f"Capture: {model._meta.label}.{name} is not stored, so no trigger can read it.")
     return field
 
 
 def _condition(model: type[models.Model], when: models.Q) -> str:
     """Return a condition on the row as SQL, as Django does for a constraint."""
     connection = connections[router.db_for_write(model)]
+    for name in when.referenced_base_fields:
+        _own_field(model, name)
     query = Query(model, alias_cols=False)
     text, values = query.build_where(when).as_sql(query.get_compiler(connection=connection), connection)
     return str(text % tuple(map(literal, values)))

@@ -81,6 +81,11 @@ END IF;
 # A call whose unique key is taken is left out only if the waiting task will see this change. So the row of that task is
 # locked to the end of this transaction: workers skip it until then. If a worker claims it first, its key is free again,
 # and the call is written.
+#
+# A task that was enqueued with another ``unique`` may have the key for longer than it waits. It may have read the row
+# already, so the call is written nevertheless, without a unique key: a task too many, but no change is missed.
+#
+# Keys are taken in the order in which ``enqueue_many`` takes them, by code points, so that no two deadlock.
 ENQUEUE_UNIQUE = """
 wanted := ARRAY(SELECT DISTINCT {unique_key} FROM ({calls}) AS call ORDER BY 1);
 IF cardinality(wanted) = 0 THEN
@@ -88,17 +93,23 @@ IF cardinality(wanted) = 0 THEN
 END IF;
 LOOP
     {insert}
-    ORDER BY {unique_key}
+    WHERE {unique_key} = ANY (wanted)
+    ORDER BY ({unique_key}) COLLATE "C"
     ON CONFLICT DO NOTHING;
     PERFORM FROM {task}
     WHERE unique_key = ANY (wanted) AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
-    ORDER BY unique_key FOR SHARE;
+    ORDER BY unique_key COLLATE "C" FOR SHARE;
     GET DIAGNOSTICS locked = ROW_COUNT;
     EXIT WHEN locked = cardinality(wanted);
+    taken := ARRAY(SELECT unique_key FROM {task} WHERE unique_key = ANY (wanted)
+                   AND (unique_scope = 'UNFINISHED' AND finished_at IS NULL OR unique_scope = 'PERIOD'));
+    {insert_without_key}
+    WHERE {unique_key} = ANY (taken);
+    wanted := ARRAY(SELECT key FROM unnest(wanted) AS key WHERE key <> ALL (taken));
 END LOOP;
 {wake}
 """
-UNIQUE_VARIABLES = "DECLARE wanted text[]; locked bigint;"
+UNIQUE_VARIABLES = "DECLARE wanted text[]; taken text[]; locked bigint;"
 
 
 class Columns(NamedTuple):
@@ -134,15 +145,26 @@ def body_of(task: TaskFields, captured: Captured, *, size: int) -> tuple[str, st
     task_table, worker_table = filled("{task}"), filled("{worker}")
     columns = _columns(task, names, captured)
     calls = _calls(names, captured, size)
-    insert = INSERT.format(task=task_table, columns=", ".join(columns), values=", ".join(columns.values()), calls=calls)
+    insert = _insert(columns, calls)
     channel = SCHEDULED_CHANNEL if "status" in columns else READY_CHANNEL
     wake = WAKE.format(channel=literal(channel), queue=literal(task.queue_name), worker=worker_table)
     if task.unique is None:
         return "", ENQUEUE.format(insert=insert, wake=wake)
     key = columns["unique_key"]
+    others = {name: value for name, value in columns.items() if name not in ("unique_key", "unique_scope")}
     return UNIQUE_VARIABLES, ENQUEUE_UNIQUE.format(
-        insert=insert, wake=wake, calls=calls, unique_key=key, task=task_table
+        insert=insert,
+        insert_without_key=_insert(others, calls),
+        wake=wake,
+        calls=calls,
+        unique_key=key,
+        task=task_table,
     )
+
+
+def _insert(columns: dict[str, str], calls: str) -> str:
+    names, values = ", ".join(columns), ", ".join(columns.values())
+    return INSERT.format(task=filled("{task}"), columns=names, values=values, calls=calls)
 
 
 def arguments_of(task: TaskFields) -> set[str]:

@@ -99,9 +99,9 @@ class ClaimQuerySet(models.QuerySet[Row]):
         """Call a function for each row of this queryset that nobody else has; return how many rows that were.
 
         It is one pass over ``limit`` rows at most, in the order of the primary key. Each call has a transaction of its
-        own, in which the row is held. The next search begins behind that row, so that what is locked, or dead while a
-        long transaction is open, is walked past once and not at each search. What others had locked is there in the
-        next pass::
+        own, in which the row is held; inside of your own ``atomic()``, a savepoint. The next search begins behind that
+        row, so that what is locked, or dead while a long transaction is open, is walked past once and not at each
+        search. What others had locked is there in the next pass::
 
             while Row.objects.filter(status="new").claim_each(100, handle, failed={"status": "failed"}):
                 pass
@@ -116,8 +116,9 @@ class ClaimQuerySet(models.QuerySet[Row]):
             with behind.claim(1) as claimed:
                 if not claimed:
                     return count
-                _call(function, claimed[0], failed, rows.db)
-                behind = rows.filter(pk__gt=claimed[0].pk)
+                key = claimed[0].pk  # the function may delete the row, which empties its key
+                _call(function, claimed[0], key, failed, rows.db)
+                behind = rows.filter(pk__gt=key)
         return limit
 
     def claim_update(self, limit: int, **changes: Any) -> list[Row]:
@@ -167,7 +168,7 @@ class ClaimManager(models.Manager.from_queryset(ClaimQuerySet)):  # type: ignore
     """The manager of a model whose rows are to be claimed: ``objects = ClaimManager()``."""
 
 
-def _call(function: Callable[[Row], object], row: Row, failed: Mapping[str, Any] | None, using: str) -> None:
+def _call(function: Callable[[Row], object], row: Row, key: Any, failed: Mapping[str, Any] | None, using: str) -> None:
     try:
         with atomic(using=using, savepoint=failed is not None):
             function(row)
@@ -177,5 +178,5 @@ def _call(function: Callable[[Row], object], row: Row, failed: Mapping[str, Any]
     except Exception:
         if failed is None:
             raise
-        logger.exception("%s %s has failed.", row._meta.label, row.pk)
-        row._meta.base_manager.using(using).filter(pk=row.pk).update(**failed)
+        logger.exception("%s %s has failed.", row._meta.label, key)
+        row._meta.base_manager.using(using).filter(pk=key).update(**failed)

@@ -85,6 +85,27 @@ def test_the_tables_of_all_who_inherit_from_an_abstract_model_are_captured(decla
     assert triggers_of(Film) == triggers_of(Novel) == triggers_of(Proxy) == []
 
 
+def test_a_table_that_has_also_a_table_as_parent_is_captured(declared):
+    class Searched(models.Model):
+        title = models.CharField(max_length=10)
+        changes = Capture(tasks.follow, on="insert")
+
+        class Meta:
+            app_label = "sample"
+            abstract = True
+
+    class Place(models.Model):
+        class Meta:
+            app_label = "sample"
+
+    class Restaurant(Searched, Place):
+        class Meta:
+            app_label = "sample"
+
+    assert triggers_of(Restaurant) == ["changes_insert"]
+    assert triggers_of(Place) == []
+
+
 def test_tables_of_other_packages_are_captured_by_a_proxy(declared, capture):
     class Changed(Shelf):
         class Meta:

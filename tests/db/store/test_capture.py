@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
 from django.db.models import F, Q
+from django.db.models.functions import Now
 
+from django_pglock import Unique
 from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
 from tests.sample import captured_tasks as tasks
@@ -279,3 +282,27 @@ def test_a_sleeping_worker_begins_with_the_commit(capture, worker, eventually, s
     eventually(lambda: running.fetcher._sleeping_since)
     products(1)
     eventually(Effect.objects.exists)
+
+
+@pytest.mark.parametrize("unique", [Unique("{id}", while_="unfinished"), Unique("{id}", period=timedelta(hours=1))])
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_change_is_not_missed_if_a_task_of_another_scope_has_its_key(capture, unique, is_running):
+    """Of a deploy before, or of ``using()``. It may have read the row, so another task is written, without the key."""
+    capture(tasks.ship)
+    first, second = products(2)
+    forget()
+    tasks.ship.using(unique=unique).enqueue(id=first.pk)
+    if is_running:
+        Task.objects.update(status="RUNNING", attempts=1, worker=uuid4(), started_at=Now(), last_attempted_at=Now())
+    run("SET statement_timeout = '60s'")
+    try:
+        Product.objects.update(price=F("price") + 1)
+    finally:
+        run("RESET statement_timeout")
+    new = Task.objects.filter(status="SCHEDULED").order_by("kwargs__id")
+    assert [(task.kwargs["id"], task.unique_key is None) for task in new] == [(first.pk, True), (second.pk, False)]
+
+
+def test_unique_keys_are_taken_in_the_order_of_python_whatever_the_collation(capture):
+    _declare, statements = capture(tasks.ship).body(Product, "update")
+    assert statements.count('COLLATE "C"\n    ON CONFLICT') == statements.count('COLLATE "C" FOR SHARE') == 1

@@ -172,3 +172,23 @@ class ReadsElsewhere:
 
     def db_for_write(self, model, **hints):
         return "default"
+
+
+def test_a_function_may_delete_its_row_or_copy_it(letters):
+    waiting = Letter.objects.filter(status="new")
+    count = waiting.count()
+    assert waiting.claim_each(100, lambda row: row.delete()) == count
+    assert not waiting.exists()
+
+    Letter.objects.bulk_create(Letter(status="new") for _ in range(3))
+    seen = []
+
+    def copy_and_fail(row):
+        seen.append(row.pk)
+        row.pk = None
+        row.status = "copy"
+        row.save()
+        raise LookupError
+
+    assert waiting.claim_each(100, copy_and_fail, failed={"status": "failed"}) == 3
+    assert sorted(Letter.objects.filter(status="failed").values_list("pk", flat=True)) == sorted(seen)
