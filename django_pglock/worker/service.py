@@ -51,8 +51,10 @@ class Service:
 
     def start(self) -> None:
         """Start the thread. Call it once."""
-        self._thread = threading.Thread(target=self._loop, name=f"lockworker-{self.name}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._loop, name=f"lockworker-{self.name}", daemon=True)
+        thread.start()
+        # Not before: a thread that has not started is not alive, and another thread may ask just then who is missing.
+        self._thread = thread
 
     def stop(self) -> None:
         """Ask the thread to end after its present turn. May be called twice, or before the start."""

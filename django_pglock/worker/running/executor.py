@@ -51,7 +51,7 @@ class Executor:
         self.using = using
         self.loop = EventLoop(in_flight, using)
         self.watchdog = watchdog
-        self._is_stopping = False
+        self._is_started = self._is_stopping = False
         self._threads = [
             threading.Thread(target=self._work, args=(slot,), name=f"lockworker-thread-{number}", daemon=True)
             for number, slot in enumerate(in_flight.threads.slots, start=1)
@@ -66,6 +66,7 @@ class Executor:
         """Start the threads. The event loop starts with the first async task."""
         for thread in self._threads:
             thread.start()
+        self._is_started = True
 
     def stop(self) -> None:
         """Let each thread end after its present task."""
@@ -77,8 +78,8 @@ class Executor:
     @property
     def is_missing(self) -> bool:
         """Whether a thread has ended although nobody has stopped the executor."""
-        ended = any(thread.ident is not None and not thread.is_alive() for thread in self._threads)
-        return (ended or self.loop.is_missing) and not self._is_stopping
+        ended = any(not thread.is_alive() for thread in self._threads)
+        return self._is_started and (ended or self.loop.is_missing) and not self._is_stopping
 
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until only stuck attempts run, and say whether that came."""
