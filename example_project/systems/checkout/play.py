@@ -172,7 +172,7 @@ class Play:
         )
         claim("Every cart is paid, once", UNPAID)
         claim("The invoices are numbered from 1 without a gap", GAPS)
-        claim("No advisory lock was left behind", LEFT_BEHIND)
+        self.stage.claim_no_lock_is_left()
 
 
 UNPAID = """
@@ -183,7 +183,6 @@ GAPS = """
 SELECT count(*) FROM generate_series(1, (SELECT max(invoice) FROM checkout_payment)) AS number
 WHERE NOT EXISTS (SELECT FROM checkout_payment AS p WHERE p.invoice = number)
 """
-LEFT_BEHIND = "SELECT count(*) FROM django_pglock_advisorylock WHERE key IS NOT NULL"
 CUT_OFF = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = %s"
 
 
