@@ -40,5 +40,5 @@ def _obstacle(queue: str, is_paused: bool, path: str, workers: int, knowing: int
     if is_paused:
         return f", and this queue is paused. Resume it: manage.py locktasks resume {shlex.quote(queue)}"
     if not knowing:
-        return f", and no living worker knows {path}. Restart the workers with the code that has it"
+        return f", and no living worker has imported {path}. Restart the workers with the code that defines it"
     return ""

@@ -152,5 +152,5 @@ def task(function: Any = None, /, **options: Any) -> Any:
 def _unknown_option(where: str, name: str) -> str:
     ours = other_words.OPTIONS.get(name, name)
     if ours in CALL_ONLY:
-        return f"{where}: {name} belongs to one call; write it in using({ours}=...)."
+        return f"{where}: {name} is an option of a single call. Write task.using({ours}=...)."
     return f"{where} has no option {name!r}; {other_words.about_option(name, OPTIONS)}"
