@@ -78,7 +78,7 @@ def prune_window(using: str, after: int, ages: Mapping[str, float], *, batch: in
     """Delete expired tasks, and the outdated ones in the one window behind the id ``after``.
 
     For a caller that prunes a little from time to time. Returns how many tasks were deleted, and the id behind which to
-    go on: 0 when the walk has come to its end.
+    continue: 0 when the walk has ended.
     """
     tasks = rows_of("Task", using)
     count = _delete(expired(tasks), batch)

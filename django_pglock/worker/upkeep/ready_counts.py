@@ -7,7 +7,7 @@ import time
 
 from django_pglock.store.count import ready_counts
 
-#: Seconds between two counts, and the age at which a count is too old to return: then the database is away.
+#: Seconds between two counts, and the age at which a count is too old to return: then the database cannot be reached.
 BETWEEN_COUNTS, TOO_OLD = 10.0, 60.0
 #: Seconds after the last question after which nothing is counted any more.
 INTEREST = 600.0
