@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import router, transaction
@@ -75,6 +75,4 @@ def admin_action(verb: Verb) -> Callable[..., None]:
         perform(verb, request, queryset)
 
     action.__name__ = verb.name
-    action.short_description = verb.label  # type: ignore[attr-defined]
-    action.allowed_permissions = (verb.permission,)  # type: ignore[attr-defined]
-    return action
+    return admin.action(description=verb.label, permissions=[verb.permission])(action)
