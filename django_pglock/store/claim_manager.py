@@ -28,8 +28,8 @@ class ClaimedRows(Sequence[Row]):
     """Rows that are ours until the end of the transaction. The claims of all others skip them.
 
     As a context manager it opens the transaction (or a savepoint in yours): leave the block to commit your changes and
-    release the rows; raise to undo both. Inside your own ``atomic()`` it can also just be iterated. The rows are locked
-    when they are first read.
+    release the rows; raise to undo both. Each block claims anew. Inside your own ``atomic()`` it can also just be iterated;
+    then the rows are locked when they are first read.
     """
 
     def __init__(self, queryset: models.QuerySet[Row]) -> None:
@@ -39,6 +39,8 @@ class ClaimedRows(Sequence[Row]):
     def __enter__(self) -> Self:
         self._atomic.__enter__()
         try:
+            # A copy of the queryset has no rows yet. Those of an earlier block are no longer locked.
+            self._queryset = self._queryset.all()
             self._rows()
         except BaseException as error:
             self._atomic.__exit__(type(error), error, error.__traceback__)

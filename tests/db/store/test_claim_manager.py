@@ -66,6 +66,22 @@ def test_rows_are_held_to_the_end_of_the_block_and_let_go_when_it_raises(letters
 
 
 @pytest.mark.django_db(transaction=True)
+def test_each_block_claims_anew(letters, in_threads):
+    """The rows of the first block are free after it, and another process may have them by then."""
+    new = Letter.objects.filter(status="new").order_by("id")
+    claim = new.claim(4)
+    with claim as first:
+        taken = [letter.pk for letter in first]
+    in_threads(lambda _: new.claim_update(4, status="taken"), 1)
+    with claim as second:
+        held = {letter.pk for letter in second}
+        assert held.isdisjoint(taken)
+        [others] = in_threads(lambda _: {letter.pk for letter in new.claim_update(10, status="taken")}, 1)
+        assert (len(held), len(others)) == (4, 2)
+        assert others.isdisjoint(held)
+
+
+@pytest.mark.django_db(transaction=True)
 def test_outside_a_transaction_holding_is_refused_when_the_rows_are_looked_at(letters):
     claim = Letter.objects.all().claim(1)
     with pytest.raises(transaction.TransactionManagementError):
