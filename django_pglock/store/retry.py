@@ -9,6 +9,7 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.expressions import RawSQL
+from django.db.models.functions import Collate
 
 from django_pglock.store.after import wait_again
 from django_pglock.store.move import BETWEEN_TRIES, TRIES, WAITS, Progress, by_windows, movable, move
@@ -67,7 +68,7 @@ def _retry_once(tasks: Any) -> int:
     parts = [chosen]
     # Unique tasks one after the other, in the order in which enqueue_many takes their keys: two transactions that take
     # the same keys in different orders would deadlock. An UPDATE of many rows takes them in the order of their ids.
-    unique = chosen.filter(unique_key__isnull=False, status__in=FINISHED).order_by("unique_key")
+    unique = chosen.filter(unique_key__isnull=False, status__in=FINISHED).order_by(Collate("unique_key", "C"))
     ids = list(unique.values_list("pk", flat=True))
     if len(ids) > 1:
         rows = rows_of("Task", tasks.db)
