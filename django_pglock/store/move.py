@@ -61,14 +61,14 @@ def by_windows(tasks: Any, chosen: Any, verb: Callable[[Any], int], progress: Pr
     count, ids = 0, list(chosen.values_list("pk", flat=True))
     for start in range(0, len(ids), WINDOW):
         window = ids[start : start + WINDOW]
-        count += verb(tasks.filter(_is_among(window)))
+        count += verb(tasks.filter(is_among(window)))
         if progress:
             progress(count, window[-1])
     return count
 
 
-def _is_among(ids: Iterable[int]) -> Func:
-    """Return whether a task has one of these ids: one array instead of a parameter for each, which takes far longer."""
+def is_among(ids: Iterable[int]) -> Func:
+    """Say whether a task has one of these ids: one array instead of a parameter for each, which takes far longer."""
     template = "%(expressions)s::bigint[])"
     array = Value(array_of_numbers(ids))
     return Func(F("pk"), array, template=template, arg_joiner=" = ANY (", output_field=BooleanField())
