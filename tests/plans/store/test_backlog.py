@@ -107,6 +107,7 @@ def plans(worker, ids):
         "TAKE_ALONG": (ids[0], 1, *group, BATCH, *group, 0.0, BATCH, BATCH, worker),
         "TAKE_NEXT": (ids[0], 1, *group[:2], BATCH, *group[:2], 0.0, BATCH, BATCH, worker),
         "FIND_UNIQUE": (["key 7"],),
+        "FIND_AND_LOCK_UNIQUE": (["key 7"],),
         "FREE_EXPIRED_UNIQUE": (["key 7"],),
         "promotion": marking_sql(first_free(due(rows), 1000, no_key=True), {"status": "READY"}, '"queue"'),
         "a retry": marking_sql(
@@ -126,8 +127,8 @@ def plans(worker, ids):
 #: and the few rows of the two small tables.
 ELSEWHERE = {
     "BEAT", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "FIND_QUEUES", "FIRST_READY",
-    "FORGET_RATES", "LIMIT_TICK", "LOCK_IS_HELD", "LOCK_KEY", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES",
-    "PRUNE", "REGISTER_SCHEDULES", "SCHEDULES", "WAKE",
+    "FORGET_RATES", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_IS_HELD", "LOCK_KEY", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES",
+    "PRUNE", "REGISTER_SCHEDULES", "RESTORE_WAITS", "SCHEDULES", "WAKE",
 }  # fmt: skip
 
 
