@@ -43,7 +43,7 @@ def _obstacle(queue: str, is_paused: bool, path: str, workers: int, served: str 
     if is_paused:
         return f", and this queue is paused. Resume it: manage.py locktasks resume {shlex.quote(queue)}"
     if served is None:
-        return f", and no living worker knows {path}. Restart the workers with the code that has it"
+        return f", and no living worker has imported {path}. Restart the workers with the code that defines it"
     if not any(is_served(queue, asked) for asked in json.loads(served)):
         return f", and no living worker serves this queue. Start one: manage.py runlockworker {shlex.quote(queue)}"
     return ""

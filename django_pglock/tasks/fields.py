@@ -118,7 +118,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
     def _unknown_option(self, name: str) -> str:
         ours = other_words.OPTIONS.get(name, name)
         if ours in DECORATOR_ONLY:
-            return f"{ours} is set in @task on {self.module_path}; a single call cannot change it."
+            return f"{ours} is an option of @task on {self.module_path}; a single call cannot change it."
         return f"using() has no option {name!r}; {other_words.about_option(name, _CHANGEABLE)}"
 
     if not TYPE_CHECKING:  # or type checkers would allow a call and every attribute
@@ -159,5 +159,5 @@ def check_names(function: Any, names: Iterable[str], known: set[str] = OPTIONS |
 def _unknown_option(where: str, name: str) -> str:
     ours = other_words.OPTIONS.get(name, name)
     if ours in CALL_ONLY:
-        return f"{where}: {name} belongs to one call; write it in using({ours}=...)."
+        return f"{where}: {name} is an option of a single call. Write task.using({ours}=...)."
     return f"{where} has no option {name!r}; {other_words.about_option(name, OPTIONS)}"

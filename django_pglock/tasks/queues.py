@@ -11,7 +11,7 @@ LONGEST_QUEUE = 128
 def check_queue_name(name: str) -> None:
     """Raise ``ValueError`` for a text that cannot be the name of a queue."""
     if not 1 <= len(name) <= LONGEST_QUEUE:
-        raise ValueError(f"A queue's name has 1 to {LONGEST_QUEUE} characters, not {len(name):,}: {name[:40]!r}.")
+        raise ValueError(f"A queue's name must have 1 to {LONGEST_QUEUE} characters, not {len(name):,}: {name[:40]!r}.")
     check_text(name, "A queue's name")
 
 
@@ -19,7 +19,7 @@ def check_text(text: str, what: str) -> None:
     """Raise ``ValueError`` for a text that PostgreSQL does not store; ``what`` names it in the message."""
     if "\x00" in text or any("\ud800" <= each <= "\udfff" for each in text):
         raise ValueError(
-            f"{what} cannot have a NUL or a lone surrogate in it, which PostgreSQL does not store: {text[:40]!r}."
+            f"{what} contains a NUL character or a lone surrogate, which PostgreSQL cannot store: {text[:40]!r}."
         )
 
 

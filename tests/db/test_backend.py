@@ -196,6 +196,8 @@ def test_a_function_that_no_worker_could_find_is_refused_with_the_reason(define)
         lambda task: task.enqueue_on_commit(),
         lambda task: enqueue_many(task, [()]),
     ):
-        with pytest.raises(InvalidTask, match=r"which no worker can import|Define it at the top|at a module level"):
+        with pytest.raises(
+            InvalidTask, match=r"which no worker can import|no worker can import it by name|at a module level"
+        ):
             enqueue(define())
     assert not Task.objects.exists()

@@ -49,7 +49,10 @@ def test_it_says_what_keeps_a_task_from_a_worker():
     begin = "it is READY in the queue 'default'"
     assert why(result) == f"{begin}, and no worker is alive. Start one: manage.py runlockworker"
     enter("other.path")
-    assert why(result) == f"{begin}, and no living worker knows {ECHO}. Restart the workers with the code that has it"
+    assert (
+        why(result)
+        == f"{begin}, and no living worker has imported {ECHO}. Restart the workers with the code that defines it"
+    )
     silent = enter(ECHO)
     silent.update(heartbeat_at=Now() - timedelta(days=1))
     assert f"no living worker knows {ECHO}" in why(result)

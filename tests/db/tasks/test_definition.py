@@ -94,8 +94,8 @@ def test_a_method_of_another_task_queue_is_answered_with_ours(name, said):
             {"retries": 3, "queue": "mail"},
             "queue_name. @task on echo has no option 'retries'; write max_attempts, which counts the first attempt.",
         ),
-        ({"countdown": 5}, "@task on echo: countdown belongs to one call; write it in using(run_after=...)."),
-        ({"run_after": 5}, "@task on echo: run_after belongs to one call; write it in using(run_after=...)."),
+        ({"countdown": 5}, "@task on echo: countdown is an option of a single call. Write task.using(run_after=...)."),
+        ({"run_after": 5}, "@task on echo: run_after is an option of a single call. Write task.using(run_after=...)."),
     ],
 )
 def test_an_option_of_another_task_queue_is_answered_with_ours(options, said):
@@ -114,7 +114,10 @@ def test_so_is_one_that_comes_through_djangos_own_decorator():
     ("options", "said"),
     [
         ({"queue": "mail", "eta": 5}, "'queue'; write queue_name. using() has no option 'eta'; write run_after."),
-        ({"retry_delay": 5}, "backoff is set in @task on tests.sample.tasks.echo; a single call cannot change it."),
+        (
+            {"retry_delay": 5},
+            "backoff is an option of @task on tests.sample.tasks.echo; a single call cannot change it.",
+        ),
     ],
 )
 def test_so_is_one_of_a_single_call(options, said):
