@@ -81,11 +81,11 @@ class Capture:
     ) -> None:
         self.on = (on,) if isinstance(on, str) else tuple(on)
         if not self.on or not set(self.on) <= set(OPERATIONS):
-            raise TaskOptionError(f"Capture: on is {on!r}; name some of {', '.join(OPERATIONS)}.")
+            raise TaskOptionError(f"Capture: on is {on!r}; give one or more of {', '.join(OPERATIONS)}.")
         if isinstance(fields, str):
             raise TaskOptionError(f"Capture: fields is {fields!r}; give a list of names.")
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise TaskOptionError(f"Capture: batch_size is {batch_size!r}; give a number from 1.")
+            raise TaskOptionError(f"Capture: batch_size is {batch_size!r}; give 1 or a larger number.")
         self._task, self._fields, self._when, self._ids, self._size = task, fields, when, ids, batch_size
 
     def contribute_to_class(self, model: type[models.Model], name: str) -> None:
@@ -120,9 +120,9 @@ class Capture:
             try:
                 task = import_string(task)
             except ImportError as error:
-                raise TaskOptionError(f"Capture: there is no task {self._task!r} ({error}).") from error
+                raise TaskOptionError(f"Capture: the task {self._task!r} cannot be imported: {error}.") from error
         if not isinstance(task, PostgresTask):
-            raise TaskOptionError(f"Capture: {self._task!r} is no task; decorate the function with @task.")
+            raise TaskOptionError(f"Capture: {self._task!r} is not a task; decorate the function with @task.")
         return task
 
     def tables(self, model: type[models.Model], operation: str) -> tuple[str, ...]:
@@ -274,7 +274,9 @@ def _concrete(model: type[models.Model]) -> type[models.Model]:
 def _own_field(model: type[models.Model], name: str) -> Any:
     field: Any = model._meta.get_field(name)
     if field not in _concrete(model)._meta.local_concrete_fields:
-        raise TaskOptionError(f"Capture: {model._meta.label}.{name} is no column of the table {model._meta.db_table}.")
+        raise TaskOptionError(
+            f"Capture: {model._meta.label}.{name} is not a column of the table {model._meta.db_table}."
+        )
     if field.generated and not field.db_persist:
         # https://www.postgresql.org/docs/18/ddl-generated-columns.html: they are computed when they are read.
         raise TaskOptionError(f"Capture: {model._meta.label}.{name} is not stored, so no trigger can read it.")
@@ -302,7 +304,7 @@ def check_captures(**kwargs: Any) -> list[CheckMessage]:
 def _problem(model: type[models.Model], capture: Capture) -> CheckMessage | None:
     if not apps.is_installed("pgtrigger"):
         return Error(
-            "Changes are captured by triggers, but no migration makes them: pgtrigger is not installed.",
+            "Capture needs triggers, but no migration creates them, because pgtrigger is not installed.",
             hint="Add 'pgtrigger' to INSTALLED_APPS and run: manage.py makemigrations",
             obj=model,
             id="django_pglock.E009",
@@ -321,7 +323,7 @@ def _problem(model: type[models.Model], capture: Capture) -> CheckMessage | None
     return Error(
         f"The model is written to the database {written!r}, where its triggers enqueue {task.module_path}, but the "
         f"tasks of TASKS[{task.backend!r}] are in {expected!r}.",
-        hint="Name a backend in @task whose database is that of the model.",
+        hint="In @task, name a backend that stores its tasks in the database of the model.",
         obj=model,
         id="django_pglock.E010",
     )

@@ -34,10 +34,10 @@ def connection_for(using: str) -> DatabaseWrapper:
         connection = cast("DatabaseWrapper", connections[using])
     except ConnectionDoesNotExist:
         known = ", ".join(sorted(connections.settings))
-        raise ConfigurationError(f"DATABASES has no {using!r}; it has {known}.") from None
+        raise ConfigurationError(f"DATABASES has no alias {using!r}. Its aliases: {known}.") from None
     if connection.vendor != "postgresql":
         raise ConfigurationError(
-            f"Database {using!r} is {connection.vendor}; django_pglock needs PostgreSQL. "
+            f"Database {using!r} is {connection.vendor}, and django_pglock needs PostgreSQL. "
             "Name another alias with using=, DJANGO_PGLOCK['USING'] or the OPTIONS of TASKS."
         )
     return connection

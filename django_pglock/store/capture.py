@@ -194,8 +194,8 @@ def arguments_of(task: TaskFields) -> set[str]:
     needed = [each.name for each in named if each.default is each.empty and each.name not in ARGUMENTS]
     if needed or {"id", "ids"} <= names or any(each.kind is each.POSITIONAL_ONLY for each in parameters):
         raise TaskOptionError(
-            f"{task.module_path} cannot be called by a capture, which passes {', '.join(ARGUMENTS)} by name, as far as "
-            "the function has such parameters, and either id or ids. Other parameters need a default."
+            f"{task.module_path} cannot be called by a capture. A capture passes those of {', '.join(ARGUMENTS)} "
+            "that are parameters of the function, by name, and either id or ids. Other parameters need a default."
         )
     return names
 
@@ -214,11 +214,11 @@ def _refuse(task: TaskFields, names: set[str], captured: Captured) -> None:
     """Raise ``TaskOptionError`` for what a trigger cannot keep."""
     problem = None
     if task.after or due_of(task)[0] is not None:
-        problem = "has after or a date as run_after, which belong to one call"
+        problem = "has after, or a date as run_after; both are options of a single call"
     elif captured.operation == "truncate" and ("id" in names or "operation" not in names):
-        problem = "gets no id from TRUNCATE: it needs the parameter operation, and ids instead of id"
+        problem = "cannot get an id from TRUNCATE; give it the parameters operation and ids, and remove id"
     elif "id" in names & names_in_keys(task) and not captured.columns.has_plain_id:
-        problem = "has {id} in a key, which may only be a number or a UUID"
+        problem = "has {id} in a key, and the primary key is neither a number nor a UUID"
     elif task.unique is not None:
         problem = _problem_of_unique(task, task.unique, names)
     if problem:
@@ -228,12 +228,12 @@ def _refuse(task: TaskFields, names: set[str], captured: Captured) -> None:
 def _problem_of_unique(task: TaskFields, unique: Unique, names: set[str]) -> str | None:
     """Say why the changes of a call that is left out might be missed, or return None."""
     if unique.scope != UniqueScope.WAITING or unique.on_conflict != "skip":
-        return "is unique for longer than it waits, or replaces or raises, which would miss changes or stop the writer"
+        return "must be unique only while it waits, with on_conflict='skip', or changes are lost or writes fail"
     if "ids" in names:
-        return "is unique and has the parameter ids, and the ids of a call that is left out would be missed; take id"
+        return "is unique and has the parameter ids; the ids of a skipped call would be lost. Use the parameter id"
     missing = names - KeyTemplate(unique.key, known=None, where="", is_own=True).names if unique.key else set()
     if missing:
-        return f"is unique by a key without {', '.join(sorted(missing))}, which a call that is left out may have else"
+        return f"has a unique key without {', '.join(sorted(missing))}, so a call with another value would be skipped"
     return None
 
 
@@ -272,7 +272,7 @@ def _keys(task: TaskFields, names: set[str], captured: Captured) -> CallKeys:
     kwargs = {name: values[name] for name in names}
     keys = keys_of(task, (), kwargs)
     if any(key is not None and len(key) > LONGEST_KEY - 200 for key in keys):
-        raise TaskOptionError(f"{task.module_path} cannot be captured: one of its keys may get too long.")
+        raise TaskOptionError(f"{task.module_path} cannot be captured: one of its keys may become too long.")
     lock, group, fair, unique = (None if key is None else _expression(key, _TEXTS) for key in keys)
     if task.unique is not None and task.unique.key is None:
         text = _expression(text_of_arguments(task, kwargs), _JSON)

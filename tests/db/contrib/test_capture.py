@@ -152,18 +152,18 @@ def test_a_wrong_option_is_refused_at_once(options, message):
 
 #: Each with what the message has to name.
 IMPOSSIBLE = [
-    (("sample.nothing", {}), "there is no task 'sample.nothing'"),
-    (("tests.sample.models.Product", {}), "is no task; decorate"),
-    ((tasks.needs_more, {}), "passes id, ids, model, operation, schema"),
+    (("sample.nothing", {}), "the task 'sample.nothing' cannot be imported"),
+    (("tests.sample.models.Product", {}), "is not a task; decorate"),
+    ((tasks.needs_more, {}), "those of id, ids, model, operation, schema"),
     ((tasks.has_both, {}), "either id or ids"),
-    ((tasks.unique_by_ids, {}), "take id"),
-    ((tasks.unique_without_operation, {}), "a key without operation"),
-    ((tasks.unique_while_unfinished, {}), "unique for longer than it waits"),
-    ((tasks.replacing, {}), "replaces or raises"),
+    ((tasks.unique_by_ids, {}), "Use the parameter id"),
+    ((tasks.unique_without_operation, {}), "a unique key without operation"),
+    ((tasks.unique_while_unfinished, {}), "unique only while it waits"),
+    ((tasks.replacing, {}), "unique only while it waits"),
     ((tasks.locked_by_ids, {}), "A list cannot be part"),
-    ((tasks.locked_by_id, {"ids": "name"}), "only be a number or a UUID"),
-    ((tasks.reindex.using(after=[1]), {}), "belong to one call"),
-    ((tasks.reindex, {"on": "truncate"}), "gets no id from TRUNCATE"),
+    ((tasks.locked_by_id, {"ids": "name"}), "neither a number nor a UUID"),
+    ((tasks.reindex.using(after=[1]), {}), "options of a single call"),
+    ((tasks.reindex, {"on": "truncate"}), "cannot get an id from TRUNCATE"),
     ((tasks.reindex, {"fields": ["colour"]}), "no field named 'colour'"),
     ((tasks.reindex, {"when": Q(shelf__name="a")}), "Joined field references"),
     ((tasks.reindex, {"when": Q(name="$capture$")}), "may contain"),
@@ -189,7 +189,7 @@ def test_a_field_of_the_parent_is_in_another_table(declared):
             app_label = "sample"
 
     [problem] = [each for each in check_captures() if each.obj is Novel]
-    assert "sample.Novel.name is no column of the table sample_novel" in problem.msg
+    assert "sample.Novel.name is not a column of the table sample_novel" in problem.msg
 
 
 def test_a_check_tells_of_triggers_that_nobody_makes(monkeypatch, settings):

@@ -178,7 +178,7 @@ def test_one_that_is_there_for_longer_than_it_waits_is_not_replaced(unique):
     first = keyed.save.using(unique=unique).enqueue(1, text="old")
     with (
         CaptureQueriesContext(connection) as queries,
-        pytest.raises(DuplicateTask, match="cannot be replaced") as refused,
+        pytest.raises(DuplicateTask, match="cannot replace it") as refused,
     ):
         keyed.save.enqueue(1, text="new")
     assert refused.value.result_id == first.id
@@ -321,6 +321,16 @@ def test_many_are_retried_in_the_order_in_which_others_enqueue_their_keys(in_thr
 
     assert in_threads(enqueue_slowly_and_retry, 2) == [None, 0]
     assert Task.objects.filter(status="READY").count() == 2
+
+
+def test_many_are_retried_in_the_order_of_code_points():
+    """As keys are sorted when they are enqueued. The collation of a database may sort them in another order."""
+    for number in (2, 1):
+        keyed.rebuild.enqueue(number)
+    Task.objects.cancel()
+    with CaptureQueriesContext(connection) as queries:
+        Task.objects.retry()
+    assert sum('ORDER BY "django_pglock_task"."unique_key" COLLATE "C"' in each["sql"] for each in queries) == 1
 
 
 def somebody_waits():
