@@ -88,7 +88,7 @@ def to_seconds(value: Timeout, *, name: str = "timeout") -> float | None:
 def checked_scope(value: str | None) -> str | None:
     """Return the argument ``scope``. Raises ``LockScopeError`` for one that does not exist."""
     if value is not None and value not in SCOPES:
-        raise LockScopeError(f"There is no scope {value!r}; use {', '.join(map(repr, SCOPES))}.")
+        raise LockScopeError(f"scope is {value!r}; use one of {', '.join(map(repr, SCOPES))}.")
     return value
 
 

@@ -110,7 +110,7 @@ def _results(pgconn: PGconn, within: float = math.inf) -> list[PGresult]:
     while not _take_in(pgconn, results):
         # From time to time Python has a look for signals that another thread was interrupted by.
         if not poll.poll(LOOK_UP) and time.monotonic() > deadline:
-            raise OperationalError(f"the answer has not come within {within:g} s")
+            raise OperationalError(f"the server has not answered within {within:g} s")
         pgconn.consume_input()
         if is_unsent and not (is_unsent := pgconn.flush()):
             poll.modify(pgconn.socket, select.POLLIN)
@@ -205,7 +205,7 @@ async def wait_for_socket(number: int, *, to_write: bool = False) -> None:
 def _row_of(pgconn: PGconn, results: list[PGresult]) -> list[Any] | None:
     """Return the first row of the last result that has rows. Raises the error that the last one may be."""
     if not results:
-        raise OperationalError("the connection was closed before the answer came")
+        raise OperationalError("the connection was closed before the server answered")
     pass_on_notifications(pgconn)
     if results[-1].status in _BAD:
         raise _error(results[-1])

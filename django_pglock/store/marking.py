@@ -83,7 +83,7 @@ def _require_one_table(model: type[models.Model]) -> None:
 def checked_limit(limit: int) -> int:
     """Return a limit. Raises ``ValueError`` if it is no number of rows."""
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ValueError(f"A claim takes a number of rows, one or more; {limit!r} was given.")
+        raise ValueError(f"The limit of a claim is {limit!r}; give 1 or a larger number.")
     return limit
 
 

@@ -149,7 +149,7 @@ def _awaited(using: str, ids: set[int]) -> set[int]:
 
 def _release(using: str, ids: list[int]) -> tuple[list[tuple[int, str, str, str | None, int]], int]:
     """Tell some of those who wait; return the tasks that this has moved, and how many waiters were told."""
-    text = "Task %s, which this one was to run after, did not succeed or is gone."
+    text = "This task was to run after task %s, which did not succeed or was deleted."
     values = (array_of_numbers(ids), TOLD_AT_ONCE, DEPENDENCY_FAILED, text, DONE_CHANNEL)
     try:
         rows = run(using, RELEASE, *values)

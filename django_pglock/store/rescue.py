@@ -106,7 +106,7 @@ def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
     ends FAILED, one that somebody asked to end CANCELLED.
     """
     settings = get_settings()
-    text = "Its worker died, or gave no sign of life for too long, while it held this attempt."
+    text = "Its worker died or wrote no heartbeat for too long while it ran this attempt."
     interval = settings.HEARTBEAT_INTERVAL
     beats = MISSING * interval
     # Early enough to run the tasks of a frozen worker elsewhere within the limit: upkeep runs once an interval.

@@ -137,7 +137,8 @@ def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: s
         # The task that had the key is gone by now, or had it for a period that is over.
         run(using, FREE_EXPIRED_UNIQUE, [call.keys.unique for call in left])
     raise DuplicateTask(
-        f"A task of {task.module_path} with the same unique key came and went {TRIES} times.", result_id=""
+        f"{TRIES} times, a task of {task.module_path} with the same unique key was enqueued and finished meanwhile.",
+        result_id="",
     )
 
 
@@ -180,7 +181,9 @@ def _refuse(task: TaskFields, on_conflict: str, id_: int, scope: str) -> None:
     if on_conflict == "raise":
         raise DuplicateTask(f"{what}.", result_id=str(id_))
     if on_conflict == "replace" and scope != UniqueScope.WAITING:
-        raise DuplicateTask(f"{what} for longer than it waits, so it cannot be replaced.", result_id=str(id_))
+        raise DuplicateTask(
+            f"{what}, which stays taken after the task starts. This call cannot replace it.", result_id=str(id_)
+        )
 
 
 def _existing(row: Iterable[Any]) -> Enqueued:

@@ -66,8 +66,8 @@ def _keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     )
     if task.advisory and keys.lock is not None and _shortened(keys.lock) != keys.lock:
         raise TaskArgumentsError(
-            f"The lock key of {task.module_path} has {len(keys.lock)} characters. Only up to {LONGEST_KEY - 100} it is "
-            "the name of an advisory lock, too."
+            f"The lock key of {task.module_path} has {len(keys.lock)} characters. With advisory=True it may have "
+            f"{LONGEST_KEY - 100} at most."
         )
     return CallKeys(*map(_shortened, keys))
 
@@ -194,7 +194,7 @@ def _bound(
     """Return the arguments by name, and those of ``**more`` that have the name of another parameter."""
     if is_grouped(task):
         if args:
-            raise TaskArgumentsError(f"{task.module_path} is grouped; enqueue it with keyword arguments only.")
+            raise TaskArgumentsError(f"{task.module_path} has a group, so its calls take only keyword arguments.")
         return kwargs, {}
     names = None if kwargs or task.takes_context else _names(task.func)
     if names is not None and len(args) == len(names):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from asgiref.sync import sync_to_async
 
@@ -52,9 +52,9 @@ class PostgresTaskError(TaskError):
         module, _, name = self.exception_class_path.rpartition(".")
         found = getattr(sys.modules.get(module), name, None)
         if found is None:
-            raise ImportError(f"{self.exception_class_path!r} is not loaded, and nothing is imported for a task's row.")
+            raise ImportError(f"{self.exception_class_path!r} is not imported, and reading a result imports nothing.")
         if not isinstance(found, type) or not issubclass(found, BaseException):
-            raise ValueError(f"{self.exception_class_path!r} is no exception.")  # noqa: TRY004 - as Django does
+            raise ValueError(f"{self.exception_class_path!r} is not an exception class.")  # noqa: TRY004 - as Django does
         return found
 
 
@@ -105,8 +105,7 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
 
     @property
     def _backend(self) -> AwaitingBackend:
-        backend: Any = task_backends[self.backend]
-        return backend  # type: ignore[no-any-return]
+        return cast("AwaitingBackend", task_backends[self.backend])
 
     def _timed_out(self, timeout: float | None, why: str) -> TimeoutError:
         return TimeoutError(f"Task {self.id} has not finished within {timeout} s{': ' if why else ''}{why}.")

@@ -133,7 +133,7 @@ def test_limits_of_an_administrator_are_not_for_the_worker(worker_process, event
             tasks.record_atomically.enqueue("after")  # the thread's own session has been ended meanwhile
             eventually(done, why=process.output)
             assert set(Task.objects.values_list("attempts", flat=True)) == {1}
-            assert "has lost the database" not in process.output
+            assert "has lost its database connection" not in process.output
         finally:
             for name in names:
                 cursor.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {database()} RESET {name}")

@@ -54,7 +54,7 @@ def run(worker_process, eventually):
 
     yield run_one
     assert sessions("lockworker") == before
-    assert "lost the database" not in process.output
+    assert "lost its database connection" not in process.output
     assert not Task.objects.exclude(attempts=1).exists()
     assert set(Effect.objects.filter(name="afterwards").values_list("pid")) == {(process.process.pid,)}
     process.send(signal.SIGTERM)

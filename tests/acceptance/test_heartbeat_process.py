@@ -107,7 +107,7 @@ def test_a_heartbeat_process_that_is_killed_is_replaced(worker_process, helper_o
     first = helper_of(process)
     os.kill(first, signal.SIGKILL)
     eventually(lambda: heartbeat_processes_of(process.process.pid) not in ([], [first]), why="there is no new one")
-    process.wait_for("The worker is without its heartbeat process")
+    process.wait_for("The worker has lost its heartbeat process")
     tasks.record.enqueue("works")
     eventually(lambda: Effect.objects.exists())
 

@@ -91,6 +91,6 @@ def test_a_worker_that_waits_can_be_stopped(empty_database):
         process.wait_for("manage.py migrate")
         process.process.terminate()
         assert process.wait() == 0
-        assert "sign off" not in process.output
+        assert "row of this worker could not be deleted" not in process.output
     finally:
         process.end()

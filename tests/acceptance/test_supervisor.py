@@ -115,7 +115,7 @@ def test_a_killed_supervisor_leaves_no_process_behind(supervisor, eventually):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         pytest.fail(process.output)
-    assert process.output.count("The supervisor of this worker is gone") == 2
+    assert process.output.count("The supervisor of this worker has ended") == 2
     assert done() == 1
     assert not Worker.objects.exists()
 

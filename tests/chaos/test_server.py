@@ -162,7 +162,7 @@ def test_all_connections_are_taken(stage, keep_busy, show_work_goes_on, eventual
             take_all(stage.server, guests)
         new = stage.start("--threads", "2")
         for member in (old, new):
-            member.wait_for("has lost the database and keeps trying")
+            member.wait_for("has lost its database connection and tries again")
         time.sleep(1 if is_short else 20)
         assert "is ready" not in new.output
     since = time.time()

@@ -26,7 +26,7 @@ POLL_INTERVAL = 1.0
 #: Seconds to wait before each further attempt to release a lease.
 RELEASE_RETRY_DELAYS = (0.1, 0.5, 2.0)
 #: Why a lease was lost whose row says something else than the holder.
-TAKEN_AWAY = "the database says that it is somebody else's or was taken away"
+TAKEN_AWAY = "the database reports that it was taken away or has another owner"
 
 
 def boottime() -> float:

@@ -55,7 +55,9 @@ class ExclusiveRun:
             self._put_off(suspects, self._none_before - now)
             return [claim for claim in claims if claim not in suspects]
         suspect = suspects[0]
-        logger.warning("%s was rescued %d times; it waits to run alone.", suspect, suspect.rescues)
+        logger.warning(
+            "%s was rescued %d times. It waits until this worker runs no other task.", suspect, suspect.rescues
+        )
         self._suspect, self._has_begun, self._waits_since = suspect, False, now
         self.in_flight.add(claims)
         for claim in claims:
@@ -82,7 +84,12 @@ class ExclusiveRun:
     def _give_way(self, suspect: Claim) -> None:
         """Put the suspect off and let the others go on for a while."""
         seconds = self._patience * PUT_OFF_FACTOR
-        logger.warning("%s was not alone for %.0f s; it is put off for %.0f s.", suspect, self._patience, seconds)
+        logger.warning(
+            "%s waited %.0f s for the other tasks of this worker to end. It is postponed for %.0f s.",
+            suspect,
+            self._patience,
+            seconds,
+        )
         self._suspect, self._none_before = None, time.monotonic() + seconds
         self._patience *= 2
         self._put_off([suspect], seconds)

@@ -116,7 +116,7 @@ class Fetcher(ConnectedService):
         known = self.in_flight.task_ids()
         lost = give_back(self.using, self.identity.id, known, before=before, except_keys=under_way)
         if lost:
-            logger.warning("Gave back %d tasks whose claim was answered too late.", lost)
+            logger.warning("Gave back %d tasks because the answer to their claim was late.", lost)
 
     def close(self) -> None:
         self.is_claiming = False

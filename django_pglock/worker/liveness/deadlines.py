@@ -68,6 +68,10 @@ class _Awaited:
         self.statement = statement
         waited = self.looks * BETWEEN_LOOKS
         if statement is not None and waited > self.service.patience + LEFT_TO_SERVER:
-            logger.warning("The %s has had no answer for %.0f s; it hangs up.", self.service.name, waited)
+            logger.warning(
+                "The %s has had no answer from the database for %.0f s. It closes its connection.",
+                self.service.name,
+                waited,
+            )
             hang_up(statement[0])
             self.statement = None

@@ -149,7 +149,7 @@ class SessionWatch(Service):
     def _report(self, silent: SilentSession) -> None:
         if silent.looks >= REPORT and not silent.is_reported:
             silent.is_reported = True
-            self._log(silent, f"{silent.says}. It goes on waiting.")
+            self._log(silent, f"{silent.says}. The thread continues to wait.")
 
     def _log(self, silent: SilentSession, what: str) -> None:
         wait, claim = silent.wait, self._claim_of(silent.wait.ident)
@@ -170,7 +170,7 @@ class SilentSession:
     def __init__(self, wait: PendingStatement) -> None:
         self.wait = wait
         self.looks = 0
-        #: What the server has said last, in words.
+        #: What the server has reported last, in words.
         self.says = "the server has not been asked"
         #: Why the session has to be ended; empty: it has not.
         self.verdict = ""
@@ -209,7 +209,7 @@ class SilentSession:
             self.verdict = "the server has no such session"
 
     def _note_activity(self, activity: Activity, view: ServerView) -> None:
-        self.says = f"the server says that the session is {activity.state or 'not ours to look into'}"
+        self.says = f"the server reports the state {activity.state or 'hidden from this role'} for the session"
         is_stuck = activity.state == "active" and activity.waits_for_client and self._receives_nothing() is True
         self._both_waited = self._both_waited + 1 if is_stuck else 0
         if self._may_be_elsewhere(view):
@@ -217,13 +217,13 @@ class SilentSession:
         if activity.state in IDLE and activity.since >= ON_ITS_WAY:
             self.verdict = f"the session is {activity.state} at the server"
         elif self._both_waited >= PATIENCE:
-            self.verdict = "the server waits for us"
+            self.verdict = "the server waits for the client"
 
     def _note_pooled(self, view: ServerView) -> None:
-        self.says = "a pooler is in between, and a statement as old as this one runs at the server"
+        self.says = "a pooler is between them, and the server runs a statement as old as this one"
         waited = self.looks * BETWEEN_LOOKS
         if view.oldest_statement < waited - ON_ITS_WAY:
-            self.says = "a pooler is in between, and no statement at the server is as old as this one"
+            self.says = "a pooler is between them, and the server runs no statement as old as this one"
             if self.looks >= BEHIND_POOLER and not self._may_be_elsewhere(view):
                 self.verdict = self.says
 

@@ -80,7 +80,7 @@ class SystemdNotifier(Service):
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True
-                logger.warning("NOTIFY_SOCKET does not take messages: %s", error)
+                logger.warning("Messages to NOTIFY_SOCKET cannot be sent: %s", error)
 
 
 def watchdog_limit(*, is_one_of_several: bool) -> float | None:

@@ -150,6 +150,8 @@ class EventLoop:
             except (SystemExit, KeyboardInterrupt):
                 # asyncio raises these two out of the loop when they leave a coroutine that another one has started. A
                 # coroutine that awaits that one gets them all the same, and the loop can go on.
-                logger.warning("A coroutine that a task has started wants to end the process.", exc_info=True)
+                logger.warning(
+                    "A coroutine that a task has started tried to end the process. The worker continues.", exc_info=True
+                )
             if self._loop is not loop:
                 return

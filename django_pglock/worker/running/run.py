@@ -98,7 +98,11 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
         return attempt.ended(None)
     except BaseException as error:
         if has_committed:
-            logger.exception("An on_commit hook of %s failed; the task has succeeded.", claim, extra=claim.log_fields())
+            logger.exception(
+                "An on_commit hook of %s failed after its commit. The task has succeeded.",
+                claim,
+                extra=claim.log_fields(),
+            )
             return attempt.ended(outcome, is_settled=True)
         if isinstance(error, DatabaseFailure) and (session is None or session.closed):
             # The connection is lost. Nobody knows whether the COMMIT arrived; the guard of the next settle finds out.

@@ -167,14 +167,14 @@ class TaskThread:
             else:
                 if is_busy and time.monotonic() - attempt.deadline > CANCEL_PATIENCE:
                     # The server has cancelled it, or has nothing to cancel, but its answer does not reach us.
-                    self._hang_up(session, attempt, "does not end although it was cancelled")
+                    self._hang_up(session, attempt, "does not end although the server was asked to cancel it")
             was_busy |= is_busy
         return was_busy
 
     def _hang_up(self, session: DatabaseWrapper, attempt: StoppableAttempt, what: str) -> None:
         attempt.is_disturbed = True
         logger.warning(
-            "A statement of %s %s; its connection to database %r is closed.",
+            "A statement of %s %s. Its connection to database %r is closed.",
             attempt.claim,
             what,
             session.alias,
@@ -199,8 +199,8 @@ class TaskThread:
             return
         if session.in_atomic_block or not is_closed(session):
             logger.warning(
-                "%s has left a transaction open, autocommit off, or its connection in use, in database %r; what it has "
-                "not committed is lost.",
+                "%s has left a transaction open, autocommit off, or its connection in use, in database %r. Its "
+                "uncommitted changes are rolled back.",
                 claim,
                 session.alias,
                 extra=claim.log_fields(),
@@ -236,7 +236,7 @@ def _report(attempt: StoppableAttempt) -> None:
     if not attempt.is_reported and time.monotonic() - attempt.deadline > OVERRUN:
         attempt.is_reported = True
         logger.warning(
-            "%s still runs more than %.0f s after its timeout. What does not return to Python cannot be stopped.",
+            "%s still runs more than %.0f s after its timeout. Code that does not return to Python cannot be stopped.",
             attempt.claim,
             OVERRUN,
             extra=attempt.claim.log_fields(),

@@ -129,7 +129,7 @@ class Settler(ConnectedService):
 
     def finish(self) -> None:
         for claim in self._locked:
-            logger.warning("%s has ended, but somebody has locked its row. It will run again.", claim)
+            logger.warning("%s has ended, but another transaction has locked its row. The task will run again.", claim)
 
     def _gather(self) -> list[EndedClaim]:
         batch: list[EndedClaim | None] = [*self._freed()]
@@ -281,7 +281,7 @@ class Settler(ConnectedService):
                 return {**self._settle_alike(ended_claims[:middle]), **self._settle_alike(ended_claims[middle:])}
             if isinstance(ended_claims[0].outcome, Failed):
                 # Dropped. The heartbeat compares the table with what is in flight, and the task will run again.
-                logger.exception("Not even the failure of %s can be stored.", ended_claims[0].claim)
+                logger.exception("The failure of %s cannot be stored. The task will run again.", ended_claims[0].claim)
                 return {}
             ended_claims[0].outcome = Failed(Failure.of(error))
             return self._settle_alike(ended_claims)

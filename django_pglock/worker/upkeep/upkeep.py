@@ -154,11 +154,11 @@ class Upkeep(ConnectedService):
             if connection.connection is not session or has_hung_up(connection) or is_read_only(error):
                 raise
             if name not in self._failing:
-                logger.warning("A step of the upkeep, %s, failed. It is tried again and again.", name, exc_info=True)
+                logger.warning("The upkeep step %s failed. The worker keeps trying.", name, exc_info=True)
             self._failing.add(name)
             return None
         if name in self._failing:
-            logger.warning("The step of the upkeep that failed, %s, works again.", name)
+            logger.warning("The upkeep step %s works again.", name)
             self._failing.remove(name)
         return answer
 

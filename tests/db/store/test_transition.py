@@ -69,8 +69,11 @@ def test_one_status_needs_no_list_and_another_field_can_hold_it(parcels):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"from_": ["nwe"], "to": "taken"}, r"'nwe' is no value of Parcel\.status; its values are 'new', 'returned'"),
-        ({"from_": ["new"], "to": "tkaen"}, r"'tkaen' is no value of Parcel\.status"),
+        (
+            {"from_": ["nwe"], "to": "taken"},
+            r"'nwe' is not a value of Parcel\.status; its values are 'new', 'returned'",
+        ),
+        ({"from_": ["new"], "to": "tkaen"}, r"'tkaen' is not a value of Parcel\.status"),
         ({"from_": [], "to": "taken"}, "one status or more"),
         ({"from_": ["new", None], "to": "taken"}, "None"),
         ({"from_": ["new", "taken"], "to": "taken"}, "'taken' is a status to move from"),

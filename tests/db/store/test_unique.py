@@ -178,7 +178,7 @@ def test_one_that_is_there_for_longer_than_it_waits_is_not_replaced(unique):
     first = keyed.save.using(unique=unique).enqueue(1, text="old")
     with (
         CaptureQueriesContext(connection) as queries,
-        pytest.raises(DuplicateTask, match="cannot be replaced") as refused,
+        pytest.raises(DuplicateTask, match="cannot replace it") as refused,
     ):
         keyed.save.enqueue(1, text="new")
     assert refused.value.result_id == first.id

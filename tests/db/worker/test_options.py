@@ -13,12 +13,12 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"using": "nope"}, "DATABASES has no 'nope'; it has default"),
-        ({"threads": 0}, "threads: '0' is no number from 1 to 1000"),
+        ({"using": "nope"}, "DATABASES has no alias 'nope'. Its aliases: default"),
+        ({"threads": 0}, "threads: '0' is not a number from 1 to 1000"),
         ({"threads": True}, "threads: 'True' is no number"),
-        ({"grace": -1}, "grace: '-1' are no seconds, zero or more"),
+        ({"grace": -1}, "grace: '-1' is not a number of seconds, 0 or larger"),
         ({"grace": float("nan")}, "grace: 'nan' are no seconds"),
-        ({"max_tasks": 0}, "max_tasks: '0' is no number from 1"),
+        ({"max_tasks": 0}, "max_tasks: '0' is not a number from 1"),
         ({"max_memory": 0}, "max_memory: '0' is not above zero"),
         ({"max_time": -1}, "max_time: '-1' are no seconds"),
         ({"probe_port": 65536}, "probe_port: '65536' is no port"),

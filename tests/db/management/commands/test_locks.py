@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 
 from django_pglock import Lease, LockLost, lock
 from django_pglock.testing import hold
+from tests.conftest import NEVER
 from tests.db.locks.sessions import Somebody
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -52,7 +55,7 @@ def test_locks_are_shown_to_people_and_to_programs(in_threads, eventually):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--database", "nope"), "DATABASES has no 'nope'; it has default"),
+        (("--database", "nope"), "DATABASES has no alias 'nope'. Its aliases: default"),
         (("--watch", "-1"), "'-1' are no seconds"),
         (("--watch", "nan"), "'nan' are no seconds"),
         (("--watch", "1e300"), "'1e300' are no seconds"),
@@ -76,6 +79,16 @@ def test_only_sessions_with_locks_are_terminated():
         somebody.leaves()
 
 
+def test_times_of_leases_are_told_by_the_clock_of_the_server(monkeypatch):
+    an_hour_ago = timezone.now() - timedelta(hours=1)
+    monkeypatch.setattr(timezone, "now", lambda: an_hour_ago)
+    with Lease("nightly", ttl=600):
+        *_, held_for, _unit, renewed, _unit, expires_in, _unit = locks("--leases").split()
+    assert 0 <= int(held_for) <= NEVER
+    assert 0 <= int(renewed) <= NEVER
+    assert 600 - NEVER <= int(expires_in) <= 600
+
+
 def test_leases_are_shown_and_taken_away():
     assert locks("--leases") == "No lease is held.\n"
     with pytest.raises(LockLost), Lease("night\tly", ttl=60) as lease, Lease("mutex"):
@@ -86,5 +99,5 @@ def test_leases_are_shown_and_taken_away():
         [row] = json.loads(locks("--leases", "night\tly", "--json"))
         assert (row["name"], row["token"]) == ("night\tly", 1)
         assert "taken away" in locks("--free-lease", "night\tly")
-        with pytest.raises(CommandError, match="No lease of the name"):
+        with pytest.raises(CommandError, match="No lease named"):
             locks("--free-lease", "night\tly")
