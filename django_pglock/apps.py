@@ -62,10 +62,16 @@ def require_psycopg() -> None:
 
 
 def require_backends(tasks: dict[str, Any]) -> None:
-    """Raise ``ConfigurationError`` for a backend of this package in ``TASKS`` that cannot be imported."""
+    """Raise ``ConfigurationError`` for a backend of this package in ``TASKS`` that cannot be imported.
+
+    A package that does not exist and is named almost like this one is a typing error. A project's own backend is left
+    to Django: its module may import models, and no models can be imported yet.
+    """
     for alias, backend in tasks.items():
         path = str(backend.get("BACKEND", ""))
-        if "pglock" not in path.lower():
+        package = path.partition(".")[0]
+        is_misspelled = "pglock" in package.lower().replace("_", "") and find_spec(package) is None
+        if package != "django_pglock" and not is_misspelled:
             continue
         if django.VERSION < (6, 0) and find_spec("django_tasks") is None:
             raise ConfigurationError(

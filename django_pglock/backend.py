@@ -120,9 +120,12 @@ class PostgresBackend(BaseTaskBackend):
         ids: list[str] = []
         # Each call is checked before it is written, as a single call is.
         prepared = (_call_of(task, *arguments_of(call)) for call in calls)
+        if task.unique is not None:
+            # All calls at once, so that all callers lock the keys in the same order.
+            all_calls = list(prepared)
+            return [str(row.id) for row in enqueue_many(using, task, all_calls, meta=meta)] if all_calls else []
         with transaction.atomic(using=using):
-            # With unique= all calls are one batch, so that all callers lock the keys in the same order.
-            for batch in batches(prepared) if task.unique is None else filter(None, [list(prepared)]):
+            for batch in batches(prepared):
                 ids += [str(row.id) for row in enqueue_many(using, task, batch, meta=meta)]
         return ids
 

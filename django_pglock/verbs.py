@@ -37,8 +37,10 @@ class Verb:
     done: Any
     #: The message about selected rows that were not changed.
     left: Any = _LEFT_ALONE
-    #: Shown by ``locktasks`` before it asks for confirmation.
+    #: Shown by ``locktasks`` and by the admin before they ask for confirmation.
     question: Any = ""
+    #: Whether to begin with the newest rows.
+    newest_first: bool = False
 
     def said(self, message: Any, number: int, *, most: int | None = None) -> str:
         """Return a message about a number of rows; ``most`` is the number at which counting stops."""
@@ -118,6 +120,7 @@ TASK_VERBS = {
                 "%(count)s tasks would be cancelled, or asked to end if they run.",
                 "number",
             ),
+            newest_first=True,
         ),
     )
 }

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
-from django.contrib import messages
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import router, transaction
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
-from django_pglock.admin import pages
 from django_pglock.store.move import WINDOW
 from django_pglock.verbs import Verb
 
@@ -22,30 +24,44 @@ MOST_NAMED = 100
 
 
 def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
-    """Apply the verb to the rows, show a message and write a log entry. Return the number of changed rows."""
+    """Apply the verb to the rows, show a message and write a log entry. Return the number of changed rows.
+
+    More rows than ``WINDOW`` are changed by a task, because a request may not take that long; then return 0.
+    """
     # The admin passes a queryset in display order, possibly on a replica. The verb needs an unordered one on the
     # database that takes writes.
     chosen = queryset.using(router.db_for_write(queryset.model)).order_by()
-    asked = list(chosen.order_by("-pk").values_list("pk", flat=True)[: pages.MOST_COUNTED + 1])
-    is_crowd = len(asked) > WINDOW
-    if is_crowd:
-        # One transaction would keep all rows locked until the last one is changed, so the verb commits each window of
-        # rows. This first entry exists even if the process dies before the verb is done.
-        record(request, chosen.model, f"{verb.name}: started for more than {WINDOW} rows")
-    with nullcontext() if is_crowd else transaction.atomic(using=chosen.db):
+    asked = list(chosen.order_by("-pk").values_list("pk", flat=True)[: WINDOW + 1])
+    with transaction.atomic(using=chosen.db):
+        if len(asked) > WINDOW:
+            _perform_by_task(verb, request, chosen)
+            return 0
         count = verb.apply(chosen, None) if asked else 0
         _audit(verb, request, chosen.model, asked, count)
     if count:
         messages.success(request, verb.said(verb.done, count))
-    skipped = len(asked) - count
-    if len(asked) > pages.MOST_COUNTED:
-        text = _("More than %(count)d tasks were selected. Tasks in other states were not changed.")
-        messages.info(request, text % {"count": pages.MOST_COUNTED})
-    elif skipped > 0:
-        messages.warning(request, verb.said(verb.left, skipped))
+    if len(asked) > count:
+        messages.warning(request, verb.said(verb.left, len(asked) - count))
     elif not count:
         messages.warning(request, _("The selected rows no longer exist."))
     return count
+
+
+def _perform_by_task(verb: Verb, request: HttpRequest, chosen: Any) -> None:
+    # Here, because the decorator needs a backend: a project that uses only locks has none.
+    from django_pglock.bulk import enqueue_change
+
+    ids = list(verb.movable(chosen).order_by("-pk" if verb.newest_first else "pk").values_list("pk", flat=True))
+    made = enqueue_change(chosen.db, verb, ids)
+    numbers = ", ".join(f"#{each}" for each in made)
+    record(request, chosen.model, f"{verb.name}: asked for {len(ids)} tasks, to be changed by {numbers}")
+    if not made:
+        messages.warning(request, verb.said(verb.left, WINDOW + 1, most=WINDOW))
+    for each in made:
+        url = reverse("admin:django_pglock_task_change", args=[each], current_app=getattr(request, "current_app", None))
+        link = format_html('<a href="{}">#{}</a>', url, each)
+        text = _("A worker does this in the background, for {count} tasks. Progress, and a button to cancel: {link}")
+        messages.info(request, format_html(text, count=len(ids), link=link))
 
 
 def _audit(verb: Verb, request: HttpRequest, model: Any, asked: list[int], count: int) -> None:
@@ -68,13 +84,32 @@ def record(request: HttpRequest, model: Any, text: str, *, object_id: str | None
     )
 
 
-def admin_action(verb: Verb) -> Callable[..., None]:
+def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
     """Return the verb as an action of a list page."""
 
-    def action(model_admin: Any, request: HttpRequest, queryset: Any) -> None:
+    def action(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        if request.POST.get("select_across") == "1" and "confirmed" not in request.POST:
+            return _confirmation(verb, model_admin, request, queryset)
         perform(verb, request, queryset)
+        return None
 
     action.__name__ = verb.name
-    action.short_description = verb.label  # type: ignore[attr-defined]
-    action.allowed_permissions = (verb.permission,)  # type: ignore[attr-defined]
-    return action
+    return admin.action(description=verb.label, permissions=[verb.permission])(action)
+
+
+def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse:
+    """Ask before all rows that match a filter are changed, most of which the page does not show. Say how many."""
+    site = model_admin.admin_site
+    request.current_app = site.name
+    count = verb.movable(queryset.order_by()).count()
+    names = ("action", "select_across", "index", ACTION_CHECKBOX_NAME)
+    context = {
+        **site.each_context(request),
+        "opts": model_admin.opts,
+        "media": model_admin.media,
+        "title": verb.label,
+        "question": verb.said(verb.question, count),
+        "is_crowd": count > WINDOW,
+        "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
+    }
+    return TemplateResponse(request, "admin/django_pglock/task/confirm.html", context)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
@@ -51,8 +50,9 @@ class LeaseAdmin(ReadOnlyAdmin):
     readonly_fields = fields
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """Add the server's time: its clock decides whether a lease has expired, and the host's clock may differ."""
-        return super().get_queryset(request).annotate(server_time=Now())
+        """Add the server's time."""
+        leases: Any = super().get_queryset(request)
+        return leases.with_server_time()
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may delete this lease: only a lease without a holder.
@@ -102,7 +102,7 @@ class LeaseAdmin(ReadOnlyAdmin):
 
 
 def is_held(lease: Any) -> bool:
-    """Return whether the lease was held at ``server_time``, an annotation of ``get_queryset``."""
+    """Return whether the lease was held at ``server_time``, an annotation of ``with_server_time()``."""
     return lease.released_at is None and (lease.expires_at is None or lease.expires_at > lease.server_time)
 
 

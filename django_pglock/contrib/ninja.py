@@ -39,10 +39,10 @@ def lock_view(key: str, **options: Any) -> Callable[[View], View]:
     decorate = lock_any_view(key, **{"on_busy": busy, **options})
 
     def decorate_operation(view: View) -> View:
-        locked: Any = decorate(view)
+        locked = decorate(view)
         # The framework would resolve the names in the annotations of the view in the module of the decorator.
-        locked.__signature__ = inspect.signature(view, eval_str=True)
-        return locked  # type: ignore[no-any-return]
+        vars(locked)["__signature__"] = inspect.signature(view, eval_str=True)
+        return locked
 
     return decorate_operation
 

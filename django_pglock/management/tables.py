@@ -20,6 +20,6 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
-def ago(since: Any) -> str:
-    """Return the seconds since a moment as text, "-" without a moment."""
-    return f"{(timezone.now() - since).total_seconds():.0f} s" if since else "-"
+def ago(since: Any, now: Any = None) -> str:
+    """Return the seconds from a moment to ``now`` (default: this host's time) as text, "-" without a moment."""
+    return f"{((now or timezone.now()) - since).total_seconds():.0f} s" if since else "-"

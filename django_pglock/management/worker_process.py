@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from importlib import import_module
 from typing import Any, NoReturn
 
 from django.conf import settings
@@ -28,6 +29,9 @@ GARBAGE = 10_000
 
 def run_until_signal(build: dict[str, Any]) -> None:
     """Run one worker in the main thread. SIGTERM and SIGINT stop the worker."""
+    # Not at module level: it needs a backend. A busy worker looks only every half minute for functions that it does not
+    # know, and a bulk change has to begin at once.
+    import_module("django_pglock.bulk")
     silence_unhandled_loggers()
     worker = Worker(**build)
     log_banner(worker, build)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
 from django.utils.connection import ConnectionDoesNotExist
@@ -31,7 +31,7 @@ def connection_for(using: str) -> DatabaseWrapper:
     Raises ``ConfigurationError`` when the alias is not in ``DATABASES``, or not PostgreSQL through psycopg 3.
     """
     try:
-        connection: Any = connections[using]
+        connection = cast("DatabaseWrapper", connections[using])
     except ConnectionDoesNotExist:
         known = ", ".join(sorted(connections.settings))
         raise ConfigurationError(f"DATABASES has no alias {using!r}. Its aliases: {known}.") from None
@@ -40,7 +40,7 @@ def connection_for(using: str) -> DatabaseWrapper:
             f"Database {using!r} is {connection.vendor}, and django_pglock needs PostgreSQL. "
             "Name another alias with using=, DJANGO_PGLOCK['USING'] or the OPTIONS of TASKS."
         )
-    return connection  # type: ignore[no-any-return]
+    return connection
 
 
 def ensure_usable(connection: DatabaseWrapper) -> None:

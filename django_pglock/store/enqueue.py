@@ -96,6 +96,9 @@ def _admit_enqueued(using: str, task: TaskFields, calls: Sequence[Call], rows: S
     key = calls[0].keys.lock
     if len(rows) > 1 or key is None or task.rate is not None:
         admit_on_commit(using, {call.keys.lock for call in calls})
+        if task.rate is not None:
+            # Admission may have set an alarm for the next token. A sleeping worker has to learn when it rings.
+            wake(using, [task.queue_name], SCHEDULED_CHANNEL)
     else:
         admit = partial(admit_own, using, rows[0].id, key, is_alone=is_alone(task))
         transaction.on_commit(admit, using=using, robust=True)

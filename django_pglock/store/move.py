@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from django.db.models import Case, Value, When
+from django.db.models import BooleanField, Case, F, Func, Value, When
 
 from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.release import release_on_commit
+from django_pglock.store.sql import array_of_numbers
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import FINISHED, TaskStatus, sources_of
 
@@ -60,7 +61,14 @@ def by_windows(tasks: Any, chosen: Any, verb: Callable[[Any], int], progress: Pr
     count, ids = 0, list(chosen.values_list("pk", flat=True))
     for start in range(0, len(ids), WINDOW):
         window = ids[start : start + WINDOW]
-        count += verb(tasks.filter(pk__in=window))
+        count += verb(tasks.filter(is_among(window)))
         if progress:
             progress(count, window[-1])
     return count
+
+
+def is_among(ids: Iterable[int]) -> Func:
+    """Say whether a task has one of these ids: one array instead of a parameter for each, which takes far longer."""
+    template = "%(expressions)s::bigint[])"
+    array = Value(array_of_numbers(ids))
+    return Func(F("pk"), array, template=template, arg_joiner=" = ANY (", output_field=BooleanField())

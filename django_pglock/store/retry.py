@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.expressions import RawSQL
+from django.db.models.functions import Collate
+from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from django_pglock.store.after import wait_again
 from django_pglock.store.move import BETWEEN_TRIES, TRIES, WAITS, Progress, by_windows, movable, move
-from django_pglock.store.sql import rows_of
+from django_pglock.store.sql import rows_of, run
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, TaskStatus
+
+#: The longest wait for a unique key when many are taken at once. The server looks for deadlocks after a second.
+SHORT_WAIT = "10ms"
+LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
+# The caller's transaction goes on with the limit that it had before.
+RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
 
 #: How often a retry tries again when another task with the same unique key was committed meanwhile.
 LOOKS = 10
@@ -64,17 +73,40 @@ def _retry_once(tasks: Any) -> int:
         "expires_at": None,
     }
     chosen = _without_duplicates(tasks)
-    parts = [chosen]
-    # Unique tasks one after the other, in the order in which enqueue_many takes their keys: two transactions that take
-    # the same keys in different orders would deadlock. An UPDATE of many rows takes them in the order of their ids.
-    unique = chosen.filter(unique_key__isnull=False, status__in=FINISHED).order_by("unique_key")
+    unique = chosen.filter(unique_key__isnull=False, status__in=FINISHED).order_by(Collate("unique_key", "C"))
     ids = list(unique.values_list("pk", flat=True))
-    if len(ids) > 1:
-        rows = rows_of("Task", tasks.db)
-        parts = [tasks.filter(unique_key=None), *(rows.filter(pk=id_) for id_ in ids)]
+    if len(ids) < 2:
+        return _move(tasks.db, [chosen], changes)
+    # An UPDATE of many rows takes the unique keys in the order of the ids. Two transactions that take the same keys in
+    # different orders would deadlock, so this one gives up before the server looks for a deadlock.
+    with suppress(_Waited), transaction.atomic(using=tasks.db), _short_waits(tasks.db):
+        return _move(tasks.db, [chosen], changes)
+    # One after the other, in the order in which enqueue_many takes the keys.
+    rows = rows_of("Task", tasks.db)
+    return _move(tasks.db, [tasks.filter(unique_key=None), *(rows.filter(pk=id_) for id_ in ids)], changes)
+
+
+def _move(using: str, parts: Iterable[Any], changes: dict[str, Any]) -> int:
     moved = [id_ for part in parts for id_, *_ in move(part, TaskStatus.READY, changes, among=FINISHED)]
-    wait_again(tasks.db, moved)
+    wait_again(using, moved)
     return len(moved)
+
+
+class _Waited(Exception):
+    """Another transaction has held a unique key or a row for too long."""
+
+
+@contextmanager
+def _short_waits(using: str) -> Iterator[None]:
+    """Let each statement of the block wait for no lock for longer than a moment. Raises ``_Waited``."""
+    [(before, _)] = run(using, LIMIT_WAITS, SHORT_WAIT)
+    try:
+        yield
+    except OperationalError as error:
+        if isinstance(error.__cause__, (LockNotAvailable, DeadlockDetected)):
+            raise _Waited from error
+        raise
+    run(using, RESTORE_WAITS, before)
 
 
 def _retriable(tasks: Any) -> Any:

@@ -41,7 +41,8 @@ NEGATIVE_TTL = 0.05
 # nothing and fall asleep between our look at its flag and our commit. The answer is not needed on the disk: if the
 # server crashes, the poll finds the task.
 WAKE = """
-SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)
+SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, queue)
+FROM (VALUES %s) AS news (channel, queue)
 WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
 """
 
@@ -69,22 +70,24 @@ def _wake_on_commit(using: str, channel: str, queue: str) -> None:
         return
     untold = _untold.setdefault(connection, set())
     untold.add((channel, queue))
-    connection.on_commit(partial(_wake_once, untold, using, channel, queue), robust=True)
+    connection.on_commit(partial(_wake_once, untold, using), robust=True)
 
 
-def _wake_once(untold: set[tuple[str, str]], using: str, channel: str, queue: str) -> None:
-    if (channel, queue) in untold:
-        _notify(using, channel, queue)
-        untold.discard((channel, queue))
+def _wake_once(untold: set[tuple[str, str]], using: str) -> None:
+    if untold:
+        # One message for all queues: a bulk retry adds to hundreds, and each message waits for a commit.
+        _notify(using, sorted(untold))
+        untold.clear()
 
 
-def _notify(using: str, channel: str, queue: str) -> None:
+def _notify(using: str, news: list[tuple[str, str]]) -> None:
     if _nobody_sleeps(using):
         return
     now = time.monotonic()
     connection = connection_for(using)
     connection.ensure_connection()
-    if send(connection, filled(WAKE) % literals(connection, (channel, queue))) is None:
+    values = ", ".join("({}, {})".format(*literals(connection, each)) for each in news)
+    if send(connection, filled(WAKE) % values) is None:
         _nobody_slept_at[using] = now
 
 

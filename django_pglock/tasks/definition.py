@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
 from django.utils import timezone
@@ -23,11 +23,14 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import check_templates
 from django_pglock.tasks.compat import InvalidTask, Task
 from django_pglock.tasks.context import OWN_META
-from django_pglock.tasks.fields import TaskFields
+from django_pglock.tasks.fields import TaskFields, check_names
 from django_pglock.tasks.options import check_concurrency, check_template, group_of, rate_of, unique_of
 from django_pglock.tasks.redaction import redact_of
 from django_pglock.tasks.retry import check_backoff, duration_of
 from django_pglock.tasks.schedules import check_schedule
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Options of one call that travel in the row's ``meta``; the others have a column or belong to the function.
 CARRIED_OPTIONS = ("atomic", "timeout", "max_snoozes")
@@ -38,6 +41,11 @@ MOST_ATTEMPTS = 32_767
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresTask(TaskFields):
     """A task function whose options have been checked. Made by ``@task``, never by hand; see ``TaskFields``."""
+
+    def __new__(cls, **options: Any) -> Self:
+        # Django 6.1's own @task passes on what it is given, and Python would only say that __init__ does not take it.
+        check_names(options.get("func"), options)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         self._check_function()

@@ -1,6 +1,8 @@
-"""Which names a queue can have."""
+"""Which names a queue can have, and which names stand for it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 #: The column's width.
 LONGEST_QUEUE = 128
@@ -19,3 +21,16 @@ def check_text(text: str, what: str) -> None:
         raise ValueError(
             f"{what} contains a NUL character or a lone surrogate, which PostgreSQL cannot store: {text[:40]!r}."
         )
+
+
+def covers(pattern: str, name: str) -> bool:
+    """Say whether a pattern, a name or a prefix with ``*`` at its end, stands for a name or for a longer prefix."""
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+
+
+def is_served(name: str, asked: Iterable[str]) -> bool:
+    """Say whether a worker serves a queue. ``asked``: what its row has as ``queues``, the words of its command line."""
+    names = [each for each in asked if not each.startswith("--")]
+    excluded = [each.removeprefix("--exclude ") for each in asked if each.startswith("--exclude ")]
+    wanted = [each.rpartition("=")[0] if "=" in each else each for each in names] or ["*"]
+    return any(covers(each, name) for each in wanted) and not any(covers(each, name) for each in excluded)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from asgiref.sync import sync_to_async
 
@@ -105,8 +105,7 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
 
     @property
     def _backend(self) -> AwaitingBackend:
-        backend: Any = task_backends[self.backend]
-        return backend  # type: ignore[no-any-return]
+        return cast("AwaitingBackend", task_backends[self.backend])
 
     def _timed_out(self, timeout: float | None, why: str) -> TimeoutError:
         return TimeoutError(f"Task {self.id} has not finished within {timeout} s{': ' if why else ''}{why}.")

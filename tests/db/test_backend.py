@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_pglock import enqueue_many
 from django_pglock import task as own_task
+from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask, TaskResultStatus, task_backends
@@ -96,6 +97,8 @@ def test_djangos_own_decorator_takes_our_options():
     from django.tasks import task
 
     assert task(max_attempts=4)(tasks.add.func).max_attempts == 4
+    with pytest.raises(TaskOptionError, match="write max_attempts, which counts the first attempt"):
+        task(retries=3)(tasks.add.func)
 
 
 def pickled(value):

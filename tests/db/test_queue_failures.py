@@ -163,6 +163,19 @@ def test_nobody_is_notified_unless_somebody_sleeps_and_then_once(heard, is_sleep
     assert sorted(heard()) == expected
 
 
+def test_hundreds_of_queues_are_told_in_one_message(heard):
+    """A retry of all failed tasks of an incident adds to each queue. A message for each queue takes a commit each."""
+    worker = uuid4()
+    beat_of(worker)
+    note_sleep("default", worker, is_sleeping=True)
+    wakeup._nobody_slept_at.clear()
+    names = [f"queue {number} 100%" for number in range(200)]
+    with CaptureQueriesContext(connection) as queries, transaction.atomic():
+        wakeup.wake("default", names)
+    assert len([each for each in queries if "pg_notify" in each["sql"]]) == 1
+    assert heard() == sorted(names)
+
+
 def test_what_was_rolled_back_takes_no_notification_along(heard):
     worker = uuid4()
     beat_of(worker)

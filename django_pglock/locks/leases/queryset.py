@@ -16,6 +16,11 @@ class LeaseQuerySet(models.QuerySet[Any]):
         """Leases that are held."""
         return self.filter(Q(expires_at__isnull=True) | Q(expires_at__gt=Now()), released_at__isnull=True)
 
+    def with_server_time(self) -> LeaseQuerySet:
+        """Add ``server_time``: the server's clock decides whether a lease has expired, and the host's may differ."""
+        leases: LeaseQuerySet = self.annotate(server_time=Now())
+        return leases
+
     def free(self) -> int:
         """Take leases away from their holders, who notice at their next renewal. Returns the number of leases."""
         return self.held().update(released_at=Now(), expires_at=Now())

@@ -6,11 +6,10 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.serializers.json import DjangoJSONEncoder
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
@@ -78,7 +77,7 @@ class Command(BaseCommand):
             self._free(leases, options["free_lease"])
             return
         if options["leases"]:
-            held = leases.held()
+            held = leases.held().with_server_time()
             self._repeat(options, held.filter(name=options["search"]) if options["search"] else held, Leases)
             return
         if options["search"]:
@@ -127,7 +126,7 @@ class Command(BaseCommand):
             self.stdout.write(line)
 
 
-class Kind:
+class Kind(Protocol):
     """How the rows of one model are shown: ``fields`` as JSON, ``head`` and ``line`` as a table."""
 
     fields: tuple[str, ...]
@@ -135,23 +134,23 @@ class Kind:
     @staticmethod
     def head() -> tuple[str, ...]:
         """Return the titles of the columns."""
-        raise NotImplementedError
+        ...
 
     @staticmethod
     def line(row: Any) -> tuple[str, ...]:
         """Return the columns of a row."""
-        raise NotImplementedError
+        ...
 
     @staticmethod
     def nothing() -> str:
         """Return the sentence that is printed if there are no rows."""
-        raise NotImplementedError
+        ...
 
 
-class Locks(Kind):
+class Locks:
     """Advisory locks. Waiting sessions are indented below the holder."""
 
-    fields = (
+    fields: tuple[str, ...] = (
         *("key", "name", "mode", "is_granted", "pid", "waiters", "blocked_by", "since"),
         *("application_name", "state", "username", "client_address", "query"),
     )
@@ -180,10 +179,10 @@ class Locks(Kind):
         return _("No advisory lock is held or awaited.")
 
 
-class Leases(Kind):
+class Leases:
     """Leases that are held."""
 
-    fields = ("name", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires_at")
+    fields: tuple[str, ...] = ("name", "owner", "token", "ttl", "acquired_at", "renewed_at", "expires_at")
 
     @staticmethod
     def head() -> tuple[str, ...]:
@@ -191,12 +190,13 @@ class Leases(Kind):
         return (_("LEASE"), _("OWNER"), _("TOKEN"), _("HELD FOR"), _("RENEWED"), _("EXPIRES IN"))
 
     @staticmethod
-    def line(row: Lease) -> tuple[str, ...]:
+    def line(row: Any) -> tuple[str, ...]:
         """Return the columns of a lease."""
-        ends = _("never") if row.expires_at is None else f"{(row.expires_at - timezone.now()).total_seconds():.0f} s"
+        now = row.server_time
+        ends = _("never") if row.expires_at is None else f"{(row.expires_at - now).total_seconds():.0f} s"
         return (
             *(printable(row.name), printable(row.owner), str(row.token)),
-            *(ago(row.acquired_at), ago(row.renewed_at), ends),
+            *(ago(row.acquired_at, now), ago(row.renewed_at, now), ends),
         )
 
     @staticmethod

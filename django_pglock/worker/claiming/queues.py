@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.tasks.queues import covers
 
 ORDERS = ("weighted", "strict")
 
@@ -37,7 +38,7 @@ class Pattern:
 
     def covers(self, text: str) -> bool:
         """Say whether it covers this name, or all names that another pattern with this text covers."""
-        return text.startswith(self.text[:-1]) if self.is_prefix else text == self.text
+        return covers(self.text, text)
 
 
 class Queues:

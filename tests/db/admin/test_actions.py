@@ -10,10 +10,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_pglock.admin import actions, pages
+from django_pglock.admin import actions
 from django_pglock.models import Task
-from django_pglock.store import cancel as cancel_module
-from django_pglock.store import move
 from django_pglock.store.liveness import beat
 from tests.db.admin.visits import LIST, act, make, person, said
 
@@ -74,24 +72,30 @@ def test_a_message_about_one_unchanged_task_is_in_the_singular(client):
     assert text.startswith("1 of the selected tasks was not changed: its worker is alive")
 
 
-def test_what_is_beyond_the_count_is_not_said_to_be_known(client, monkeypatch):
-    monkeypatch.setattr(pages, "MOST_COUNTED", 3)
+ALL = {"select_across": "1", "confirmed": "1"}
+
+
+def test_all_that_match_are_changed_only_after_a_confirmation_that_says_how_many(client, monkeypatch):
+    """The page shows a hundred of them, and one click selects the others."""
     monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 2)
     person(client, "view_task", "retry_task")
     rows = [*(make("FAILED") for _ in range(4)), *(make() for _ in range(4))]
     data = {"action": "retry", "_selected_action": [rows[0].pk], "select_across": "1"}
-    texts = said(client.post(LIST, data, follow=True))
-    assert texts == [
-        "4 tasks will run again.",
-        "More than 3 tasks were selected. Tasks in other states were not changed.",
+    page = client.post(f"{LIST}?status__exact=FAILED", data)
+    assert "4 tasks would run again." in page.content.decode()
+    assert not LogEntry.objects.exists()
+    fields = dict(page.context["fields"])
+    assert said(client.post(f"{LIST}?status__exact=FAILED", {**fields, "confirmed": "1"}, follow=True)) == [
+        "4 tasks will run again."
     ]
+    assert Task.objects.filter(status="FAILED").count() == 0
 
 
 def test_all_of_nothing_is_nothing(client):
     """If no row matches when the action arrives, no verb is applied."""
     person(client, "view_task", "cancel_task")
     row = make()
-    data = {"action": "cancel", "_selected_action": [row.pk], "select_across": "1"}
+    data = {"action": "cancel", "_selected_action": [row.pk], **ALL}
     response = client.post(f"{LIST}?q={'9' * 30}", data, follow=True)
     assert response.status_code == 200
     row.refresh_from_db()
@@ -115,32 +119,28 @@ def test_the_audit_entry_names_up_to_a_hundred_tasks(client):
 
     LogEntry.objects.all().delete()
     rows = [make("FAILED") for _ in range(101)]
-    client.post(LIST, {"action": "retry", "_selected_action": [rows[0].pk], "select_across": "1"})
+    client.post(LIST, {"action": "retry", "_selected_action": [rows[0].pk], **ALL})
     entry = LogEntry.objects.get()
     assert (entry.object_id, entry.change_message) == (None, "retry: 101")
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_crowd_is_no_single_transaction_and_audited_from_its_beginning(client, monkeypatch):
-    """If the process dies halfway, the changed rows stay changed, and the log says who asked for it."""
-    for module in (actions, move):
-        monkeypatch.setattr(module, "WINDOW", 2)
+def test_a_crowd_is_changed_by_a_task(client, monkeypatch):
+    """A request that retries a hundred thousand tasks would be cut off by a proxy, and nobody could stop it."""
+    monkeypatch.setattr(actions, "WINDOW", 2)
     person(client, "view_task", "cancel_task")
-    rows = [make("READY") for _ in range(5)]
-    act(client, "cancel", *rows[:3])
-    texts = list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True))
-    assert texts == [
-        "cancel: started for more than 2 rows",
-        f"cancel: 3 of #{rows[0].pk}, #{rows[1].pk}, #{rows[2].pk}",
-    ]
+    rows = [make("READY") for _ in range(3)]
+    response = act(client, "cancel", *rows)
+    change = Task.objects.latest("pk")
+    [text] = said(response)
+    assert "for 3 tasks" in text
+    assert reverse("admin:django_pglock_task_change", args=[change.pk]) in text
+    assert (change.task_path, change.priority) == ("django_pglock.bulk.change_tasks", 100)
+    assert change.args == ["cancel", [row.pk for row in reversed(rows)]], "the newest first"
+    assert LogEntry.objects.get().change_message == f"cancel: asked for 3 tasks, to be changed by #{change.pk}"
+    assert Task.objects.filter(status="READY").count() == 4, "nothing has changed yet"
 
-    cancel = cancel_module._cancel
-    monkeypatch.setattr(cancel_module, "_cancel", lambda chosen: cancel(chosen) and 1 // 0)
-    rows += [make("READY")]
-    with pytest.raises(ZeroDivisionError):
-        act(client, "cancel", *rows[3:])
-    assert list(Task.objects.filter(status="READY")) == [rows[3]], "the newest first"
-    assert LogEntry.objects.count() == 3
+    act(client, "cancel", *(make("SUCCESSFUL") for _ in range(3)))
+    assert Task.objects.latest("pk").status == "SUCCESSFUL", "nothing can be cancelled, so there is no task for it"
 
 
 def test_what_cannot_be_audited_is_not_done(client, monkeypatch):
@@ -172,7 +172,7 @@ def test_all_that_match_are_one_statement_and_one_audit_entry(client, monkeypatc
     monkeypatch.setattr("django_pglock.admin.tasks.TaskAdmin.list_per_page", 5)
     person(client, "view_task", "cancel_task")
     rows = [make() for _ in range(20)]
-    data = {"action": "cancel", "_selected_action": [rows[0].pk], "select_across": "1"}
+    data = {"action": "cancel", "_selected_action": [rows[0].pk], **ALL}
     with CaptureQueriesContext(connection) as queries:
         client.post(LIST, data)
     assert Task.objects.filter(status="CANCELLED").count() == 20

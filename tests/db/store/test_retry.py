@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -193,6 +194,27 @@ def test_to_retry_what_was_to_run_after_nothing_costs_one_small_statement(claim)
     about_after = [query["sql"] for query in queries if "after" in query["sql"].replace("run_after", "")]
     assert [sql.split()[0] for sql in about_after] == ["SELECT"]
     assert not [query for query in queries if "waiter" in query["sql"]]
+
+
+@pytest.mark.parametrize("is_inside", [False, True], ids=["autocommit", "atomic"])
+def test_unique_tasks_cost_no_statement_each(is_inside):
+    """An incident leaves a hundred thousand; one statement for each took longer than all others together."""
+    enqueue_many(keyed.rebuild, range(30))
+    Task.objects.cancel()
+    with CaptureQueriesContext(connection) as queries, transaction.atomic() if is_inside else nullcontext():
+        assert Task.objects.retry() == 30
+    assert len([each for each in queries if "UPDATE" in each["sql"]]) == 1
+    assert len(queries) < 20
+
+
+def test_the_callers_lock_timeout_stays_as_it_was():
+    enqueue_many(keyed.rebuild, range(2))
+    Task.objects.cancel()
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL lock_timeout = '7s'")
+        assert Task.objects.retry() == 2
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("7s",)
 
 
 def test_thousands_that_are_retried_together_wait_again(claim):

@@ -6,6 +6,7 @@ import pytest
 from django.db import transaction
 
 from django_pglock import enqueue_many, task
+from django_pglock.backend import PostgresBackend
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
 from tests.sample import tasks
@@ -101,6 +102,12 @@ def test_an_option_of_another_task_queue_is_answered_with_ours(options, said):
     with pytest.raises(TaskOptionError) as refused:
         task(**options)(tasks.echo.func)
     assert str(refused.value).endswith(said)
+
+
+def test_so_is_one_that_comes_through_djangos_own_decorator():
+    """From 6.1 on it passes all options on to the class that the backend names."""
+    with pytest.raises(TaskOptionError, match="@task on echo has no option 'retries'; write max_attempts"):
+        PostgresBackend.task_class(func=tasks.echo.func, retries=3)
 
 
 @pytest.mark.parametrize(

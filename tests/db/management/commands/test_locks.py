@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 
 from django_pglock import Lease, LockLost, lock
 from django_pglock.testing import hold
+from tests.conftest import NEVER
 from tests.db.locks.sessions import Somebody
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -74,6 +77,16 @@ def test_only_sessions_with_locks_are_terminated():
             locks("--terminate", str(pid))
     finally:
         somebody.leaves()
+
+
+def test_times_of_leases_are_told_by_the_clock_of_the_server(monkeypatch):
+    an_hour_ago = timezone.now() - timedelta(hours=1)
+    monkeypatch.setattr(timezone, "now", lambda: an_hour_ago)
+    with Lease("nightly", ttl=600):
+        *_, held_for, _unit, renewed, _unit, expires_in, _unit = locks("--leases").split()
+    assert 0 <= int(held_for) <= NEVER
+    assert 0 <= int(renewed) <= NEVER
+    assert 600 - NEVER <= int(expires_in) <= 600
 
 
 def test_leases_are_shown_and_taken_away():

@@ -1,0 +1,68 @@
+"""Bulk changes as tasks: progress, an end on request, and a second run after a crash."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock import bulk
+from django_pglock.errors import ConfigurationError, TaskCancelled
+from django_pglock.models import Task
+from django_pglock.tasks.context import TaskContext
+from django_pglock.verbs import TASK_VERBS
+from tests.db.admin.visits import make
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def statuses(rows):
+    return [Task.objects.get(pk=row.pk).status for row in rows]
+
+
+def test_a_worker_changes_them_and_reports(worker, eventually):
+    rows = [make("FAILED", queue="elsewhere") for _ in range(3)]
+    [made] = bulk.enqueue_change("default", TASK_VERBS["retry"], [row.pk for row in rows[:2]])
+    worker(queues=["default"])
+    ended = eventually(lambda: Task.objects.filter(pk=made, status="SUCCESSFUL").first())
+    assert ended.result == 2
+    assert statuses(rows) == ["READY", "READY", "FAILED"], "only those that a person has confirmed"
+
+
+def context_of(claim, reason=lambda: None):
+    [mine] = claim()
+    result = bulk.change_tasks.get_result(str(mine.id))
+    return TaskContext(task_result=result, _claims=[mine], _reason_to_stop=reason), mine
+
+
+def test_it_ends_between_two_windows_when_it_is_asked_to(claim, monkeypatch):
+    monkeypatch.setattr(bulk, "WINDOW", 2)
+    rows = [make("FAILED", queue="elsewhere") for _ in range(5)]
+    bulk.enqueue_change("default", TASK_VERBS["retry"], [row.pk for row in rows])
+    answers = iter([None, None, TaskCancelled("somebody has asked")])
+    context, mine = context_of(claim, lambda: next(answers))
+    with pytest.raises(TaskCancelled):
+        bulk.change_tasks.func(context, "retry", [row.pk for row in rows])
+    assert statuses(rows) == ["READY"] * 4 + ["FAILED"]
+    assert mine.progress == '{"done":4,"total":5}'
+
+
+def test_a_second_run_after_a_crash_leaves_those_alone_that_have_failed_again(claim):
+    """The first run has retried them, and they ran."""
+    row = make("FAILED", queue="elsewhere")
+    bulk.enqueue_change("default", TASK_VERBS["retry"], [row.pk])
+    context, _ = context_of(claim)
+    Task.objects.filter(pk=row.pk).update(finished_at=Now() + timedelta(seconds=1))
+    assert bulk.change_tasks.func(context, "retry", [row.pk]) == 0
+
+
+def test_very_many_are_several_tasks(monkeypatch):
+    monkeypatch.setattr(bulk, "MOST_IDS", 2)
+    made = bulk.enqueue_change("default", TASK_VERBS["cancel"], [3, 2, 1])
+    assert [Task.objects.get(pk=each).args for each in made] == [["cancel", [3, 2]], ["cancel", [1]]]
+
+
+def test_a_database_without_a_backend_is_refused():
+    with pytest.raises(ConfigurationError, match="'elsewhere'"):
+        bulk.enqueue_change("elsewhere", TASK_VERBS["cancel"], [1])

@@ -1,0 +1,31 @@
+"""A retry of many reads the rows of its window by the key, whatever else has failed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.models import Task
+from django_pglock.store import move
+from tests.plans.reading import analyze, insert, plan_of, reads
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_retry_of_many_reads_its_window_by_the_key(new_table, monkeypatch):
+    monkeypatch.setattr(move, "WINDOW", 500)
+    insert("SUCCESSFUL", 20_000)
+    insert("FAILED", 1500)
+    Task.objects.filter(status="FAILED", pk__in=Task.objects.order_by("-pk").values("pk")[:10]).update(
+        unique_scope="UNFINISHED", unique_key="key"
+    )
+    analyze()
+    with CaptureQueriesContext(connection) as queries:
+        assert Task.objects.filter(status="FAILED").retry() == 1491
+    windows = [each["sql"] for each in queries if '"django_pglock_task"' in each["sql"]][1:]
+    assert len(windows) >= 9, "three statements for each of three windows"
+    for sql in windows:
+        plan = plan_of(sql)
+        assert "Seq Scan" not in {kind for kind, _ in reads(plan)}, json.dumps(plan, indent=1)
