@@ -132,7 +132,7 @@ class TaskQuerySet(ClaimQuerySet[Any]):
     def queue_counts(self, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
         """Return what is in each queue that has unfinished or failed tasks, or is paused, by name.
 
-        At most ``most`` tasks are counted: of the ready ones, in each queue; of each other status, in all.
+        At most ``most`` tasks are counted: of ready and of failed ones, in each queue; of each other status, in all.
         """
         return queue_counts(self.db, most=most)
 

@@ -181,7 +181,11 @@ class Command(BaseCommand):
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         # One query for each status, in the order of the index on status and id.
         loaded = (*LISTED, "meta", *fields_behind_keys())
-        parts = [in_status(rows, status).order_by("-status", "-pk") for status in sorted(set(options["status"] or ()))]
+        is_narrow = bool(options["queue"] or options["task"])
+        parts = [
+            in_status(rows, status, is_narrow=is_narrow).order_by("-status", "-pk")
+            for status in sorted(set(options["status"] or ()))
+        ]
         found = [
             row
             for part in parts or [rows.order_by("-pk")]
