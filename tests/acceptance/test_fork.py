@@ -12,6 +12,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task
+from tests.conftest import NEVER
 from tests.sample import forking_tasks, tasks
 from tests.sample.models import Effect
 
@@ -105,7 +106,7 @@ def test_a_child_that_outlives_its_worker_does_not_make_it_look_alive(worker_pro
     try:
         assert sessions("lockworker")
         process.send(signal.SIGKILL)
-        process.process.wait(60)
+        process.process.wait(NEVER)
         eventually(lambda: not sessions(), why="the child keeps the sessions open")
         os.kill(child, 0)
         socket.create_server(("127.0.0.1", port)).close()

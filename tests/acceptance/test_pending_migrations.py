@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from django.db import connections
 
-from tests.conftest import ROOT, WorkerProcess
+from tests.conftest import NEVER, ROOT, WorkerProcess
 
 pytestmark = pytest.mark.acceptance
 
@@ -53,7 +53,7 @@ def migrate(database, *names):
 
 
 def readiness(port):
-    client = HTTPConnection("127.0.0.1", port, timeout=60)
+    client = HTTPConnection("127.0.0.1", port, timeout=NEVER)
     try:
         client.request("GET", "/readyz")
         return client.getresponse().read().decode()

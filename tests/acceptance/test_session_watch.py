@@ -11,6 +11,7 @@ from django_pglock.worker.claiming import listener
 from django_pglock.worker.liveness import deadlines, session_watch
 from django_pglock.worker.running import task_thread
 from django_pglock.worker.service import ConnectedService
+from tests.conftest import NEVER
 from tests.proxy import Proxy
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
@@ -54,7 +55,7 @@ def begin(function):
     tasks.HAS_BEGUN.clear()
     tasks.GO_ON.clear()
     function.enqueue()
-    assert tasks.HAS_BEGUN.wait(60)
+    assert tasks.HAS_BEGUN.wait(NEVER)
 
 
 @pytest.fixture

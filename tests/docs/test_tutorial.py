@@ -90,7 +90,7 @@ class Shop:
         for process in self._started:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait(60)
+                process.wait(NEVER)
         self._output.close()
 
     def get(self, path: str) -> tuple[int, str]:

@@ -19,7 +19,7 @@ from django_pglock.models import Worker as WorkerRow
 from django_pglock.store.await_end import await_end
 from django_pglock.testing import assert_no_locks
 from django_pglock.worker import Worker
-from tests.conftest import ROOT
+from tests.conftest import NEVER, ROOT
 from tests.docs.test_docs import blocks
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
 from tests.sample import keyed_tasks, tasks
@@ -63,7 +63,7 @@ def test_transaction_locks_exclude_and_leave_nothing_behind(pgbouncer, alias, in
     def visit_all(client):
         try:
             for number in range(200):
-                meet.wait(60)
+                meet.wait(NEVER)
                 visit(client, number)
         except BaseException:
             meet.abort()  # or the other one would wait for us
@@ -137,11 +137,13 @@ def test_coroutines_exclude_each_other_with_a_transaction_each(pgbouncer, alias)
     assert_no_locks()
 
 
-def test_leases_need_no_session_and_work_here_as_anywhere(pgbouncer, alias, in_threads):
+def test_leases_need_no_session_and_work_here_as_anywhere(pgbouncer, alias, in_threads, eventually):
     """No notification comes through, so who waits has to look."""
     alias("pooled", NAME="one", **pgbouncer)
-    with Lease("a", ttl=3, using="pooled") as lease, pytest.raises(LockNotAvailable):
-        assert not lease.lost.wait(4)
+    with Lease("a", ttl=12, using="pooled") as lease, pytest.raises(LockNotAvailable):
+        before = LeaseRow.objects.get().renewed_at
+        eventually(lambda: LeaseRow.objects.get().renewed_at > before, why="it is not renewed")
+        assert not lease.lost.is_set()
         with Lease("a", using="pooled"):
             pass
     tokens = []
@@ -251,7 +253,7 @@ def test_a_worker_takes_no_session_lock_behind_it(pgbouncer, alias, eventually, 
         assert locks_of_workers() == 0
     finally:
         heartbeat.stop()
-        heartbeat.wait(60)
+        heartbeat.wait(NEVER)
 
 
 def test_a_worker_runs_tasks_behind_it(pgbouncer, alias, eventually):
