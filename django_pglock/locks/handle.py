@@ -91,7 +91,7 @@ class Handle(BaseHandle):
         return self
 
     def _choose_scope(self, *, inside: bool, may_begin: bool) -> str:
-        """Return the scope. Raises ``LockScopeError`` for one that would not protect here."""
+        """Return the scope. Raises ``LockScopeError`` for a scope that would not protect here."""
         scope = self.options.scope or get_settings().SCOPE
         if scope == "auto":
             if not inside and self.options.using is None and len(connections.settings) > 1:

@@ -101,7 +101,7 @@ def has_ended(raw: Any) -> bool:
 
 def is_read_only(error: BaseException | None) -> bool:
     """Say whether an exception comes from a session that may not write: of a standby, or of a primary that was one."""
-    # Causes may form a ring: an exception can be raised from one that was raised from it.
+    # Causes may form a ring: an exception can be the cause of its own cause.
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if getattr(error, "sqlstate", None) == ReadOnlySqlTransaction.sqlstate:

@@ -109,8 +109,9 @@ class ClaimQuerySet(models.QuerySet[Row]):
                 pass
 
         If the function raises, what it did in the database is undone, the row gets the changes ``failed``, the log has
-        the exception, and the pass goes on. Without ``failed``, and for an ``OperationalError`` or ``InterfaceError``,
-        the exception ends the pass and the row stays as it was. Raises ``ValueError`` for a limit below one.
+        the exception, and the pass continues. Without ``failed``, and for an ``OperationalError`` or
+        ``InterfaceError``, the exception ends the pass and the row stays as it was. Raises ``ValueError`` for a limit
+        below one.
         """
         # So that its database is the one that the router names for writing.
         rows = behind = self.order_by("pk").select_for_update(skip_locked=True)

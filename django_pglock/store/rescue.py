@@ -29,7 +29,7 @@ LOCK_IS_HELD = f"""(worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker
 # While there is no witness (liveness.py), only workers without a row are dead.
 #
 # Which claims are meant is decided on one snapshot, by id and attempt. A row that was settled and claimed by another
-# worker since then carries another attempt and is left alone. SKIP LOCKED, because a row that is being settled at this
+# worker since then carries another attempt and is not rescued. SKIP LOCKED, because a row that is being settled at this
 # moment needs no rescue. A task that somebody asked to end does not run again.
 RESCUE = f"""
 WITH witness AS MATERIALIZED (

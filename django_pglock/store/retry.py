@@ -22,7 +22,7 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 #: The longest wait for a unique key when many are taken at once. The server looks for deadlocks after a second.
 SHORT_WAIT = "10ms"
 LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
-# The caller's transaction goes on with the limit that it had before.
+# The caller's transaction continues with the limit that it had before.
 RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
 
 #: How often a retry tries again when another task with the same unique key was committed meanwhile.

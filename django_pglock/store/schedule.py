@@ -45,7 +45,7 @@ WHERE (schedule.expression, schedule.timezone) <> (EXCLUDED.expression, EXCLUDED
 RETURNING task_path
 """
 
-# If a worker freezes while it takes a tick, the others must get the tick; and a worker must not wait for ever for
+# If a worker freezes while it takes a tick, the others must get the tick; and a worker must not wait forever for
 # somebody's open transaction. The limits hold for this transaction only, so they work behind a pooler, too.
 LIMIT_TICK = """
 SELECT set_config('idle_in_transaction_session_timeout', '10s', true), set_config('lock_timeout', '1s', true)

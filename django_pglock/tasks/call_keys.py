@@ -45,18 +45,24 @@ def keys_of(
     """
     if not task.has_keys:
         return NO_KEYS
+    text = args_text if not kwargs and _is_text_of_all(task, args, args_text) else None
+    if text is not None and _has_one_key(task):
+        return CallKeys(unique=_shortened(_digested(task, text)))
+    return _keys_of(task, args, kwargs, text)
+
+
+def _keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any], text: str | None) -> CallKeys:
     values, others = _bound(task, args, kwargs)
 
     def render(template: str | None) -> str | None:
         return None if template is None else _template(template, task.func, is_grouped(task)).render(values)
 
     group = render(task.group.key) if task.group else None
-    is_plain = not kwargs and len(args) == len(values)
     keys = CallKeys(
         lock=_lock_key(task, render, group),
         group=group,
         fair=render(task.fair),
-        unique=_unique_key(task, render, lambda: _text_of(task, values, others, args_text if is_plain else None)),
+        unique=_unique_key(task, render, lambda: text or _text_of(task, values, others)),
     )
     if task.advisory and keys.lock is not None and _shortened(keys.lock) != keys.lock:
         raise TaskArgumentsError(
@@ -81,24 +87,42 @@ def _unique_key(task: TaskFields, render: Callable[[str | None], str | None], te
         return None
     if task.unique.key is not None:
         return f"{task.module_path} {render(task.unique.key)}"
-    return f"{task.module_path} {hashlib.sha256(text_of().encode()).hexdigest()}"
+    return _digested(task, text_of())
+
+
+def _digested(task: TaskFields, text: str) -> str:
+    return f"{task.module_path} {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _has_one_key(task: TaskFields) -> bool:
+    """Say whether ``unique=True`` is the only key. Then the arguments need no names."""
+    is_alone = task.lock is None and task.group is None and task.fair is None and task.rate is None
+    return is_alone and task.unique is not None and task.unique.key is None
+
+
+def _is_text_of_all(task: TaskFields, args: tuple[Any, ...], args_text: str | None) -> bool:
+    """Say whether the text of the positional arguments is what ``_text_of`` would return for the call.
+
+    It is if they are all that the function takes, unless there is a dict, whose keys may be in any order.
+    """
+    if args_text is None or "{" in args_text or task.takes_context or is_grouped(task):
+        return False
+    names = _names(task.func)
+    return names is not None and len(args) == len(names)
 
 
 def text_of_arguments(task: TaskFields, kwargs: Mapping[str, Any]) -> str:
     """Return the JSON text of a call's arguments, of which ``unique=True`` takes the digest."""
-    return _text_of(task, *_bound(task, (), kwargs), None)
+    return _text_of(task, *_bound(task, (), kwargs))
 
 
-def _text_of(task: TaskFields, values: Mapping[str, Any], others: Mapping[str, Any], args_text: str | None) -> str:
+def _text_of(task: TaskFields, values: Mapping[str, Any], others: Mapping[str, Any]) -> str:
     """Return one text for all calls with the same arguments, by position or by name.
 
-    Where the function has only parameters that can be positional, that is the list of their values in order. So it is
-    ``args_text``, the text of a call that gives all of them by position, unless a dict in it has its keys in any order.
+    Where the function has only parameters that can be positional, that is the list of their values in order.
     """
-    names = None if is_grouped(task) else _names(task.func)
-    if names is not None and args_text is not None and "{" not in args_text:
-        return args_text
-    arguments = list(values.values()) if names is not None else [values, others] if others else [values]
+    is_list = not is_grouped(task) and _names(task.func) is not None
+    arguments = list(values.values()) if is_list else [values, others] if others else [values]
     return to_json(arguments, what=f"The arguments of {task.module_path}", sort_keys=True)
 
 

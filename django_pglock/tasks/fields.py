@@ -97,7 +97,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
     @property
     def has_keys(self) -> bool:
         """Whether calls of this task have keys, so that their arguments are looked at when they are enqueued."""
-        return any((self.lock, self.unique, self.group, self.fair, self.rate))
+        return bool(self.lock or self.unique or self.group or self.fair or self.rate)
 
     @property
     def is_plain(self) -> bool:

@@ -115,7 +115,7 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         if not is_there and not self.is_finished:
             # The session that waited does not see the task, so it exists only in this transaction.
             raise errors.TaskError(
-                f"wait() for task {self.id} inside the transaction of a TestCase would wait for ever: no worker sees "
+                f"wait() for task {self.id} inside the transaction of a TestCase would wait forever: no worker sees "
                 "the task. Use a TransactionTestCase, with a worker."
             )
         return self.is_finished

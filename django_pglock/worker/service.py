@@ -1,7 +1,7 @@
 """A part of the worker that runs in a thread of its own: starts, stops twice without harm, can be waited for.
 
 Each turn of its loop survives a lost connection: the service logs it once, closes what it had open, backs off with
-jitter and goes on. A service sleeps only by waiting on an event, so that a stop ends the sleep at once.
+jitter and continues. A service sleeps only by waiting on an event, so that a stop ends the sleep at once.
 
 A service notes by when it will show life again, so that ``probes/health.py`` can say whether it is stuck.
 """

@@ -29,7 +29,7 @@ def send(signal: Signal, claim: Claim, result: TaskResult[..., Any]) -> None:
     try:
         answers = signal.send_robust(sender_of(claim), task_result=result)
     except BaseException:
-        # Django catches every Exception and goes on with the next receiver. This is a SystemExit or the like.
+        # Django catches every Exception and continues with the next receiver. This is a SystemExit or the like.
         logger.exception("A signal receiver for %s raised a BaseException, so later receivers were not called.", claim)
         return
     for receiver, answer in answers:

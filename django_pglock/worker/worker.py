@@ -342,7 +342,7 @@ class Worker:
 
     def _ask_for_replacement(self) -> None:
         if self.channel is not None:
-            # The port and the file are for the replacement. The supervisor looks after this process.
+            # The port and the file are for the replacement. The supervisor watches this process.
             self._give_up_signs()
             self.channel.tell(REPLACE)
 

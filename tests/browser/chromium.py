@@ -103,11 +103,14 @@ class Chromium:
         """What a reader sees of the page."""
         return str(self.evaluate("document.body.innerText"))
 
-    def picture(self, *, width: int, height: int, dark: bool = False) -> bytes:
-        """Return the upper part of the page as PNG, as a screen of this size shows it."""
+    def show(self, *, width: int, height: int, dark: bool) -> None:
+        """Show pages on a screen of this size, in pixels, and to somebody who prefers them light or dark."""
         self.do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.do("Emulation.setEmulatedMedia", features=[scheme])
+
+    def picture(self) -> bytes:
+        """Return what the screen shows as PNG."""
         return base64.b64decode(self.do("Page.captureScreenshot", format="png")["data"])
 
     def _follow(self, script: str) -> None:

@@ -32,7 +32,7 @@ def test_a_killed_worker(stage, eventually):
     eventually(stage.is_over, why="some task is stuck")
     recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
     stage.show("its tasks run elsewhere", recovery.last, bound=10)
-    stage.show("others go on", recovery.others, bound=2)
+    stage.show("others continue", recovery.others, bound=2)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_zombie(stage, eventually, pglock):
     evidence = stage.judge()
     recovery = evidence.recovery(blow.hands, blow.victim, blow.at)
     stage.show(f"its tasks run elsewhere (limit: {limit:.0f} s)", recovery.last, bound=limit)
-    stage.show("others go on", recovery.others, bound=2)
+    stage.show("others continue", recovery.others, bound=2)
     runs = Run.objects.filter(worker=zombie.id).count()
     again = stage.under_load(lambda: Run.objects.filter(worker=zombie.id).count() > runs)
     eventually(again, why="the zombie does not work again")

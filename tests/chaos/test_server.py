@@ -57,7 +57,7 @@ def show_work_goes_on(stage, eventually):
         eventually(stage.is_over, why="some task is stuck")
         evidence = stage.judge(**exceptions)
         begins = [[evidence.begins(member.id, moment) for member in crew] for moment in moments]
-        stage.show("work goes on", max(map(min, begins)), GOES_ON)
+        stage.show("work continues", max(map(min, begins)), GOES_ON)
         stage.show("every worker works again", max(map(max, begins)), ALL_GO_ON)
 
     return show

@@ -78,6 +78,14 @@ def test_every_link_to_a_file_of_ours_leads_somewhere():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_every_picture_is_shown_and_all_together_are_small():
+    """``docs/_ext/pictures.py`` makes them; one that no page shows would grow old unseen."""
+    pictures = [path for path in (ROOT / "docs" / "_static").rglob("*") if path.suffix in (".png", ".svg")]
+    text = "".join(page.read_text() for page in PAGES)
+    assert [each.name for each in pictures if f"/{each.name})" not in text] == []
+    assert sum(each.stat().st_size for each in pictures) < 2_000_000
+
+
 def test_every_test_that_is_named_exists():
     """A row of the table of corners without its test would be only a claim."""
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", "".join(page.read_text() for page in PAGES))

@@ -1,6 +1,6 @@
 """One holder of a lease: how it acquires, renews and releases the lease, and how it notices that the lease is lost.
 
-Everything here runs in the event loop of the lease thread and goes on without the handle: if the handle is dropped,
+Everything here runs in the event loop of the lease thread and continues without the handle: if the handle is dropped,
 ``release_unused`` ends it.
 """
 
@@ -117,7 +117,7 @@ class LeaseHolder:
         try:
             row = await self._ask(ACQUIRE)
         except BaseException:
-            # The lease may have been granted all the same, and without a ttl it would be held for ever.
+            # The lease may have been granted all the same, and without a ttl it would be held forever.
             await self._undo()
             raise
         if row is None:

@@ -46,7 +46,7 @@ class Queues:
 
     ``names`` are names of queues, or prefixes with ``*`` at the end; none: all queues. ``NAME=WEIGHT`` gives them a
     weight from 1 to 1000. Where several match a queue, its own name decides, then the longest prefix. ``exclude`` are
-    names or prefixes of queues to leave alone. ``order`` is ``"weighted"`` (over many looks queues come first in
+    names or prefixes of queues that are not served. ``order`` is ``"weighted"`` (over many looks queues come first in
     proportion to their weights, so none starves) or ``"strict"`` (always as given, those of a prefix by name).
 
     Raises ``ConfigurationError`` for names, weights and orders that are not valid, and if no queue is left.

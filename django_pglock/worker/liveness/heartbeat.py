@@ -1,4 +1,4 @@
-"""The heartbeat: writes the worker's signs of life, which are the date in its row and the session that holds its lock.
+"""The heartbeat: shows that the worker lives, by the date in its row and by the session that holds its lock.
 
 Behind a pooler no session is the worker's own. There it holds no lock, and its row says so.
 

@@ -98,7 +98,7 @@ class HeartbeatProcess:
 
     def _send(self, line: bytes) -> None:
         assert self._socket is not None  # noqa: S101 - for the type checker
-        with contextlib.suppress(BlockingIOError):  # the process is stopped, and has enough to read when it goes on
+        with contextlib.suppress(BlockingIOError):  # the process is stopped, and has enough to read when it continues
             if self._socket.send(line, NO_SIGNAL) < len(line):
                 raise OSError("the heartbeat process does not read its socket")
 

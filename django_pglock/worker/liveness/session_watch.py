@@ -1,6 +1,6 @@
 """The session watch: ends sessions on which an answer never comes. For task threads, coroutines and threads of tasks.
 
-A connection may be half open for ever: a proxy or pooler that is frozen goes on acknowledging, and neither TCP nor the
+A connection may be half open forever: a proxy or pooler that is frozen keeps acknowledging, and neither TCP nor the
 server notice. By the clock alone that looks like a long report. So when an answer has not come for ten seconds, the
 watch asks the server, on another session of the same database alias:
 
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 BETWEEN_LOOKS = 1.0
 #: Looks without an answer before the server is asked for the first time, and from one question to the next.
 FIRST_QUESTION, BETWEEN_QUESTIONS = 10, 5
-#: Seconds for which the session has to be idle at the server: an answer may be on its way.
+#: Seconds for which the session has to be idle at the server: an answer may be in transit.
 ON_ITS_WAY = 5.0
 #: Questions in a row that find no server, or both sides waiting for each other, before the session is ended.
 PATIENCE = 3
 #: Looks before a session behind a pooler is ended. Its statement may wait in the pooler for a server session.
 BEHIND_POOLER = 45
-#: Looks after which the log names a thread that still waits.
+#: Number of checks after which the log names a thread that still waits.
 REPORT = 60
 #: Seconds for the server to answer a question.
 ANSWER_WITHIN = 5.0

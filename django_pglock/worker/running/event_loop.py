@@ -149,7 +149,7 @@ class EventLoop:
                 loop.run_forever()
             except (SystemExit, KeyboardInterrupt):
                 # asyncio raises these two out of the loop when they leave a coroutine that another one has started. A
-                # coroutine that awaits that one gets them all the same, and the loop can go on.
+                # coroutine that awaits that one gets them all the same, and the loop can continue.
                 logger.warning(
                     "A coroutine that a task has started tried to end the process. The worker continues.", exc_info=True
                 )

@@ -42,7 +42,8 @@ logger = logging.getLogger("django_pglock.worker")
 STEPS = 3
 #: Seconds between two attempts to stop a function whose time is over and that still runs.
 BETWEEN_STOPS = 1.0
-#: Seconds over its time after which a statement that goes on loses its connection: perhaps the connection is half open.
+#: Seconds over its time after which a statement that continues loses its connection: perhaps the connection is half
+#: open.
 CANCEL_PATIENCE = 10.0
 #: Seconds over its time after which the log says that a function cannot be stopped.
 OVERRUN = 5.0
@@ -101,7 +102,7 @@ class TaskThread:
             raise
 
     def _begin(self, attempt: StoppableAttempt) -> None:
-        # First note the attempt, then check whether it is cancelled. Whoever cancels does the two in the other order.
+        # First note the attempt, then check whether it is cancelled. A cancel does the two in the other order.
         self.attempt = attempt
         attempt.begin()
         if attempt.timeout is not None:
@@ -117,8 +118,8 @@ class TaskThread:
             while self._stopping.locked():
                 time.sleep(0.0002)
             # An exception that was sent and not raised yet is raised here, in the steps of a loop. It is not taken
-            # back: CPython would go on looking for it at each step of each thread, and 3.11 would do nothing else when
-            # traced.
+            # back: CPython would continue looking for it at each step of each thread, and 3.11 would do nothing else
+            # when traced.
             for _ in range(STEPS):
                 pass
         except TaskTimeout:

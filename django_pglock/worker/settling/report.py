@@ -30,7 +30,7 @@ from django_pglock.worker.signals import send
 
 
 def report(ended: EndedClaim) -> None:
-    """Report a claim whose outcome was accepted: one line of the log and, of a final outcome, ``task_finished``."""
+    """Report a claim whose outcome was accepted: one line of the log and, if the task finished, ``task_finished``."""
     if ended.result is None and isinstance(ended.outcome, Succeeded):
         # Most ends are successes without observers.
         return

@@ -1,6 +1,6 @@
 """The settler: writes outcomes to the database in batches, then has them reported.
 
-The ended claims that gather while one write is on its way are the next batch: no delay when idle, large batches under
+The ended claims that gather while one write is in progress are the next batch: no delay when idle, large batches under
 load.
 
 Another transaction may have locked a task's row, for example to cancel the task. That must not delay the other outcomes
@@ -291,7 +291,7 @@ class Settler(ConnectedService):
         free = self._set_locked_aside(ended_claims)
         if len(free) < len(ended_claims):
             return self._settle_alike(free) if free else {}
-        # All are free by now. Tried again later, because the lock might come and go for ever.
+        # All are free by now. Tried again later, because the lock might come and go forever.
         for ended in ended_claims:
             self._locked.setdefault(ended.claim, ended)
         return {}

@@ -304,7 +304,7 @@ def test_a_value_cannot_name_somebody_elses_key():
 def test_a_call_that_cannot_be_is_refused_before_anything_is_written():
     with pytest.raises(TaskArgumentsError, match=r"keyed_tasks\.step\(\) missing a required argument: 'order_id'"):
         keyed.step.enqueue()
-    with pytest.raises(TaskArgumentsError, match="keyword arguments only"):
+    with pytest.raises(TaskArgumentsError, match="take only keyword arguments"):
         keyed.digest.enqueue("positional")
     with pytest.raises(LockKeyError):
         keyed.step.enqueue(None)

@@ -46,9 +46,9 @@ def test_a_set_that_cannot_match_is_an_empty_answer(letters):
 
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "3", None])
 def test_a_limit_that_is_no_number_of_rows_is_refused(letters, limit):
-    with pytest.raises(ValueError, match="number of rows"):
+    with pytest.raises(ValueError, match="The limit of a claim is"):
         Letter.objects.all().claim(limit)
-    with pytest.raises(ValueError, match="number of rows"):
+    with pytest.raises(ValueError, match="The limit of a claim is"):
         Letter.objects.all().claim_update(limit, status="taken")
 
 
@@ -169,7 +169,7 @@ def test_each_search_begins_behind_the_row_before(letters):
 
 @pytest.mark.parametrize("limit", [0, True, None])
 def test_a_limit_of_a_pass_that_is_no_number_of_rows_is_refused(limit):
-    with pytest.raises(ValueError, match="number of rows"):
+    with pytest.raises(ValueError, match="The limit of a claim is"):
         Letter.objects.all().claim_each(limit, done)
 
 

@@ -346,7 +346,7 @@ def test_a_step_of_upkeep_that_fails_keeps_nobody_from_the_others(claim, worker,
         assert running.upkeep.reconnects == 0
     if step != "prune_window":  # which rests for a minute when it has done its work
         eventually(lambda: "works again" in caplog.text)
-    assert caplog.text.count("failed. It is tried again") == 1
+    assert caplog.text.count("failed. The worker keeps trying") == 1
 
 
 @pytest.mark.parametrize("step", ["promote", "prune_window"])

@@ -349,6 +349,14 @@ def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):
     assert ids[1] == ids[5]
 
 
+def test_many_new_ones_are_two_statements():
+    """One draws their ids, one writes them; what the caller knows already is not asked for."""
+    with CaptureQueriesContext(connection) as queries:
+        ids = enqueue_many(keyed.refresh, range(3))
+    assert sum("django_pglock_task" in each["sql"] for each in queries) == 2
+    assert ids == [str(pk) for pk in Task.objects.order_by("pk").values_list("pk", flat=True)]
+
+
 def test_more_unique_calls_than_one_statement_writes(monkeypatch):
     monkeypatch.setattr(call_module, "BATCH", 3)
     ids = enqueue_many(keyed.refresh, (number % 7 for number in range(10)))

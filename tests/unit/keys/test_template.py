@@ -53,7 +53,7 @@ def test_a_parameter_that_is_not_there_is_named_with_those_that_are():
         LockKeyError, match=r"names 'nobody', which is not a parameter\. The parameters: order_id, request"
     ):
         template("a:{nobody.pk}")
-    with pytest.raises(LockKeyError, match="there are none"):
+    with pytest.raises(LockKeyError, match="The parameters: none"):
         template("a:{nobody}", known=())
 
 

@@ -150,7 +150,7 @@ def test_a_part_that_is_stuck_is_named(probed, eventually, monkeypatch, name):
     monkeypatch.setattr(part, "turn", lambda: end.wait(FOREVER))
     monkeypatch.setattr(health, "PATIENCE", 0.05)
     part.wake()
-    text = rf"The {name} has shown no life for \d+ s.\n"
+    text = rf"The {name} has not responded for \d+ s.\n"
     try:
         eventually(lambda: re.fullmatch(text, ask(worker, "/livez")[1]), why="it was not named")
         assert ask(worker, "/livez")[0] == 503
