@@ -197,7 +197,7 @@ def pages_touched(sql: str, params: Any) -> int:
     """Return how many pages of the database a statement touches."""
     from django.db import connection
 
-    if not sql.lstrip("( ").startswith(("SELECT", "WITH")):
+    if not sql.lstrip("( \n").startswith(("SELECT", "WITH")):
         return 0
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)

@@ -12,8 +12,8 @@ from django.db import router, transaction
 from django.forms import ModelForm
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import record
 from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark
@@ -115,6 +115,12 @@ class QueueAdmin(ReadOnlyAdmin):
         """Pause the queue. Django writes the log entry."""
         queues = Queue.objects.using(router.db_for_write(Queue))
         queues.pause(obj.name, by=request.user.get_username(), reason=obj.reason)
+
+    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: str | None = None) -> HttpResponse:
+        """Say what has happened. Django would say that a queue was added."""
+        text = gettext("Queue %(name)s was paused: workers claim no task from it.")
+        messages.success(request, text % {"name": obj.pk})
+        return self.response_post_save_add(request, obj)
 
     def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
         """Return the button, if the user may press it."""

@@ -22,7 +22,9 @@ class StatusFilter(admin.ChoicesFieldListFilter):
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         """Keep the rows with the selected status."""
-        return in_status(queryset, status) if (status := status_of(request)) else super().queryset(request, queryset)
+        if status := status_of(request):
+            return in_status(queryset, status, is_narrow=is_narrow(request))
+        return super().queryset(request, queryset)
 
 
 class KnownValuesFilter(admin.SimpleListFilter):
@@ -70,6 +72,11 @@ class StuckFilter(OneChoiceFilter):
     parameter_name = "attention"
     choice = ("stuck", _("Stuck: worker is dead"))
     method = "stuck"
+
+
+def is_narrow(request: HttpRequest) -> bool:
+    """Return whether the list is filtered by a queue or by a function."""
+    return bool(request.GET.get("queue") or request.GET.get("task_path"))
 
 
 def status_of(request: HttpRequest) -> str:

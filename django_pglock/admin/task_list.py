@@ -11,10 +11,11 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import AtLeast, CappedChangeList, elapsed, mark
-from django_pglock.admin.task_filters import status_of
+from django_pglock.admin.task_filters import is_narrow, status_of
 from django_pglock.models import Task, Worker
 from django_pglock.store.count import in_status, search_end
 from django_pglock.tasks import registry
+from django_pglock.tasks.states import TaskStatus
 
 
 class TaskChangeList(CappedChangeList):
@@ -24,10 +25,11 @@ class TaskChangeList(CappedChangeList):
     search_end: int | None = None
 
     def get_results(self, request: HttpRequest) -> None:
-        """Limit a search for a queue or a function to the newest tasks. Actions on all matches are not limited."""
-        asked = request.GET
-        is_search = asked.get("queue") or asked.get("task_path") or (self.query and not self.query.strip().isdigit())
-        if is_search and not asked.get("attention"):
+        """Limit a search that no index serves to the newest tasks. Actions on all matches are not limited."""
+        # Indexes know the queues and the functions of failed tasks, and which tasks are stuck.
+        is_unindexed = is_narrow(request) and status_of(request) != TaskStatus.FAILED
+        is_search = is_unindexed or (self.query and not self.query.strip().isdigit())
+        if is_search and not request.GET.get("attention"):
             self.search_end = search_end(self._searched(request))
         if self.search_end is not None:
             self.queryset = self.queryset.filter(pk__gt=self.search_end)
@@ -95,7 +97,9 @@ def name_and_id(task: Task) -> str:
 def status_mark(task: Task) -> str:
     """Return the status in its colour, with a note if a cancel was requested."""
     is_asked = task.status == "RUNNING" and task.cancel_requested_at is not None
-    note = f" ({gettext('cancel requested')})" if is_asked else ""
+    # Not inside of an f-string, where makemessages does not find it.
+    asked = gettext("cancel requested")
+    note = f" ({asked})" if is_asked else ""
     return format_html("{}{}", mark(task.status.lower(), task.get_status_display()), note)
 
 

@@ -121,6 +121,9 @@ class Task(models.Model):
             models.Index(fields=["run_after", "id"], name="pglock_task_due", condition=Q(status="SCHEDULED")),
             models.Index(fields=["worker", "id"], name="pglock_task_running", condition=Q(status="RUNNING")),
             models.Index(fields=["status", "id"], name="pglock_task_attention", condition=~Q(status="SUCCESSFUL")),
+            # For an incident: which tasks of a function, or of a queue, have failed. Only they are in these indexes.
+            models.Index(fields=["task_path", "id"], name="pglock_task_failed_path", condition=Q(status="FAILED")),
+            models.Index(fields=["queue", "id"], name="pglock_task_failed_queue", condition=Q(status="FAILED")),
             BrinIndex(fields=["finished_at"], name="pglock_task_finished"),
         ]
         constraints = [

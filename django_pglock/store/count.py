@@ -16,24 +16,46 @@ from django_pglock.tasks.states import TaskStatus
 
 #: Tasks of one status that are counted at most.
 MOST_COUNTED = 10_000
+#: The oldest ready task of a queue is found among so many with the lowest ids: one alone may have become due just now.
+OLDEST = 3
 #: Tasks that are read at most where no index helps.
 MOST_SEARCHED = 100_000
-#: The statuses that are counted. ``COUNT_OTHERS`` names them again.
+#: The statuses that are counted. The statements name them again.
 COUNTED = ("READY", "BLOCKED", "SCHEDULED", "RUNNING", "FAILED")
 
-# How many tasks of each queue are ready, and for how many seconds the oldest of them has been. Only so many rows of a
-# queue are read, in the order of the two indexes of ready tasks. ready.py says why the limits are subqueries.
+# How many tasks of each queue are ready, and for how many seconds the oldest of them has been. Only so many entries of
+# a queue are read, in the order of the two indexes of ready tasks, and no rows but those with the lowest ids: to read
+# the rows of 229,000 tasks took seconds. ready.py says why the limits are subqueries.
 COUNT_READY = """
-SELECT name.queue, count(*), EXTRACT(EPOCH FROM clock_timestamp() - min(ready.since))::float8
+SELECT name.queue, ready.count, EXTRACT(EPOCH FROM clock_timestamp() - (
+    SELECT min(GREATEST(task.enqueued_at, task.run_after)) FROM {task} AS task WHERE task.id = ANY (ready.oldest)
+))::float8
 FROM unnest(%s::text[]) AS name (queue) CROSS JOIN LATERAL (
-    (SELECT GREATEST(task.enqueued_at, task.run_after) AS since FROM {task} AS task
-     WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = name.queue
-     ORDER BY task.queue, task.priority DESC, task.id LIMIT (SELECT %s::bigint))
+    SELECT count(*) AS count, (array_agg(each.id ORDER BY each.id))[1:%s] AS oldest FROM (
+        (SELECT task.id FROM {task} AS task
+         WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = name.queue
+         ORDER BY task.queue, task.priority DESC, task.id LIMIT (SELECT %s::bigint))
+        UNION ALL
+        (SELECT task.id FROM {task} AS task
+         WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = name.queue
+         ORDER BY task.queue, task.fair_key, task.priority DESC, task.id LIMIT (SELECT %s::bigint))) AS each) AS ready
+WHERE ready.count > 0
+"""
+
+# How many tasks of each queue have failed. The queues are found by one index probe each, and only so many tasks of each
+# are read.
+COUNT_FAILED = """
+WITH RECURSIVE found AS (
+    (SELECT queue FROM {task} WHERE status = 'FAILED' ORDER BY queue LIMIT 1)
     UNION ALL
-    (SELECT GREATEST(task.enqueued_at, task.run_after) FROM {task} AS task
-     WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = name.queue
-     ORDER BY task.queue, task.fair_key, task.priority DESC, task.id LIMIT (SELECT %s::bigint))) AS ready
-GROUP BY name.queue
+    SELECT (SELECT queue FROM {task} WHERE status = 'FAILED' AND queue > found.queue ORDER BY queue LIMIT 1)
+    FROM found WHERE found.queue IS NOT NULL
+)
+SELECT found.queue, failed.count FROM found CROSS JOIN LATERAL (
+    SELECT count(*) FROM (
+        SELECT task.id FROM {task} AS task WHERE task.status = 'FAILED' AND task.queue = found.queue
+        ORDER BY task.queue, task.id LIMIT (SELECT %s::bigint)) AS first) AS failed
+WHERE found.queue IS NOT NULL
 """
 
 # The newest tasks of each other status that a person may have to look at, by queue; no index knows their queues. The
@@ -41,7 +63,7 @@ GROUP BY name.queue
 # tasks that have succeeded, in the expectation of finding these soon.
 COUNT_OTHERS = """
 SELECT newest.status, newest.queue, count(*)
-FROM unnest(ARRAY['BLOCKED', 'SCHEDULED', 'RUNNING', 'FAILED']) AS wanted (status) CROSS JOIN LATERAL (
+FROM unnest(ARRAY['BLOCKED', 'SCHEDULED', 'RUNNING']) AS wanted (status) CROSS JOIN LATERAL (
     SELECT task.status, task.queue FROM {task} AS task
     WHERE task.status BETWEEN wanted.status AND wanted.status AND task.status <> 'SUCCESSFUL'
     ORDER BY task.status DESC, task.id DESC LIMIT (SELECT %s::bigint)) AS newest
@@ -74,16 +96,18 @@ def ready_counts(using: str, *, most: int = MOST_COUNTED) -> dict[str, tuple[int
 def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
     """Return what is in each queue that has unfinished or failed tasks, or is paused, by name.
 
-    At most ``most`` tasks are counted: of the ready ones, in each queue; of each other status, in all.
+    At most ``most`` tasks are counted: of ready and of failed ones, in each queue; of each other status, in all.
     """
+    failed = dict(run(using, COUNT_FAILED, most))
     ready = ready_counts(using, most=most)
     others, capped = _count_others(using, most)
     paused = paused_queues(using)
     found = []
-    for queue in sorted({*ready, *others, *paused}):
+    for queue in sorted({*ready, *failed, *others, *paused}):
         count, oldest = ready.get(queue, (0, None))
-        counts = {**dict.fromkeys(COUNTED, 0), **others.get(queue, {}), "READY": count}
-        at_least = capped | {"READY"} if count >= most else capped
+        here = {"READY": count, "FAILED": failed.get(queue, 0)}
+        counts = {**dict.fromkeys(COUNTED, 0), **others.get(queue, {}), **here}
+        at_least = capped | {status for status, count in here.items() if count >= most}
         found.append(QueueCounts(queue, counts, oldest, paused.get(queue), frozenset(at_least)))
     return found
 
@@ -103,10 +127,13 @@ def count_workable(using: str, queues: Collection[str] = (), *, most: int = MOST
     )
 
 
-def in_status(tasks: Any, status: str) -> Any:
-    """Return those of the tasks that have this status. An index has them in the order of status and id."""
-    if status == TaskStatus.SUCCESSFUL:
-        # Most tasks have this one, so a walk along the primary key finds them at once.
+def in_status(tasks: Any, status: str, *, is_narrow: bool = False) -> Any:
+    """Return those of the tasks that have this status. An index has them in the order of status and id.
+
+    ``is_narrow``: the tasks are those of a queue or of a function. Of failed ones, other indexes know these.
+    """
+    if status == TaskStatus.SUCCESSFUL or (is_narrow and status == TaskStatus.FAILED):
+        # Most tasks have succeeded, so a walk along the primary key finds them at once.
         return tasks.filter(status=status)
     # COUNT_OTHERS says why a range.
     return tasks.filter(status__range=(status, status)).exclude(status=TaskStatus.SUCCESSFUL)
@@ -118,7 +145,7 @@ def search_end(tasks: Any) -> int | None:
 
 
 def _count_ready(using: str, queues: Collection[str], most: int) -> dict[str, tuple[int, float | None]]:
-    rows = run(using, COUNT_READY, sorted(set(queues)), most, most)
+    rows = run(using, COUNT_READY, sorted(set(queues)), OLDEST, most, most)
     return {queue: (min(count, most), oldest) for queue, count, oldest in rows}
 
 

@@ -119,7 +119,7 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         - ``older_than``: days since they finished; None: what ``PRUNE_AFTER`` says for each status.
         - ``statuses``: only these; none: those that ``PRUNE_AFTER`` does not keep forever.
         - ``batch``: rows that one statement looks at.
-        - ``dry_run``: delete nothing, only count.
+        - ``dry_run``: delete nothing, only count, up to 10,001.
         - ``progress``: called after each batch, with the number so far and the id that the walk has reached.
 
         A task with ``keep_result`` is deleted when that time is over, whatever its age. Call it outside of a
@@ -132,7 +132,7 @@ class TaskQuerySet(ClaimQuerySet[Any]):
     def queue_counts(self, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
         """Return what is in each queue that has unfinished or failed tasks, or is paused, by name.
 
-        At most ``most`` tasks are counted: of the ready ones, in each queue; of each other status, in all.
+        At most ``most`` tasks are counted: of ready and of failed ones, in each queue; of each other status, in all.
         """
         return queue_counts(self.db, most=most)
 

@@ -20,12 +20,15 @@ from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
 from django_pglock.conf import MOST_DAYS, get_settings
+from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.marking import first_free, locking_sql
 from django_pglock.store.move import WINDOW, Progress
 from django_pglock.store.sql import filled, rows_of, run
-from django_pglock.tasks.states import FINISHED
+from django_pglock.tasks.states import FINISHED, TaskStatus
 
 DAY = 86_400.0
+#: Seconds by which the order of ids and the order of dates may differ.
+MARGIN = 60.0
 
 # Where the next window of the walk ends, and whether all tasks in it were enqueued less than so many seconds ago. Then
 # no task behind it can have ended longer ago, because ids are drawn in the order in which tasks are enqueued.
@@ -33,6 +36,12 @@ NEXT_WINDOW = """
 SELECT max(id), bool_and(enqueued_at > clock_timestamp() - make_interval(secs => %s))
 FROM (SELECT id, enqueued_at FROM {task} WHERE id > %s ORDER BY id LIMIT %s) AS page
 """
+
+# The first task behind an id, and whether it was enqueued in the last so many seconds.
+NEXT_AT = """
+SELECT id, enqueued_at > clock_timestamp() - make_interval(secs => %s) FROM {task} WHERE id >= %s ORDER BY id LIMIT 1
+"""
+LAST_ID = "SELECT max(id) FROM {task}"
 
 # Deletes the tasks that the selection before it has locked, with their attempts, and what they waited for when they
 # were cancelled. By an array, so that no estimate can make the planner read a whole table.
@@ -61,17 +70,43 @@ def prune(
     if batch < 1:
         raise ValueError(f"batch is {batch!r}; give 1 or a larger number of rows.")
     old = expired(tasks.filter(status__in=statuses or FINISHED))
-    count = old.count() if dry_run else 0
-    while not dry_run and (deleted := _delete(old, batch)):
+    if dry_run:
+        return _count(tasks, old, ages)
+    count = 0
+    while deleted := _delete(old, batch):
         count += deleted
     after = 0
     while last := window_end(tasks.db, after, ages, batch=batch):
-        window = outdated(tasks, ages).filter(pk__gt=after, pk__lte=last)
-        count += window.count() if dry_run else _delete(window, batch)
+        count += _delete(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
         after = last
         if progress:
             progress(count, after)
     return count
+
+
+def first_id_since(using: str, seconds: float) -> int:
+    """Return an id below which lie all tasks that were enqueued more than so many seconds ago, and few others.
+
+    Ids are drawn in the order in which tasks are enqueued, but for a minute in case a clock was set.
+    """
+    [(last,)] = run(using, LAST_ID)
+    first, end = 0, (last or 0) + 1
+    while first < end:
+        middle = (first + end) // 2
+        found = run(using, NEXT_AT, seconds - MARGIN, middle)
+        is_old = bool(found) and not found[0][1]
+        first, end = (found[0][0] + 1, end) if is_old else (first, middle)
+    return first
+
+
+def _count(tasks: Any, old: Any, ages: Mapping[str, float]) -> int:
+    """Count up to ``MOST_COUNTED`` and one tasks that would be deleted, each status in the order of its index."""
+    count = int(old[: MOST_COUNTED + 1].count())
+    for status, days in ages.items():
+        aged = outdated(tasks, {status: days}).filter(pk__lt=first_id_since(tasks.db, days * DAY))
+        rows = in_status(aged, status).order_by(*([] if status == TaskStatus.SUCCESSFUL else ["status"]), "pk")
+        count += int(rows[: MOST_COUNTED + 1].count())
+    return min(count, MOST_COUNTED + 1)
 
 
 def prune_window(using: str, after: int, ages: Mapping[str, float], *, batch: int = WINDOW) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import read_by
+from django_pglock.management.pipes import quiet_end
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.models import AdvisoryLock, Lease
 from django_pglock.postgres.connections import connection_for
@@ -62,6 +63,7 @@ class Command(BaseCommand):
         )
         parser.add_argument("--database", help=_("Database alias (default: the setting USING)."))
 
+    @quiet_end()
     def handle(self, *args: Any, **options: Any) -> None:
         """Show rows, end a session or take a lease away."""
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
 from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import Q
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -28,6 +29,7 @@ from django_pglock.management.choosing import (
     task_id,
 )
 from django_pglock.management.databases import add_database, database_of_tasks
+from django_pglock.management.pipes import quiet_end
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.management.task_output import (
     LISTED,
@@ -40,6 +42,7 @@ from django_pglock.management.task_output import (
 from django_pglock.models import Queue, Task, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts, in_status
 from django_pglock.store.move import WINDOW
+from django_pglock.store.prune import DAY, first_id_since
 from django_pglock.tasks.redaction import fields_behind_keys
 from django_pglock.verbs import TASK_VERBS, Verb
 
@@ -157,6 +160,7 @@ class Command(BaseCommand):
             help=_("Number of rows that one statement examines (default: %d).") % WINDOW,
         )
 
+    @quiet_end()
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the subcommand."""
         options["run"](Task.objects.using(database_of_tasks(options["database"])), options)
@@ -181,11 +185,19 @@ class Command(BaseCommand):
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         # One query for each status, in the order of the index on status and id.
         loaded = (*LISTED, "meta", *fields_behind_keys())
-        parts = [in_status(rows, status).order_by("-status", "-pk") for status in sorted(set(options["status"] or ()))]
+        # Without the id, the search for old tasks would read all tasks that are newer.
+        is_old = (
+            Q() if options["older_than"] is None else Q(pk__lt=first_id_since(rows.db, options["older_than"] * DAY))
+        )
+        is_narrow = bool(options["queue"] or options["task"])
+        parts = [
+            in_status(rows, status, is_narrow=is_narrow).order_by("-status", "-pk")
+            for status in sorted(set(options["status"] or ()))
+        ]
         found = [
             row
             for part in parts or [rows.order_by("-pk")]
-            for row in filtered(part, {**options, "status": None}).only(*loaded)[: options["limit"]]
+            for row in filtered(part.filter(is_old), {**options, "status": None}).only(*loaded)[: options["limit"]]
         ]
         found = sorted(found, key=attrgetter("pk"), reverse=True)[: options["limit"]]
         if options["json"]:
@@ -261,10 +273,11 @@ class Command(BaseCommand):
         except ValueError as error:
             raise CommandError(str(error)) from error
         if is_dry:
-            text = ngettext("%d task would be deleted.", "%d tasks would be deleted.", count)
+            text = ngettext("%s task would be deleted.", "%s tasks would be deleted.", count)
+            self.stdout.write(text % (f"{MOST_COUNTED}+" if count > MOST_COUNTED else count))
         else:
             text = ngettext("%d task was deleted.", "%d tasks were deleted.", count)
-        self.stdout.write(text % count)
+            self.stdout.write(text % count)
 
     def _progress(self) -> Callable[[int, int], None]:
         """Return a function that prints the progress every two seconds."""

@@ -7,8 +7,12 @@ import time
 
 from django_pglock.store.count import ready_counts
 
-#: Seconds between two counts, and the age at which a count is too old to return: then the database cannot be reached.
-BETWEEN_COUNTS, TOO_OLD = 10.0, 60.0
+#: Seconds between two counts, at least and at most.
+BETWEEN_COUNTS, LONGEST_BETWEEN_COUNTS = 10.0, 40.0
+#: The age in seconds at which a count is too old to return: then the database cannot be reached.
+TOO_OLD = 60.0
+#: How many times as long as a count took until the next one. Each worker counts, and there may be forty.
+REST = 200
 #: Seconds after the last question after which nothing is counted any more.
 INTEREST = 600.0
 
@@ -17,13 +21,14 @@ class ReadyCounts:
     """The ready tasks of each queue, counted by the upkeep while somebody asks.
 
     ``ask()`` waits for nothing and returns the last count. So however often it is called, the database counts no more
-    often than every ``BETWEEN_COUNTS`` seconds, and no session is needed for it.
+    often than every ``BETWEEN_COUNTS`` seconds, less often if a count takes long, and no session is needed for it.
     """
 
     def __init__(self, using: str) -> None:
         self.using = using
         self._asked_at = -math.inf
         self._counted_at = -math.inf
+        self._took = 0.0
         self._counts: dict[str, tuple[int, float]] = {}
 
     def ask(self) -> dict[str, tuple[int, float]]:
@@ -37,7 +42,9 @@ class ReadyCounts:
     def look(self) -> None:
         """Count, if it is time to and somebody has asked lately."""
         now = time.monotonic()
-        if now - self._asked_at < INTEREST and now - self._counted_at >= BETWEEN_COUNTS:
+        rest = max(BETWEEN_COUNTS, min(LONGEST_BETWEEN_COUNTS, REST * self._took))
+        if now - self._asked_at < INTEREST and now - self._counted_at >= rest:
             found = {queue: (count, age or 0.0) for queue, (count, age) in ready_counts(self.using).items()}
             self._counts = {**dict.fromkeys(self._counts, (0, 0.0)), **found}
             self._counted_at = now
+            self._took = time.monotonic() - now

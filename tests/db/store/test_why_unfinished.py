@@ -55,7 +55,7 @@ def test_it_says_what_keeps_a_task_from_a_worker():
     )
     silent = enter(ECHO)
     silent.update(heartbeat_at=Now() - timedelta(days=1))
-    assert f"no living worker knows {ECHO}" in why(result)
+    assert f"no living worker has imported {ECHO}" in why(result)
     enter(ECHO)
     assert why(result) == begin
     Queue.objects.pause("default")

@@ -74,9 +74,9 @@ def test_a_task_that_is_called_says_how_it_is_called():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("delay", "write echo.enqueue(…)"),
-        ("apply_async", "write echo.using(…).enqueue(…)"),
-        ("retry", "write raise Retry(…)"),
+        ("delay", "Write echo.enqueue(…)"),
+        ("apply_async", "Write echo.using(…).enqueue(…)"),
+        ("retry", "Write raise Retry(…)"),
         ("nonsense", "'PostgresTask' object has no attribute 'nonsense'"),
     ],
 )

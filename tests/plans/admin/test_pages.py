@@ -129,6 +129,29 @@ def test_what_no_index_knows_is_looked_for_among_so_many(admin_client, old_ones,
     assert found == counts, "on the pages to which the links lead, one after the other"
 
 
+@pytest.mark.parametrize("query", ["queue=rare", "task_path=rare", "queue=rare&task_path=rare&o=-1"])
+def test_the_failures_of_a_queue_or_a_function_are_found_by_an_index(admin_client, old_ones, monkeypatch, query):
+    """Among 150,000 failed tasks, a few of one function lie anywhere."""
+    monkeypatch.setattr(counting, "MOST_SEARCHED", 100)
+    Task.objects.filter(pk=Task.objects.filter(status="FAILED").earliest("pk").pk).update(
+        queue="rare", task_path="rare"
+    )
+    analyze()
+    with CaptureQueriesContext(connection) as queries:
+        page = admin_client.get(f"{LIST}?status__exact=FAILED&{query}")
+    assert (len(page.context["cl"].result_list), page.context["cl"].search_end) == (1, None)
+    assert most_read(queries) <= 1
+
+
+def test_the_failures_of_an_incident_are_listed_by_an_index(admin_client, old_ones):
+    with CaptureQueriesContext(connection) as queries:
+        page = admin_client.get(f"{LIST}?status__exact=FAILED&queue=default")
+    assert page.context["cl"].result_count == 3000
+    assert most_read(queries) <= 3000
+    indexes = {index for _sql, plan in plans(queries) for _kind, index in reads(plan) if index != "pglock_task_ready"}
+    assert "pglock_task_failed_queue" in indexes
+
+
 @pytest.mark.parametrize(("most", "found"), [(10_000, 0), (30_000, 1)])
 def test_a_choice_of_tasks_looks_through_so_many(admin_client, old_ones, monkeypatch, most, found):
     """A form with ``autocomplete_fields`` sends a query for each letter that a user types."""

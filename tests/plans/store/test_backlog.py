@@ -76,7 +76,9 @@ def plans(worker, ids):
         "UNKNOWN": (30.0, None, BATCH, BATCH, None),
         "READY_PATHS": (BATCH, BATCH),
         "DOUBTFUL": (None, 6.6),
-        "COUNT_READY": (["default", "other"], BATCH, BATCH),
+        "COUNT_READY": (["default", "other"], 3, BATCH, BATCH),
+        "COUNT_FAILED": (BATCH,),
+        "NEXT_AT": (0.0, ids[0]),
         "COUNT_OTHERS": (BATCH,),
         "STRAY_WAITERS": (0, BATCH),
         "NEXT_WINDOW": (0.0, ids[0], BATCH),
@@ -127,8 +129,8 @@ def plans(worker, ids):
 #: and the few rows of the two small tables.
 ELSEWHERE = {
     "BEAT", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "FIND_QUEUES", "FIRST_READY",
-    "FORGET_RATES", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_IS_HELD", "LOCK_KEY", "LOCK_KEYS", "NOTIFY_CANCEL", "OPEN_RATES",
-    "PRUNE", "REGISTER_SCHEDULES", "RESTORE_WAITS", "SCHEDULES", "WAKE",
+    "FORGET_RATES", "LAST_ID", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_IS_HELD", "LOCK_KEY", "LOCK_KEYS", "NOTIFY_CANCEL",
+    "OPEN_RATES", "PRUNE", "REGISTER_SCHEDULES", "RESTORE_WAITS", "SCHEDULES", "WAKE",
 }  # fmt: skip
 
 

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from django_pglock.store.count import COUNT_OTHERS, COUNT_READY
+from django_pglock.models import Task
+from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
 from django_pglock.store.sql import filled
-from tests.plans.reading import nodes, plan_of, reads
+from tests.plans.reading import analyze, insert, nodes, plan_of, reads
 
 pytestmark = pytest.mark.django_db
 
 
 def test_counts_of_queues_walk_partial_indexes_and_stop(history):
-    ready = plan_of(filled(COUNT_READY), (["q1", "q2"], 100, 100))
-    assert {index for _, index in reads(ready)} == {"pglock_task_ready", "pglock_task_fair"}
+    ready = plan_of(filled(COUNT_READY), (["q1", "q2"], 3, 100, 100))
+    assert reads(ready) == {
+        ("Index Only Scan", "pglock_task_ready"),
+        ("Index Only Scan", "pglock_task_fair"),
+        ("Index Scan", "django_pglock_task_pkey"),
+    }
     others = plan_of(filled(COUNT_OTHERS), (100,))
     assert {index for _, index in reads(others)} == {"pglock_task_attention"}
-    assert not [each for each in nodes([ready, others]) if each["Node Type"] == "Sort" and each["Plan Rows"] > 1000]
+    for number in range(5):
+        insert("FAILED", 300)
+        Task.objects.filter(status="FAILED", queue="default").update(queue=f"failed {number}")
+    analyze()
+    failed = plan_of(filled(COUNT_FAILED), (100,))
+    assert reads(failed) == {("Index Only Scan", "pglock_task_failed_queue")}
+    assert not [
+        each for each in nodes([ready, others, failed]) if each["Node Type"] == "Sort" and each["Plan Rows"] > 1000
+    ]

@@ -1,0 +1,18 @@
+from django.contrib.postgres.operations import AddIndexConcurrently
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    # CREATE INDEX CONCURRENTLY does not run in a transaction.
+    atomic = False
+
+    dependencies = [("django_pglock", "0001_initial")]
+
+    operations = [
+        AddIndexConcurrently(
+            "task",
+            models.Index(
+                fields=["task_path", "id"], name="pglock_task_failed_path", condition=models.Q(status="FAILED")
+            ),
+        )
+    ]

@@ -1,0 +1,16 @@
+from django.contrib.postgres.operations import AddIndexConcurrently
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    # CREATE INDEX CONCURRENTLY does not run in a transaction.
+    atomic = False
+
+    dependencies = [("django_pglock", "0002_failed_by_function")]
+
+    operations = [
+        AddIndexConcurrently(
+            "task",
+            models.Index(fields=["queue", "id"], name="pglock_task_failed_queue", condition=models.Q(status="FAILED")),
+        )
+    ]
