@@ -19,4 +19,4 @@ def test_each_method_is_one_of_ours_and_each_foreign_word_is_not():
 
 def test_an_option_that_is_only_misspelt_is_found_too():
     assert other_words.about_option("max_attempt", fields.OPTIONS).startswith("write max_attempts")
-    assert other_words.about_option("colour", fields.OPTIONS).startswith("it takes advisory, atomic, backend")
+    assert other_words.about_option("colour", fields.OPTIONS).startswith("its options are advisory, atomic, backend")
