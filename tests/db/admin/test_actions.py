@@ -67,7 +67,7 @@ def test_an_action_says_what_it_did_not_change(client):
 def test_a_message_about_one_unchanged_task_is_in_the_singular(client):
     person(client, "view_task", "retry_task", "reset_task")
     [text] = said(act(client, "retry", make("READY")))
-    assert text.startswith("1 of the selected tasks was not changed: it is")
+    assert text.startswith("1 of the selected tasks was not changed: its state")
     [text] = said(act(client, "reset_stuck", make("FAILED")))
     assert text.startswith("1 of the selected tasks was not changed: its worker is alive")
 
