@@ -73,7 +73,7 @@ def test_a_handle_is_over_with_the_savepoint_that_freed_it(somebody):
 def test_a_handle_that_is_dropped_frees_its_lock(somebody, caplog):
     lock("a").acquire()
     assert somebody.can_have("a")
-    assert "'a' was freed because its handle was dropped" in caplog.text
+    assert "'a' was released because its handle was deleted" in caplog.text
     with transaction.atomic():
         lock("b").acquire()
         assert not somebody.can_have("b"), "this one is the transaction's"

@@ -53,7 +53,7 @@ def test_what_comes_after_a_failure_is_cancelled_to_the_last(claim, outcome):
     third.refresh()
     assert third.status == TaskResultStatus.FAILED
     assert [error.exception_class_path for error in third.errors] == ["django_pglock.errors.DependencyFailed"]
-    assert f"Task {second.id}" in third.errors[0].traceback
+    assert f"task {second.id}" in third.errors[0].traceback
 
 
 @pytest.mark.parametrize("verb", ["cancel", "delete"])

@@ -137,5 +137,5 @@ def test_a_task_of_another_backend_is_refused():
     class Foreign:
         module_path = "a.b"
 
-    with pytest.raises(InvalidTask, match="not made for this backend"):
+    with pytest.raises(InvalidTask, match="not a task of this backend"):
         task_backends["default"].enqueue_many(Foreign(), [1])

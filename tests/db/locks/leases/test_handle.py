@@ -39,7 +39,7 @@ def test_a_cancelled_candidate_leaves_no_lease(eventually):
 def test_a_lease_whose_handle_is_dropped_is_given_back(caplog, eventually):
     Lease("a", ttl=60).acquire()
     eventually(lambda: not Row.objects.held().exists())
-    assert "Lease 'a' was freed because its handle was dropped" in caplog.text
+    assert "Lease 'a' was released because its handle was deleted" in caplog.text
 
 
 def test_an_abandoned_generator_gives_its_lease_back(eventually):
