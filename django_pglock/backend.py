@@ -73,7 +73,7 @@ class PostgresBackend(BaseTaskBackend):
         run_after: Any = task.run_after
         if isinstance(run_after, timedelta):
             if run_after.total_seconds() > MAX_DELAY:
-                raise InvalidTask(f"run_after is {run_after}; the longest time is {timedelta(seconds=MAX_DELAY)}.")
+                raise InvalidTask(f"run_after is {run_after}; give {timedelta(seconds=MAX_DELAY)} at most.")
             # Django's validation takes only a datetime. It validates the copy, and with it all other options.
             replace(task, run_after=None)
             return
@@ -120,16 +120,19 @@ class PostgresBackend(BaseTaskBackend):
         ids: list[str] = []
         # Each call is checked before it is written, as a single call is.
         prepared = (_call_of(task, *arguments_of(call)) for call in calls)
+        if task.unique is not None:
+            # All calls at once, so that all callers lock the keys in the same order.
+            all_calls = list(prepared)
+            return [str(row.id) for row in enqueue_many(using, task, all_calls, meta=meta)] if all_calls else []
         with transaction.atomic(using=using):
-            # With unique= all calls are one batch, so that all callers lock the keys in the same order.
-            for batch in batches(prepared) if task.unique is None else filter(None, [list(prepared)]):
+            for batch in batches(prepared):
                 ids += [str(row.id) for row in enqueue_many(using, task, batch, meta=meta)]
         return ids
 
     def _check_task(self, task: Any) -> None:
         if not isinstance(task, PostgresTask):
             name = getattr(task, "module_path", None) or repr(task)
-            raise InvalidTask(f"{name} was not made for this backend; decorate the function with @task.")
+            raise InvalidTask(f"{name} is not a task of this backend. Decorate the function with @task.")
         if task.valid_for != self._number:
             # Not at decoration: a script may define tasks only to call their functions.
             if reason := why_not_found(task.func):
@@ -151,7 +154,7 @@ class PostgresBackend(BaseTaskBackend):
         result = result_of_row(row)
         if result is None:
             raise TaskResultDoesNotExist(
-                f"Task {result_id} calls {row.task_path}, which this process does not know; import its module first."
+                f"Task {result_id} calls {row.task_path}, which this process has not imported. Import its module first."
             )
         return result
 

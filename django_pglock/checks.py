@@ -158,8 +158,8 @@ def _check_one(alias: str, source: str) -> Iterable[CheckMessage]:
         yield Caution(
             f"Database {alias!r} is reached through a pooler: the process id that libpq knows is not that of the "
             "server process. In transaction mode a session lock would be taken in one session and released in another.",
-            hint="Set DJANGO_PGLOCK['SCOPE'] = 'transaction' and run runlockworker with --no-listen, or on an alias "
-            "that connects directly to the server.",
+            hint="Set DJANGO_PGLOCK['SCOPE'] = 'transaction' and run runlockworker with --no-listen, or give its "
+            "processes the server's own address.",
             id="django_pglock.W001",
         )
     if is_standby:

@@ -78,18 +78,19 @@ class Settings:
     HEARTBEAT_INTERVAL: float = field(
         default=3.0,
         metadata={
-            "help": "Seconds between two heartbeats of a worker. If it misses two and has no session, it is dead."
+            "help": "Seconds between two heartbeats of a worker. A worker that misses two and has no session is dead."
         },
     )
     HEARTBEAT_LIMIT: float = field(
         default=30.0,
         metadata={
-            "help": "Seconds after its last heartbeat within which the tasks of a worker run elsewhere in any case."
+            "help": "Seconds without a heartbeat after which other workers run the tasks of a worker, even if it has a "
+            "session."
         },
     )
     POLL_INTERVAL: float = field(
         default=5.0,
-        metadata={"help": "Seconds between two searches for tasks if no notification arrives, in case one was lost."},
+        metadata={"help": "Seconds between two searches for tasks. They find tasks whose notification was lost."},
     )
     ARGUMENTS_LIMIT: int = field(
         default=1024 * 1024,
@@ -97,7 +98,9 @@ class Settings:
     )
     MAX_RESCUES: int = field(
         default=3,
-        metadata={"help": "How often a task runs again after its worker has died. After one more death it is FAILED."},
+        metadata={
+            "help": "Number of times a task runs again after its worker has died. After one more death it is FAILED."
+        },
     )
     PRUNE_AFTER: dict[str, float | None] = field(
         default_factory=lambda: {"SUCCESSFUL": 7, "CANCELLED": 30},
@@ -176,7 +179,7 @@ def _require_days(name: str, value: Any) -> None:
         if days is not None and not (is_number and 0 <= days <= MOST_DAYS):
             raise ConfigurationError(
                 f"DJANGO_PGLOCK[{name!r}][{status!r}] is {days!r}; it must be a number of days up to {MOST_DAYS:,}, or "
-                "None to keep them for ever."
+                "None to keep them forever."
             )
 
 
@@ -205,7 +208,7 @@ def _require_options(where: str, given: Any, known: Sequence[str]) -> None:
     if not isinstance(given, dict):
         raise ConfigurationError(f"{where} must be a dict, not {type(given).__name__}.")
     if problems := [_unknown_option(where, name, known) for name in given if name not in known]:
-        # All at once, so that nobody corrects one and starts again to hear of the next.
+        # All at once, so that nobody corrects one and starts again to learn of the next.
         raise ConfigurationError(" ".join(problems))
 
 

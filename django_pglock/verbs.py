@@ -14,8 +14,8 @@ from django_pglock.tasks.states import WAITING, TaskStatus
 Progress = Callable[[int, int], None]
 
 _LEFT_ALONE = ngettext_lazy(
-    "%(count)s of the selected tasks was not changed: it is in another state now, or its worker is settling it.",
-    "%(count)s of the selected tasks were not changed: they are in another state now, or workers are settling them.",
+    "%(count)s of the selected tasks was not changed: its state has changed, or its worker is storing its outcome.",
+    "%(count)s of the selected tasks were not changed: their state has changed, or workers are storing their outcomes.",
     "number",
 )
 
@@ -74,8 +74,9 @@ TASK_VERBS = {
                 "%(count)s stuck task is ready again.", "%(count)s stuck tasks are ready again.", "number"
             ),
             left=ngettext_lazy(
-                "%(count)s of the selected tasks was not changed: its worker is alive, or it no longer runs.",
-                "%(count)s of the selected tasks were not changed: their workers are alive, or they no longer run.",
+                "%(count)s of the selected tasks was not changed: its worker is alive, or the task no longer runs.",
+                "%(count)s of the selected tasks were not changed: their workers are alive, or the tasks no longer "
+                "run.",
                 "number",
             ),
             question=ngettext_lazy(
@@ -99,12 +100,8 @@ TASK_VERBS = {
             button=gettext_lazy("Run now"),
             statuses=frozenset({TaskStatus.SCHEDULED.value}),
             apply=lambda rows, progress: rows.run_now(progress=progress),
-            done=ngettext_lazy(
-                "%(count)s task runs before its time.", "%(count)s tasks run before their time.", "number"
-            ),
-            question=ngettext_lazy(
-                "%(count)s task would run before its time.", "%(count)s tasks would run before their time.", "number"
-            ),
+            done=ngettext_lazy("%(count)s task will run now.", "%(count)s tasks will run now.", "number"),
+            question=ngettext_lazy("%(count)s task would run now.", "%(count)s tasks would run now.", "number"),
         ),
         Verb(
             name="cancel",

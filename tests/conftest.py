@@ -146,8 +146,7 @@ def capture(db: None) -> Iterator[Callable[..., Capture]]:
         # The models are not loaded yet when this file is.
         model = model or apps.get_model("sample", "Product")
         capture = Capture(task, **options)
-        for operation in capture.on:
-            trigger = CaptureTrigger(capture, f"capture_{operation}", operation)
+        for trigger in capture.triggers(model, "capture"):
             trigger.install(model)
             installed.append((trigger, model))
         return capture

@@ -4,6 +4,7 @@ import os
 
 APP, BACKEND = {
     "ours": ("django_pglock", "django_pglock.backend.PostgresBackend"),
+    "django_absurd": ("django_absurd", "django_absurd.backends.AbsurdBackend"),
     "django_ox": ("django_ox", "django_ox.backend.OxBackend"),
     "django_tasks_db": ("django_tasks_db", "django_tasks_db.DatabaseBackend"),
 }[os.environ["BENCH_CONTESTANT"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.contestants.base import Contestant
+from bench.contestants.base import Contestant, repeat
 
 
 class DjangoContestant(Contestant):
@@ -44,3 +44,11 @@ def function(name: str) -> Any:
 def one(name: str, *arguments: Any) -> None:
     """Enqueue one call."""
     function(name).enqueue(*arguments)
+
+
+def many_in_one_transaction(count: int, name: str, *arguments: Any) -> None:
+    """Enqueue many calls where there is no call for many."""
+    from django.db import transaction
+
+    with transaction.atomic():
+        repeat(count, lambda: one(name, *arguments))

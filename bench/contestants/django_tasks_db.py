@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from bench.contestants import django_project
-from bench.contestants.base import main, repeat
+from bench.contestants.base import main
 
 
 class DjangoTasksDb(django_project.DjangoContestant):
@@ -18,13 +16,6 @@ class DjangoTasksDb(django_project.DjangoContestant):
     )
 
 
-def many(count: int, function: str, *arguments: Any) -> None:
-    from django.db import transaction
-
-    with transaction.atomic():
-        repeat(count, lambda: django_project.one(function, *arguments))
-
-
 if __name__ == "__main__":
     django_project.begin()
-    main(setup=django_project.setup, one=django_project.one, many=many)
+    main(setup=django_project.setup, one=django_project.one, many=django_project.many_in_one_transaction)

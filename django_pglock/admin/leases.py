@@ -55,7 +55,7 @@ class LeaseAdmin(ReadOnlyAdmin):
         return leases.with_server_time()
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may delete this lease: only one that nobody holds.
+        """Return whether the user may delete this lease: only a lease without a holder.
 
         After the deletion the tokens of this name start at 1 again, so code that compares tokens refuses the next
         holder. False without a lease, because Django's action that deletes many rows does not check whether they are

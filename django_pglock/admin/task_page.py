@@ -126,7 +126,7 @@ def why_it_waits(task: Task) -> str:
     ids = holders(Task.objects.db, str(task.lock_key), limit=FEW)
     return gettext("This task waits for its lock key %(key)s, which is held by %(tasks)s.") % {
         "key": shown(task, "lock_key"),
-        "tasks": _numbers(ids) or gettext("no task at this moment"),
+        "tasks": _numbers(ids) or gettext("no task at the moment"),
     }
 
 

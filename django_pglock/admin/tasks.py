@@ -123,7 +123,7 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.display(description=_("failed and lost attempts"))
     def shown_attempts(self, task: Task) -> str:
         """Return a link to the list of all failed and lost attempts. The page itself shows the latest."""
-        return format_html('<a href="{}">{}</a>', self._address("attempts", task.pk), gettext("List of all"))
+        return format_html('<a href="{}">{}</a>', self._address("attempts", task.pk), gettext("Show all"))
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
         """Return all fields: none is editable."""

@@ -53,5 +53,6 @@ class WorkerAdmin(ReadOnlyAdmin):
             return mark("failed", _("no heartbeat"))
         if worker.is_stopping:
             return mark("scheduled", _("stopping"))
-        word = _("idle") if worker.is_sleeping else _("working")
+        # A worker sleeps when it finds nothing to claim, also while it still runs tasks.
+        word = _("idle") if worker.is_sleeping and not worker.running_tasks else _("working")
         return mark("successful", word)

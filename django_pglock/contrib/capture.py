@@ -30,19 +30,19 @@ from django.utils.module_loading import import_string
 from pgtrigger import compiler
 
 from django_pglock.errors import LockKeyError, TaskOptionError
-from django_pglock.store.capture import Captured, Columns, body_of, identifier, literal
+from django_pglock.store.capture import OLD_ROW, Captured, Columns, body_of, identifier, literal
 from django_pglock.tasks.compat import InvalidTask
 from django_pglock.tasks.definition import PostgresTask
 
 if TYPE_CHECKING:
     from django_pglock.tasks.decorator import TaskFunction
 
-#: The operations that can be captured, and the transition tables of each.
-OPERATIONS: dict[str, tuple[pgtrigger.Operation, dict[str, str]]] = {
-    "insert": (pgtrigger.Insert, {"new": "new_rows"}),
-    "update": (pgtrigger.Update, {"old": "old_rows", "new": "new_rows"}),
-    "delete": (pgtrigger.Delete, {"old": "old_rows"}),
-    "truncate": (pgtrigger.Truncate, {}),
+#: The operations that can be captured.
+OPERATIONS: dict[str, pgtrigger.Operation] = {
+    "insert": pgtrigger.Insert,
+    "update": pgtrigger.Update,
+    "delete": pgtrigger.Delete,
+    "truncate": pgtrigger.Truncate,
 }
 #: Types of fields whose values may be part of a key.
 PLAIN = (models.IntegerField, models.UUIDField)
@@ -81,24 +81,36 @@ class Capture:
     ) -> None:
         self.on = (on,) if isinstance(on, str) else tuple(on)
         if not self.on or not set(self.on) <= set(OPERATIONS):
-            raise TaskOptionError(f"Capture: on is {on!r}; name some of {', '.join(OPERATIONS)}.")
+            raise TaskOptionError(f"Capture: on is {on!r}; give one or more of {', '.join(OPERATIONS)}.")
         if isinstance(fields, str):
             raise TaskOptionError(f"Capture: fields is {fields!r}; give a list of names.")
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise TaskOptionError(f"Capture: batch_size is {batch_size!r}; give a number from 1.")
+            raise TaskOptionError(f"Capture: batch_size is {batch_size!r}; give 1 or a larger number.")
         self._task, self._fields, self._when, self._ids, self._size = task, fields, when, ids, batch_size
 
     def contribute_to_class(self, model: type[models.Model], name: str) -> None:
         """Attach the triggers to the model, or to those that inherit it if it is abstract."""
         setattr(model, name, self)
-        triggers = [CaptureTrigger(self, f"{name}_{operation}", operation) for operation in self.on]
 
         def attach(sender: Any, **kwargs: Any) -> None:
             if sender is model or (_inherits_from_abstract(sender, model) and getattr(sender, name) is self):
-                for trigger in triggers:
+                for trigger in self.triggers(sender, name):
                     trigger.register(sender)
 
         class_prepared.connect(attach, weak=False)
+
+    def triggers(self, model: type[models.Model], name: str) -> list[CaptureTrigger]:
+        """Return the triggers on the table of a model. Their names begin with ``name``."""
+        triggers = [CaptureTrigger(self, f"{name}_{operation}", operation) for operation in self.on]
+        if "update" in self.on and self._reads_key_only(model):
+            triggers.append(ChangedKeyTrigger(self, f"{name}_key", "update"))
+        return triggers
+
+    def _reads_key_only(self, model: type[models.Model]) -> bool:
+        """Say whether an UPDATE is asked for primary keys only. May be called before all models are loaded."""
+        key = model._meta.pk
+        has_key_as_id = self._ids is None or (key is not None and self._ids in (key.name, key.attname))
+        return has_key_as_id and not self._fields and self._when is None
 
     @property
     def task(self) -> PostgresTask:
@@ -108,15 +120,24 @@ class Capture:
             try:
                 task = import_string(task)
             except ImportError as error:
-                raise TaskOptionError(f"Capture: there is no task {self._task!r} ({error}).") from error
+                raise TaskOptionError(f"Capture: the task {self._task!r} cannot be imported: {error}.") from error
         if not isinstance(task, PostgresTask):
-            raise TaskOptionError(f"Capture: {self._task!r} is no task; decorate the function with @task.")
+            raise TaskOptionError(f"Capture: {self._task!r} is not a task; decorate the function with @task.")
         return task
 
-    def body(self, model: type[models.Model], operation: str) -> tuple[str, str]:
-        """Return the variables and the statements of a trigger function. Raises ``TaskOptionError``."""
+    def tables(self, model: type[models.Model], operation: str) -> tuple[str, ...]:
+        """Return the transition tables that the trigger of an operation reads."""
+        if operation == "update":
+            return ("new_rows",) if self._reads_key_only(model) else ("old_rows", "new_rows")
+        return {"insert": ("new_rows",), "delete": ("old_rows",)}.get(operation, ())
+
+    def body(self, model: type[models.Model], operation: str, rows: tuple[str, ...]) -> tuple[str, str]:
+        """Return the variables and the statements of a trigger function that reads these rows.
+
+        Raises ``TaskOptionError``.
+        """
         try:
-            captured = Captured(operation, _concrete(model)._meta.label_lower, self._columns(model))
+            captured = Captured(operation, _concrete(model)._meta.label_lower, self._columns(model), rows)
             declare, statements = body_of(self.task, captured, size=self._size)
         except (FieldDoesNotExist, FieldError, LockKeyError) as error:
             raise TaskOptionError(f"Capture: {error}") from error
@@ -142,19 +163,17 @@ class Capture:
 
 
 class CaptureTrigger(pgtrigger.Trigger):
-    """The trigger of one operation. Made by ``Capture``."""
+    """The trigger of one operation, which runs once for a statement. Made by ``Capture``."""
 
     level, when = pgtrigger.Statement, pgtrigger.After
 
     def __init__(self, capture: Capture, name: str, captured: str) -> None:
         self.capture, self.captured = capture, captured
-        operation, tables = OPERATIONS[captured]
-        referencing: Any = pgtrigger.Referencing
-        super().__init__(name=name, operation=operation, referencing=referencing(**tables) if tables else None)
+        super().__init__(name=name, operation=OPERATIONS[captured])
 
     def compile(self, model: Any) -> CompiledCapture:
         """Return what a migration contains. Raises ``TaskOptionError``."""
-        declare, statements = self.capture.body(model, self.captured)
+        declare, statements = self.body(model)
         return CompiledCapture(
             name=self.name,
             sql=CaptureSql(
@@ -163,11 +182,38 @@ class CaptureTrigger(pgtrigger.Trigger):
                 func=statements,
                 table=model._meta.db_table,
                 when=self.when,
-                operation=self.operation,
-                referencing=self.referencing or "",
                 level=self.level,
+                **self.event(model),
             ),
         )
+
+    def body(self, model: Any) -> tuple[str, str]:
+        """Return the variables and the statements of the function. Raises ``TaskOptionError``."""
+        return self.capture.body(model, self.captured, self.capture.tables(model, self.captured))
+
+    def event(self, model: Any) -> dict[str, Any]:
+        """Return when the trigger runs and what it can read, as arguments of ``CaptureSql``."""
+        tables = {name.removesuffix("_rows"): name for name in self.capture.tables(model, self.captured)}
+        referencing: Any = pgtrigger.Referencing
+        return {"operation": self.operation, "referencing": referencing(**tables) if tables else ""}
+
+
+class ChangedKeyTrigger(CaptureTrigger):
+    """The trigger that tells of the old primary key of a row, where the trigger of UPDATE reads new rows only.
+
+    It names the column of the key, so that it costs nothing in an UPDATE that does not set it. PostgreSQL allows no
+    transition tables then, so it runs once for each row.
+    """
+
+    level = pgtrigger.Row
+
+    def body(self, model: Any) -> tuple[str, str]:
+        """Return the variables and the statements of the function. Raises ``TaskOptionError``."""
+        return self.capture.body(model, self.captured, (OLD_ROW,))
+
+    def event(self, model: Any) -> dict[str, Any]:
+        """Return when the trigger runs, as arguments of ``CaptureSql``."""
+        return {"operation": f"UPDATE OF {identifier(model._meta.pk.column)}"}
 
 
 class CompiledCapture(compiler.Trigger):
@@ -228,7 +274,9 @@ def _concrete(model: type[models.Model]) -> type[models.Model]:
 def _own_field(model: type[models.Model], name: str) -> Any:
     field: Any = model._meta.get_field(name)
     if field not in _concrete(model)._meta.local_concrete_fields:
-        raise TaskOptionError(f"Capture: {model._meta.label}.{name} is no column of the table {model._meta.db_table}.")
+        raise TaskOptionError(
+            f"Capture: {model._meta.label}.{name} is not a column of the table {model._meta.db_table}."
+        )
     if field.generated and not field.db_persist:
         # https://www.postgresql.org/docs/18/ddl-generated-columns.html: they are computed when they are read.
         raise TaskOptionError(f"Capture: {model._meta.label}.{name} is not stored, so no trigger can read it.")
@@ -256,14 +304,14 @@ def check_captures(**kwargs: Any) -> list[CheckMessage]:
 def _problem(model: type[models.Model], capture: Capture) -> CheckMessage | None:
     if not apps.is_installed("pgtrigger"):
         return Error(
-            "Changes are captured by triggers, but no migration makes them: pgtrigger is not installed.",
+            "Capture needs triggers, but no migration creates them, because pgtrigger is not installed.",
             hint="Add 'pgtrigger' to INSTALLED_APPS and run: manage.py makemigrations",
             obj=model,
             id="django_pglock.E009",
         )
     try:
-        for operation in capture.on:
-            capture.body(model, operation)
+        for trigger in capture.triggers(model, "capture"):
+            trigger.body(model)
         task = capture.task
         backend = task.get_backend()
         backend.validate_task(task)
@@ -275,7 +323,7 @@ def _problem(model: type[models.Model], capture: Capture) -> CheckMessage | None
     return Error(
         f"The model is written to the database {written!r}, where its triggers enqueue {task.module_path}, but the "
         f"tasks of TASKS[{task.backend!r}] are in {expected!r}.",
-        hint="Name a backend in @task whose database is that of the model.",
+        hint="In @task, name a backend that stores its tasks in the database of the model.",
         obj=model,
         id="django_pglock.E010",
     )

@@ -124,7 +124,7 @@ def _part_of_model(instance: Any) -> str:
 
 def _in_range(number: int) -> int:
     if not SMALLEST <= number <= LARGEST:
-        raise LockKeyError(f"{number} does not fit into PostgreSQL's bigint; give a name instead.")
+        raise LockKeyError(f"{number} does not fit into PostgreSQL's bigint; use a name instead.")
     return number
 
 

@@ -32,7 +32,7 @@ class KeyTemplate:
             self._pieces.append((literal, path))
             if path and known is not None and path[0] not in known:
                 raise LockKeyError(
-                    f"{where}: the key {text!r} names {path[0]!r}, which is no parameter; there are "
+                    f"{where}: the key {text!r} names {path[0]!r}, which is not a parameter. The parameters: "
                     f"{', '.join(sorted(known)) or 'none'}."
                 )
         self._refuse_ambiguity()
@@ -48,15 +48,16 @@ class KeyTemplate:
             if ":" not in literal:
                 field = "{" + ".".join(path) + "}"
                 raise LockKeyError(
-                    f"{self._where}: in the key {self.text!r} no colon stands before {field}, so a value could make it "
-                    f"the name of something else; write it like 'order:{field}'."
+                    f"{self._where}: the key {self.text!r} has no colon before {field}, so two different keys could "
+                    "become "
+                    f"the same name. Write it like 'order:{field}'."
                 )
 
     def _parse(self) -> list[tuple[str, list[str]]]:
         try:
             parsed = list(Formatter().parse(self.text))
         except ValueError as error:
-            raise LockKeyError(f"{self._where}: the key {self.text!r} is no template: {error}.") from error
+            raise LockKeyError(f"{self._where}: the key {self.text!r} is not a valid template: {error}.") from error
         pieces: list[tuple[str, list[str]]] = []
         for literal, field, form, conversion in parsed:
             if field is None:
@@ -66,7 +67,7 @@ class KeyTemplate:
             # Only public attributes: no index, no call, no format, no private name.
             if form or conversion or not all(step.isidentifier() and not step.startswith("_") for step in path):
                 raise LockKeyError(
-                    f"{self._where}: {{{field}}} in the key {self.text!r} is not a parameter with attributes behind it."
+                    f"{self._where}: {{{field}}} in the key {self.text!r} must be a parameter, or attributes of one."
                 )
             pieces.append((literal, path))
         return pieces
@@ -82,6 +83,6 @@ class KeyTemplate:
                 value = getattr(value, step)
             return part_of(value)
         except (KeyError, AttributeError) as error:
-            raise LockKeyError(f"{self._where}: {{{'.'.join(path)}}} has no value here ({error}).") from error
+            raise LockKeyError(f"{self._where}: {{{'.'.join(path)}}} has no value in this call ({error}).") from error
         except LockKeyError as error:
             raise LockKeyError(f"{self._where}: {{{'.'.join(path)}}}: {error}") from error

@@ -99,7 +99,7 @@ class AsyncHandle(BaseHandle):
         for scope, session in self._sessions.sessions_with(self._owner, self.request):
             is_right = may_share if session.is_shared else scope == self.scope
             if not is_right or not self.options.reentrant:
-                raise self._error(LockError, "is held by this coroutine already")
+                raise self._error(LockError, "is already held by this coroutine")
             if session.is_shared:
                 return True
         return False
@@ -211,7 +211,7 @@ class AsyncHandle(BaseHandle):
         return self.is_open and record.state is RecordState.HELD and not record.raw.closed
 
     def _lost_reason(self) -> str:
-        return "" if self.is_held and not self._session.session.has_ended else "its session is gone"
+        return "" if self.is_held and not self._session.session.has_ended else "its session has ended"
 
     # Release
 
@@ -251,7 +251,7 @@ class AsyncHandle(BaseHandle):
         """Free the lock; return why that was not possible, or None."""
         session = self._session
         if record.state is RecordState.ENDED or session.session.has_ended:
-            return self._reason or "its session is gone"
+            return self._reason or "its session has ended"
         try:
             if self.scope == "session":
                 limits = record.locks.limits_without(record)

@@ -20,7 +20,7 @@ from django_pglock.postgres import forking
 logger = logging.getLogger("django_pglock.locks")
 E = TypeVar("E", bound=LockError)
 #: Why a session lock is lost that another statement has freed.
-NOT_HELD_BY_SESSION = "PostgreSQL says that this session did not hold it"
+NOT_HELD_BY_SESSION = "PostgreSQL reports that this session did not hold it"
 
 
 class BaseHandle:
@@ -85,7 +85,7 @@ class BaseHandle:
 
     def _free_dropped(self) -> None:
         logger.warning(
-            "%s %r was freed because its handle was dropped without release(); keep the handle for as long as the "
+            "%s %r was released because its handle was deleted without release(). Keep the handle as long as the "
             "lock is needed.",
             self._noun,
             self.name,
@@ -197,13 +197,13 @@ class BaseHandle:
         raise NotImplementedError
 
     def _lost_error(self, reason: str) -> LockLost:
-        text = f"was lost before it was released: {reason}. Others may have held it meanwhile"
+        text = f"was lost before it was released: {reason}. Another session may have held it since then"
         return self._error(LockLost, text)
 
     def _stale_error(self) -> LockScopeError:
         return self._scope_error(
-            "at REPEATABLE READ or SERIALIZABLE the snapshot is older than the lock, so you would read what was there "
-            "before the last holder committed. Take it outside of the transaction, or pass stale_ok=True"
+            "at REPEATABLE READ or SERIALIZABLE the snapshot is older than the lock, so queries do not see what the "
+            "last holder committed. Take the lock outside the transaction, or pass stale_ok=True"
         )
 
     def _scope_error(self, reason: str) -> LockScopeError:

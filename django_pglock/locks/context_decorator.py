@@ -151,7 +151,9 @@ class ContextDecorator(Generic[H, A]):
         """
         if hasattr(function, "enqueue"):
             name = getattr(function, "module_path", function)
-            raise ConfigurationError(f"{name} is a task: a worker runs only what is inside. Put @task above the lock.")
+            raise ConfigurationError(
+                f"{name} is a task, and a worker would run it without this lock. Put @task above the lock."
+            )
         decorate = self._decorate_async if iscoroutinefunction(function) else self._decorate
         return decorate(function, self._naming(function))  # type: ignore[return-value]
 
@@ -234,7 +236,7 @@ class ContextDecorator(Generic[H, A]):
             return lambda args, kwargs: parts
         if (len(parts) > 1 and not self._each_part_is_a_name) or any(isinstance(part, tuple) for part in parts):
             raise LockKeyError(
-                f"@lock on {function.__qualname__}: {parts!r} are several parts with a field in one of them. Write "
+                f"@lock on {function.__qualname__}: {parts!r} are several parts, and one contains a field. Write "
                 'them as one template: "order:{order_id}".'
             )
         return _template_naming(function, parts)
@@ -275,6 +277,6 @@ def refuse_generators(function: Callable[..., Any]) -> None:
     ):
         if ask(function):
             raise ConfigurationError(
-                f"{function.__qualname__} is {what}: its call returns before its work is done, so the lock would be "
-                "free while it runs. Take the lock inside it."
+                f"{function.__qualname__} is {what}: its call returns before its body runs, so the lock would not be "
+                "held while the body runs. Take the lock inside the function."
             )

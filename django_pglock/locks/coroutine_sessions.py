@@ -94,7 +94,7 @@ class LockSessions:
         """Return what stands for this coroutine: its sessions by scope. Not the task: its result may be a handle."""
         task = asyncio.current_task()
         if task is None:
-            raise LockError("There is no coroutine here that could hold a lock.")
+            raise LockError("An async lock must be acquired inside a coroutine that runs as an asyncio task.")
         return self._by_task.setdefault(task, {})
 
     def own_session(self, scope: str) -> LockSession | None:

@@ -79,7 +79,7 @@ class Handle(BaseHandle):
         self.scope = self._choose_scope(inside=inside, may_begin=may_begin)
         locks = session_locks_of(connection)
         if not self.options.reentrant and not locks.numbers(connection).isdisjoint(self.keys):
-            raise self._error(LockError, "is held by this thread already")
+            raise self._error(LockError, "is already held by this thread")
         try:
             if self.scope == "transaction" and not inside:
                 self._own_transaction = OwnTransaction(connection)
@@ -91,7 +91,7 @@ class Handle(BaseHandle):
         return self
 
     def _choose_scope(self, *, inside: bool, may_begin: bool) -> str:
-        """Return the scope. Raises ``LockScopeError`` for one that would not protect here."""
+        """Return the scope. Raises ``LockScopeError`` for a scope that would not protect here."""
         scope = self.options.scope or get_settings().SCOPE
         if scope == "auto":
             if not inside and self.options.using is None and len(connections.settings) > 1:
@@ -99,13 +99,13 @@ class Handle(BaseHandle):
             return "transaction" if inside else "session"
         if scope == "session" and inside:
             raise self._scope_error(
-                "a session lock inside a transaction would be freed before the commit, and the next holder would "
-                "read old data. Take it outside the block, or use scope='transaction'"
+                "a session lock inside a transaction would be released before the commit, and the next holder "
+                "would read old data. Take the lock outside the block, or use scope='transaction'"
             )
         if scope == "transaction" and not inside and not may_begin:
             raise self._scope_error(
-                "a transaction lock without a transaction is gone at once. Use it inside atomic(), or in a with "
-                "statement, which opens one"
+                "a transaction lock without a transaction is released immediately. Use it inside atomic(), or in a "
+                "with statement, which opens one"
             )
         return scope
 
@@ -115,9 +115,10 @@ class Handle(BaseHandle):
         for other in connections.all(initialized_only=True):
             if other.alias != self.using and other.in_atomic_block and in_transaction(other):
                 raise self._scope_error(
-                    f"it would be freed before the COMMIT of atomic(using={other.alias!r}), because locks are taken "
-                    f"on {self.using!r}. Take it outside the block, or name the database: using={other.alias!r} lasts "
-                    f"to that COMMIT, using={self.using!r} to the end of the with block"
+                    f"it would be released before the COMMIT of atomic(using={other.alias!r}), because locks are taken "
+                    f"on {self.using!r}. Take the lock outside the block, or name the database: with "
+                    f"using={other.alias!r} it lasts until that COMMIT, with using={self.using!r} until the end of "
+                    "the with block"
                 )
 
     def _acquire(self, connection: DatabaseWrapper, locks: SessionLocks) -> None:
@@ -179,7 +180,7 @@ class Handle(BaseHandle):
         if record is not None and record.scope == "transaction" and not self.is_held:
             return "its transaction, or the savepoint before it, has ended"
         is_there = record is not None and self._connection.connection is record.raw and not has_ended(record.raw)
-        return "" if is_there and self.is_held else "its session is gone"
+        return "" if is_there and self.is_held else "its session has ended"
 
     # Release
 
@@ -216,7 +217,7 @@ class Handle(BaseHandle):
         connection, locks = self._connection, record.locks
         if connection.connection is not record.raw or record.state is RecordState.ENDED:
             locks.free_from_any_thread(record)
-            return "its connection was closed meanwhile"
+            return "its connection was closed"
         try:
             row = _send(connection, record, free_session_locks(record.request, locks.limits_without(record)))
         except DatabaseFailure as error:

@@ -65,5 +65,5 @@ class OpenBlocks:
             or (blocks[0] if len(blocks) == 1 else None)
         )
         if found is None:
-            raise LockError("This with block ends in another thread or task than it began in, as others did.")
+            raise LockError("This with block and others end in another thread or asyncio task than they began in.")
         return found[2], found[1] != who

@@ -86,9 +86,9 @@ def to_seconds(value: Timeout, *, name: str = "timeout") -> float | None:
 
 
 def checked_scope(value: str | None) -> str | None:
-    """Return the argument ``scope``. Raises ``LockScopeError`` for one that does not exist."""
+    """Return the argument ``scope``. Raises ``LockScopeError`` for an unknown scope."""
     if value is not None and value not in SCOPES:
-        raise LockScopeError(f"There is no scope {value!r}; use {', '.join(map(repr, SCOPES))}.")
+        raise LockScopeError(f"scope is {value!r}; use one of {', '.join(map(repr, SCOPES))}.")
     return value
 
 
@@ -112,7 +112,7 @@ SHORTEST_TTL = 0.3
 
 
 def checked_ttl(value: Timeout) -> float | None:
-    """Return the argument ``ttl`` in seconds. Raises ``ValueError`` for one that is too short."""
+    """Return the argument ``ttl`` in seconds. Raises ``ValueError`` for a time that is too short."""
     seconds = to_seconds(value, name="ttl")
     if seconds is not None and seconds < SHORTEST_TTL:
         raise ValueError(f"ttl is {value!r}; give at least {SHORTEST_TTL} s.")

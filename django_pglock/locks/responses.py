@@ -92,7 +92,7 @@ class _Ended:
 def _end_late(lock: ResponseLock, limit: float) -> None:
     if lock.name:
         logger.error(
-            "Lock %r was freed: it was held for a response that nobody has closed within %g s "
+            "Lock %r was released, because its response was not closed within %g s "
             "(DJANGO_PGLOCK['MAX_RESPONSE_HOLD']).",
             lock.name,
             limit,

@@ -37,9 +37,7 @@ class Slots:
         # PostgreSQL would grant its own session the same slot again, and the count would be wrong.
         slots = self.request.without(held())
         if not slots.keys:
-            raise LockError(
-                f"All slots of {self.name!r} are held by this session itself.", name=self.name, key=self.key
-            )
+            raise LockError(f"This session already holds all slots of {self.name!r}.", name=self.name, key=self.key)
         return slots
 
     def _note_granted(self, record: LockRecord, row: Sequence[Any]) -> None:

@@ -45,17 +45,17 @@ def lock_table(
     longer than the timeout (the transaction stays usable), ``ValueError`` for what is no model or no mode.
     """
     if not tables:
-        raise ValueError("lock_table was given no model.")
+        raise ValueError("lock_table() needs at least one model.")
     for table in tables:
         if not isinstance(table, ModelBase):
-            raise ValueError(f"lock_table was given {table!r}; give it a model.")  # noqa: TRY004 - as for the mode
+            raise ValueError(f"lock_table() was given {table!r}, which is not a model.")  # noqa: TRY004 - as for the mode
     mode = mode.upper().replace("_", " ")
     if mode not in MODES:
-        raise ValueError(f"There is no lock mode {mode!r}; use one of {', '.join(MODES)}.")
+        raise ValueError(f"mode is {mode!r}; use one of {', '.join(MODES)}.")
     connection = connection_for(using or router.db_for_write(tables[0]))
     names = ", ".join(connection.ops.quote_name(table._meta.db_table) for table in tables)
     if not connection.in_atomic_block:
-        raise LockScopeError(f"A lock on {names} outside atomic() would end at once.", name=names)
+        raise LockScopeError(f"A lock on {names} outside atomic() would be released immediately.", name=names)
     seconds = to_seconds(timeout)
     statement = f"LOCK TABLE {names} IN {mode} MODE{' NOWAIT' if seconds == 0 else ''}"
     if seconds is None:

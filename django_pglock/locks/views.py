@@ -50,8 +50,8 @@ def lock_view(
       ``busy_response``: a page, a problem detail or plain text, as the client prefers.
     - ``shared``, ``scope``, ``using``, ``max_hold`` as for ``lock``.
 
-    A streaming response, or one that is rendered after the view has returned (``TemplateResponse``), keeps a session
-    lock until the response is closed or garbage-collected.
+    A streaming response, or a response that is rendered after the view has returned (``TemplateResponse``), keeps a
+    session lock until the response is closed or garbage-collected.
 
     Raises ``LockKeyError`` and ``ConfigurationError`` when the decorator is applied, if the template or the view cannot
     work.

@@ -118,7 +118,7 @@ def days(text: str) -> float:
 def plain_text(value: str) -> str:
     """Return the text. Raises ``ArgumentTypeError`` for bytes that are invalid in the encoding of the terminal."""
     if not value.isprintable() and any("\ud800" <= each <= "\udfff" for each in value):
-        raise argparse.ArgumentTypeError(_("%r is not a text in the encoding of the terminal") % value)
+        raise argparse.ArgumentTypeError(_("%r is not valid text in the encoding of the terminal") % value)
     return value
 
 

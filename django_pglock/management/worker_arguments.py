@@ -54,7 +54,7 @@ def _add_queues(parser: CommandParser) -> None:
         "queues",
         nargs="*",
         metavar="QUEUE",
-        help=_("Queues to serve (default: all): NAME, PREFIX* for all names that begin so, NAME=WEIGHT."),
+        help=_("Queues to serve (default: all): NAME, PREFIX* for all names with this prefix, NAME=WEIGHT."),
     )
     parser.add_argument(
         "--exclude",
@@ -68,8 +68,8 @@ def _add_queues(parser: CommandParser) -> None:
         choices=ORDERS,
         default="weighted",
         help=_(
-            "weighted (default): each queue is the first in proportion to its weight; "
-            "strict: queues are served in the given order."
+            "weighted (default): the weight of a queue says how often it is searched first; "
+            "strict: queues are searched in the given order."
         ),
     )
 
@@ -96,7 +96,7 @@ def _add_processes(parser: CommandParser) -> None:
         default=1,
         metavar="N",
         help=_(
-            "Number of worker processes, each with these options; one that ends is started again (default: 1, "
+            "Number of worker processes, each with these options. A process that ends is replaced (default: 1, "
             "which is this process or, with one of the --max options, a child of this process)."
         ),
     )
@@ -116,7 +116,10 @@ def _add_processes(parser: CommandParser) -> None:
         "--max-time",
         type=read_by(NUMBERS["max_time"]),
         metavar="SECONDS",
-        help=_("Replace a process after this time or up to a tenth sooner. Running tasks have the --grace to finish."),
+        help=_(
+            "Replace a process after this time, or up to a tenth of it sooner. Running tasks have the --grace to "
+            "finish."
+        ),
     )
 
 
@@ -133,11 +136,11 @@ def _add_probes(parser: CommandParser) -> None:
     parser.add_argument(
         "--probe-host",
         metavar="ADDRESS",
-        help=_("The address to serve them on (default: %s, because probes and scrapers are on other hosts).")
+        help=_("The address of the probe port (default: %s, because probes and scrapers are on other hosts).")
         % DEFAULT_HOST,
     )
     parser.add_argument(
         "--heartbeat-file",
         metavar="PATH",
-        help=_("A file to touch after each heartbeat that was written, for probes that check the age of the file."),
+        help=_("A file that the worker touches after each written heartbeat, for probes that check its age."),
     )

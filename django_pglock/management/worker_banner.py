@@ -35,7 +35,7 @@ def _database(using: str) -> str:
     settings = connections[using].settings_dict
     host, port = settings["HOST"], settings["PORT"]
     where = f" at {host}{':' if port else ''}{port}" if host else ""
-    return f"{using}: {settings['NAME'] or 'as the environment says'}{where}"
+    return f"{using}: {settings['NAME'] or 'named by the environment'}{where}"
 
 
 def _listed(names: list[str]) -> str:

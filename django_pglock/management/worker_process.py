@@ -44,7 +44,7 @@ def run_until_signal(build: dict[str, Any]) -> None:
     if not have_all_finished:
         leave_running_tasks()
     if worker.left_behind:
-        raise CommandError(_("Some tasks were not done: see the log."), returncode=LEFT_BEHIND)
+        raise CommandError(_("Some tasks did not finish. See the log."), returncode=LEFT_BEHIND)
 
 
 def log_banner(worker: Worker, build: dict[str, Any]) -> None:

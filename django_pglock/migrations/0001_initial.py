@@ -205,8 +205,8 @@ class Migration(migrations.Migration):
             name='RateLimit',
             fields=[
                 ('key', models.CharField(max_length=512, primary_key=True, serialize=False, verbose_name='key')),
-                ('arrives_at', models.DateTimeField(verbose_name='arrives at')),
-                ('opens_at', models.DateTimeField(null=True, verbose_name='opens at')),
+                ('arrives_at', models.DateTimeField(verbose_name='next token at')),
+                ('opens_at', models.DateTimeField(null=True, verbose_name='tasks wait until')),
             ],
             options={
                 'verbose_name': 'rate limit',
@@ -236,7 +236,7 @@ class Migration(migrations.Migration):
                 ('max_retries', models.SmallIntegerField(db_default=0, verbose_name='maximum retries')),
                 ('attempts', models.IntegerField(db_default=0, help_text='Claims so far: the fencing token.', verbose_name='attempts')),
                 ('uncounted', models.IntegerField(db_default=0, help_text='Claims that do not count as attempts: given back or snoozed.', verbose_name='uncounted claims')),
-                ('rescues', models.SmallIntegerField(db_default=0, help_text='How often a worker died while it ran the task.', verbose_name='rescues')),
+                ('rescues', models.SmallIntegerField(db_default=0, help_text='Number of times a worker died while it ran the task.', verbose_name='rescues')),
                 ('worker', models.UUIDField(editable=False, null=True, verbose_name='worker')),
                 ('lock_key', models.CharField(help_text='Limits how many tasks with the same key run at once.', max_length=512, null=True, verbose_name='lock key')),
                 ('concurrency', models.SmallIntegerField(help_text='How many tasks with the same lock key may run at once.', null=True, verbose_name='concurrency')),
@@ -294,7 +294,7 @@ class Migration(migrations.Migration):
             name='Attempt',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False, verbose_name='id')),
-                ('number', models.IntegerField(help_text='The number of claims of the task, with this one.', verbose_name='number')),
+                ('number', models.IntegerField(help_text='Number of claims of the task, including this one.', verbose_name='number')),
                 ('worker', models.UUIDField(help_text='Empty: the task never ran.', null=True, verbose_name='worker')),
                 ('started_at', models.DateTimeField(verbose_name='started at')),
                 ('finished_at', models.DateTimeField(verbose_name='finished at')),

@@ -23,7 +23,7 @@ class Attempt(models.Model):
     task = models.ForeignKey(
         Task, on_delete=models.CASCADE, related_name="failures", verbose_name=_("task"), db_index=False
     )
-    number = models.IntegerField(_("number"), help_text=_("The number of claims of the task, with this one."))
+    number = models.IntegerField(_("number"), help_text=_("Number of claims of the task, including this one."))
     worker = models.UUIDField(_("worker"), null=True, help_text=_("Empty: the task never ran."))
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"))

@@ -16,8 +16,8 @@ class RateLimit(models.Model):
     """
 
     key = models.CharField(_("key"), max_length=512, primary_key=True)
-    arrives_at = models.DateTimeField(_("arrives at"))
-    opens_at = models.DateTimeField(_("opens at"), null=True)
+    arrives_at = models.DateTimeField(_("next token at"))
+    opens_at = models.DateTimeField(_("tasks wait until"), null=True)
 
     for_dumpdata = DumpedManager()
     objects = models.Manager()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 Row = Sequence[Any]
-#: Seconds until a statement that goes on is cancelled once more.
+#: Seconds until a statement that continues is cancelled once more.
 CANCEL_AGAIN = 0.05
 
 # By ``id()``: sessions are opened and dropped in any thread.
@@ -59,7 +59,7 @@ class AsyncSession:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a statement is under way."""
+        """Whether a statement is running."""
         return self._turn.locked()
 
     @property
@@ -126,7 +126,7 @@ class AsyncSession:
 
 
 def busy() -> list[AsyncSession]:
-    """Return the sessions of this process on which a statement is under way."""
+    """Return the sessions of this process on which a statement is running."""
     sessions = [each() for each in list(_sessions.values())]
     return [session for session in sessions if session is not None and session.is_busy]
 

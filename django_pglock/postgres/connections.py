@@ -34,10 +34,10 @@ def connection_for(using: str) -> DatabaseWrapper:
         connection = cast("DatabaseWrapper", connections[using])
     except ConnectionDoesNotExist:
         known = ", ".join(sorted(connections.settings))
-        raise ConfigurationError(f"DATABASES has no {using!r}; it has {known}.") from None
+        raise ConfigurationError(f"DATABASES has no alias {using!r}. Its aliases: {known}.") from None
     if connection.vendor != "postgresql":
         raise ConfigurationError(
-            f"Database {using!r} is {connection.vendor}; django_pglock needs PostgreSQL. "
+            f"Database {using!r} is {connection.vendor}, and django_pglock needs PostgreSQL. "
             "Name another alias with using=, DJANGO_PGLOCK['USING'] or the OPTIONS of TASKS."
         )
     return connection
@@ -101,7 +101,7 @@ def has_ended(raw: Any) -> bool:
 
 def is_read_only(error: BaseException | None) -> bool:
     """Say whether an exception comes from a session that may not write: of a standby, or of a primary that was one."""
-    # Causes may form a ring: an exception can be raised from one that was raised from it.
+    # Causes may form a ring: an exception can be the cause of its own cause.
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if getattr(error, "sqlstate", None) == ReadOnlySqlTransaction.sqlstate:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: pg_type's numbers of the types that are more than text here.
 BOOL, BIGINT, DOUBLE = 16, 20, 701
-#: Seconds for the server to hear of a cancel, and then for the end of the answer.
+#: Seconds for the server to learn of a cancel, and then for the end of the answer.
 CANCEL_WITHIN = 5.0
 #: Milliseconds between two moments in which Python may run signal handlers.
 LOOK_UP = 100
@@ -51,7 +51,7 @@ def begin_for(raw: Connection[Any]) -> str | None:
 
 
 def can_send(raw: Connection[Any]) -> bool:
-    """Say whether a statement could be sent now: none is under way, and no transaction is aborted."""
+    """Say whether a statement could be sent now: no statement is running, and no transaction is aborted."""
     pgconn = raw.pgconn
     return (
         pgconn.transaction_status in (TransactionStatus.IDLE, TransactionStatus.INTRANS)
@@ -62,8 +62,8 @@ def can_send(raw: Connection[Any]) -> bool:
 def exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
     """Send statements in one message and return the first row of the last answer that has rows, or None.
 
-    Raises psycopg's errors. A Python exception in between, such as Ctrl-C, has the statement cancelled before it goes
-    on, so that the connection is usable.
+    Raises psycopg's errors. A Python exception in between, such as Ctrl-C, cancels the statement and is then raised, so
+    that the connection stays usable.
     """
     with raw.lock:
         return exchange_in_turn(raw, statements)
@@ -108,9 +108,9 @@ def _results(pgconn: PGconn, within: float = math.inf) -> list[PGresult]:
     poll = select.poll()
     poll.register(pgconn.socket, select.POLLIN | select.POLLOUT if is_unsent else select.POLLIN)
     while not _take_in(pgconn, results):
-        # From time to time Python has a look for signals that another thread was interrupted by.
+        # From time to time Python must run the handlers of signals that have interrupted another thread.
         if not poll.poll(LOOK_UP) and time.monotonic() > deadline:
-            raise OperationalError(f"the answer has not come within {within:g} s")
+            raise OperationalError(f"the server has not answered within {within:g} s")
         pgconn.consume_input()
         if is_unsent and not (is_unsent := pgconn.flush()):
             poll.modify(pgconn.socket, select.POLLIN)
@@ -128,7 +128,7 @@ def _take_in(pgconn: PGconn, results: list[PGresult]) -> bool:
 
 
 def _cancel(raw: Connection[Any]) -> None:
-    """Have the statement under way cancelled; if that cannot be done, end the session rather than wait for it."""
+    """Cancel the running statement; if that cannot be done, end the session rather than wait for it."""
     try:
         if raw.pgconn.transaction_status == TransactionStatus.ACTIVE:
             raw.cancel_safe(timeout=CANCEL_WITHIN)
@@ -205,7 +205,7 @@ async def wait_for_socket(number: int, *, to_write: bool = False) -> None:
 def _row_of(pgconn: PGconn, results: list[PGresult]) -> list[Any] | None:
     """Return the first row of the last result that has rows. Raises the error that the last one may be."""
     if not results:
-        raise OperationalError("the connection was closed before the answer came")
+        raise OperationalError("the connection was closed before the server answered")
     pass_on_notifications(pgconn)
     if results[-1].status in _BAD:
         raise _error(results[-1])

@@ -1,8 +1,8 @@
 """A loop of your own that PostgreSQL wakes: LISTEN and NOTIFY.
 
-A notification reaches only those who listen at that moment. So it says no more than "look now", and whoever is woken
-looks at the table. ``listen`` gives a loop a turn whenever something may have been missed: at the start, after a lost
-session, and from time to time, which is the only way behind a pooler in transaction mode.
+A notification reaches only those who listen at that moment. So it says no more than "look now", and the woken
+process reads the table. ``listen`` gives a loop a turn whenever something may have been missed: at the start, after a
+lost session, and from time to time, which is the only way behind a pooler in transaction mode.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A session that libpq calls active is not always waited for: a program may read the rows of a long answer slowly. So the
 threads' stacks are read. A thread that waits for an answer is in ``Connection.wait()`` of psycopg or in our own
 exchange, whatever sent the statement: a cursor, BEGIN, COMMIT, Django's health check, the start of a session, a pool.
-A coroutine does not wait in a thread. Its sessions are our own, and know when a statement is under way.
+A coroutine does not wait in a thread. Its sessions are our own, and know when a statement is running.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ LOCK_KEY = f"SELECT pg_advisory_xact_lock({ADMISSION}, {_NUMBER}), {{by_index}}"
 # takes. For other keys it does nothing and returns the key, for ``ADMIT``: if the first task lets others run beside it,
 # has a rate, or waits for other tasks itself, and if a task of the key is SCHEDULED, perhaps for a retry.
 #
-# The comments at ``ADMIT`` say why locked rows are left alone, and why ranges.
+# The comments at ``ADMIT`` say why locked rows are skipped, and why ranges.
 ADMIT_NEXT = """
 WITH first AS MATERIALIZED (
     SELECT keys.key, waiting.id, busy.status,
@@ -83,8 +83,8 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 # Admits the first waiting tasks of these keys, as many as have room. Room is taken by tasks that have been admitted and
 # have not ended. At a key that admits one task at a time it is also taken by a task that will be retried: the others
 # wait for it, because order is what they asked for. If the functions that share a key differ in their concurrency, no
-# task is admitted beside one that allows fewer. At a key with a rate each admitted task takes a token from the bucket.
-# Tasks that are READY count against the burst, so that a busy worker cannot save them up. If the tasks wait for
+# task is admitted while a task runs that allows fewer. At a key with a rate each admitted task takes a token from the
+# bucket. Tasks that are READY count against the burst, so that a busy worker cannot save them up. If the tasks wait for
 # something else than a token, the alarm is set all the same, the later the longer that lasts.
 #
 # No task is admitted before an older one that has to wait for other tasks no longer (``after=``) and for which
@@ -92,7 +92,7 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 # looked at, as a limit.
 #
 # If another transaction holds a row lock on a blocked task, only tasks with the same lock key wait: the row and the
-# tasks behind it are left alone. Whoever has changed the row admits after the commit; upkeep does so in any case.
+# tasks behind it stay BLOCKED. The transaction that has changed the row admits after its commit; upkeep does so, too.
 #
 # The first waiting tasks are selected by a range of the index of keys, in its order. With "=" the planner may walk
 # another index, past all tasks that wait for other keys, in the expectation of finding these soon. They are updated by

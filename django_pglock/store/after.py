@@ -42,7 +42,7 @@ SELECT * FROM new
 HAVE_AWAITED = "SELECT id FROM {task} WHERE id = ANY (%s::bigint[]) AND meta ? 'after'"
 
 # Lets retried tasks wait again for those tasks of their ``after=`` that have not succeeded, whatever has become of
-# these: ``RELEASE`` looks after the commit, as it does for new tasks. A task that does not exist any more is not waited
+# these: ``RELEASE`` runs after the commit, as it does for new tasks. A task that does not exist any more is not waited
 # for: it was pruned, so it ended long ago. The waiters of a task that was cancelled while it waited are still there and
 # would count twice, so they are deleted. IN within an expression uses a hash table; a join may compare each with each.
 WAIT_AGAIN = """

@@ -20,7 +20,7 @@ def await_end(task_id: int, using: str, timeout: float | None) -> bool | None:
     a transaction: no worker sees the task before the commit, so the caller would wait for itself.
     """
     if in_transaction(connection_for(using)):
-        raise TaskError("wait() inside atomic() would wait for ever: no worker sees the task before the commit.")
+        raise TaskError("wait() inside atomic() would never return: no worker sees the task before the commit.")
     answer: Future[bool] = Future()
 
     def tell(said: bool | BaseException) -> None:

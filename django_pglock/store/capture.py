@@ -1,7 +1,11 @@
 """Capturing: what a trigger function does to enqueue a task for the rows that a statement has changed.
 
 A trigger runs once for each statement and reads all changed rows from the transition tables ``old_rows`` and
-``new_rows``. It writes the same rows as ``enqueue()``. All that ``enqueue()`` computes from the options of the task is
+``new_rows``. PostgreSQL writes each changed row into each table that a trigger names, which is most of what a capture
+costs an UPDATE. If the task gets primary keys only, the trigger of UPDATE names ``new_rows`` only, because a key is the
+same before and after an UPDATE as a rule. For each row whose key was changed a second trigger runs, with the old key.
+
+A trigger writes the same rows as ``enqueue()``. All that ``enqueue()`` computes from the options of the task is
 computed here once, the keys included, and is a literal in the text of the function. Only two parts of a key may differ
 from row to row: ``{id}`` and ``{schema}``.
 """
@@ -33,6 +37,9 @@ ARGUMENTS = ("id", "ids", "model", "operation", "schema")
 # Unicode has them for private use.
 _ID, _SCHEMA = "\ue000", "\ue001"
 
+#: What a trigger reads that runs for each row and tells of changed primary keys.
+OLD_ROW = "OLD"
+
 # The ids of the changed rows.
 CHANGED = "SELECT {id} AS id FROM {rows} WHERE {condition}"
 
@@ -48,18 +55,16 @@ CROSS JOIN LATERAL (VALUES (old.id, old.matches), (new.id, new.matches)) AS side
 WHERE side.matches AND (old.watched OPERATOR(pg_catalog.*<>) new.watched) IS NOT FALSE
 """
 
+# The id that a row had before an UPDATE, if that is another one now. This is no condition of the trigger, because
+# PostgreSQL cannot write down such a condition in a form that it reads again, as for a dump.
+CHANGED_KEY = """
+SELECT OLD.{id} AS id WHERE ROW(OLD.{id})::record OPERATOR(pg_catalog.*<>) ROW(NEW.{id})::record
+"""
+
 # One call for each portion of the ids, in order. Slices of one array take half the time of a window and groups.
 IN_PORTIONS = """
 SELECT to_jsonb(changed.ids[first:first + {size} - 1]) AS ids
-FROM ({array}) AS changed, generate_series(1, cardinality(changed.ids), {size}) AS first
-"""
-ARRAY = "SELECT ARRAY({ids} ORDER BY id) AS ids"
-# The primary keys of an UPDATE are the same before and after it, as a rule. To compare two arrays takes a third of the
-# time of making the ids of both distinct.
-ARRAY_OF_UPDATED = """
-SELECT CASE WHEN old.ids = new.ids THEN new.ids
-            ELSE ARRAY(SELECT DISTINCT id FROM unnest(old.ids || new.ids) AS id ORDER BY id) END AS ids
-FROM (SELECT ARRAY({old} ORDER BY id) AS ids) AS old, (SELECT ARRAY({new} ORDER BY id) AS ids) AS new
+FROM (SELECT ARRAY({ids} ORDER BY id) AS ids) AS changed, generate_series(1, cardinality(changed.ids), {size}) AS first
 """
 EACH = "{ids} ORDER BY id"
 ONE = "SELECT WHERE EXISTS ({ids})"
@@ -127,11 +132,15 @@ class Columns(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """A statement that is captured: its operation, the label of its model, and what is read of its rows."""
+    """A change that is captured: its operation, the label of its model, what is read of its rows, and from where.
+
+    ``rows`` are names of transition tables, or ``OLD_ROW`` alone.
+    """
 
     operation: str
     model: str
     columns: Columns
+    rows: tuple[str, ...]
 
 
 def body_of(task: TaskFields, captured: Captured, *, size: int) -> tuple[str, str]:
@@ -142,6 +151,8 @@ def body_of(task: TaskFields, captured: Captured, *, size: int) -> tuple[str, st
     """
     names = arguments_of(task)
     _refuse(task, names, captured)
+    if captured.rows == (OLD_ROW,) and names.isdisjoint({"id", "ids"}):
+        return "", ""  # the call for the statement says all
     task_table, worker_table = filled("{task}"), filled("{worker}")
     columns = _columns(task, names, captured)
     calls = _calls(names, captured, size)
@@ -183,8 +194,8 @@ def arguments_of(task: TaskFields) -> set[str]:
     needed = [each.name for each in named if each.default is each.empty and each.name not in ARGUMENTS]
     if needed or {"id", "ids"} <= names or any(each.kind is each.POSITIONAL_ONLY for each in parameters):
         raise TaskOptionError(
-            f"{task.module_path} cannot be called by a capture, which passes {', '.join(ARGUMENTS)} by name, as far as "
-            "the function has such parameters, and either id or ids. Other parameters need a default."
+            f"{task.module_path} cannot be called by a capture. A capture passes those of {', '.join(ARGUMENTS)} "
+            "that are parameters of the function, by name, and either id or ids. Other parameters need a default."
         )
     return names
 
@@ -203,11 +214,11 @@ def _refuse(task: TaskFields, names: set[str], captured: Captured) -> None:
     """Raise ``TaskOptionError`` for what a trigger cannot keep."""
     problem = None
     if task.after or due_of(task)[0] is not None:
-        problem = "has after or a date as run_after, which belong to one call"
+        problem = "has after, or a date as run_after; both are options of a single call"
     elif captured.operation == "truncate" and ("id" in names or "operation" not in names):
-        problem = "gets no id from TRUNCATE: it needs the parameter operation, and ids instead of id"
+        problem = "cannot get an id from TRUNCATE; give it the parameters operation and ids, and remove id"
     elif "id" in names & names_in_keys(task) and not captured.columns.has_plain_id:
-        problem = "has {id} in a key, which may only be a number or a UUID"
+        problem = "has {id} in a key, and the primary key is neither a number nor a UUID"
     elif task.unique is not None:
         problem = _problem_of_unique(task, task.unique, names)
     if problem:
@@ -217,12 +228,12 @@ def _refuse(task: TaskFields, names: set[str], captured: Captured) -> None:
 def _problem_of_unique(task: TaskFields, unique: Unique, names: set[str]) -> str | None:
     """Say why the changes of a call that is left out might be missed, or return None."""
     if unique.scope != UniqueScope.WAITING or unique.on_conflict != "skip":
-        return "is unique for longer than it waits, or replaces or raises, which would miss changes or stop the writer"
+        return "must be unique only while it waits, with on_conflict='skip', or changes are lost or writes fail"
     if "ids" in names:
-        return "is unique and has the parameter ids, and the ids of a call that is left out would be missed; take id"
+        return "is unique and has the parameter ids; the ids of a skipped call would be lost. Use the parameter id"
     missing = names - KeyTemplate(unique.key, known=None, where="", is_own=True).names if unique.key else set()
     if missing:
-        return f"is unique by a key without {', '.join(sorted(missing))}, which a call that is left out may have else"
+        return f"has a unique key without {', '.join(sorted(missing))}, so a call with another value would be skipped"
     return None
 
 
@@ -261,7 +272,7 @@ def _keys(task: TaskFields, names: set[str], captured: Captured) -> CallKeys:
     kwargs = {name: values[name] for name in names}
     keys = keys_of(task, (), kwargs)
     if any(key is not None and len(key) > LONGEST_KEY - 200 for key in keys):
-        raise TaskOptionError(f"{task.module_path} cannot be captured: one of its keys may get too long.")
+        raise TaskOptionError(f"{task.module_path} cannot be captured: one of its keys may become too long.")
     lock, group, fair, unique = (None if key is None else _expression(key, _TEXTS) for key in keys)
     if task.unique is not None and task.unique.key is None:
         text = _expression(text_of_arguments(task, kwargs), _JSON)
@@ -286,25 +297,15 @@ def _calls(names: set[str], captured: Captured, size: int) -> str:
     if captured.operation == "truncate":
         return ALWAYS
     if "ids" in names:
-        return IN_PORTIONS.format(array=_array(captured), size=size)
+        return IN_PORTIONS.format(ids=_changed_ids(captured), size=size)
     return (EACH if "id" in names else ONE).format(ids=_changed_ids(captured))
-
-
-def _array(captured: Captured) -> str:
-    columns = captured.columns
-    if captured.operation != "update" or columns.watched or (columns.id,) != columns.primary_key:
-        return ARRAY.format(ids=_changed_ids(captured))
-    sides = {side: _side(columns, f"{side}_rows") for side in ("old", "new")}
-    return ARRAY_OF_UPDATED.format(**sides)
-
-
-def _side(columns: Columns, rows: str) -> str:
-    return CHANGED.format(id=columns.id, rows=rows, condition=columns.condition)
 
 
 def _changed_ids(captured: Captured) -> str:
     columns, operation = captured.columns, captured.operation
-    if columns.watched and operation == "update":
+    if captured.rows == (OLD_ROW,):
+        changed = CHANGED_KEY.format(id=columns.id)
+    elif columns.watched and operation == "update":
         # The id of a row is watched, too: what the row has left has changed as well.
         watched = ", ".join(dict.fromkeys((columns.id, *columns.watched)))
         keys = {f"key{number}": column for number, column in enumerate(columns.primary_key)}
@@ -316,7 +317,8 @@ def _changed_ids(captured: Captured) -> str:
             condition=columns.condition,
         )
     else:
-        tables = {"insert": ("new_rows",), "delete": ("old_rows",)}.get(operation, ("old_rows", "new_rows"))
-        changed = " UNION ALL ".join(_side(columns, rows) for rows in tables)
-    is_distinct = operation != "update" and (columns.id,) == columns.primary_key
+        changed = " UNION ALL ".join(
+            CHANGED.format(id=columns.id, rows=rows, condition=columns.condition) for rows in captured.rows
+        )
+    is_distinct = len(captured.rows) == 1 and (columns.id,) == columns.primary_key
     return changed if is_distinct else f"SELECT DISTINCT id FROM ({changed}) AS changed WHERE id IS NOT NULL"

@@ -83,7 +83,7 @@ def claim_statement(
 ) -> ClaimStatement:
     """Return the statement that claims tasks of a queue for a worker.
 
-    - ``paths``: the functions that the worker knows. Tasks of other functions are left alone.
+    - ``paths``: the functions that the worker knows. Tasks of other functions are not claimed.
     - ``backend``: the alias in TASKS with which the tasks were enqueued; None: any.
     - ``behind``: claim only tasks of one priority that were enqueued after one task.
 

@@ -11,8 +11,8 @@ from django_pglock.tasks.claim import Claim
 # Claims one task of each key behind the last key that was served, then a second one of each, and so on, until the limit
 # is reached. It walks from key to key by index probes, so its cost depends neither on the number of keys nor on the
 # number of tasks. A key is skipped if all that waits there are functions that this worker does not know. The walk ends
-# after a thousand keys. Each row also says behind which key the next claim goes on; if nothing was claimed there is one
-# row without a claim. This key is empty if the walk came to the end.
+# after a thousand keys. Each row also says behind which key the next claim continues; if nothing was claimed there is
+# one row without a claim. This key is empty if the walk came to the end.
 CLAIM_FAIR = """
 WITH RECURSIVE keys AS (
     SELECT %s::text AS fair_key, 0 AS number, 0 AS found, false AS is_known
@@ -65,8 +65,8 @@ def claim_fair(
 ) -> tuple[list[Claim], str]:
     """Claim tasks whose keys take turns, beginning behind the key ``after``.
 
-    Returns the claims in the order in which they run, and the key behind which to go on; this is empty when there is
-    no further key. With a key to go on, there may be more tasks even if no claim is returned: one call looks at a
+    Returns the claims in the order in which they run, and the key behind which to continue; this is empty when there is
+    no further key. With a key to continue, there may be more tasks even if no claim is returned: one call looks at a
     limited number of keys.
     """
     here = (queue, list(paths), backend)

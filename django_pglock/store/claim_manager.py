@@ -28,8 +28,8 @@ class ClaimedRows(Sequence[Row]):
     """Rows that are ours until the end of the transaction. The claims of all others skip them.
 
     As a context manager it opens the transaction (or a savepoint in yours): leave the block to commit your changes and
-    release the rows; raise to undo both. Inside your own ``atomic()`` it can also just be iterated. The rows are locked
-    when they are first read.
+    release the rows; raise to undo both. Each block claims anew. Inside your own ``atomic()`` it can also just be
+    iterated; then the rows are locked when they are first read.
     """
 
     def __init__(self, queryset: models.QuerySet[Row]) -> None:
@@ -39,6 +39,8 @@ class ClaimedRows(Sequence[Row]):
     def __enter__(self) -> Self:
         self._atomic.__enter__()
         try:
+            # A copy of the queryset has no rows yet. Those of an earlier block are no longer locked.
+            self._queryset = self._queryset.all()
             self._rows()
         except BaseException as error:
             self._atomic.__exit__(type(error), error, error.__traceback__)
@@ -107,8 +109,9 @@ class ClaimQuerySet(models.QuerySet[Row]):
                 pass
 
         If the function raises, what it did in the database is undone, the row gets the changes ``failed``, the log has
-        the exception, and the pass goes on. Without ``failed``, and for an ``OperationalError`` or ``InterfaceError``,
-        the exception ends the pass and the row stays as it was. Raises ``ValueError`` for a limit below one.
+        the exception, and the pass continues. Without ``failed``, and for an ``OperationalError`` or
+        ``InterfaceError``, the exception ends the pass and the row stays as it was. Raises ``ValueError`` for a limit
+        below one.
         """
         # So that its database is the one that the router names for writing.
         rows = behind = self.order_by("pk").select_for_update(skip_locked=True)
@@ -129,7 +132,8 @@ class ClaimQuerySet(models.QuerySet[Row]):
 
             Row.objects.filter(status="new").order_by("id").claim_update(10, status="taken")
 
-        Values may be expressions, such as ``F("tries") + 1``. Raises ``ValueError`` for a limit below one.
+        Values may be expressions, such as ``F("tries") + 1``. Raises ``ValueError`` for a limit below one, and for a
+        model that inherits columns from the table of another one.
         """
         return mark_rows(self, checked_limit(limit), changes)
 
@@ -159,7 +163,8 @@ class ClaimQuerySet(models.QuerySet[Row]):
         This is one statement, and needs no transaction. Rows that another transaction has locked are skipped. At
         REPEATABLE READ and above, a row that was changed after the snapshot is a serialization failure, as in any
         UPDATE. Raises ``ValueError`` for a status that is none of the field's choices, for no status to move from, for
-        a ``to`` that is one of ``from_``, and for a limit below one.
+        a ``to`` that is one of ``from_``, for a limit below one, and for a model that inherits columns from the table
+        of another one.
         """
         return transition(self, from_=from_, to=to, limit=limit, field=field, changes=changes)
 

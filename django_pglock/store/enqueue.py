@@ -51,15 +51,15 @@ def enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], *, meta: s
     """
     if task.after and task.unique is not None and task.unique.on_conflict == "replace":
         raise TaskOptionError(
-            f"{task.module_path} has both after and unique with on_conflict='replace', but a task that replaces "
-            "another one waits for no task. Leave out after, or use on_conflict='skip' or 'raise'."
+            f"{task.module_path} has both after and unique with on_conflict='replace', but a task cannot replace "
+            "another one and wait for a third. Leave out after, or use on_conflict='skip' or 'raise'."
         )
     if not task.after:
         return _enqueue_many(using, task, calls, meta)
     with transaction.atomic(using=using):
         if missing := lock_awaited(using, task.after):
             raise TaskOptionError(
-                f"There is no task {', '.join(map(str, missing))} for {task.module_path} to run after."
+                f"after of {task.module_path} names a task that does not exist: {', '.join(map(str, missing))}."
             )
         return _enqueue_many(using, task, calls, meta)
 
@@ -96,6 +96,9 @@ def _admit_enqueued(using: str, task: TaskFields, calls: Sequence[Call], rows: S
     key = calls[0].keys.lock
     if len(rows) > 1 or key is None or task.rate is not None:
         admit_on_commit(using, {call.keys.lock for call in calls})
+        if task.rate is not None:
+            # Admission may have set an alarm for the next token. A sleeping worker has to learn when it rings.
+            wake(using, [task.queue_name], SCHEDULED_CHANNEL)
     else:
         admit = partial(admit_own, using, rows[0].id, key, is_alone=is_alone(task))
         transaction.on_commit(admit, using=using, robust=True)

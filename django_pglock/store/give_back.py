@@ -1,6 +1,6 @@
 """Gives back claims whose answer was lost on the way: the table says that a worker has them, but the worker does not.
 
-The heartbeat of the worker would keep them alive for ever.
+The heartbeat of the worker would keep them alive forever.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from django_pglock.store.release import release
 from django_pglock.store.sql import run
 from django_pglock.tasks.states import TaskStatus
 
-# Left alone are claims that were made after the moment at which the worker listed what it holds, and claims of the lock
-# keys for which its threads are claiming groups at this moment.
+# Not given back are claims that were made after the moment at which the worker listed what it holds, and claims of the
+# lock keys for which its threads are claiming groups at this moment.
 GIVE_BACK = """
 UPDATE {task} AS task
 SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'

@@ -66,12 +66,19 @@ SELECT id, status, date_part('epoch', enqueued_at), unique_key FROM new ORDER BY
 """
 
 # The same with ids that were drawn before, so that the rows can be written in the order of their unique keys instead of
-# that of the calls. Two transactions that wrote the same keys in different orders would wait for each other.
+# that of the calls. Two transactions that wrote the same keys in different orders would wait for each other. What the
+# caller knows is not returned: all rows have one status and one time, and their ids are named only if some are missing.
 ENQUEUE_DRAWN = (
     ENQUEUE_MANY.replace("INSERT INTO {task} (", "INSERT INTO {task} (id, ")
     .replace("    SELECT CASE", "    SELECT call.id, CASE")
     .replace("ROWS FROM (", "ROWS FROM (unnest(%s::bigint[]), ")
     .replace("AS call (", "AS call (id, ")
+    .replace("RETURNING id, status, enqueued_at, unique_key", "RETURNING id, status, enqueued_at")
+    .replace(
+        "SELECT id, status, date_part('epoch', enqueued_at), unique_key FROM new ORDER BY id",
+        "SELECT min(status), date_part('epoch', min(enqueued_at)), CASE WHEN count(*) < %s THEN array_agg(id) END\n"
+        "FROM new",
+    )
 )
 
 
@@ -105,14 +112,29 @@ def _insert_one(using: str, task: TaskFields, call: Call, meta: str) -> list[Enq
 
 
 def _insert_many(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
+    values = _values_of_many(task, calls, meta)
+    if calls[0].id is None:
+        return [Enqueued(*row) for row in run(using, ENQUEUE_MANY, *values)]
+    [(status, enqueued_at, ids)] = run(using, ENQUEUE_DRAWN, *values, len(calls))
+    if status is None:
+        return []
+    written = None if ids is None else set(ids)
+    return [
+        Enqueued(call.id or 0, status, enqueued_at, call.keys.unique)
+        for call in calls
+        if written is None or call.id in written
+    ]
+
+
+def _values_of_many(task: TaskFields, calls: Sequence[Call], meta: str) -> tuple[Any, ...]:
     unique, after = task.unique, list(task.after)
     keys = (
-        _column((call.keys.lock for call in calls), any_=task.has_keys),
+        _column((call.keys.lock for call in calls), any_=calls[0].keys.lock is not None),
         _column((call.keys.group for call in calls), any_=task.group is not None),
         _column((call.keys.fair for call in calls), any_=task.fair is not None),
         _column((call.keys.unique for call in calls), any_=unique is not None),
     )
-    values: tuple[Any, ...] = (
+    return (
         *(task.queue_name, task.priority, task.module_path, task.backend, task.max_attempts - 1, meta),
         *options_of(task),
         *due_of(task),
@@ -123,8 +145,6 @@ def _insert_many(using: str, task: TaskFields, calls: Sequence[Call], meta: str)
         *keys,
         after,
     )
-    statement = ENQUEUE_MANY if calls[0].id is None else ENQUEUE_DRAWN
-    return [Enqueued(*row) for row in run(using, statement, *values)]
 
 
 def _column(values: Iterable[str | None], *, any_: bool) -> str | None:

@@ -24,7 +24,8 @@ from django.db.models.functions import Now
 from django_pglock.conf import get_settings
 from django_pglock.store.sql import rows_of, run
 
-#: Missing heartbeats after which a worker without a session is dead. A little more than two, for one on its way.
+#: Missing heartbeats after which a worker without a session is dead. A little more than two, because a heartbeat may be
+#: in transit.
 MISSING = 2.2
 #: A heartbeat is late after so many intervals: the server may be out of reach at that moment.
 LATE = 1.5

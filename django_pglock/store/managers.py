@@ -72,8 +72,8 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         """Make failed and cancelled tasks of this queryset READY again, with all their retries and snoozes.
 
         Returns how many. A task with ``after=`` waits again for those tasks that have not succeeded; if one of them has
-        failed and is not retried as well, it is cancelled again. A unique task is left alone while there is another
-        with its key; of several with one key, only the last is retried.
+        failed and is not retried as well, it is cancelled again. A unique task is not retried while another task has
+        its key; of several with one key, only the last is retried.
 
         Outside of a transaction some thousands are moved at a time, each time by a transaction of its own, so an
         interruption keeps what is done. ``progress`` is called after each, with the number so far and the last id.
@@ -100,7 +100,7 @@ class TaskQuerySet(ClaimQuerySet[Any]):
     def reset_stuck(self) -> int:
         """Make stuck tasks of this queryset READY again: running ones whose worker is gone. Returns how many.
 
-        Tasks of a living worker are left alone. A worker that comes back later finds its claim lost. A task that
+        Tasks of a living worker are not reset. A worker that comes back later finds its claim lost. A task that
         somebody has asked to end is CANCELLED instead.
         """
         return reset_stuck(self)
@@ -117,7 +117,7 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         """Delete finished tasks of this queryset that are old enough, with their attempts. Returns how many.
 
         - ``older_than``: days since they finished; None: what ``PRUNE_AFTER`` says for each status.
-        - ``statuses``: only these; none: those that ``PRUNE_AFTER`` does not keep for ever.
+        - ``statuses``: only these; none: those that ``PRUNE_AFTER`` does not keep forever.
         - ``batch``: rows that one statement looks at.
         - ``dry_run``: delete nothing, only count, up to 10,001.
         - ``progress``: called after each batch, with the number so far and the id that the walk has reached.
@@ -183,7 +183,7 @@ class QueueQuerySet(models.QuerySet[Any]):
         """Let no worker claim from the queue ``name`` until it is resumed; say whether it was not paused before.
 
         Tasks that are claimed already run to their end. A queue that nobody has used yet can be paused, too. Raises
-        ``ValueError`` for a name that no queue can have, for one that ends in ``*`` and no queue has, and for a reason
+        ``ValueError`` for an invalid name, for a name that ends in ``*`` and that no queue has, and for a reason
         that PostgreSQL cannot store.
         """
         return pause(self.db, name, by=by, reason=reason)

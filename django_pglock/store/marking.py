@@ -46,7 +46,11 @@ def mark(selection: models.QuerySet[Any, Any], changes: dict[str, Any], *returni
 
 
 def mark_rows(rows: models.QuerySet[Row, Row], limit: int | None, changes: dict[str, Any]) -> list[Row]:
-    """Change up to ``limit`` of ``rows`` (None: all) that nobody has locked; return them as they are now, in order."""
+    """Change up to ``limit`` of ``rows`` (None: all) that nobody has locked; return them as they are now, in order.
+
+    Raises ``ValueError`` for a model whose rows lie in several tables.
+    """
+    _require_one_table(rows.model)
     selection = first_free(rows, limit, no_key=getattr(rows, "claims_no_key", False))
     # Not rows.db: a router may send what reads to a replica.
     using = selection.db
@@ -65,10 +69,21 @@ def mark_rows(rows: models.QuerySet[Row, Row], limit: int | None, changes: dict[
     return [rows.model.from_db(using, names, row) for row in compiler.apply_converters(marked, converters)]
 
 
+def _require_one_table(model: type[models.Model]) -> None:
+    for field in model._meta.concrete_fields:
+        parent: Any = field.model._meta.concrete_model
+        if parent is not model._meta.concrete_model:
+            raise ValueError(
+                f"A row of {model._meta.label} has columns in the table of {parent._meta.label}, too, but one "
+                f"statement marks rows of one table. Mark rows of {parent.__name__}.objects, or hold rows by claim() "
+                "or claim_each() and save each."
+            )
+
+
 def checked_limit(limit: int) -> int:
     """Return a limit. Raises ``ValueError`` if it is no number of rows."""
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ValueError(f"A claim takes a number of rows, one or more; {limit!r} was given.")
+        raise ValueError(f"The limit of a claim is {limit!r}; give 1 or a larger number.")
     return limit
 
 

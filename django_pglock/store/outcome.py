@@ -129,8 +129,8 @@ Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | Rel
 NOT_AGAIN = Cancelled(
     Failure(
         "django_pglock.errors.TaskCancelled",
-        "Somebody asked this task to end, so it does not run again.",
-        "Somebody asked this task to end, so it does not run again",
+        "A cancel of this task was requested, so it does not run again.",
+        "A cancel of this task was requested, so it does not run again",
     )
 )
 #: After these outcomes a task does not run again by itself.

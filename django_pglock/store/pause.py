@@ -62,7 +62,7 @@ def check_pausable(using: str, name: str) -> None:
     check_queue_name(name)
     if name.endswith("*") and not _has_queue(using, name):
         raise ValueError(
-            f"There is no queue {name!r}, and a * stands for how names begin only in runlockworker. "
+            f"There is no queue {name!r}. Only runlockworker reads PREFIX* as all names with a prefix. "
             "Pause or resume each queue by its name."
         )
 

@@ -68,7 +68,7 @@ def prune(
     """Delete those of these tasks that are finished and old enough; ``TaskManager.prune`` describes the arguments."""
     ages = ages_of(older_than, statuses)
     if batch < 1:
-        raise ValueError(f"A batch is a number of rows, one or more; {batch!r} was given.")
+        raise ValueError(f"batch is {batch!r}; give 1 or a larger number of rows.")
     old = expired(tasks.filter(status__in=statuses or FINISHED))
     if dry_run:
         return _count(tasks, old, ages)
@@ -113,7 +113,7 @@ def prune_window(using: str, after: int, ages: Mapping[str, float], *, batch: in
     """Delete expired tasks, and the outdated ones in the one window behind the id ``after``.
 
     For a caller that prunes a little from time to time. Returns how many tasks were deleted, and the id behind which to
-    go on: 0 when the walk has come to its end.
+    continue: 0 when the walk has ended.
     """
     tasks = rows_of("Task", using)
     count = _delete(expired(tasks), batch)
@@ -158,16 +158,16 @@ def ages_of(older_than: float | None = None, statuses: Collection[str] = ()) -> 
     policy = {status: days for status, days in kept.items() if days is not None}
     wrong = sorted(set(statuses) - FINISHED)
     if wrong:
-        raise ValueError(f"Only finished tasks are pruned: {', '.join(sorted(FINISHED))}; not {', '.join(wrong)}.")
+        raise ValueError(f"{', '.join(wrong)} tasks cannot be pruned; only {', '.join(sorted(FINISHED))} tasks can.")
     if older_than is not None:
         if not statuses and not policy:
-            raise ValueError("PRUNE_AFTER keeps all tasks for ever; name the statuses that may go.")
+            raise ValueError("PRUNE_AFTER keeps all tasks forever; name the statuses to prune.")
         if not 0 <= older_than <= MOST_DAYS:
             raise ValueError(f"older_than is {older_than!r}; give a number of days from 0 to {MOST_DAYS:,}.")
         return dict.fromkeys(statuses or policy, older_than)
     for_ever = sorted(set(statuses) - set(policy))
     if for_ever:
-        raise ValueError(f"PRUNE_AFTER keeps {', '.join(for_ever)} tasks for ever; say older than how many days.")
+        raise ValueError(f"PRUNE_AFTER keeps {', '.join(for_ever)} tasks forever; give older_than, in days.")
     return {status: policy[status] for status in statuses or policy}
 
 

@@ -1,7 +1,7 @@
 """When a task ends, those who wait for it are told: other tasks (``after=``), and processes (``result.wait()``).
 
-Whoever waits writes a row into the table of waiters, commits it, and then looks whether the task has ended. Whoever
-ends a task commits the end, and then looks for waiters. So one of the two always sees the other.
+A waiter writes a row into the table of waiters, commits it, and then checks whether the task has ended. The transaction
+that ends a task commits the end, and then looks for waiters. So one of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def release(using: str, awaited: Iterable[int]) -> int:
     """Tell those who wait for these tasks, as far as these have ended. Returns how many waiting tasks have moved.
 
     A waiting task moves on when the last task that it waits for has ended. It is cancelled when one of them did not
-    succeed, and so are the tasks that wait for it. Upkeep looks after a waiting task that somebody has locked.
+    succeed, and so are the tasks that wait for it. If another transaction has locked the waiting task, upkeep does this
+    later.
     """
     moved, ids = 0, set(awaited)
     while ids and (ids := _awaited(using, ids)):
@@ -149,7 +150,7 @@ def _awaited(using: str, ids: set[int]) -> set[int]:
 
 def _release(using: str, ids: list[int]) -> tuple[list[tuple[int, str, str, str | None, int]], int]:
     """Tell some of those who wait; return the tasks that this has moved, and how many waiters were told."""
-    text = "Task %s, which this one was to run after, did not succeed or is gone."
+    text = "This task was to run after task %s, which did not succeed or was deleted."
     values = (array_of_numbers(ids), TOLD_AT_ONCE, DEPENDENCY_FAILED, text, DONE_CHANNEL)
     try:
         rows = run(using, RELEASE, *values)

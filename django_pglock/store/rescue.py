@@ -29,7 +29,7 @@ LOCK_IS_HELD = f"""(worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker
 # While there is no witness (liveness.py), only workers without a row are dead.
 #
 # Which claims are meant is decided on one snapshot, by id and attempt. A row that was settled and claimed by another
-# worker since then carries another attempt and is left alone. SKIP LOCKED, because a row that is being settled at this
+# worker since then carries another attempt and is not rescued. SKIP LOCKED, because a row that is being settled at this
 # moment needs no rescue. A task that somebody asked to end does not run again.
 RESCUE = f"""
 WITH witness AS MATERIALIZED (
@@ -106,7 +106,7 @@ def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
     ends FAILED, one that somebody asked to end CANCELLED.
     """
     settings = get_settings()
-    text = "Its worker died, or gave no sign of life for too long, while it held this attempt."
+    text = "Its worker died or wrote no heartbeat for too long while it ran this attempt."
     interval = settings.HEARTBEAT_INTERVAL
     beats = MISSING * interval
     # Early enough to run the tasks of a frozen worker elsewhere within the limit: upkeep runs once an interval.

@@ -281,7 +281,7 @@ class ResultListener:
 
 @contextmanager
 def _limited(connection: DatabaseWrapper) -> Iterator[None]:
-    """Hang up when this block takes too long, so that its statement fails."""
+    """Close the connection when this block takes too long, so that its statement fails."""
     timer = threading.Timer(PATIENCE, hang_up, [connection])
     timer.daemon = True
     timer.start()

@@ -10,6 +10,7 @@ from typing import Any
 from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.expressions import RawSQL
+from django.db.models.functions import Collate
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from django_pglock.store.after import wait_again
@@ -21,7 +22,7 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 #: The longest wait for a unique key when many are taken at once. The server looks for deadlocks after a second.
 SHORT_WAIT = "10ms"
 LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
-# The caller's transaction goes on with the limit that it had before.
+# The caller's transaction continues with the limit that it had before.
 RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
 
 #: How often a retry tries again when another task with the same unique key was committed meanwhile.
@@ -72,7 +73,7 @@ def _retry_once(tasks: Any) -> int:
         "expires_at": None,
     }
     chosen = _without_duplicates(tasks)
-    unique = chosen.filter(unique_key__isnull=False, status__in=FINISHED).order_by("unique_key")
+    unique = chosen.filter(unique_key__isnull=False, status__in=FINISHED).order_by(Collate("unique_key", "C"))
     ids = list(unique.values_list("pk", flat=True))
     if len(ids) < 2:
         return _move(tasks.db, [chosen], changes)

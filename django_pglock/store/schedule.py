@@ -45,7 +45,7 @@ WHERE (schedule.expression, schedule.timezone) <> (EXCLUDED.expression, EXCLUDED
 RETURNING task_path
 """
 
-# If a worker freezes while it takes a tick, the others must get the tick; and a worker must not wait for ever for
+# If a worker freezes while it takes a tick, the others must get the tick; and a worker must not wait forever for
 # somebody's open transaction. The limits hold for this transaction only, so they work behind a pooler, too.
 LIMIT_TICK = """
 SELECT set_config('idle_in_transaction_session_timeout', '10s', true), set_config('lock_timeout', '1s', true)
@@ -152,7 +152,7 @@ def _try_tick(using: str, task: TaskFields, row: Row) -> int | None:
         with transaction.atomic(using=using, durable=True):
             return _take_tick(using, task, row)
     except (OperationalError, InterfaceError) as error:
-        text = "The tick of %s at %s was not enqueued, and will be tried again: %s"
+        text = "The tick of %s at %s was not enqueued. The worker tries again: %s"
         logger.warning(text, row.path, row.next_at, str(error).strip())
         return None
 
@@ -168,7 +168,7 @@ def _take_tick(using: str, task: TaskFields, row: Row) -> int | None:
     except (OperationalError, InterfaceError):
         raise
     except Exception:
-        logger.exception("The tick of %s at %s is skipped: it cannot be enqueued.", row.path, row.next_at)
+        logger.exception("The tick of %s at %s cannot be enqueued. It is skipped.", row.path, row.next_at)
         return None
     if id_ is not None:
         schedules.filter(pk=row.path).update(last_at=row.next_at, last_task=id_)
@@ -180,7 +180,7 @@ def _enqueue(using: str, task: TaskFields, meta: dict[str, str]) -> int | None:
         with transaction.atomic(using=using):
             return int(task.using(meta={**task.meta, **meta}).enqueue().id)
     except DuplicateTask as error:
-        logger.info("%s is not enqueued by its schedule: %s", task.module_path, error)
+        logger.info("The schedule of %s enqueued no task: %s", task.module_path, error)
         return None
 
 
@@ -201,7 +201,9 @@ def _read(path: str, expression: str, zone: str, is_enabled: bool, next_at: date
         following = Timing(expression, zone).following(next_at, now) if next_at <= now else next_at
     except Exception:
         # Another version of the code has written it, with another version of cronsim.
-        logger.exception("The schedule of %s, %r in %r, is left alone: it cannot be read here.", path, expression, zone)
+        logger.exception(
+            "The schedule of %s, %r in %r, cannot be read by this worker and is not changed.", path, expression, zone
+        )
         return None
     return Row(path, is_enabled, next_at, now, following)
 

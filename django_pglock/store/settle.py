@@ -148,7 +148,7 @@ def held(using: str, claims: Sequence[Claim]) -> set[int]:
 def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) -> None:
     """Write successes as the last statement of the current transaction, and commit it, in one message.
 
-    ``atomic()`` then has nothing left to commit and goes on with the functions of ``on_commit``. Raises ``ClaimLost``
+    ``atomic()`` then has nothing left to commit and continues with the functions of ``on_commit``. Raises ``ClaimLost``
     when one claim is lost; nothing is committed then.
     """
     connection = connection_for(using)
@@ -165,7 +165,7 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) 
 
 
 def _by_id(pair: tuple[Claim, Outcome]) -> int:
-    # Whoever writes several rows takes them in this order, or skips locked rows. So no two can deadlock.
+    # Every statement that writes several rows locks them in this order, or skips locked rows. So no two can deadlock.
     return pair[0].id
 
 

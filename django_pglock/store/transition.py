@@ -31,13 +31,15 @@ def transition(
     """
     sources = list(from_) if isinstance(from_, Collection) and not isinstance(from_, str) else [from_]
     if not sources:
-        raise ValueError("A transition takes one status or more to move from; from_ is empty.")
+        raise ValueError("from_ is empty; give one or more statuses.")
     for status in (*sources, to):
         _require_status(rows.model, field, status)
     if to in sources:
-        raise ValueError(f"{_shown(to)} is a status to move from and the one to move to; its rows would move again.")
+        raise ValueError(f"{_shown(to)} is both in from_ and the value of to.")
     if field in changes:
-        raise ValueError(f"A transition changes {field} to {_shown(to)}; {_shown(changes[field])} was given as well.")
+        raise ValueError(
+            f"{field} is set to {_shown(to)} by to, and to {_shown(changes[field])} by a keyword argument."
+        )
     if limit is not None:
         checked_limit(limit)
     return mark_rows(rows.filter(**{f"{field}__in": sources}), limit, {field: to, **changes})
@@ -47,10 +49,10 @@ def _require_status(model: type[models.Model], field: str, status: Any) -> None:
     name = f"{model.__name__}.{field}"
     choices = [value for value, _ in getattr(model._meta.get_field(field), "flatchoices", ())]
     if status is None or hasattr(status, "resolve_expression"):
-        raise ValueError(f"{_shown(status)} is no value of {name}: a status is neither None nor an expression.")
+        raise ValueError(f"{_shown(status)} is not a value of {name}: a status cannot be None or an expression.")
     if choices and status not in choices:
         values = ", ".join(map(_shown, choices))
-        raise ValueError(f"{_shown(status)} is no value of {name}; its values are {values}.")
+        raise ValueError(f"{_shown(status)} is not a value of {name}; its values are {values}.")
 
 
 def _shown(status: Any) -> str:

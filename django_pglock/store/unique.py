@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import Q
 
 from django_pglock.errors import DuplicateTask
+from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.call import Call, Enqueued, batches, due_of, seconds_kept
 from django_pglock.store.insert import insert_calls
@@ -29,10 +31,10 @@ HAS_UNIQUE_KEY = (
     | Q(unique_scope=UniqueScope.PERIOD)
 )
 
-# Ids for calls that are not written in their order.
+# Ids for calls that are not written in their order. As one text, because each row of an answer costs the client time.
 DRAW_IDS = """
-SELECT nextval(serial.sequence) FROM (SELECT pg_get_serial_sequence('{task}', 'id') AS sequence) AS serial,
-                                     generate_series(1, %s)
+SELECT string_agg(nextval(serial.sequence)::text, ',')
+FROM (SELECT pg_get_serial_sequence('{task}', 'id') AS sequence) AS serial, generate_series(1, %s)
 """
 
 # Frees keys that were taken for a period which is over.
@@ -47,6 +49,28 @@ SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FRO
 WHERE unique_key = ANY (%s::text[])
   AND (unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
        OR unique_scope = 'UNFINISHED' AND finished_at IS NULL
+       OR unique_scope = 'PERIOD' AND unique_until > clock_timestamp())
+"""
+
+# The same in a transaction of the caller's, whose changes nobody sees before it is committed. The row of a waiting task
+# is locked to the end of this transaction: workers skip it until then, so that its run sees the changes. If a worker
+# claims it first, this waits for the claim and does not find the task any more. The rows are locked in the order in
+# which all transactions take their keys. Tasks that are unique for longer than they wait are not locked: they have
+# their keys also while they run, and to settle them must wait for nobody.
+FIND_AND_LOCK_UNIQUE = """
+WITH wanted AS MATERIALIZED (
+    SELECT %s::text[] AS keys
+), waiting AS MATERIALIZED (
+    SELECT id, status, enqueued_at, unique_key, unique_scope FROM {task}
+    WHERE unique_key = ANY ((SELECT keys FROM wanted)::text[])
+      AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
+    ORDER BY unique_key COLLATE "C" FOR SHARE
+)
+SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FROM waiting
+UNION ALL
+SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FROM {task}
+WHERE unique_key = ANY ((SELECT keys FROM wanted)::text[])
+  AND (unique_scope = 'UNFINISHED' AND finished_at IS NULL
        OR unique_scope = 'PERIOD' AND unique_until > clock_timestamp())
 """
 
@@ -75,10 +99,18 @@ RETURNING task.id, task.status, date_part('epoch', task.enqueued_at), task.uniqu
 
 
 def enqueue_unique(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
-    """Insert the calls that are new and find the tasks that are there, until each call has its task.
+    """Insert the calls that are new and find the tasks that are there, all or none.
 
     Returns the tasks in the order of the calls. Raises ``DuplicateTask``.
     """
+    # Asked before a transaction of our own begins: what was changed before it, any run sees.
+    find = FIND_AND_LOCK_UNIQUE if in_transaction(connection_for(using)) else FIND_UNIQUE
+    with nullcontext() if len(calls) == 1 else transaction.atomic(using=using):
+        return _insert_or_find(using, task, calls, meta, find)
+
+
+def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: str, find: str) -> list[Enqueued]:
+    """Insert and find, until each call has its task."""
     assert task.unique is not None  # noqa: S101 - for the type checker
     on_conflict = task.unique.on_conflict
     found: dict[str, Enqueued] = {}
@@ -94,7 +126,7 @@ def enqueue_unique(using: str, task: TaskFields, calls: Sequence[Call], meta: st
         left = [call for call in left if call.keys.unique not in found]
         if not left:
             return [found[str(call.keys.unique)] for call in calls]
-        there = run(using, FIND_UNIQUE, [call.keys.unique for call in left])
+        there = run(using, find, [call.keys.unique for call in left])
         if on_conflict == "skip":
             found.update(_by_key(_existing(row) for *row, _scope in there))
             left = [call for call in left if call.keys.unique not in found]
@@ -105,7 +137,8 @@ def enqueue_unique(using: str, task: TaskFields, calls: Sequence[Call], meta: st
         # The task that had the key is gone by now, or had it for a period that is over.
         run(using, FREE_EXPIRED_UNIQUE, [call.keys.unique for call in left])
     raise DuplicateTask(
-        f"A task of {task.module_path} with the same unique key came and went {TRIES} times.", result_id=""
+        f"{TRIES} times, a task of {task.module_path} with the same unique key was enqueued and finished meanwhile.",
+        result_id="",
     )
 
 
@@ -113,7 +146,8 @@ def _in_order_of_keys(using: str, calls: list[Call]) -> list[Call]:
     """Return unique calls in the order in which all transactions take their keys, so that no two deadlock."""
     if len(calls) == 1:
         return calls
-    ids = sorted(id_ for (id_,) in run(using, DRAW_IDS, len(calls)))
+    [(text,)] = run(using, DRAW_IDS, len(calls))
+    ids = sorted(map(int, text.split(",")))
     drawn = [Call(call.args, call.kwargs, call.keys, id_) for call, id_ in zip(calls, ids, strict=True)]
     return sorted(drawn, key=lambda call: str(call.keys.unique))
 
@@ -147,7 +181,9 @@ def _refuse(task: TaskFields, on_conflict: str, id_: int, scope: str) -> None:
     if on_conflict == "raise":
         raise DuplicateTask(f"{what}.", result_id=str(id_))
     if on_conflict == "replace" and scope != UniqueScope.WAITING:
-        raise DuplicateTask(f"{what} for longer than it waits, so it cannot be replaced.", result_id=str(id_))
+        raise DuplicateTask(
+            f"{what}, which stays taken after the task starts. This call cannot replace it.", result_id=str(id_)
+        )
 
 
 def _existing(row: Iterable[Any]) -> Enqueued:

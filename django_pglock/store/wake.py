@@ -10,7 +10,7 @@ says that the worker sleeps, and the row is read only after the commit. Why no w
   less than ``NEGATIVE_TTL`` ago; then the worker's second look is still to come.
 - If a process dies between its commit and the NOTIFY, the poll finds the task.
 
-One look after a commit serves for everything that the transaction has added to a queue.
+One check of the flag after a commit serves for everything that the transaction has added to a queue.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def to_json(
     except UnicodeEncodeError as error:
         raise kind(f"{what} contains a lone surrogate, which is not a character.") from error
     except ValueError as error:
-        raise kind(f"{what} is no JSON: {_flaw_of(value)}.") from error
+        raise kind(f"{what} cannot be stored as JSON: {_flaw_of(value)}.") from error
     if "\\u0000" in text and _NUL.search(text):
         raise kind(f"{what} contains a NUL character, which PostgreSQL cannot store.")
     if size > most:
@@ -81,12 +81,12 @@ def _plain(value: Any) -> Any:
             return value.decode()
         case Sequence():
             return [_plain(each) for each in value]
-    raise ValueError("no type of JSON")
+    raise ValueError("not a type of JSON")
 
 
 def _plain_key(key: Any) -> str:
     if not isinstance(key, str):
-        raise ValueError("no key of JSON")  # noqa: TRY004
+        raise ValueError("not a key of JSON")  # noqa: TRY004
     return key
 
 
@@ -126,11 +126,11 @@ def _flaw(value: Any) -> str:
     kind = type(value).__name__
     if isinstance(value, Mapping):
         keys = sorted({type(key).__name__ for key in value if not isinstance(key, str)})
-        return f"a {kind} with a key of type {', '.join(keys)}, and JSON's keys are strings"
+        return f"a {kind} with keys of type {', '.join(keys)} instead of str"
     if isinstance(value, float):
-        return "NaN or infinity, which JSON does not have"
+        return "NaN or infinity"
     if isinstance(value, bytes):
-        return "bytes that are no UTF-8"
+        return "bytes that are not UTF-8"
     hint = ""
     if hasattr(value, "_meta") and hasattr(value, "pk"):
         hint = " that has not been saved yet" if value.pk is None else "; pass its primary key instead"
@@ -165,6 +165,6 @@ def message_of(error: BaseException) -> str:
     try:
         text = " ".join(str(error).split())
     except BaseException as broken:  # noqa: BLE001 - as above
-        text = f"its text cannot be had ({type(broken).__name__})"
+        text = f"its message cannot be read ({type(broken).__name__})"
     text = "".join(each if each.isprintable() else "\ufffd" for each in text[:MAX_MESSAGE])
     return storable(f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__)

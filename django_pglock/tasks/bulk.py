@@ -24,7 +24,7 @@ def enqueue_many(task: Any, calls: Iterable[Any]) -> list[str]:
     """
     if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Iterable):
         raise TaskArgumentsError(
-            f"enqueue_many was given a {type(calls).__name__}; give a list or a generator with an item for each call."
+            f"enqueue_many was given a {type(calls).__name__}; give a list or a generator with one item for each call."
         )
     backend = task.get_backend()
     if hasattr(backend, "enqueue_many"):

@@ -45,7 +45,14 @@ def keys_of(
     """
     if not task.has_keys:
         return NO_KEYS
-    values = _bound(task, args, kwargs)
+    text = args_text if not kwargs and _is_text_of_all(task, args, args_text) else None
+    if text is not None and _has_one_key(task):
+        return CallKeys(unique=_shortened(_digested(task, text)))
+    return _keys_of(task, args, kwargs, text)
+
+
+def _keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any], text: str | None) -> CallKeys:
+    values, others = _bound(task, args, kwargs)
 
     def render(template: str | None) -> str | None:
         return None if template is None else _template(template, task.func, is_grouped(task)).render(values)
@@ -55,12 +62,12 @@ def keys_of(
         lock=_lock_key(task, render, group),
         group=group,
         fair=render(task.fair),
-        unique=_unique_key(task, values, render, args_text if not kwargs and len(args) == len(values) else None),
+        unique=_unique_key(task, render, lambda: text or _text_of(task, values, others)),
     )
     if task.advisory and keys.lock is not None and _shortened(keys.lock) != keys.lock:
         raise TaskArgumentsError(
-            f"The lock key of {task.module_path} has {len(keys.lock)} characters. Only up to {LONGEST_KEY - 100} it is "
-            "the name of an advisory lock, too."
+            f"The lock key of {task.module_path} has {len(keys.lock)} characters. With advisory=True it may have "
+            f"{LONGEST_KEY - 100} at most."
         )
     return CallKeys(*map(_shortened, keys))
 
@@ -75,32 +82,47 @@ def _lock_key(task: TaskFields, render: Callable[[str | None], str | None], grou
     return f"%rate {render(task.rate.key) if task.rate.key is not None else task.module_path}"
 
 
-def _unique_key(
-    task: TaskFields, values: Mapping[str, Any], render: Callable[[str | None], str | None], args_text: str | None
-) -> str | None:
+def _unique_key(task: TaskFields, render: Callable[[str | None], str | None], text_of: Callable[[], str]) -> str | None:
     if task.unique is None:
         return None
     if task.unique.key is not None:
         return f"{task.module_path} {render(task.unique.key)}"
-    text = _text_of(task, values, args_text)
+    return _digested(task, text_of())
+
+
+def _digested(task: TaskFields, text: str) -> str:
     return f"{task.module_path} {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _has_one_key(task: TaskFields) -> bool:
+    """Say whether ``unique=True`` is the only key. Then the arguments need no names."""
+    is_alone = task.lock is None and task.group is None and task.fair is None and task.rate is None
+    return is_alone and task.unique is not None and task.unique.key is None
+
+
+def _is_text_of_all(task: TaskFields, args: tuple[Any, ...], args_text: str | None) -> bool:
+    """Say whether the text of the positional arguments is what ``_text_of`` would return for the call.
+
+    It is if they are all that the function takes, unless there is a dict, whose keys may be in any order.
+    """
+    if args_text is None or "{" in args_text or task.takes_context or is_grouped(task):
+        return False
+    names = _names(task.func)
+    return names is not None and len(args) == len(names)
 
 
 def text_of_arguments(task: TaskFields, kwargs: Mapping[str, Any]) -> str:
     """Return the JSON text of a call's arguments, of which ``unique=True`` takes the digest."""
-    return _text_of(task, _bound(task, (), kwargs), None)
+    return _text_of(task, *_bound(task, (), kwargs))
 
 
-def _text_of(task: TaskFields, values: Mapping[str, Any], args_text: str | None) -> str:
+def _text_of(task: TaskFields, values: Mapping[str, Any], others: Mapping[str, Any]) -> str:
     """Return one text for all calls with the same arguments, by position or by name.
 
-    Where the function has only parameters that can be positional, that is the list of their values in order. So it is
-    ``args_text``, the text of a call that gives all of them by position, unless a dict in it has its keys in any order.
+    Where the function has only parameters that can be positional, that is the list of their values in order.
     """
-    names = None if is_grouped(task) else _names(task.func)
-    if names is not None and args_text is not None and "{" not in args_text:
-        return args_text
-    arguments = [values] if names is None else list(values.values())
+    is_list = not is_grouped(task) and _names(task.func) is not None
+    arguments = list(values.values()) if is_list else [values, others] if others else [values]
     return to_json(arguments, what=f"The arguments of {task.module_path}", sort_keys=True)
 
 
@@ -166,25 +188,29 @@ def _known(function: Callable[..., Any], is_grouped: bool) -> Collection[str] | 
     return [each.name for each in parameters]
 
 
-def _bound(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bound(
+    task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the arguments by name, and those of ``**more`` that have the name of another parameter."""
     if is_grouped(task):
         if args:
-            raise TaskArgumentsError(f"{task.module_path} is grouped; enqueue it with keyword arguments only.")
-        return dict(kwargs)
+            raise TaskArgumentsError(f"{task.module_path} has a group, so its calls take only keyword arguments.")
+        return kwargs, {}
     names = None if kwargs or task.takes_context else _names(task.func)
     if names is not None and len(args) == len(names):
-        return dict(zip(names, args, strict=True))
+        return dict(zip(names, args, strict=True)), {}
     try:
         context = (None,) if task.takes_context else ()
         bound = _signature(task.func).bind(*context, *args, **kwargs)
     except TypeError as error:
         raise TaskArgumentsError(f"{task.module_path} cannot be called like this: {error}.") from error
     bound.apply_defaults()
-    values: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        is_rest = _signature(task.func).parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-        values.update(value if is_rest else {name: value})
-    return values
+    values = bound.arguments
+    rest = next(
+        (name for name, each in _signature(task.func).parameters.items() if each.kind is each.VAR_KEYWORD), None
+    )
+    more = {} if rest is None else values.pop(rest)
+    return {**more, **values}, {name: value for name, value in more.items() if name in values}
 
 
 def _shortened(key: str | None) -> str | None:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, Protocol, TypedDict, TypeVar, overload
 
-from django_pglock.errors import TaskOptionError
-from django_pglock.tasks import other_words
 from django_pglock.tasks.compat import Task, TaskResult
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.definition import PostgresTask
-from django_pglock.tasks.fields import CALL_ONLY, OPTIONS
+from django_pglock.tasks.fields import OPTIONS, check_names
 from django_pglock.tasks.options import GroupOption, RateOption, UniqueOption
 from django_pglock.tasks.redaction import RedactOption
 from django_pglock.tasks.retry import BackoffOption
@@ -140,17 +138,8 @@ def task(function: Any = None, /, **options: Any) -> Any:
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        if unknown := sorted(set(options) - OPTIONS):
-            where = f"@task on {getattr(function, '__qualname__', type(function).__name__)}"
-            raise TaskOptionError(" ".join(_unknown_option(where, name) for name in unknown))
+        check_names(function, options, OPTIONS)
         # Ours whatever the backend is, so that a test suite on Django's ImmediateBackend keeps its options.
         return PostgresTask(func=function, **options)
 
     return decorate if function is None else decorate(function)
-
-
-def _unknown_option(where: str, name: str) -> str:
-    ours = other_words.OPTIONS.get(name, name)
-    if ours in CALL_ONLY:
-        return f"{where}: {name} belongs to one call; write it in using({ours}=...)."
-    return f"{where} has no option {name!r}; {other_words.about_option(name, OPTIONS)}"

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
 from django.utils import timezone
@@ -23,11 +23,14 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import check_templates
 from django_pglock.tasks.compat import InvalidTask, Task
 from django_pglock.tasks.context import OWN_META
-from django_pglock.tasks.fields import TaskFields
+from django_pglock.tasks.fields import TaskFields, check_names
 from django_pglock.tasks.options import check_concurrency, check_template, group_of, rate_of, unique_of
 from django_pglock.tasks.redaction import redact_of
 from django_pglock.tasks.retry import check_backoff, duration_of
 from django_pglock.tasks.schedules import check_schedule
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Options of one call that travel in the row's ``meta``; the others have a column or belong to the function.
 CARRIED_OPTIONS = ("atomic", "timeout", "max_snoozes")
@@ -38,6 +41,11 @@ MOST_ATTEMPTS = 32_767
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresTask(TaskFields):
     """A task function whose options have been checked. Made by ``@task``, never by hand; see ``TaskFields``."""
+
+    def __new__(cls, **options: Any) -> Self:
+        # Django 6.1's own @task passes on what it is given, and Python would only say that __init__ does not take it.
+        check_names(options.get("func"), options)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         self._check_function()
@@ -66,8 +74,9 @@ class PostgresTask(TaskFields):
             )
         if isgeneratorfunction(self.func) or isasyncgenfunction(self.func):
             raise InvalidTask(
-                f"@task on {self.module_path}: a call of a generator returns before its work is done; go through it in "
-                "a function."
+                f"@task on {self.module_path}: a call of a generator function returns before its body runs. Iterate "
+                "over it in "
+                "another function, and decorate that."
             )
 
     def _check_options(self, where: str) -> None:
@@ -76,7 +85,7 @@ class PostgresTask(TaskFields):
             raise TaskOptionError(f"{where}: max_attempts is {attempts!r}; give a number from 1 to {MOST_ATTEMPTS:,}.")
         snoozes = self.max_snoozes
         if snoozes is not None and (not isinstance(snoozes, int) or isinstance(snoozes, bool) or snoozes < 0):
-            raise TaskOptionError(f"{where}: max_snoozes is {snoozes!r}; give a number, zero or more.")
+            raise TaskOptionError(f"{where}: max_snoozes is {snoozes!r}; give 0 or a larger number.")
         if self.atomic and iscoroutinefunction(self.func):
             raise TaskOptionError(f"{where}: atomic=True needs a sync function; Django's transactions are not async.")
         check_backoff(self.backoff)
@@ -99,7 +108,7 @@ class PostgresTask(TaskFields):
             raise TaskOptionError(f"{where}: meta is {self.meta!r}; give a dict.")
         if own := sorted(set(OWN_META) & set(self.meta)):
             raise TaskOptionError(
-                f"{where}: meta has {', '.join(own)}, which the package keeps there itself; rename it."
+                f"{where}: meta has {', '.join(own)}, which the package itself writes. Use another name."
             )
         object.__setattr__(self, "after", _task_ids(self.after))
 
@@ -107,12 +116,14 @@ class PostgresTask(TaskFields):
         for name, make in (("unique", unique_of), ("group", group_of), ("rate", rate_of)):
             object.__setattr__(self, name, make(getattr(self, name)))
         if self.group is not None and (self.rate is not None or self.concurrency is not None):
-            raise TaskOptionError(f"{where}: a group runs one call at a time; leave out concurrency and rate.")
+            raise TaskOptionError(f"{where}: group cannot be combined with concurrency or rate.")
         if self.rate is not None and self.rate.key is not None and self.lock is not None:
-            raise TaskOptionError(f"{where}: a task waits at one key; with lock, rate has no key of its own.")
+            raise TaskOptionError(
+                f"{where}: with lock, rate cannot have its own key, because a task waits for one key only."
+            )
         if self.concurrency is not None:
             if self.lock is None:
-                raise TaskOptionError(f"{where}: concurrency={self.concurrency!r} of what? Name the key with lock.")
+                raise TaskOptionError(f"{where}: concurrency={self.concurrency!r} needs a key. Write it as lock.")
             check_concurrency(self.concurrency)
         self._check_advisory(where)
         for name in ("lock", "fair"):
@@ -125,13 +136,16 @@ class PostgresTask(TaskFields):
         if not self.advisory:
             return
         if self.lock is None:
-            raise TaskOptionError(f"{where}: advisory=True of which name? Write it as lock.")
+            raise TaskOptionError(f"{where}: advisory=True needs the name of a lock. Write it as lock.")
         if self.concurrency is not None:
-            raise TaskOptionError(f"{where}: an advisory lock has one holder; leave out concurrency or advisory.")
+            raise TaskOptionError(
+                f"{where}: advisory cannot be combined with concurrency, because an advisory lock has one holder."
+            )
         if self.redact is True:
             raise TaskOptionError(
-                f"{where}: the name of an advisory lock is shown to those who may see locks, and redact=True hides the "
-                "keys; leave out one of them."
+                f"{where}: advisory cannot be combined with redact=True, which hides keys: users who may view locks "
+                "see "
+                "the name of an advisory lock."
             )
 
     def enqueue_on_commit(self, *args: Any, **kwargs: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from inspect import iscoroutinefunction
@@ -96,7 +97,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
     @property
     def has_keys(self) -> bool:
         """Whether calls of this task have keys, so that their arguments are looked at when they are enqueued."""
-        return any((self.lock, self.unique, self.group, self.fair, self.rate))
+        return bool(self.lock or self.unique or self.group or self.fair or self.rate)
 
     @property
     def is_plain(self) -> bool:
@@ -117,7 +118,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
     def _unknown_option(self, name: str) -> str:
         ours = other_words.OPTIONS.get(name, name)
         if ours in DECORATOR_ONLY:
-            return f"{ours} is set in @task on {self.module_path}; a single call cannot change it."
+            return f"{ours} is an option of @task on {self.module_path}; a single call cannot change it."
         return f"using() has no option {name!r}; {other_words.about_option(name, _CHANGEABLE)}"
 
     if not TYPE_CHECKING:  # or type checkers would allow a call and every attribute
@@ -146,3 +147,17 @@ class TaskFields(Task):  # type: ignore[type-arg]
 #: The options of ``@task``.
 OPTIONS = {each.name for each in fields(TaskFields) if each.init} - {"func", *CALL_ONLY}
 _CHANGEABLE = sorted({*OPTIONS, *CALL_ONLY} - {"takes_context", *DECORATOR_ONLY})
+
+
+def check_names(function: Any, names: Iterable[str], known: set[str] = OPTIONS | {"func", *CALL_ONLY}) -> None:
+    """Raise ``TaskOptionError`` for names of options that are not known, with the names of ours for them."""
+    if unknown := sorted(set(names) - known):
+        where = f"@task on {getattr(function, '__qualname__', type(function).__name__)}"
+        raise TaskOptionError(" ".join(_unknown_option(where, name) for name in unknown))
+
+
+def _unknown_option(where: str, name: str) -> str:
+    ours = other_words.OPTIONS.get(name, name)
+    if ours in CALL_ONLY:
+        return f"{where}: {name} is an option of a single call. Write task.using({ours}=...)."
+    return f"{where} has no option {name!r}; {other_words.about_option(name, OPTIONS)}"

@@ -1,4 +1,4 @@
-"""Exceptions by which a task function decides how the task goes on: ``Retry``, ``Snooze``, ``Cancel``.
+"""Exceptions by which a task function decides how the task continues: ``Retry``, ``Snooze``, ``Cancel``.
 
 They are exceptions so that they can be raised from anywhere inside the function. An ``atomic`` function's effects are
 rolled back, as with every exception.
@@ -13,7 +13,7 @@ from django_pglock.tasks.retry import seconds_of
 
 
 class FlowWord(Picklable, Exception):
-    """The base of the exceptions by which a task function decides how the task goes on."""
+    """The base of the exceptions by which a task function decides how the task continues."""
 
 
 class Retry(FlowWord):

@@ -41,12 +41,12 @@ def _import(module: str) -> None:
         import_module(module)
     except ModuleNotFoundError as error:
         if not _is_part_of(module, error.name):
-            logger.warning("%s, which a task names, cannot be imported.", module, exc_info=True)
+            logger.warning("The module %s of a task cannot be imported.", module, exc_info=True)
         # Else the module does not exist: it was removed, or comes with the next deploy. Workers report unknown tasks.
     except BaseException:  # a module may do anything when it is imported, even call sys.exit()
-        logger.warning("%s, which a task names, cannot be imported.", module, exc_info=True)
+        logger.warning("The module %s of a task cannot be imported.", module, exc_info=True)
     else:
-        logger.info("Imported %s, which a task names.", module)
+        logger.info("Imported %s, the module of a task.", module)
 
 
 def _is_part_of(module: str, name: str | None) -> bool:

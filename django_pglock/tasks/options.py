@@ -45,13 +45,16 @@ class Unique:
         if self.key is not None:
             check_template(self.key, option="Unique: key")
         if self.while_ not in ("waiting", "unfinished"):
-            raise TaskOptionError(f"Unique: while_ is {self.while_!r}; it is 'waiting' or 'unfinished'.")
+            raise TaskOptionError(f"Unique: while_ is {self.while_!r}; use 'waiting' or 'unfinished'.")
         if self.on_conflict not in ("skip", "replace", "raise"):
-            raise TaskOptionError(f"Unique: on_conflict is {self.on_conflict!r}; it is 'skip', 'replace' or 'raise'.")
+            raise TaskOptionError(f"Unique: on_conflict is {self.on_conflict!r}; use 'skip', 'replace' or 'raise'.")
         if self.period is not None and duration_of(self.period, option="period") == 0:
-            raise TaskOptionError("Unique: a period of 0 seconds forbids nothing.")
+            raise TaskOptionError("Unique: period is 0; give more than 0 seconds.")
         if self.on_conflict == "replace" and self.scope != UniqueScope.WAITING:
-            raise TaskOptionError("Unique: only a waiting task can be replaced; one that runs has its arguments.")
+            raise TaskOptionError(
+                "Unique: on_conflict='replace' needs while_='waiting' and no period, because a running task cannot be "
+                "replaced."
+            )
 
     @property
     def scope(self) -> UniqueScope:
@@ -108,7 +111,7 @@ class Rate:
             if not _is_number(value, 1_000_000):
                 raise TaskOptionError(f"Rate: {name} is {value!r}; give a number from 1 to 1,000,000.")
         if duration_of(self.per, option="per") == 0:
-            raise TaskOptionError("Rate: per is no time.")
+            raise TaskOptionError("Rate: per is 0; give more than 0 seconds.")
 
     @property
     def interval(self) -> float:

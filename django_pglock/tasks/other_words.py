@@ -54,7 +54,7 @@ def about_option(name: str, known: Collection[str]) -> str:
     if ours is None or ours not in known:
         ours = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
     if ours is None:
-        return f"it takes {', '.join(sorted(known))}."
+        return f"its options are {', '.join(sorted(known))}."
     return f"write {ours}{NOTES.get(ours, '')}."
 
 
@@ -62,4 +62,4 @@ def about_method(name: str, path: str) -> str:
     """Say what to write instead of one of ``METHODS``."""
     ours = METHODS[name]
     here = ours if ours.startswith("raise") else f"{path.rpartition('.')[2]}.{ours}"
-    return f"{path} is a task of django.tasks, which has no {name}; write {here}."
+    return f"{path} is a task, and tasks have no {name}. Write {here}."

@@ -96,7 +96,7 @@ def _shower(row: Any, hook: Hook | None) -> Show:
             try:
                 value = hook(row.task_path, name, value)
             except Exception:
-                logger.exception("REDACT failed for %r of %r; it is not shown.", name, row.task_path)
+                logger.exception("REDACT failed for argument %r of %r. The value is not shown.", name, row.task_path)
                 return REDACTED
         return inside(value)
 
@@ -144,6 +144,6 @@ def redact_of(value: RedactOption, task: TaskFields, where: str) -> tuple[str, .
         raise TaskOptionError(f"{where}: redact is {value!r}; give True, or names such as ('card', 'password').")
     if shown_in_keys := sorted(names_in_keys(task) & {*names}):
         raise TaskOptionError(
-            f"{where}: a key would show {', '.join(shown_in_keys)}, which redact hides; make the key of something else."
+            f"{where}: redact hides {', '.join(shown_in_keys)}, but a key shows it. Use other parameters in the key."
         )
     return names

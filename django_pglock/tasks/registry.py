@@ -67,7 +67,7 @@ def why_not_found(function: Callable[..., Any]) -> str | None:
         )
     if "<" in function.__qualname__:
         return (
-            "it is a lambda or was defined inside of another function, so its module does not have it by a name. "
-            "Define it at the top of a module, with def"
+            "it is a lambda or was defined inside another function, so no worker can import it by name. "
+            "Define it with def, at the top level of a module"
         )
     return None

@@ -52,9 +52,9 @@ class PostgresTaskError(TaskError):
         module, _, name = self.exception_class_path.rpartition(".")
         found = getattr(sys.modules.get(module), name, None)
         if found is None:
-            raise ImportError(f"{self.exception_class_path!r} is not loaded, and nothing is imported for a task's row.")
+            raise ImportError(f"{self.exception_class_path!r} is not imported, and reading a result imports nothing.")
         if not isinstance(found, type) or not issubclass(found, BaseException):
-            raise ValueError(f"{self.exception_class_path!r} is no exception.")  # noqa: TRY004 - as Django does
+            raise ValueError(f"{self.exception_class_path!r} is not an exception class.")  # noqa: TRY004 - as Django does
         return found
 
 
@@ -115,7 +115,7 @@ class PostgresTaskResult(TaskResult):  # type: ignore[type-arg]
         if not is_there and not self.is_finished:
             # The session that waited does not see the task, so it exists only in this transaction.
             raise errors.TaskError(
-                f"wait() for task {self.id} inside the transaction of a TestCase would wait for ever: no worker sees "
+                f"wait() for task {self.id} inside the transaction of a TestCase would wait forever: no worker sees "
                 "the task. Use a TransactionTestCase, with a worker."
             )
         return self.is_finished

@@ -101,7 +101,7 @@ def duration_of(value: float | timedelta, *, option: str) -> float:
     """Return a duration of at most ten years as seconds. Raises ``TaskOptionError``."""
     seconds = seconds_of(value, option=option)
     if seconds > MAX_DELAY:
-        raise TaskOptionError(f"{option} is {value!r}; give ten years at most.")
+        raise TaskOptionError(f"{option} is {value!r}; the maximum is ten years.")
     return seconds
 
 

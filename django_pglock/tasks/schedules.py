@@ -74,11 +74,11 @@ def is_scheduled(task: TaskFields) -> bool:
 def check_schedule(task: TaskFields, where: str) -> None:
     """Raise ``TaskOptionError`` for a schedule that cannot work."""
     if task.timezone is not None and task.cron is None:
-        raise TaskOptionError(f"{where}: timezone={task.timezone!r} is for cron; without it there is nothing to place.")
+        raise TaskOptionError(f"{where}: timezone={task.timezone!r} needs cron. Leave it out with every.")
     if not is_scheduled(task):
         return
     if task.cron is not None and task.every is not None:
-        raise TaskOptionError(f"{where}: cron and every are two schedules; choose one.")
+        raise TaskOptionError(f"{where}: a task has one schedule; give cron or every, not both.")
     if task.cron is not None:
         _check_cron(task.cron, task.timezone, where)
     elif task.every < LEAST_EVERY:  # type: ignore[operator]
@@ -101,9 +101,9 @@ def _check_cron(expression: Any, zone: Any, where: str) -> None:
     try:
         found = next(cron_ticks(expression, zone or "UTC", SOME_DAY), None)
     except CronSimError as error:
-        raise TaskOptionError(f"{where}: cron is {expression!r}, which is no cron expression: {error}.") from error
+        raise TaskOptionError(f"{where}: cron is {expression!r}, which is not a cron expression: {error}.") from error
     if found is None:
-        raise TaskOptionError(f"{where}: cron is {expression!r}, which never comes.")
+        raise TaskOptionError(f"{where}: cron is {expression!r}, which matches no date.")
 
 
 def _check_zone(zone: Any, where: str) -> None:
@@ -112,7 +112,9 @@ def _check_zone(zone: Any, where: str) -> None:
     try:
         ZoneInfo(zone)
     except (KeyError, ValueError, TypeError, OSError) as error:
-        raise TaskOptionError(f"{where}: timezone is {zone!r}, which is no zone; write 'Europe/Berlin'.") from error
+        raise TaskOptionError(
+            f"{where}: timezone is {zone!r}, which is not a time zone; use a name such as 'Europe/Berlin'."
+        ) from error
 
 
 def _check_signature(task: TaskFields, where: str) -> None:
@@ -122,5 +124,5 @@ def _check_signature(task: TaskFields, where: str) -> None:
         keys_of(task, (), {})
     except (TypeError, LockKeyError) as error:
         raise TaskOptionError(
-            f"{where}: a schedule calls it without arguments; give them defaults: {error}."
+            f"{where}: a schedule calls the function without arguments, so its parameters need defaults: {error}."
         ) from error

@@ -1,4 +1,4 @@
-"""A claim that has ended, together with its outcome, on its way to the settler."""
+"""A claim that has ended, together with its outcome, for the settler."""
 
 from __future__ import annotations
 

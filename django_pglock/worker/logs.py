@@ -36,8 +36,8 @@ def log_claim(level: int, claim: Claim, text: str, *values: Any, failure: Failur
 def silence_unhandled_loggers() -> list[str]:
     """Raise the level of django.tasks' loggers to WARNING where no handler takes anything below. Returns their names.
 
-    Only for a process that belongs to the worker. A logger whose level is set is left alone. All loggers are left
-    alone where somebody has replaced the way to the handlers, as error trackers do that collect log records.
+    Only for a process that belongs to the worker. A logger whose level is set is not changed. No logger is changed
+    where other code has replaced the way to the handlers, as error trackers do that collect log records.
     """
     if logging.Logger.callHandlers.__module__ != "logging":
         return []

@@ -18,7 +18,7 @@ def up_to(most: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= most:
-            raise ValueError(f"{text!r} is no number from 1 to {most}")
+            raise ValueError(f"{text!r} is not a number from 1 to {most}")
         return int(text)
 
     return read
@@ -31,7 +31,7 @@ def seconds(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number <= TIMEOUT_MAX:
-        raise ValueError(f"{text!r} are no seconds, zero or more")
+        raise ValueError(f"{text!r} is not a number of seconds, 0 or larger")
     return number
 
 
@@ -45,7 +45,7 @@ def amount(text: str) -> float:
 def port(text: str) -> int:
     """Read the number of a port; 0 is any. Raises ``ValueError``."""
     if not text.isdecimal() or int(text) > LAST_PORT:
-        raise ValueError(f"{text!r} is no port from 0 to {LAST_PORT}")
+        raise ValueError(f"{text!r} is not a port from 0 to {LAST_PORT}")
     return int(text)
 
 
@@ -70,7 +70,7 @@ def database_of(alias: str) -> str:
     ours: dict[str, str] = {backend.alias: backend.database for backend in our_backends()}
     if alias not in ours:
         known = ", ".join(sorted(ours))
-        raise ConfigurationError(f"TASKS has no {alias!r} of this package; it has {known}.")
+        raise ConfigurationError(f"TASKS has no backend {alias!r} of django_pglock. Its backends: {known}.")
     return ours[alias]
 
 
@@ -80,7 +80,7 @@ def check_options(
     """Raise ``ConfigurationError`` for arguments of ``Worker`` that are wrong, or that it would ignore."""
     connection_for(using)
     if backend is not None and (database := database_of(backend)) != using:
-        raise ConfigurationError(f"Backend {backend!r} has its tasks in database {database!r}, not in {using!r}.")
+        raise ConfigurationError(f"Backend {backend!r} stores its tasks in database {database!r}, not in {using!r}.")
     for name, read in NUMBERS.items():
         if others[name] is not None:
             try:
@@ -89,6 +89,6 @@ def check_options(
             except ValueError as error:
                 raise ConfigurationError(f"{name}: {error}.") from error
     if probe_host is not None and others["probe_port"] is None:
-        raise ConfigurationError(f"Probes have an address, {probe_host!r}, but no port: give one, too.")
+        raise ConfigurationError(f"The probes have an address, {probe_host!r}, but no port. Give a port as well.")
     if heartbeat_file == "":
         raise ConfigurationError("The path of the heartbeat file is empty.")

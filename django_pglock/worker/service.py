@@ -1,7 +1,7 @@
 """A part of the worker that runs in a thread of its own: starts, stops twice without harm, can be waited for.
 
 Each turn of its loop survives a lost connection: the service logs it once, closes what it had open, backs off with
-jitter and goes on. A service sleeps only by waiting on an event, so that a stop ends the sleep at once.
+jitter and continues. A service sleeps only by waiting on an event, so that a stop ends the sleep at once.
 
 A service notes by when it will show life again, so that ``probes/health.py`` can say whether it is stuck.
 """
@@ -114,17 +114,17 @@ class Service:
         except (DatabaseError, InterfaceError, psycopg.Error, OSError) as error:
             self._back_off(error)
         except BaseException as error:  # the user's code may run here, and call sys.exit()
-            logger.exception("The %s failed; it goes on.", self.name)
+            logger.exception("The %s failed. It tries again.", self.name)
             self._back_off(error)
         else:
             if self._failures:
-                logger.warning("The %s works again after %d failed tries.", self.name, self._failures)
+                logger.warning("The %s works again after %d failed attempts.", self.name, self._failures)
             self._failures = 0
 
     def _back_off(self, error: BaseException) -> None:
         self._failures += 1
         if self._failures == 1:
-            logger.warning("The %s has lost the database and keeps trying: %s", self.name, str(error).strip())
+            logger.warning("The %s has lost its database connection and tries again: %s", self.name, str(error).strip())
         self.close()
         bound = min(self.longest_pause, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
         self.note_life(bound)

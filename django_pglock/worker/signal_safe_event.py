@@ -18,7 +18,7 @@ class SignalSafeEvent:
         self._news: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
-        """Set the event and wake whoever waits for it."""
+        """Set the event and wake the thread that waits for it."""
         self._is_set = True
         self._news.put(None)
 

@@ -29,8 +29,8 @@ def send(signal: Signal, claim: Claim, result: TaskResult[..., Any]) -> None:
     try:
         answers = signal.send_robust(sender_of(claim), task_result=result)
     except BaseException:
-        # Django catches every Exception and goes on with the next receiver. This is a SystemExit or the like.
-        logger.exception("A receiver that %s was told to ended it for those after it.", claim)
+        # Django catches every Exception and continues with the next receiver. This is a SystemExit or the like.
+        logger.exception("A signal receiver for %s raised a BaseException, so later receivers were not called.", claim)
         return
     for receiver, answer in answers:
         if isinstance(answer, Exception):
@@ -38,7 +38,12 @@ def send(signal: Signal, claim: Claim, result: TaskResult[..., Any]) -> None:
             name = getattr(receiver, "__qualname__", type(receiver).__qualname__)
             failure = Failure.of(answer)
             log_claim(
-                logging.ERROR, claim, "told a receiver %s, which raised: %s", name, failure.message, failure=failure
+                logging.ERROR,
+                claim,
+                "was sent to signal receiver %s, which raised: %s",
+                name,
+                failure.message,
+                failure=failure,
             )
 
 

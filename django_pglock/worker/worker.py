@@ -45,7 +45,7 @@ BETWEEN_LOOKS = 1.0
 
 #: What follows from a lost thread where no supervisor can replace the process.
 THREAD_IS_LOST = (
-    "Its thread is lost, and the task stays as it is until the function returns or the worker ends. "
+    "Its thread is lost, and the task stays RUNNING until the function returns or the worker ends. "
     "With --processes or a --max option the process is replaced."
 )
 #: Seconds after which a task that this process could not wait for runs elsewhere. By then the process has ended.
@@ -244,7 +244,7 @@ class Worker:
                 self.retire()
         have_all_finished = self.shutdown()
         if missing:
-            raise RuntimeError(f"{missing} So has the worker.")
+            raise RuntimeError(f"{missing} The worker has ended, too.")
         return have_all_finished
 
     def stop(self) -> None:
@@ -311,7 +311,7 @@ class Worker:
             if waited > 1 and not said:
                 said = True
                 running = ", ".join(map(str, self.in_flight.claims.values()))
-                logger.info("Waiting up to %.0f s for %s.", self.grace, running)
+                logger.info("Waiting up to %.0f s for running tasks: %s.", self.grace, running)
             if waited >= self.grace or self._hurry.is_set():
                 return False
         return True
@@ -325,12 +325,12 @@ class Worker:
         """Abandon claims whose tasks still run. The process ends right after that, and their threads with it."""
         ended = {claim for attempt in except_for for claim in attempt.claims}
         running = [claim for claim in self.in_flight.claims.values() if claim not in ended]
-        logger.warning("The grace is over; giving up %s.", ", ".join(map(str, running)))
+        logger.warning("The grace period is over. Giving up %s.", ", ".join(map(str, running)))
         self.in_flight.abandon(running, HANDOVER)
 
     def _give_up_thread(self, attempt: StoppableAttempt, where: str) -> None:
         logger.error(
-            "%s does not end, although its timeout was over %.0f s ago. %s It is here:\n%s",
+            "%s does not end, although its timeout was over %.0f s ago. %s Its code is at:\n%s",
             attempt.claim,
             self.executor.watchdog.patience,
             THREAD_IS_LOST if self.channel is None else "The process is replaced.",
@@ -342,7 +342,7 @@ class Worker:
 
     def _ask_for_replacement(self) -> None:
         if self.channel is not None:
-            # The port and the file are for the replacement. The supervisor looks after this process.
+            # The port and the file are for the replacement. The supervisor watches this process.
             self._give_up_signs()
             self.channel.tell(REPLACE)
 

@@ -1,7 +1,8 @@
-"""Draws the output of ``manage.py systems NAME`` as SVG: ``python docs/_ext/pictures.py [NAME ...]``.
+"""Makes all pictures of README and docs: ``python docs/_ext/pictures.py [NAME ...]``.
 
-Without names it draws all. It runs each system as a user would, and writes ``docs/_static/systems/NAME.svg`` if the
-claims of the system hold. Needs the extra ``docs``, and Linux or macOS.
+``rooms`` is drawn from the code, ``demo`` and the names of the systems from what their commands write on a terminal,
+and ``admin`` is photographed in a headless Chromium. Without names all are made. A picture of a command is written only
+if all of its claims hold. Needs the extras ``docs`` and ``demo``, Chromium, and Linux or macOS.
 """
 
 from __future__ import annotations
@@ -24,27 +25,42 @@ WIDTH = 110
 
 
 def main(*names: str) -> None:
-    """Draw the systems with these names, or all of them. Ends with an error if a claim does not hold."""
+    """Make the pictures with these names, or all of them. Ends with an error if a claim does not hold."""
     sys.path.insert(0, str(ROOT))
+    import admin_pictures
+    import rooms
+
     from example_project.systems import NAMES
 
     PICTURES.mkdir(exist_ok=True)
-    for name in names or NAMES:
-        command = f"python3 manage.py systems {name}"
-        output = run(name)
-        (PICTURES / f"{name}.svg").write_text(drawn(f"$ {command}\n{output}", title=command, name=name))
+    for name in names or ("rooms", *NAMES, "demo", "admin"):
+        if name == "rooms":
+            rooms.PICTURE.write_text(rooms.picture())
+        elif name == "admin":
+            admin_pictures.take()
+        elif name == "demo":
+            draw("demo", "--no-serve", to=PICTURES.parent / "demo.svg")
+        else:
+            draw("systems", name, to=PICTURES / f"{name}.svg")
 
 
-def run(name: str) -> str:
-    """Run a system on a terminal of its own, so that it writes in colours; return what it wrote."""
+def draw(*arguments: str, to: Path) -> None:
+    """Draw what ``manage.py`` writes with these arguments."""
+    command = " ".join(("python3 manage.py", *arguments))
+    to.write_text(drawn(f"$ {command}\n{run(*arguments)}", title=command, name=to.stem))
+
+
+def run(*arguments: str) -> str:
+    """Run a command on a terminal of its own, so that it writes in colours; return what it wrote."""
     terminal, inside = pty.openpty()
-    command = [sys.executable, str(ROOT / "manage.py"), "systems", name]
-    with subprocess.Popen(command, stdout=inside, stdin=subprocess.DEVNULL, cwd=ROOT) as process:
+    command = [sys.executable, str(ROOT / "manage.py"), *arguments]
+    environment = {**os.environ, "COLUMNS": str(WIDTH)}
+    with subprocess.Popen(command, stdout=inside, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment) as process:
         os.close(inside)
         with io.FileIO(terminal) as screen:
             written = b"".join(iter(lambda: chunk(screen), b""))
     if process.returncode:
-        sys.exit(f"manage.py systems {name} ended with {process.returncode}.")
+        sys.exit(f"manage.py {' '.join(arguments)} ended with {process.returncode}.")
     lines = written.decode().replace("\r\n", "\n").split("\n")
     # A line that is written again and again, such as a bar, is shown as it was in the end.
     return "\n".join(line.rpartition("\r")[2] for line in lines)

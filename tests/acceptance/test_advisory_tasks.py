@@ -11,6 +11,7 @@ from django.db import connections
 
 from django_pglock import lock, try_lock
 from django_pglock.models import Task
+from tests.conftest import NEVER
 from tests.sample import advisory_tasks as tasks
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
@@ -48,7 +49,7 @@ def views(path):
     yield counts
     over.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(NEVER)
         assert not thread.is_alive()
 
 
@@ -76,7 +77,7 @@ def test_what_runs_keeps_a_view_out_and_a_kill_lets_it_in(worker_process, eventu
     with try_lock("shelf", 7) as is_held, try_lock("shelf", 8) as is_other_held:
         assert (bool(is_held), bool(is_other_held)) == (False, True)
     worker.send(signal.SIGKILL)
-    with lock("shelf", 7, timeout=60), tasks.alone(path):
+    with lock("shelf", 7, timeout=NEVER), tasks.alone(path):
         pass
     assert not were_together(path)
 

@@ -117,23 +117,26 @@ def test_a_service_that_is_busy_is_left_alone(hung_up):
 
 
 def test_limits_of_an_administrator_are_not_for_the_worker(worker_process, eventually):
-    """All that end sessions and statements, and short ones; set for the role, as administrators do."""
+    """All that end sessions and statements; set for the role, as administrators do.
+
+    They hold for the task's own transaction, which a slow machine must not reach.
+    """
     with connection.cursor() as cursor:
         names = ["statement_timeout", *db_limits(cursor)]
         try:
             for name in names:
-                cursor.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {database()} SET {name} = '400ms'")
+                cursor.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {database()} SET {name} = '3s'")
             process = worker_process("--threads", "1")
             eventually(lambda: set(sessions()) == SERVICES)
             before = sessions()
             tasks.record_atomically.enqueue("before")
             eventually(done, why=process.output)
-            time.sleep(1.5)
+            time.sleep(6)
             assert sessions() == before, process.output
             tasks.record_atomically.enqueue("after")  # the thread's own session has been ended meanwhile
             eventually(done, why=process.output)
             assert set(Task.objects.values_list("attempts", flat=True)) == {1}
-            assert "has lost the database" not in process.output
+            assert "has lost its database connection" not in process.output
         finally:
             for name in names:
                 cursor.execute(f"ALTER ROLE CURRENT_USER IN DATABASE {database()} RESET {name}")

@@ -102,6 +102,4 @@ def test_it_does_not_wait_for_a_rescue_that_never_comes(settings):
         assert time.monotonic() - began < NEVER
     drain.finish()
     assert ended == [1]
-    assert drain.left_behind == [
-        "1 task of queue 'default' that was not taken back from a worker that seems to be dead"
-    ]
+    assert drain.left_behind == ["1 task of queue 'default' that runs on a worker that may be dead"]

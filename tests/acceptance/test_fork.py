@@ -12,6 +12,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task
+from tests.conftest import NEVER
 from tests.sample import forking_tasks, tasks
 from tests.sample.models import Effect
 
@@ -54,7 +55,7 @@ def run(worker_process, eventually):
 
     yield run_one
     assert sessions("lockworker") == before
-    assert "lost the database" not in process.output
+    assert "lost its database connection" not in process.output
     assert not Task.objects.exclude(attempts=1).exists()
     assert set(Effect.objects.filter(name="afterwards").values_list("pid")) == {(process.process.pid,)}
     process.send(signal.SIGTERM)
@@ -105,7 +106,7 @@ def test_a_child_that_outlives_its_worker_does_not_make_it_look_alive(worker_pro
     try:
         assert sessions("lockworker")
         process.send(signal.SIGKILL)
-        process.process.wait(60)
+        process.process.wait(NEVER)
         eventually(lambda: not sessions(), why="the child keeps the sessions open")
         os.kill(child, 0)
         socket.create_server(("127.0.0.1", port)).close()

@@ -9,6 +9,7 @@ from http.client import HTTPConnection
 import pytest
 
 from django_pglock.models import Task
+from tests.conftest import NEVER
 from tests.sample import running_tasks
 from tests.sample.models import Effect
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.acceptance
 
 
 def is_ready(port):
-    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as client:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=NEVER)) as client:
         try:
             client.request("GET", "/readyz")
         except ConnectionError:

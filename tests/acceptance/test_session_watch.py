@@ -11,6 +11,7 @@ from django_pglock.worker.claiming import listener
 from django_pglock.worker.liveness import deadlines, session_watch
 from django_pglock.worker.running import task_thread
 from django_pglock.worker.service import ConnectedService
+from tests.conftest import NEVER
 from tests.proxy import Proxy
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
@@ -54,7 +55,7 @@ def begin(function):
     tasks.HAS_BEGUN.clear()
     tasks.GO_ON.clear()
     function.enqueue()
-    assert tasks.HAS_BEGUN.wait(60)
+    assert tasks.HAS_BEGUN.wait(NEVER)
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(member, 
     tasks.GO_ON.set()
     eventually(is_done, why="the thread hangs")
     assert [row.exception_path for row in Attempt.objects.all()] == ["django_pglock.errors.TaskTimeout"]
-    assert "does not end although it was cancelled" in caplog.text
+    assert "does not end although the server was asked to cancel it" in caplog.text
 
 
 def test_a_timeout_ends_the_wait_where_the_cancel_does_not_arrive(member, proxy, eventually, caplog, monkeypatch):
@@ -154,8 +155,8 @@ def test_a_long_statement_is_left_alone_and_named_once(proxy, quick, worker, eve
     tasks.sleep_in_server.enqueue(8)
     eventually(is_done)
     assert Task.objects.get().attempts == 1
-    assert caplog.text.count("It goes on waiting") == 1
-    assert "the server says that the session is active" in caplog.text
+    assert caplog.text.count("The thread continues to wait") == 1
+    assert "the server reports the state active for the session" in caplog.text
     eventually(lambda: not member.session_watch._sessions, why="its own session stays open")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from django_pglock.models import Attempt, Task, Worker
+from tests.conftest import NEVER
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -107,15 +108,15 @@ def test_a_killed_supervisor_leaves_no_process_behind(supervisor, eventually):
     eventually(lambda: Effect.objects.exists())
     process.send(signal.SIGKILL)
 
-    process.process.wait(60)
+    process.process.wait(NEVER)
     # Whoever still lives holds the other end of this pipe.
-    process._reader.join(60)
+    process._reader.join(NEVER)
     if process._reader.is_alive():
         for pid in ready(process):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         pytest.fail(process.output)
-    assert process.output.count("The supervisor of this worker is gone") == 2
+    assert process.output.count("The supervisor of this worker has ended") == 2
     assert done() == 1
     assert not Worker.objects.exists()
 

@@ -125,7 +125,7 @@ def test_what_outlasts_the_grace_ends_with_the_process(worker_process, eventuall
     process.send(signal.SIGTERM)
 
     assert process.wait() == 0
-    assert "The grace is over; giving up" in process.output
+    assert "The grace period is over. Giving up" in process.output
     task = Task.objects.get()
     assert (task.status, task.retries, task.rescues) == ("SCHEDULED", 0, 0), "for when the process is gone"
 

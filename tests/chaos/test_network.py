@@ -65,7 +65,7 @@ def test_a_worker_behind_a_black_hole(proxy, stage, beats, eventually):
     evidence = stage.judge()
     recovery = evidence.recovery(blow.hands, blow.victim, blow.at)
     stage.show("its tasks run elsewhere", recovery.last, bound)
-    stage.show("others go on", recovery.others, 2)
+    stage.show("others continue", recovery.others, 2)
     stage.show("it works again after the end", evidence.begins(victim.id, since), AGAIN)
 
 
@@ -88,7 +88,7 @@ def test_a_worker_whose_connections_are_cut(proxy, stage, eventually, is_short):
 
 
 @pytest.mark.short
-@pytest.mark.fault("a proxy forgets the connections of three workers and goes on acknowledging")
+@pytest.mark.fault("a proxy forgets the connections of three workers and keeps acknowledging")
 def test_half_open_connections(proxy, stage, beats, eventually, is_short):
     """Only those that there are. All twelve threads are in the middle of a task, most of them of a transaction."""
     settings, _ = beats
@@ -170,7 +170,7 @@ def test_a_worker_far_away(proxy, stage, eventually):
         time.sleep(0.1)
     stage.judge()
     stage.affirm("nothing is taken from it", is_kept=not Attempt.objects.exists())
-    stage.show("its sign of life is never older", oldest, 2 * 3.0)
+    stage.show("its heartbeat is never older", oldest, 2 * 3.0)
 
 
 def locks_of_workers():
@@ -204,5 +204,5 @@ def test_a_killed_worker_behind_pgbouncer(stage, beats, eventually):
     recovery = evidence.recovery(blow.hands, blow.victim, blow.at)
     stage.show("its tasks run elsewhere", recovery.last, 10)
     # Nobody is told of anything here: who sleeps finds it at its next look.
-    stage.show("others go on", recovery.others, 6)
+    stage.show("others continue", recovery.others, 6)
     stage.affirm("all workers take part", is_kept=set(Run.objects.values_list("worker", flat=True)) == everybody)

@@ -32,7 +32,7 @@ def test_a_killed_worker(stage, eventually):
     eventually(stage.is_over, why="some task is stuck")
     recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
     stage.show("its tasks run elsewhere", recovery.last, bound=10)
-    stage.show("others go on", recovery.others, bound=2)
+    stage.show("others continue", recovery.others, bound=2)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,6 @@ def test_all_workers_dead_at_once(stage, eventually, whom, fault):
     stage.show("their tasks run elsewhere, once others have started", max(0.0, recovery.last - started), bound=10)
 
 
-@pytest.mark.short
 @pytest.mark.fault("SIGTERM, tasks shorter than the grace")
 def test_a_worker_that_ends_in_order(stage, eventually):
     victim, *_others = stage.workers(2, "--threads", "2")
@@ -116,7 +115,7 @@ def test_a_zombie(stage, eventually, pglock):
     evidence = stage.judge()
     recovery = evidence.recovery(blow.hands, blow.victim, blow.at)
     stage.show(f"its tasks run elsewhere (limit: {limit:.0f} s)", recovery.last, bound=limit)
-    stage.show("others go on", recovery.others, bound=2)
+    stage.show("others continue", recovery.others, bound=2)
     runs = Run.objects.filter(worker=zombie.id).count()
     again = stage.under_load(lambda: Run.objects.filter(worker=zombie.id).count() > runs)
     eventually(again, why="the zombie does not work again")
@@ -146,10 +145,7 @@ def test_wrong_clocks(stage, eventually):
     stage.show("a scheduled task runs when it is due", lateness, bound=5)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [pytest.param(how, marks=[pytest.mark.short] if how == "os._exit" else []) for how in chaos_tasks.FATAL],
-)
+@pytest.mark.parametrize("how", chaos_tasks.FATAL)
 @pytest.mark.fault("a task takes its worker down")
 def test_a_task_that_takes_its_worker_down(stage, eventually, how):
     stage.fault = f"a task takes its worker down: {how}"
@@ -196,7 +192,7 @@ def test_a_poison_pill(stage, eventually):
     assert went_down >= Settings().MAX_RESCUES, "nobody was beside it"
 
 
-@pytest.mark.parametrize("count", [pytest.param(5, marks=pytest.mark.short), 50])
+@pytest.mark.parametrize("count", [5, 50])
 @pytest.mark.fault("deploys in a row: SIGTERM and a new worker")
 def test_deploys_in_a_row(stage, eventually, count):
     stage.fault = f"{count} deploys in a row: SIGTERM and a new worker, under load"

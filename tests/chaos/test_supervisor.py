@@ -40,7 +40,7 @@ def test_a_killed_process_of_a_supervisor(stage, supervisor, eventually):
     eventually(stage.is_over, why="some task is stuck")
     recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
     stage.show("its tasks run elsewhere", recovery.last, bound=10)
-    stage.show("others go on", recovery.others, bound=2)
+    stage.show("others continue", recovery.others, bound=2)
 
 
 @pytest.mark.fault("SIGKILL of a supervisor")

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_pglock import enqueue_many
 from django_pglock import task as own_task
+from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, InvalidTask, TaskResultStatus, task_backends
@@ -96,6 +97,8 @@ def test_djangos_own_decorator_takes_our_options():
     from django.tasks import task
 
     assert task(max_attempts=4)(tasks.add.func).max_attempts == 4
+    with pytest.raises(TaskOptionError, match="write max_attempts, which counts the first attempt"):
+        task(retries=3)(tasks.add.func)
 
 
 def pickled(value):
@@ -193,6 +196,8 @@ def test_a_function_that_no_worker_could_find_is_refused_with_the_reason(define)
         lambda task: task.enqueue_on_commit(),
         lambda task: enqueue_many(task, [()]),
     ):
-        with pytest.raises(InvalidTask, match=r"which no worker can import|Define it at the top|at a module level"):
+        with pytest.raises(
+            InvalidTask, match=r"which no worker can import|no worker can import it by name|at a module level"
+        ):
             enqueue(define())
     assert not Task.objects.exists()

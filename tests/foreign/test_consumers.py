@@ -57,7 +57,7 @@ def test_a_worker_that_has_imported_nothing_runs_a_backfill():
     """Its task function stands in ``maintenance_tasks.runner``, which nobody imports when Django starts."""
     run = runner.start(Capitalise.name)
     said = drain_elsewhere()
-    assert "Imported maintenance_tasks.runner, which a task names." in said
+    assert "Imported maintenance_tasks.runner, the module of a task." in said
     run.refresh_from_db()
     assert run.status == Run.Status.SUCCEEDED
     assert all(text.startswith("LETTER") for text in Letter.objects.values_list("text", flat=True))

@@ -7,9 +7,14 @@ made and not before. Whatever goes below Django's cursor meets the schema of who
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
+import types
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from django.conf import settings
 from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import Client, override_settings
@@ -17,10 +22,14 @@ from django_tenants.utils import schema_context
 
 from django_pglock import Lease, enqueue_many, lock, task
 from django_pglock.models import AdvisoryLock, Task
+from django_pglock.tasks import registry
 from django_pglock.testing import assert_locked
 from tests.foreign.customers.models import Customer, Domain
+from tests.foreign.sample import models
 from tests.foreign.sample.models import Letter
 from tests.foreign.sample.tasks import nothing, session_settings
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @task
@@ -131,6 +140,41 @@ def test_a_lock_is_the_databases_and_not_the_tenants():
         assert_locked("report")
     with schema_context("alpha"), lock("alpha", "report"), schema_context("beta"), lock("beta", "report", timeout=0):
         pass
+
+
+@pytest.fixture
+def page(monkeypatch):
+    """The tasks and the view of the how-to page, as modules of the shop that it is about."""
+    text = (ROOT / "docs" / "howto" / "django_tenants.md").read_text()
+    files = dict(re.findall(r"^:caption: shop/(\w+)\.py\n\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    shop = types.ModuleType("shop")
+    shop.models = models
+    for name, module in (("shop", shop), ("shop.models", models)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(registry, "_definitions", dict(registry._definitions))
+    for name in ("settings", "tasks", "views"):
+        module = types.ModuleType(f"shop.{name}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        setattr(shop, name, module)
+        exec(files[name], vars(module))
+    return shop
+
+
+def test_the_code_of_the_page(page, drain):
+    for name in ("SHARED_APPS", "TENANT_APPS"):
+        assert ("django_pglock" in getattr(page.settings, name)) == ("django_pglock" in getattr(settings, name))
+    assert page.settings.DATABASE_ROUTERS == settings.DATABASE_ROUTERS
+    before = {schema: letters(schema) for schema in ("alpha", "beta")}
+    with schema_context("alpha"):
+        page.views.order(None)
+    page.tasks.write_daily_letters.enqueue()
+    drain()
+    written = {schema: letters(schema)[len(before[schema]) :] for schema in before}
+    assert {schema: sorted(texts) for schema, texts in written.items()} == {
+        "alpha": ["Good morning", "Thank you"],
+        "beta": ["Good morning"],
+    }
+    assert letters("public") == []
 
 
 def test_requests_of_tenants(limit_set_calls):

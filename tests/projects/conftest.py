@@ -78,6 +78,17 @@ class Project:
         """Run ``manage.py`` with these arguments; return what it has printed."""
         return self.run("manage.py", *arguments, **options)
 
+    def manage_each(self, *commands: str) -> list[str]:
+        """Run management commands in one process, which takes less than one each; return what each has printed."""
+        code = f"""
+            from django.core.management import call_command
+
+            for command in {commands!r}:
+                call_command(*command.split())
+                print(chr(0), end="", flush=True)
+        """
+        return self.python(code).split("\0")
+
     def python(self, code: str, **options: Any) -> str:
         """Run code in the project, as ``manage.py shell`` does; return what it has printed."""
         setup = "import os; os.environ['DJANGO_SETTINGS_MODULE'] = 'settings'; import django; django.setup()\n"

@@ -38,14 +38,21 @@ def ours(tables):
 def test_a_second_database_that_is_not_postgresql_is_migrated_to_nothing(project):
     """Without a router Django migrates each app in each database. Ours needs PostgreSQL."""
     made = project(settings=WITH_SQLITE, shop__tasks=SHOP_TASKS)
-    made.manage("migrate", "-v0", "--database", "legacy")
+    _, shown, _, statements, _ = made.manage_each(
+        "migrate -v0 --database legacy",
+        "showmigrations django_pglock --database legacy",
+        "migrate --check --database legacy",
+        "sqlmigrate --database legacy django_pglock 0001",
+    )
     assert in_sqlite(made) == []
-    assert "[X] 0001_initial" in made.manage("showmigrations", "django_pglock", "--database", "legacy")
-    assert made.manage("migrate", "--check", "--database", "legacy") is not None
-    assert "django_pglock_task" not in made.manage("sqlmigrate", "--database", "legacy", "django_pglock", "0001")
-    assert "VIEW" not in made.manage("sqlmigrate", "--database", "legacy", "django_pglock", "0001")
-    made.manage("migrate", "-v0", "--database", "legacy", "django_pglock", "zero")
-    assert "[ ] 0001_initial" in made.manage("showmigrations", "django_pglock", "--database", "legacy")
+    assert "[X] 0001_initial" in shown
+    assert "BEGIN" in statements
+    assert "django_pglock_task" not in statements
+    assert "VIEW" not in statements
+    _, shown, _ = made.manage_each(
+        "migrate -v0 --database legacy django_pglock zero", "showmigrations django_pglock --database legacy"
+    )
+    assert "[ ] 0001_initial" in shown
 
 
 A_ROW_IN_EVERY_STATUS = """
@@ -66,11 +73,16 @@ INSERT INTO django_pglock_waiter (task_id, awaited) SELECT id, id FROM made
 
 def test_the_tables_in_postgresql_come_and_go(project):
     made = project(settings=WITH_SQLITE, shop__tasks=SHOP_TASKS)
-    made.manage("migrate", "-v0")
+    _, changes, forwards, backwards, _ = made.manage_each(
+        "migrate -v0",
+        "makemigrations --check --dry-run",
+        "sqlmigrate django_pglock 0001",
+        "sqlmigrate --backwards django_pglock 0001",
+    )
     assert ours(made.tables()) == TABLES
-    assert "No changes detected" in made.manage("makemigrations", "--check", "--dry-run")
-    assert "CREATE VIEW" in made.manage("sqlmigrate", "django_pglock", "0001")
-    assert "DROP VIEW" in made.manage("sqlmigrate", "--backwards", "django_pglock", "0001")
+    assert "No changes detected" in changes
+    assert "CREATE VIEW" in forwards
+    assert "DROP VIEW" in backwards
     with made.session() as session:
         session.execute(A_ROW_IN_EVERY_STATUS)
     made.manage("migrate", "-v0", "django_pglock", "zero")
@@ -81,8 +93,7 @@ def test_without_migrations_the_view_is_there_all_the_same(project):
     """As with --nomigrations of pytest-django: Django makes the tables from the models, and nothing else."""
     made = project(settings=WITH_SQLITE + "MIGRATION_MODULES = {'django_pglock': None}", shop__tasks=SHOP_TASKS)
     for _ in range(2):
-        made.manage("migrate", "-v0", "--run-syncdb")
-        made.manage("migrate", "-v0", "--run-syncdb", "--database", "legacy")
+        made.manage_each("migrate -v0 --run-syncdb", "migrate -v0 --run-syncdb --database legacy")
     assert ours(made.tables()) == TABLES
     assert in_sqlite(made) == []
     with made.session() as session:
@@ -113,8 +124,11 @@ def test_a_database_with_fewer_features_gets_no_warnings_about_our_models(projec
         shop__tasks=SHOP_TASKS,
         few__base=FEW_FEATURES,
     )
-    assert "no issues" in made.manage("check", "--database", "default", "--database", "legacy")
-    assert "pglock" not in made.manage("migrate", "-v0", "--database", "legacy")
+    checked, migrated, _ = made.manage_each(
+        "check --database default --database legacy", "migrate -v0 --database legacy"
+    )
+    assert "no issues" in checked
+    assert "pglock" not in migrated
     assert in_sqlite(made) == []
 
 
@@ -172,8 +186,7 @@ def test_a_router_keeps_our_tables_on_one_database(project):
     made.manage("runlockworker", "--drain")
     with other.session() as session:
         assert session.execute("SELECT status FROM django_pglock_task").fetchall() == [("SUCCESSFUL",)]
-    made.manage("migrate", "-v0", "django_pglock", "zero")
-    made.manage("migrate", "-v0", "--database", "tasks", "django_pglock", "zero")
+    made.manage_each("migrate -v0 django_pglock zero", "migrate -v0 --database tasks django_pglock zero")
     assert other.tables() == set()
 
 
@@ -185,8 +198,7 @@ def test_a_router_may_part_locks_and_tasks(project):
         routers=ROUTERS,
         shop__tasks=SHOP_TASKS,
     )
-    made.manage("migrate", "-v0")
-    made.manage("migrate", "-v0", "--database", "tasks")
+    made.manage_each("migrate -v0", "migrate -v0 --database tasks")
     assert ours(made.tables()) == {"advisorylock", "lease"}
     assert ours(other.tables()) == TABLES - {"advisorylock", "lease"}
     shown = made.python(
@@ -202,8 +214,7 @@ def test_a_router_may_part_locks_and_tasks(project):
     made.manage("runlockworker", "--drain")
     with other.session() as session:
         assert session.execute("SELECT status FROM django_pglock_task").fetchall() == [("SUCCESSFUL",)]
-    made.manage("migrate", "-v0", "django_pglock", "zero")
-    made.manage("migrate", "-v0", "--database", "tasks", "django_pglock", "zero")
+    made.manage_each("migrate -v0 django_pglock zero", "migrate -v0 --database tasks django_pglock zero")
     assert made.tables() == other.tables() == set()
 
 

@@ -86,6 +86,12 @@ class Parcel(models.Model):
         return f"{self.weight} {self.status}"
 
 
+class Express(Parcel):
+    """A parcel with a table of its own for what only it has."""
+
+    courier = models.CharField(max_length=16, default="")
+
+
 class Shelf(models.Model):
     """Where products are."""
 

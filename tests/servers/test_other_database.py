@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from contextlib import suppress
 from io import StringIO
 
 import pytest
@@ -10,8 +13,8 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.urls import reverse
 
-from django_pglock import LockScopeError, lock
-from django_pglock.models import Task
+from django_pglock import LockNotAvailable, LockScopeError, lock
+from django_pglock.models import AdvisoryLock, Task
 from tests.conftest import ROOT
 from tests.docs.test_docs import blocks
 from tests.sample import session_tasks, tasks
@@ -36,11 +39,19 @@ def tasks_elsewhere(alias, settings):
 
 
 @pytest.fixture
-def router(settings):
+def page(monkeypatch):
+    """The code of the page about several databases, as a module."""
+    module = types.ModuleType("page_about_databases")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for code in blocks(ROOT / "docs" / "howto" / "databases.md", "python"):
+        exec(code, vars(module))
+    return module
+
+
+@pytest.fixture
+def router(settings, page):
     """The one that the documentation shows."""
-    [code] = [code for code in blocks(ROOT / "docs" / "operations.md", "python") if "DATABASE_ROUTERS" in code]
-    exec(code, names := {})
-    settings.DATABASE_ROUTERS = names["DATABASE_ROUTERS"]
+    settings.DATABASE_ROUTERS = page.DATABASE_ROUTERS
 
 
 def locktasks(*arguments):
@@ -75,6 +86,25 @@ def test_the_admin_shows_them_by_the_router_of_the_documentation(client):
         assert not Task.objects.using("default").exists()
     finally:
         user.delete()
+
+
+@pytest.mark.usefixtures("own_registry", "tasks_elsewhere", "router")
+def test_what_the_page_shows_enqueues_after_the_commit_and_locks_where_it_says(page, settings, in_threads):
+    assert page.TASKS["default"]["OPTIONS"] == settings.TASKS["default"]["OPTIONS"]
+    with suppress(ZeroDivisionError), transaction.atomic():
+        page.sign_up("nobody")
+        raise ZeroDivisionError
+    assert not Task.objects.exists(), "or somebody who is not there would be welcomed"
+    with transaction.atomic():
+        page.sign_up("Ann")
+        assert not Task.objects.exists()
+    assert Task.objects.using("tasks").get().args == ["Ann"]
+    with transaction.atomic(using="tasks"), lock("queue-report", using="tasks"):
+        assert AdvisoryLock.objects.using("tasks").for_name("queue-report").held().exists()
+        with pytest.raises(LockNotAvailable):
+            in_threads(lambda number: page.rebuild_queue_report(timeout=0), 1)
+    page.rebuild_queue_report()
+    User.objects.all().delete()
 
 
 def test_a_lock_inside_atomic_of_another_database_has_to_say_what_is_meant(alias, somebody):

@@ -19,6 +19,8 @@ from django_pglock.models import Worker as WorkerRow
 from django_pglock.store.await_end import await_end
 from django_pglock.testing import assert_no_locks
 from django_pglock.worker import Worker
+from tests.conftest import NEVER, ROOT
+from tests.docs.test_docs import blocks
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
 from tests.sample import keyed_tasks, tasks
 from tests.sample.models import Effect
@@ -61,7 +63,7 @@ def test_transaction_locks_exclude_and_leave_nothing_behind(pgbouncer, alias, in
     def visit_all(client):
         try:
             for number in range(200):
-                meet.wait(60)
+                meet.wait(NEVER)
                 visit(client, number)
         except BaseException:
             meet.abort()  # or the other one would wait for us
@@ -135,11 +137,13 @@ def test_coroutines_exclude_each_other_with_a_transaction_each(pgbouncer, alias)
     assert_no_locks()
 
 
-def test_leases_need_no_session_and_work_here_as_anywhere(pgbouncer, alias, in_threads):
+def test_leases_need_no_session_and_work_here_as_anywhere(pgbouncer, alias, in_threads, eventually):
     """No notification comes through, so who waits has to look."""
     alias("pooled", NAME="one", **pgbouncer)
-    with Lease("a", ttl=3, using="pooled") as lease, pytest.raises(LockNotAvailable):
-        assert not lease.lost.wait(4)
+    with Lease("a", ttl=12, using="pooled") as lease, pytest.raises(LockNotAvailable):
+        before = LeaseRow.objects.get().renewed_at
+        eventually(lambda: LeaseRow.objects.get().renewed_at > before, why="it is not renewed")
+        assert not lease.lost.is_set()
         with Lease("a", using="pooled"):
             pass
     tokens = []
@@ -170,6 +174,67 @@ def test_whoever_waits_for_a_result_behind_it_finds_it_by_the_poll(pgbouncer, al
     Task.objects.filter(pk__in=ids).delete()
 
 
+@pytest.fixture
+def page(monkeypatch):
+    """The settings of the page about PgBouncer, as a process has them that is started without an address of its own."""
+    monkeypatch.delenv("DATABASE_HOST", raising=False)
+    names = {}
+    for code in blocks(ROOT / "docs" / "howto" / "pgbouncer.md", "python"):
+        exec(code, names)
+    return names
+
+
+@pytest.fixture
+def shop(page, pgbouncer, alias, settings):
+    """An alias with these settings: PgBouncer in transaction mode, where tasks are enqueued."""
+    assert (page["DATABASES"]["default"]["HOST"], page["DATABASES"]["default"]["PORT"]) == ("pgbouncer", "6432")
+    alias("shop", **{**page["DATABASES"]["default"], **pgbouncer, "NAME": "two"})
+    # Nothing is found by looking: what wakes the worker is a notification.
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, **page["DJANGO_PGLOCK"], "USING": "shop", "POLL_INTERVAL": 600}
+    settings.TASKS = {**settings.TASKS, "shop": {**settings.TASKS["default"], "OPTIONS": {"database": "shop"}}}
+
+
+def a_worker_sleeps():
+    return WorkerRow.objects.using("default").filter(is_sleeping=True).exists()
+
+
+@pytest.mark.usefixtures("shop")
+def test_the_settings_of_the_page_are_enough(worker, eventually):
+    """The worker is connected directly, as the page says, and hears of tasks that are enqueued through PgBouncer."""
+    assert not [problem for problem in run_checks(databases=["shop"]) if problem.id == "django_pglock.W001"]
+    with lock("a") as handle, lock("b"):
+        assert handle.scope == "transaction"
+        assert AdvisoryLock.objects.using("default").for_name("a").held().exists()
+    worker(using="default")
+    try:
+        for _ in range(3):
+            eventually(a_worker_sleeps)
+            result = tasks.nothing.using(backend="shop").enqueue()
+            eventually(lambda result=result: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
+    finally:
+        Task.objects.all().delete()
+
+
+def test_in_session_mode_locks_exclude_and_a_worker_is_woken(page, alias, worker, eventually, settings):
+    connection.ensure_connection()
+    databases = {"session": f"{way_to_server(connection.connection.info)} pool_size=20"}
+    with PgBouncer(databases, mode="session") as pgbouncer:
+        alias("pooled", NAME="session", HOST=str(pgbouncer.folder), PORT="")
+        settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "USING": "pooled", "POLL_INTERVAL": 600}
+        warned = [problem.id for problem in run_checks(databases=["pooled"]) if "pglock.W" in problem.id]
+        assert warned == page["SILENCED_SYSTEM_CHECKS"], "it cannot know the mode"
+        with lock("a"), try_lock("a", using="default") as held:
+            assert not held
+        running = worker(using="pooled")
+        try:
+            eventually(a_worker_sleeps)
+            result = tasks.nothing.enqueue()
+            eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
+        finally:
+            running.shutdown()
+            Task.objects.all().delete()
+
+
 def locks_of_workers():
     with connections["default"].cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = %s", [reserved.WORKER])
@@ -188,7 +253,7 @@ def test_a_worker_takes_no_session_lock_behind_it(pgbouncer, alias, eventually, 
         assert locks_of_workers() == 0
     finally:
         heartbeat.stop()
-        heartbeat.wait(60)
+        heartbeat.wait(NEVER)
 
 
 def test_a_worker_runs_tasks_behind_it(pgbouncer, alias, eventually):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -18,14 +17,6 @@ from django_pglock.conf import Settings
 PACKAGE = Path(django_pglock.__file__).parent
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 TESTS = Path(__file__).parents[1]
-#: Phrases that a reader must translate first. Say who does what, with the field's term.
-RIDDLES = re.compile(
-    r"\b(?:whoever|shall|goes on|left alone|signs? of life|to be had|carried along|told of|nobody hears"
-    r"|nobody could mean|keeps? nobody out|stands? in the record|what (?:cannot|may not) be)\b",
-    re.IGNORECASE,
-)
-#: Rooms whose sentences are still to be rewritten.
-WITH_RIDDLES = {"keys", "locks", "postgres", "store", "tasks", "worker"}
 
 
 def test_importing_the_package_touches_no_settings_no_model_and_no_database():
@@ -91,18 +82,6 @@ def test_what_the_list_of_quick_tests_names_is_there():
         found = TESTS.parent / path
         assert found.exists(), path
         assert not function or f"\ndef {function}(" in found.read_text(), function
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in SOURCES if path.relative_to(PACKAGE).parts[0] not in WITH_RIDDLES],
-    ids=lambda path: str(path.relative_to(PACKAGE)),
-)
-def test_no_sentence_is_a_riddle(path):
-    """Comments, docstrings and messages are read once, by people in a hurry, many of whom learned English at school."""
-    # A phrase may be broken by the end of a line of comment.
-    found = RIDDLES.findall(re.sub(r"\s+(?:#:? )?", " ", path.read_text()))
-    assert not found, f"{path.name}: say plainly what is meant by {found}"
 
 
 @pytest.mark.django_db

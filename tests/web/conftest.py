@@ -20,7 +20,11 @@ from tests.web.visit import Visit
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--web-patience", type=float, default=60.0, metavar="SECONDS", help="how long a lock may stay after its request"
+        "--web-patience",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="longest that a lock may stay",
     )
 
 

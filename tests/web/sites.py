@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from example_project.demo.processes import free_port
-from tests.conftest import ROOT
+from tests.conftest import NEVER, ROOT
 
 #: Seconds for a server to start, on a machine that is busy.
 START_LIMIT = 180.0
@@ -131,7 +131,7 @@ class Site:
         # At once, for what is open may never end by itself: a test may have failed.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(60)
+        self._process.wait(NEVER)
         self._end_pipe()
 
     def _end_pipe(self) -> None:

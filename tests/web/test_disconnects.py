@@ -85,7 +85,7 @@ def test_a_client_that_vanishes_while_it_waits_for_the_lock(visit, observer, vie
     visit = visit()
     observer.take(visit.lock)
     click = visit.click(view)
-    visit.until(lambda: observer.waiters(visit.lock), why="the view does not wait for the lock", seconds=60)
+    visit.until(lambda: observer.waiters(visit.lock), why="the view does not wait for the lock")
     click.vanish()
     if is_cancelled(visit.site.name, view):
         visit.until(lambda: not observer.waiters(visit.lock), why="somebody still waits for the lock")

@@ -52,7 +52,7 @@ class Visit:
             self._expect_no_failure()
             return self.count(place) >= count
 
-        self.until(has_come, why=f"no request has come to {place!r}", seconds=60)
+        self.until(has_come, why=f"no request has come to {place!r}")
 
     def open(self) -> None:
         """Let requests go on that stop somewhere."""

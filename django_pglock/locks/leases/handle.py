@@ -117,7 +117,7 @@ class LeaseHandle(BaseHandle):
         if self._thread.is_inherited:
             raise self._lost_error(self._holder.reason)
         if self._holder.ttl is None:
-            raise self._error(LockError, "has no end to put off")
+            raise self._error(LockError, "has no ttl, so it cannot be extended")
         self.assert_held()
         return seconds
 
@@ -133,12 +133,16 @@ class LeaseHandle(BaseHandle):
                 raise failed from was_ours
             logger.error("%s", failed)
         elif not was_ours or self.lost.is_set():
-            self._report_lost(self._holder.reason or "the database says that it has expired", error)
+            self._report_lost(self._holder.reason or "the database reports that it has expired", error)
         self._note_released()
 
     def _failed(self, error: Exception) -> LockError:
         ttl = self._holder.ttl
-        rest = "has to be freed by hand" if ttl is None else f"ends by itself within {ttl:g} s"
+        rest = (
+            "stays held until it is freed with: manage.py locks --free-lease NAME"
+            if ttl is None
+            else f"expires within {ttl:g} s"
+        )
         return self._error(LockError, f"could not be released ({first_line(error)}); it {rest}")
 
 

@@ -1,6 +1,6 @@
 """One holder of a lease: how it acquires, renews and releases the lease, and how it notices that the lease is lost.
 
-Everything here runs in the event loop of the lease thread and goes on without the handle: if the handle is dropped,
+Everything here runs in the event loop of the lease thread and continues without the handle: if the handle is dropped,
 ``release_unused`` ends it.
 """
 
@@ -26,7 +26,7 @@ POLL_INTERVAL = 1.0
 #: Seconds to wait before each further attempt to release a lease.
 RELEASE_RETRY_DELAYS = (0.1, 0.5, 2.0)
 #: Why a lease was lost whose row says something else than the holder.
-TAKEN_AWAY = "the database says that it is somebody else's or was taken away"
+TAKEN_AWAY = "the database reports that it was taken away or has another owner"
 
 
 def boottime() -> float:
@@ -117,7 +117,7 @@ class LeaseHolder:
         try:
             row = await self._ask(ACQUIRE)
         except BaseException:
-            # The lease may have been granted all the same, and without a ttl it would be held for ever.
+            # The lease may have been granted all the same, and without a ttl it would be held forever.
             await self._undo()
             raise
         if row is None:

@@ -56,7 +56,7 @@ class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
     ) -> None:
         super().__init__(parts, on_busy)
         if not isinstance(owner, str) or "\x00" in owner or any("\ud800" <= each <= "\udfff" for each in owner):
-            raise ValueError(f"owner is {owner!r}; give a text without NUL and lone surrogates, which no row holds.")
+            raise ValueError(f"owner is {owner!r}; give a text without NUL characters and lone surrogates.")
         self._options = Options(timeout=to_seconds(timeout), using=using)
         self._terms = LeaseTerms(
             ttl=checked_ttl(ttl),
@@ -98,7 +98,7 @@ class leader(Lease):  # noqa: N801 - reads like lock
         on_busy: OnBusy = "raise",
     ) -> None:
         if ttl is None:
-            raise ValueError("A leader needs a ttl: without one, nobody could follow a leader that died.")
+            raise ValueError("A leader needs a ttl: without one, no process could replace a leader that has died.")
         super().__init__(*parts, ttl=ttl, timeout=timeout, owner=owner, using=using, on_busy=on_busy)
 
 
@@ -106,5 +106,5 @@ def _key(parts: tuple[Any, ...]) -> Key:
     # Not by KEY_FUNCTION, which is for sharing advisory locks with other packages; no other package knows our leases.
     name = make_key(*parts).name
     if "\x00" in name:
-        raise LockKeyError(f"{name!r} contains a NUL character, which no row can hold; a lease's name stands in one.")
+        raise LockKeyError(f"{name!r} contains a NUL character, which PostgreSQL cannot store in the row of a lease.")
     return Key(name, sha256_key(name))

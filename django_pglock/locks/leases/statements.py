@@ -7,7 +7,7 @@ TABLE = '"django_pglock_lease"'
 CHANNEL = "django_pglock_lease"
 #: Whatever the role's default is: above it, one of two sessions that ask at the same time would fail.
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
-#: A lease is free if it has come to its end; a release brings the end on. A lease without a ttl has no end. The second
+#: A lease is free if it has ended; a release brings the end on. A lease without a ttl has no end. The second
 #: SELECT tells who is too late how many seconds the wait is worth.
 ACQUIRE = f"""
 WITH taken AS (

@@ -160,7 +160,7 @@ def refuse_greenlets() -> None:
     gevent = sys.modules.get("gevent.monkey")
     if gevent is not None and gevent.is_module_patched("threading"):
         raise ConfigurationError(
-            "A lease needs a thread of its own, and gevent has replaced threads by greenlets. Use lock(), or take "
+            "A lease needs its own thread, and gevent has replaced threads with greenlets. Use lock(), or take "
             "leases in a process without gevent.monkey."
         )
 

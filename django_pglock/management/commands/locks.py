@@ -107,7 +107,7 @@ class Command(BaseCommand):
 
     def _free(self, leases: Any, name: str) -> None:
         if not leases.filter(name=name).free():
-            raise CommandError(_("No lease of the name %r is held.") % name)
+            raise CommandError(_("No lease named %r is held.") % name)
         self.stdout.write(_("The lease was taken away. Its holder notices the loss at its next renewal."))
 
     def _terminate(self, rows: Any, pid: int) -> None:

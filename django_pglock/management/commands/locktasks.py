@@ -180,7 +180,7 @@ class Command(BaseCommand):
             self.stdout.write(_("No task is waiting, running or failed."))
         self.stdout.write(ngettext("%d worker is alive.", "%d workers are alive.", workers) % workers)
         if not workers and any(queue.counts["READY"] for queue in queues):
-            self.stdout.write(_("Tasks are ready, and nobody runs them. Start a worker: manage.py runlockworker"))
+            self.stdout.write(_("Tasks are ready, but no worker is alive. Start a worker: manage.py runlockworker"))
 
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
         # One query for each status, in the order of the index on status and id.
@@ -252,7 +252,9 @@ class Command(BaseCommand):
         count = verb.apply(tasks, progress)
         left = len(set(ids)) - count
         if ids and not count:
-            raise CommandError(_("No task of these ids exists in a state that allows this; see locktasks show."))
+            raise CommandError(
+                _("No task with these ids is in a state that allows this. Run: manage.py locktasks show ID")
+            )
         self.stdout.write(verb.said(verb.done, count))
         if left > 0:
             text = ngettext(

@@ -88,7 +88,7 @@ def chosen_database(database: str | None, backend: str | None) -> str:
 
 
 def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:
-    """Raise ``CommandError`` for a database or a queue that can have no tasks: the worker would idle for ever."""
+    """Raise ``CommandError`` for a database or a queue that can have no tasks: the worker would idle forever."""
     backends = [each for each in our_backends() if each.database == database and alias in (None, each.alias)]
     if not backends:
         raise no_backend(_("No backend in TASKS stores its tasks in the database %r.") % database)
@@ -106,7 +106,7 @@ def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:
 
 
 def refuse_ports(first: int, processes: int) -> None:
-    """Raise ``CommandError`` if there are too few ports: a process without one would be restarted for ever."""
+    """Raise ``CommandError`` if there are too few ports: a process without one would be restarted forever."""
     last = first + processes - 1
     if last > LAST_PORT:
         raise CommandError(

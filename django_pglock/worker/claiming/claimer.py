@@ -37,7 +37,7 @@ class Claimer:
         self.put_off: list[FunctionKind] = []
         #: Whether any queue had something ready at the last claim.
         self.was_ready = False
-        #: Whether the last claim took as many as it could. Then more may be ready than the smaller room lets in.
+        #: Whether the last claim took as many as it could. Then more may be ready than there is room for.
         self.was_full = False
         self._ready = ReadyQueues(using)
         self._paths: list[str] = []
@@ -104,7 +104,7 @@ class Claimer:
         return claims
 
     def _ready_queues(self, told: Collection[str] = ()) -> list[str]:
-        """Return the queues to look into. Asks the database only if there may be several and none was told of."""
+        """Return the queues to read. Asks the database only if there may be several and no notification named one."""
         if self.queues.only is not None:
             return [self.queues.only]
         return sorted(told) if told else self._ready.names()

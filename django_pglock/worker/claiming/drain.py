@@ -65,8 +65,7 @@ class Drain:
     def finish(self) -> None:
         """Log what the worker leaves behind, then end it."""
         self.left_behind = [
-            f"{_tasks(count)} of queue {queue!r} that {'was' if count == 1 else 'were'} not taken back from a worker "
-            "that seems to be dead"
+            f"{_tasks(count)} of queue {queue!r} that {'runs' if count == 1 else 'run'} on a worker that may be dead"
             for queue, count in sorted(self._doubtful.items())
         ]
         paused, known = paused_queues(self.using), registry.known_paths()
@@ -77,7 +76,7 @@ class Drain:
             if self.queues.serves(each.queue) and each.queue not in paused and each.task_path not in known
         ]
         for what in self.left_behind:
-            logger.error("Nothing is left that this worker could run. It leaves %s.", what)
+            logger.error("This worker has no more tasks to run. It leaves %s.", what)
         self.end()
 
 

@@ -5,7 +5,7 @@ for that only after an attempt in which it was the only one. The tasks that only
 their end.
 
 While such a task, the suspect, waits to be alone, nothing else begins, and what still runs may run for hours. So the
-suspect waits for some seconds and is then put off for several times as long, in which the process works as usual. The
+suspect waits for some seconds and is then postponed for several times as long, in which the process works as usual. The
 next suspect waits twice as long, until the wait is longer than the other tasks run. Before that the process has lost no
 more than a fixed share of its time.
 """
@@ -25,14 +25,14 @@ logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds for which a suspect waits to be alone; doubled each time that was not enough, until one was alone.
 PATIENCE = 10.0
-#: How many times as long it is put off after that. The threads lose at most one fifth of their time.
+#: How many times as long it is postponed after that. The threads lose at most one fifth of their time.
 PUT_OFF_FACTOR = 4
 
 
 class ExclusiveRun:
     """Keeps a suspect from beginning until nothing else runs in the process, and everything else until it has ended.
 
-    ``puts_off`` is whether a suspect that has waited for long may be put off. A process that ends soon must not.
+    ``puts_off`` is whether a suspect that has waited for long may be postponed. A process that ends soon must not.
     """
 
     def __init__(self, in_flight: InFlight, *, puts_off: bool = True) -> None:
@@ -55,7 +55,9 @@ class ExclusiveRun:
             self._put_off(suspects, self._none_before - now)
             return [claim for claim in claims if claim not in suspects]
         suspect = suspects[0]
-        logger.warning("%s was rescued %d times; it waits to run alone.", suspect, suspect.rescues)
+        logger.warning(
+            "%s was rescued %d times. It waits until this worker runs no other task.", suspect, suspect.rescues
+        )
         self._suspect, self._has_begun, self._waits_since = suspect, False, now
         self.in_flight.add(claims)
         for claim in claims:
@@ -80,9 +82,14 @@ class ExclusiveRun:
         return self._suspect is not None
 
     def _give_way(self, suspect: Claim) -> None:
-        """Put the suspect off and let the others go on for a while."""
+        """Put the suspect off and let the others continue for a while."""
         seconds = self._patience * PUT_OFF_FACTOR
-        logger.warning("%s was not alone for %.0f s; it is put off for %.0f s.", suspect, self._patience, seconds)
+        logger.warning(
+            "%s waited %.0f s for the other tasks of this worker to end. It is postponed for %.0f s.",
+            suspect,
+            self._patience,
+            seconds,
+        )
         self._suspect, self._none_before = None, time.monotonic() + seconds
         self._patience *= 2
         self._put_off([suspect], seconds)

@@ -77,7 +77,7 @@ class Fetcher(ConnectedService):
         self._busy_since: float | None = None
         # When the fetcher last looked how much room there is, and when it last claimed anything.
         self._looked_at = self._found_at = 0.0
-        # A draining worker must not put off a task that has to run alone: it would leave the task behind.
+        # A draining worker must not postpone a task that has to run alone: it would leave the task behind.
         self._exclusive_run = ExclusiveRun(in_flight, puts_off=drain is None)
         # How many claims had ended, and when that number last changed.
         self._ended = -1
@@ -105,18 +105,18 @@ class Fetcher(ConnectedService):
 
     def connected(self) -> None:
         # The answer to the last claim may have been lost with the session before. Such a task is ours in the table, but
-        # not in flight here, and our heartbeat would keep it for ever.
+        # not in flight here, and our heartbeat would keep it forever.
         self._sleeping_since = None
         if self.listens:
             # Not behind a pooler, where other clients use the session, too.
             keep_plans_in(self.using)
         # A thread may be claiming for its group at this moment. The order matters: what is claimed from now on is not
-        # lost; what was claimed before is under way until it is in flight.
+        # lost; a claim from before is being made until it is in flight.
         before, under_way = server_time(self.using), self.in_flight.group_keys_being_claimed()
         known = self.in_flight.task_ids()
         lost = give_back(self.using, self.identity.id, known, before=before, except_keys=under_way)
         if lost:
-            logger.warning("Gave back %d tasks whose claim was answered too late.", lost)
+            logger.warning("Gave back %d tasks because the answer to their claim was late.", lost)
 
     def close(self) -> None:
         self.is_claiming = False
@@ -174,7 +174,7 @@ class Fetcher(ConnectedService):
 
     def _claim(self, rooms: list[tuple[FunctionKind, int]]) -> list[Claim]:
         told, self._told = self._told, set()
-        # A worker that is awake looks into all queues: it is not told of every one.
+        # A worker that is awake reads all queues: not every one sends it a notification.
         is_asleep = self._sleeping_since is not None and self._busy_since is None
         claims = self.claimer.claim(rooms, told=told if is_asleep else ())
         self.is_claiming = True
@@ -208,7 +208,7 @@ class Fetcher(ConnectedService):
         return True
 
     def _pause(self, seconds: float) -> None:
-        """Sleep until there is news or a thread is nearly free; shorter while claims wait, to look after them."""
+        """Sleep until there is news or a thread is nearly free; shorter while claims wait, to check them."""
         seconds = min(seconds, HOARDING) if self.in_flight.waiting else seconds
         seconds = min(
             seconds,

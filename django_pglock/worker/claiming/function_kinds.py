@@ -1,7 +1,7 @@
 """Claiming sync and async functions separately, while only one of the two kinds has room.
 
 The index of ready tasks knows queues and priorities, but not functions. A claim for one kind therefore reads past all
-tasks of the other kind that come first. For threads this claim is never put off, because an idle thread is the worst
+tasks of the other kind that come first. For threads this claim is never postponed, because an idle thread is the worst
 case. For the event loop it pauses after each look, so that such looks never keep the threads waiting for long.
 """
 

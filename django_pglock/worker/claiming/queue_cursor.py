@@ -125,7 +125,7 @@ class QueueCursor:
         after = self._last_key
         claims, self._last_key = self._claim_turn(limit, after)
         if len(claims) < limit and after and not self._last_key:
-            # There was not enough behind the last key: go on from the first key.
+            # There was not enough behind the last key: continue from the first key.
             more, self._last_key = self._claim_turn(limit - len(claims), "")
             claims += more
         self._has_fair = bool(claims)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django_pglock.errors import ConfigurationError
+from django_pglock.tasks.queues import covers
 
 ORDERS = ("weighted", "strict")
 
@@ -25,7 +26,7 @@ class Pattern:
         if not text.strip():
             raise ConfigurationError(f"The name of a queue is empty: {asked!r}.")
         if "*" in text[:-1]:
-            raise ConfigurationError(f"A * stands at the end of a queue's name, or nowhere: {text!r}.")
+            raise ConfigurationError(f"A * is allowed only at the end of a queue's name: {text!r}.")
         if not re.fullmatch("[1-9][0-9]{0,2}|1000", weight):
             raise ConfigurationError(f"The weight of queue {text!r} is {weight!r}; use a whole number from 1 to 1000.")
         return cls(text, int(weight))
@@ -37,7 +38,7 @@ class Pattern:
 
     def covers(self, text: str) -> bool:
         """Say whether it covers this name, or all names that another pattern with this text covers."""
-        return text.startswith(self.text[:-1]) if self.is_prefix else text == self.text
+        return covers(self.text, text)
 
 
 class Queues:
@@ -45,7 +46,7 @@ class Queues:
 
     ``names`` are names of queues, or prefixes with ``*`` at the end; none: all queues. ``NAME=WEIGHT`` gives them a
     weight from 1 to 1000. Where several match a queue, its own name decides, then the longest prefix. ``exclude`` are
-    names or prefixes of queues to leave alone. ``order`` is ``"weighted"`` (over many looks queues come first in
+    names or prefixes of queues that are not served. ``order`` is ``"weighted"`` (over many looks queues come first in
     proportion to their weights, so none starves) or ``"strict"`` (always as given, those of a prefix by name).
 
     Raises ``ConfigurationError`` for names, weights and orders that are not valid, and if no queue is left.
@@ -53,13 +54,13 @@ class Queues:
 
     def __init__(self, names: Sequence[str] = (), *, exclude: Sequence[str] = (), order: str = "weighted") -> None:
         if order not in ORDERS:
-            raise ConfigurationError(f"The order of queues is {order!r}; it is one of {', '.join(ORDERS)}.")
+            raise ConfigurationError(f"The order of queues is {order!r}; use one of {', '.join(ORDERS)}.")
         self.order = order
         self.excluded = _parse_all(exclude, why_no_weights="is excluded")
         wanted = _parse_all(names, why_no_weights="is served in strict order" if order == "strict" else "")
         self.patterns = [each for each in wanted or [Pattern("*")] if not self._is_excluded(each.text)]
         if not self.patterns:
-            raise ConfigurationError("No queue is left to serve: all that are asked for are excluded, too.")
+            raise ConfigurationError("No queue is left to serve, because all given queues are also excluded.")
         #: What was asked for, as written on the command line.
         self.asked = [*names, *(f"--exclude {each}" for each in exclude)]
         self.asked += ["--order strict"] if order == "strict" else []
@@ -114,12 +115,12 @@ class Queues:
 def _parse_all(names: Sequence[str], *, why_no_weights: str) -> list[Pattern]:
     """Read names, each of which may be given once. ``why_no_weights``: the reason, if weights are not allowed."""
     if isinstance(names, str):
-        raise ConfigurationError(f"Queues are given as a list of names; {names!r} is one text.")
+        raise ConfigurationError(f"Give queues as a list of names; {names!r} is a string.")
     patterns: list[Pattern] = []
     for asked in names:
         pattern = Pattern.parse(asked)
         if why_no_weights and "=" in asked:
-            raise ConfigurationError(f"Queue {pattern.text!r} {why_no_weights}, so it can have no weight.")
+            raise ConfigurationError(f"Queue {pattern.text!r} {why_no_weights}, so it cannot have a weight.")
         if pattern.text in [each.text for each in patterns]:
             raise ConfigurationError(f"Queue {pattern.text!r} is given twice.")
         patterns.append(pattern)

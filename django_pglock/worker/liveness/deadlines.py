@@ -1,6 +1,6 @@
 """Deadlines for the statements of the worker's own services: closes a connection on which an answer does not come.
 
-A connection may be half open for ever: a load balancer goes on acknowledging data that nobody reads any more, and
+A connection may be half open forever: a load balancer keeps acknowledging data that nobody reads any more, and
 neither the server's timeouts nor TCP notice. So this service looks every second. It counts looks instead of seconds,
 because time also passes harmlessly, while the process is stopped or a task keeps the GIL. Each look proves that the
 threads could run.
@@ -22,7 +22,7 @@ logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds between two looks.
 BETWEEN_LOOKS = 1.0
-#: Seconds beyond a service's patience, for the server to end the statement by itself if it hears of it.
+#: Seconds beyond a service's patience, for the server to end the statement by itself if it learns of it.
 LEFT_TO_SERVER = 2.0
 
 
@@ -40,7 +40,7 @@ class SendsStatements(Protocol):
 
 
 class Deadlines(Service):
-    """Looks every second which statement each service waits for, and hangs up when it is the same one for too long."""
+    """Looks every second which statement each service waits for, and closes a connection that waits too long."""
 
     name = "deadlines"
 
@@ -68,6 +68,10 @@ class _Awaited:
         self.statement = statement
         waited = self.looks * BETWEEN_LOOKS
         if statement is not None and waited > self.service.patience + LEFT_TO_SERVER:
-            logger.warning("The %s has had no answer for %.0f s; it hangs up.", self.service.name, waited)
+            logger.warning(
+                "The %s has had no answer from the database for %.0f s. It closes its connection.",
+                self.service.name,
+                waited,
+            )
             hang_up(statement[0])
             self.statement = None

@@ -1,4 +1,4 @@
-"""The heartbeat: writes the worker's signs of life, which are the date in its row and the session that holds its lock.
+"""The heartbeat: shows that the worker lives, by the date in its row and by the session that holds its lock.
 
 Behind a pooler no session is the worker's own. There it holds no lock, and its row says so.
 
@@ -205,7 +205,7 @@ class Heartbeat(ConnectedService):
         try:
             depart(self.using, self.identity.id)
         except DatabaseFailure as error:
-            logger.warning("Could not sign off; the others will notice: %s", error)
+            logger.warning("The row of this worker could not be deleted. Other workers will delete it: %s", error)
 
     def _compare(self) -> None:
         # A claim whose answer got lost may be committed after connected() has looked for it. By now it is committed.
@@ -215,7 +215,7 @@ class Heartbeat(ConnectedService):
         self._compared_at = time.monotonic()
         lost = give_back(self.using, self.identity.id, self.in_flight.task_ids(), older_than=limit)
         if lost:
-            logger.warning("Gave back %d tasks that this worker owned without knowing.", lost)
+            logger.warning("Gave back %d tasks that were claimed for this worker and never reached it.", lost)
 
     def _instructions(self) -> dict[str, Any]:
         connection = dedicated_connection(self.using, application_name="lockworker heartbeat process")

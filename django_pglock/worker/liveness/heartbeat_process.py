@@ -98,9 +98,9 @@ class HeartbeatProcess:
 
     def _send(self, line: bytes) -> None:
         assert self._socket is not None  # noqa: S101 - for the type checker
-        with contextlib.suppress(BlockingIOError):  # the process is stopped, and has enough to read when it goes on
+        with contextlib.suppress(BlockingIOError):  # the process is stopped, and has enough to read when it continues
             if self._socket.send(line, NO_SIGNAL) < len(line):
-                raise OSError("it does not read")
+                raise OSError("the heartbeat process does not read its socket")
 
     def _note_failure(self, error: Exception) -> None:
         self.stop()
@@ -112,7 +112,7 @@ class HeartbeatProcess:
         if not self._is_reported:
             self._is_reported = True
             logger.warning(
-                "The worker is without its heartbeat process (%s); it will be started again. Until then a task that "
+                "The worker has lost its heartbeat process (%s) and will start it again. Until then a task that "
                 "keeps the GIL for longer than HEARTBEAT_LIMIT may run twice.",
                 error,
             )

@@ -66,7 +66,7 @@ def _state_of(pid: int) -> str:
 
 
 class SubstituteHeartbeat:
-    """Writes the beats of a worker that cannot write them itself, and deletes the row of one that has died."""
+    """Writes the beats of a worker that cannot write them itself, and deletes the row of a worker that has died."""
 
     def __init__(self) -> None:
         self.instructions: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """The session watch: ends sessions on which an answer never comes. For task threads, coroutines and threads of tasks.
 
-A connection may be half open for ever: a proxy or pooler that is frozen goes on acknowledging, and neither TCP nor the
+A connection may be half open forever: a proxy or pooler that is frozen keeps acknowledging, and neither TCP nor the
 server notice. By the clock alone that looks like a long report. So when an answer has not come for ten seconds, the
 watch asks the server, on another session of the same database alias:
 
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 BETWEEN_LOOKS = 1.0
 #: Looks without an answer before the server is asked for the first time, and from one question to the next.
 FIRST_QUESTION, BETWEEN_QUESTIONS = 10, 5
-#: Seconds for which the session has to be idle at the server: an answer may be on its way.
+#: Seconds for which the session has to be idle at the server: an answer may be in transit.
 ON_ITS_WAY = 5.0
 #: Questions in a row that find no server, or both sides waiting for each other, before the session is ended.
 PATIENCE = 3
 #: Looks before a session behind a pooler is ended. Its statement may wait in the pooler for a server session.
 BEHIND_POOLER = 45
-#: Looks after which the log names a thread that still waits.
+#: Number of checks after which the log names a thread that still waits.
 REPORT = 60
 #: Seconds for the server to answer a question.
 ANSWER_WITHIN = 5.0
@@ -149,7 +149,7 @@ class SessionWatch(Service):
     def _report(self, silent: SilentSession) -> None:
         if silent.looks >= REPORT and not silent.is_reported:
             silent.is_reported = True
-            self._log(silent, f"{silent.says}. It goes on waiting.")
+            self._log(silent, f"{silent.says}. The thread continues to wait.")
 
     def _log(self, silent: SilentSession, what: str) -> None:
         wait, claim = silent.wait, self._claim_of(silent.wait.ident)
@@ -170,7 +170,7 @@ class SilentSession:
     def __init__(self, wait: PendingStatement) -> None:
         self.wait = wait
         self.looks = 0
-        #: What the server has said last, in words.
+        #: What the server has reported last, in words.
         self.says = "the server has not been asked"
         #: Why the session has to be ended; empty: it has not.
         self.verdict = ""
@@ -209,7 +209,7 @@ class SilentSession:
             self.verdict = "the server has no such session"
 
     def _note_activity(self, activity: Activity, view: ServerView) -> None:
-        self.says = f"the server says that the session is {activity.state or 'not ours to look into'}"
+        self.says = f"the server reports the state {activity.state or 'hidden from this role'} for the session"
         is_stuck = activity.state == "active" and activity.waits_for_client and self._receives_nothing() is True
         self._both_waited = self._both_waited + 1 if is_stuck else 0
         if self._may_be_elsewhere(view):
@@ -217,13 +217,13 @@ class SilentSession:
         if activity.state in IDLE and activity.since >= ON_ITS_WAY:
             self.verdict = f"the session is {activity.state} at the server"
         elif self._both_waited >= PATIENCE:
-            self.verdict = "the server waits for us"
+            self.verdict = "the server waits for the client"
 
     def _note_pooled(self, view: ServerView) -> None:
-        self.says = "a pooler is in between, and a statement as old as this one runs at the server"
+        self.says = "a pooler is between them, and the server runs a statement as old as this one"
         waited = self.looks * BETWEEN_LOOKS
         if view.oldest_statement < waited - ON_ITS_WAY:
-            self.says = "a pooler is in between, and no statement at the server is as old as this one"
+            self.says = "a pooler is between them, and the server runs no statement as old as this one"
             if self.looks >= BEHIND_POOLER and not self._may_be_elsewhere(view):
                 self.verdict = self.says
 

@@ -67,7 +67,7 @@ class Health:
         now, bound = time.monotonic(), PATIENCE * get_settings().HEARTBEAT_LIMIT
         for service in self.services:
             if service.is_running and not service.stopping.is_set() and now - service.awake_by > bound:
-                return f"The {service.name} has shown no life for {now - service.awake_by:.0f} s."
+                return f"The {service.name} has not responded for {now - service.awake_by:.0f} s."
         return None
 
     def missing(self) -> str | None:
@@ -84,14 +84,14 @@ class Health:
         if self.heartbeat.pending:
             return "Migrations of django_pglock are pending."
         if not self.heartbeat.is_connected:
-            return "The database is away."
+            return "The worker has no connection to the database."
         age = self.beat_age()
         if age is None:
             return "The first heartbeat is not written yet."
         if age > get_settings().HEARTBEAT_LIMIT:
-            return f"No heartbeat could be written for {age:.0f} s."
+            return f"The last heartbeat was written {age:.0f} s ago."
         if not self.fetcher.is_claiming:
-            return "The fetcher does not claim at the moment."
+            return "The fetcher claims no tasks at the moment."
         return self.stuck()
 
     def beat_age(self) -> float | None:

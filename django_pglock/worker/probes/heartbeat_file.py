@@ -46,7 +46,11 @@ class HeartbeatFile:
             except OSError as error:
                 if not self._has_failed:
                     self._has_failed = True
-                    logger.warning("The heartbeat file %s cannot be written; the worker goes on: %s", self.path, error)
+                    logger.warning(
+                        "The heartbeat file %s cannot be written. The worker continues to run tasks: %s",
+                        self.path,
+                        error,
+                    )
             else:
                 self._has_failed = False
 

@@ -52,10 +52,10 @@ class Metrics:
     def _counters(self) -> Iterator[tuple[str, str, Samples]]:
         yield "claims_total", "Tasks claimed.", [(None, self.in_flight.claimed)]
         outcomes = [(("outcome", kind.__name__.lower()), self.outcomes[kind]) for kind in OUTCOMES]
-        yield "outcomes_total", "Claims that ended, by what came of them.", outcomes
+        yield "outcomes_total", "Claims that ended, by outcome.", outcomes
         yield (
             "claims_lost_total",
-            "Claims whose outcome was dropped, as somebody else had the task.",
+            "Claims whose outcome was dropped, because another worker had claimed the task.",
             [(None, self.outcomes[None])],
         )
         connected = [service for service in self.health.services if isinstance(service, ConnectedService)]
@@ -65,7 +65,7 @@ class Metrics:
     def _gauges(self) -> Iterator[tuple[str, str, Samples]]:
         in_flight = self.in_flight
         yield "worker_ready", "1 while the worker claims tasks, else 0.", [(None, int(self.health.unready() is None))]
-        yield "threads", "Tasks that can run at once in threads.", [(None, len(in_flight.threads.slots))]
+        yield "threads", "Number of threads that run tasks.", [(None, len(in_flight.threads.slots))]
         yield "tasks_in_hand", "Tasks claimed and not settled yet.", [(None, len(in_flight.claims))]
         yield "tasks_running", "Tasks that run now.", [(None, in_flight.running)]
         yield "outcomes_waiting", "Outcomes that wait for the database.", [(None, in_flight.unsettled)]

@@ -1,6 +1,6 @@
 """The probe server: answers over HTTP whether the worker lives and works, and its metrics.
 
-It must not disturb the worker, whoever sends requests: threads are few, each request has a time limit, and no answer
+No client may disturb the worker: threads are few, each request has a time limit, and no answer
 waits for anything. It tells nothing that is secret: no arguments, no errors, no addresses.
 """
 

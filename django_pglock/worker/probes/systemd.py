@@ -21,8 +21,8 @@ class SystemdNotifier(Service):
     """Tells systemd that the worker is ready, lives, stops, and what it does. Sends nothing without ``NOTIFY_SOCKET``.
 
     It has a thread of its own, because the heartbeat waits for the database, and systemd must not end a worker whose
-    database is away. It says that the worker lives while all parts of the worker do, the heartbeat among them.
-    ``outcomes``: the number of ended claims, by the class of the outcome.
+    database cannot be reached. It says that the worker lives while all parts of the worker do, the heartbeat among
+    them. ``outcomes``: the number of ended claims, by the class of the outcome.
     """
 
     name = "notifier"
@@ -58,7 +58,7 @@ class SystemdNotifier(Service):
         self.say("READY=1", f"STATUS={self._status()}")
 
     def tell_stopping(self) -> None:
-        """Tell that the worker stops. One process of several does not, because the service goes on without it."""
+        """Tell that the worker stops. One process of several does not, because the service continues without it."""
         if not self.is_one_of_several:
             self.say("STOPPING=1", f"STATUS={self._status()}")
 
@@ -80,7 +80,7 @@ class SystemdNotifier(Service):
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True
-                logger.warning("NOTIFY_SOCKET does not take messages: %s", error)
+                logger.warning("Messages to NOTIFY_SOCKET cannot be sent: %s", error)
 
 
 def watchdog_limit(*, is_one_of_several: bool) -> float | None:

@@ -65,7 +65,7 @@ class Attempt(StoppableAttempt):
         self.args: list[Any] = [] if claim.args == "[]" else from_json(claim.args)
         self.kwargs: dict[str, Any] = {} if claim.kwargs == "{}" else from_json(claim.kwargs)
         if not isinstance(self.args, list) or not isinstance(self.kwargs, dict):
-            raise TypeError(f"Task {claim.id} has args or kwargs that are no list and no object.")
+            raise TypeError(f"Task {claim.id} has args that are not a list, or kwargs that are not an object.")
         #: Whether anybody observes its start and its success. A failure is always reported.
         self.has_observers = has_observers()
         # Earlier attempts are read now: if that fails, nothing has begun, and the claim is given back.
@@ -97,7 +97,7 @@ class Attempt(StoppableAttempt):
         """Return the name of the advisory lock to hold. A row that another program has written may have no name."""
         name = self.claim.lock_key
         if name is None:
-            raise TaskOptionError(f"{self.claim.task_path} has advisory=True, and the row of the task has no lock key.")
+            raise TaskOptionError(f"{self.claim.task_path} has advisory=True, but the row of the task has no lock key.")
         return name
 
     def outcomes(self, outcome: Outcome) -> list[tuple[Claim, Outcome]]:
@@ -134,7 +134,7 @@ class Attempt(StoppableAttempt):
             return self._failure(self.reason_of(error))
         except BaseException as broken:
             # Exception classes and retry policies are the user's code.
-            logger.exception("What is to become of %s cannot be found out; it fails.", self.claim)
+            logger.exception("The retry options of %s raised an error. The task fails.", self.claim)
             return Failed(Failure.of(broken))
 
     def interruption(self, error: BaseException) -> Interrupted:
@@ -168,7 +168,7 @@ class Attempt(StoppableAttempt):
             return Snoozed(delay)
         if self.snoozes < most:
             return Snoozed(delay, self.snoozes + 1)
-        refused = TooManySnoozes(f"The task has snoozed {most} times already, which is its max_snoozes.")
+        refused = TooManySnoozes(f"The task has already snoozed {most} times, its max_snoozes.")
         refused.__cause__ = error
         return Failed(Failure.of(refused))
 
@@ -184,7 +184,7 @@ class Attempt(StoppableAttempt):
         try:
             return wait(self.definition.backoff)
         except BaseException:
-            logger.exception("The backoff of %s failed; the default decides.", self.claim.task_path)
+            logger.exception("The backoff of %s raised an error. The default backoff is used.", self.claim.task_path)
             return wait(DEFAULT_BACKOFF)
 
     def _running_result(self) -> TaskResult[..., Any]:

@@ -149,7 +149,9 @@ class EventLoop:
                 loop.run_forever()
             except (SystemExit, KeyboardInterrupt):
                 # asyncio raises these two out of the loop when they leave a coroutine that another one has started. A
-                # coroutine that awaits that one gets them all the same, and the loop can go on.
-                logger.warning("A coroutine that a task has started wants to end the process.", exc_info=True)
+                # coroutine that awaits that one gets them all the same, and the loop can continue.
+                logger.warning(
+                    "A coroutine that a task has started tried to end the process. The worker continues.", exc_info=True
+                )
             if self._loop is not loop:
                 return

@@ -198,7 +198,7 @@ class Executor:
         try:
             return with_others(attempt, group, self.in_flight)
         except DatabaseFailure:
-            logger.warning("The group of %s cannot be read; it is given back.", attempt.claim, exc_info=True)
+            logger.warning("The group of %s cannot be read. Its tasks are given back.", attempt.claim, exc_info=True)
             return EndedClaim(attempt.claim, Released())
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 def end_process(error: BaseException | None) -> NoReturn:
     """End this process at once, with the exit code that Python would give for ``error``.
 
-    A forked child that returns from its task's function must not go on as the worker's thread: it would settle the
+    A forked child that returns from its task's function must not continue as the worker's thread: it would settle the
     claim of its parent and run what waits in the parent's inbox.
     """
     code = 0

@@ -114,8 +114,8 @@ class OrmThread(ThreadPoolExecutor):
             connection: Any = connections[alias]
             if connection.in_atomic_block or not is_closed(connection):
                 logger.warning(
-                    "%s has left a transaction open in database %r; what it, and coroutines since, have not committed "
-                    "is lost.",
+                    "%s has left a transaction open in database %r. Its changes, and those of coroutines that ran "
+                    "since then, are rolled back.",
                     attempt.claim,
                     alias,
                     extra=attempt.claim.log_fields(),
@@ -151,7 +151,7 @@ class OrmThread(ThreadPoolExecutor):
             return
         if took >= OCCUPIED:
             logger.warning(
-                "%s has kept the thread in which the ORM runs for coroutines for %.0f s; %d calls wait for it.",
+                "%s has used the thread that runs the ORM for coroutines for %.0f s. %d calls wait for this thread.",
                 attempt.claim,
                 took,
                 self._waiting - 1,

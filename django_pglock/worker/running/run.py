@@ -1,7 +1,7 @@
 """Running one attempt, from a claim to an ended claim. The only ``try`` around the user's function is here.
 
 It catches every exception, SystemExit and CancelledError included. Neither is meant for the worker: signals arrive in
-the main thread, and a thread or a coroutine that ended without an outcome would leave its task RUNNING for ever, kept
+the main thread, and a thread or a coroutine that ended without an outcome would leave its task RUNNING forever, kept
 alive by the heartbeat of its worker. What is not an ``Exception`` is a failure without retry.
 """
 
@@ -33,14 +33,14 @@ def prepare(claim: Claim, using: str) -> Attempt | EndedClaim:
     try:
         return Attempt(claim, using)
     except DatabaseFailure:
-        # Earlier attempts cannot be read: the database is away. The task has not begun.
+        # Earlier attempts cannot be read: the database cannot be reached. The task has not begun.
         return EndedClaim(claim, Released())
     except Exception as error:  # noqa: BLE001 - any program may write rows, and the user's code may decode them
         return EndedClaim(claim, Failed(Failure.of(error)))
 
 
 def end_by_error(claims: Sequence[Claim], error: BaseException) -> EndedClaim:
-    """End claims after an error outside of the user's function, or one that got past the ``try`` around it."""
+    """End claims after an error outside of the user's function, or after an error that passed the ``try`` around it."""
     outcome = Failed(Failure.of(error))
     ended, *same_call = (EndedClaim(claim, outcome) for claim in claims)
     ended.same_call = same_call
@@ -98,7 +98,11 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
         return attempt.ended(None)
     except BaseException as error:
         if has_committed:
-            logger.exception("An on_commit hook of %s failed; the task has succeeded.", claim, extra=claim.log_fields())
+            logger.exception(
+                "An on_commit hook of %s failed after its commit. The task has succeeded.",
+                claim,
+                extra=claim.log_fields(),
+            )
             return attempt.ended(outcome, is_settled=True)
         if isinstance(error, DatabaseFailure) and (session is None or session.closed):
             # The connection is lost. Nobody knows whether the COMMIT arrived; the guard of the next settle finds out.

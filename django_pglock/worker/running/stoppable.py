@@ -61,7 +61,7 @@ class StoppableAttempt:
         raise NotImplementedError
 
     def reason_to_stop(self) -> Exception | None:
-        """Return what to raise in a function that asks whether it may go on; None: it may."""
+        """Return what to raise in a function that asks whether it may continue; None: it may."""
         if self.is_cancelled:
             return TaskCancelled()
         return self.timed_out() if self.is_overdue else None
@@ -74,7 +74,7 @@ class StoppableAttempt:
         if self.claim.is_cancelled:
             reason: Exception | None = None if isinstance(error, TaskCancelled) else TaskCancelled()
         elif self.is_overdue:
-            # A function may still say how its task goes on.
+            # A function may still say how its task continues.
             reason = None if isinstance(error, TaskTimeout | FlowWord) else self.timed_out()
         else:
             reason = None

@@ -51,7 +51,7 @@ def is_kept(settings: Mapping[str, Any]) -> bool:
     """Say whether a thread keeps a connection with these settings from one task to the next.
 
     It does not keep a connection of a pool, which may have fewer connections than there are threads. Nor one without
-    AUTOCOMMIT, because its open transaction would go on in the next task.
+    AUTOCOMMIT, because its open transaction would continue in the next task.
     """
     return bool(settings["AUTOCOMMIT"] and not settings["OPTIONS"].get("pool"))
 

@@ -42,7 +42,8 @@ logger = logging.getLogger("django_pglock.worker")
 STEPS = 3
 #: Seconds between two attempts to stop a function whose time is over and that still runs.
 BETWEEN_STOPS = 1.0
-#: Seconds over its time after which a statement that goes on loses its connection: perhaps the connection is half open.
+#: Seconds over its time after which a statement that continues loses its connection: perhaps the connection is half
+#: open.
 CANCEL_PATIENCE = 10.0
 #: Seconds over its time after which the log says that a function cannot be stopped.
 OVERRUN = 5.0
@@ -101,7 +102,7 @@ class TaskThread:
             raise
 
     def _begin(self, attempt: StoppableAttempt) -> None:
-        # First note the attempt, then check whether it is cancelled. Whoever cancels does the two in the other order.
+        # First note the attempt, then check whether it is cancelled. A cancel does the two in the other order.
         self.attempt = attempt
         attempt.begin()
         if attempt.timeout is not None:
@@ -117,8 +118,8 @@ class TaskThread:
             while self._stopping.locked():
                 time.sleep(0.0002)
             # An exception that was sent and not raised yet is raised here, in the steps of a loop. It is not taken
-            # back: CPython would go on looking for it at each step of each thread, and 3.11 would do nothing else when
-            # traced.
+            # back: CPython would continue looking for it at each step of each thread, and 3.11 would do nothing else
+            # when traced.
             for _ in range(STEPS):
                 pass
         except TaskTimeout:
@@ -167,14 +168,14 @@ class TaskThread:
             else:
                 if is_busy and time.monotonic() - attempt.deadline > CANCEL_PATIENCE:
                     # The server has cancelled it, or has nothing to cancel, but its answer does not reach us.
-                    self._hang_up(session, attempt, "does not end although it was cancelled")
+                    self._hang_up(session, attempt, "does not end although the server was asked to cancel it")
             was_busy |= is_busy
         return was_busy
 
     def _hang_up(self, session: DatabaseWrapper, attempt: StoppableAttempt, what: str) -> None:
         attempt.is_disturbed = True
         logger.warning(
-            "A statement of %s %s; its connection to database %r is closed.",
+            "A statement of %s %s. Its connection to database %r is closed.",
             attempt.claim,
             what,
             session.alias,
@@ -199,8 +200,8 @@ class TaskThread:
             return
         if session.in_atomic_block or not is_closed(session):
             logger.warning(
-                "%s has left a transaction open, autocommit off, or its connection in use, in database %r; what it has "
-                "not committed is lost.",
+                "%s has left a transaction open, autocommit off, or its connection in use, in database %r. Its "
+                "uncommitted changes are rolled back.",
                 claim,
                 session.alias,
                 extra=claim.log_fields(),
@@ -236,7 +237,7 @@ def _report(attempt: StoppableAttempt) -> None:
     if not attempt.is_reported and time.monotonic() - attempt.deadline > OVERRUN:
         attempt.is_reported = True
         logger.warning(
-            "%s still runs more than %.0f s after its timeout. What does not return to Python cannot be stopped.",
+            "%s still runs more than %.0f s after its timeout. Code that does not return to Python cannot be stopped.",
             attempt.claim,
             OVERRUN,
             extra=attempt.claim.log_fields(),

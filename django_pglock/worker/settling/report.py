@@ -30,7 +30,7 @@ from django_pglock.worker.signals import send
 
 
 def report(ended: EndedClaim) -> None:
-    """Report a claim whose outcome was accepted: one line of the log and, of a final outcome, ``task_finished``."""
+    """Report a claim whose outcome was accepted: one line of the log and, if the task finished, ``task_finished``."""
     if ended.result is None and isinstance(ended.outcome, Succeeded):
         # Most ends are successes without observers.
         return
@@ -43,7 +43,7 @@ def report(ended: EndedClaim) -> None:
             log_claim(logging.ERROR, claim, "failed%s: %s", after, failure.message, failure=failure)
             _finish(ended, TaskResultStatus.FAILED, failure=failure)
         case Retried(failure, delay):
-            text = "failed%s and will be tried again in %.1f s: %s"
+            text = "failed%s and will run again in %.1f s: %s"
             log_claim(logging.WARNING, claim, text, after, delay, failure.message, failure=failure)
         case Snoozed(delay):
             log_claim(logging.INFO, claim, "asked%s to be run again in %.1f s", after, delay)
@@ -51,17 +51,21 @@ def report(ended: EndedClaim) -> None:
             log_claim(logging.INFO, claim, "was cancelled%s: %s", after, failure.message)
             _finish(ended, TaskResultStatus.FAILED, failure=failure)
         case Interrupted(_, delay):
-            text = "was cut off from the database%s and will run again in %.1f s"
+            text = "lost its database connection%s and will run again in %.1f s"
             log_claim(logging.WARNING, claim, text, after, delay)
         case Abandoned(delay):
-            log_claim(logging.INFO, claim, "had not ended with its process and will run again in %.1f s", delay)
+            log_claim(
+                logging.INFO, claim, "was still running when its process ended and will run again in %.1f s", delay
+            )
         case Released():
-            log_claim(logging.DEBUG, claim, "was given back before it began")
+            log_claim(logging.DEBUG, claim, "was given back before it started")
 
 
 def report_lost(ended: EndedClaim) -> None:
     """Report a claim that another worker had taken over, so that its outcome was dropped."""
-    log_claim(logging.WARNING, ended.claim, "was lost: somebody else has the task, its outcome was dropped")
+    log_claim(
+        logging.WARNING, ended.claim, "was lost: another worker has claimed the task, so this outcome was dropped"
+    )
 
 
 def _after(ended: EndedClaim) -> str:

@@ -1,6 +1,6 @@
 """The settler: writes outcomes to the database in batches, then has them reported.
 
-The ended claims that gather while one write is on its way are the next batch: no delay when idle, large batches under
+The ended claims that gather while one write is in progress are the next batch: no delay when idle, large batches under
 load.
 
 Another transaction may have locked a task's row, for example to cancel the task. That must not delay the other outcomes
@@ -129,7 +129,7 @@ class Settler(ConnectedService):
 
     def finish(self) -> None:
         for claim in self._locked:
-            logger.warning("%s has ended, but somebody has locked its row. It will run again.", claim)
+            logger.warning("%s has ended, but another transaction has locked its row. The task will run again.", claim)
 
     def _gather(self) -> list[EndedClaim]:
         batch: list[EndedClaim | None] = [*self._freed()]
@@ -281,7 +281,7 @@ class Settler(ConnectedService):
                 return {**self._settle_alike(ended_claims[:middle]), **self._settle_alike(ended_claims[middle:])}
             if isinstance(ended_claims[0].outcome, Failed):
                 # Dropped. The heartbeat compares the table with what is in flight, and the task will run again.
-                logger.exception("Not even the failure of %s can be stored.", ended_claims[0].claim)
+                logger.exception("The failure of %s cannot be stored. The task will run again.", ended_claims[0].claim)
                 return {}
             ended_claims[0].outcome = Failed(Failure.of(error))
             return self._settle_alike(ended_claims)
@@ -291,7 +291,7 @@ class Settler(ConnectedService):
         free = self._set_locked_aside(ended_claims)
         if len(free) < len(ended_claims):
             return self._settle_alike(free) if free else {}
-        # All are free by now. Tried again later, because the lock might come and go for ever.
+        # All are free by now. Tried again later, because the lock might come and go forever.
         for ended in ended_claims:
             self._locked.setdefault(ended.claim, ended)
         return {}

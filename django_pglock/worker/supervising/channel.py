@@ -63,7 +63,7 @@ class SupervisorChannel(Service):
             self._channel.send(message)
 
     def _end(self) -> None:
-        logger.warning("The supervisor of this worker is gone; the worker ends as after SIGTERM.")
+        logger.warning("The supervisor of this worker has ended. The worker ends as after SIGTERM.")
         self.stopping.set()
         self.on_supervisor_gone()
 

@@ -27,16 +27,16 @@ class Limits:
     def reached(self) -> str:
         """Say in words which limit is reached; empty: none."""
         if self.in_flight.claims_left == 0 and not self.in_flight.claims:
-            return "it has run as many tasks as it may"
+            return "it has run its maximum number of tasks"
         # Only after one task: with a limit below what the project itself takes it would never work at all.
         if (
             self.max_memory is not None
             and self.in_flight.has_ended_any
             and resident_memory() > self.max_memory * MEBIBYTE
         ):
-            return f"it takes {resident_memory() / MEBIBYTE:.0f} MiB of memory"
+            return f"it uses {resident_memory() / MEBIBYTE:.0f} MiB of memory"
         if self._ends_at is not None and time.monotonic() >= self._ends_at:
-            return "its time is over"
+            return "its maximum time is over"
         return ""
 
 

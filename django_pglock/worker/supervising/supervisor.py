@@ -140,7 +140,7 @@ class Supervisor:
     def _start_later(self, number: int, why: str) -> None:
         self._failures[number] += 1
         pause = pause_after(self._failures[number])
-        logger.warning("%s; it is started again in %.1f s.", why, pause)
+        logger.warning("%s. It is started again in %.1f s.", why, pause)
         self._starts[number] = time.monotonic() + pause
 
     def _receive(self, child: ChildProcess) -> None:
@@ -156,7 +156,7 @@ class Supervisor:
 
     def _replace(self, child: ChildProcess) -> None:
         if not child.is_replaced and self._signals == 0:
-            logger.info("Replacing %r, which has said that it will end.", child)
+            logger.info("Replacing %r, which has reported that it will end.", child)
             child.is_replaced = True
             self._failures[child.number] = 0
             self._starts[child.number] = 0.0
@@ -170,7 +170,7 @@ class Supervisor:
                 child.seen_at = now
                 self._kill_if_frozen(child, now - child.heard_at)
             elif child.kill_at is not None and now >= child.kill_at:
-                logger.error("%r has not ended in time; it is killed.", child)
+                logger.error("%r has not ended in time. It is killed.", child)
                 child.kill()
 
     def _look_due(self, child: ChildProcess) -> float:
@@ -178,7 +178,7 @@ class Supervisor:
 
     def _kill_if_frozen(self, child: ChildProcess, silence: float) -> None:
         if silence > LONGEST or not is_running(child.process.pid):
-            logger.error("%r has been frozen for %.0f s; it is killed.", child, silence)
+            logger.error("%r has been frozen for %.0f s. It is killed.", child, silence)
             child.kill()
 
     def _note_end(self, child: ChildProcess) -> None:

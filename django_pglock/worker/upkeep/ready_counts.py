@@ -9,7 +9,7 @@ from django_pglock.store.count import ready_counts
 
 #: Seconds between two counts, at least and at most.
 BETWEEN_COUNTS, LONGEST_BETWEEN_COUNTS = 10.0, 40.0
-#: The age in seconds at which a count is too old to return: the database is away.
+#: The age in seconds at which a count is too old to return: then the database cannot be reached.
 TOO_OLD = 60.0
 #: How many times as long as a count took until the next one. Each worker counts, and there may be forty.
 REST = 200

@@ -38,8 +38,8 @@ class UnknownReport:
             if each.task_path not in self._reported:
                 self._reported.add(each.task_path)
                 logger.warning(
-                    "%s of queue %r %s %r, which no running worker knows: "
-                    "is its module imported, or its deploy still to come?",
+                    "%s of queue %r %s %r, which no running worker has imported. "
+                    "Import its module in the workers, or deploy the version that defines it.",
                     "1 task" if each.waiting == 1 else f"{each.waiting} tasks",
                     each.queue,
                     "calls" if each.waiting == 1 else "call",

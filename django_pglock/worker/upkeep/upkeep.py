@@ -74,11 +74,11 @@ class Upkeep(ConnectedService):
         self._began_at = self._kept_out_since = 0.0
         # Where the last look for stray keys and waiters ended.
         self._key, self._waiter = "", 0
-        # The task id up to which pruning has come, and when it goes on.
+        # The task id up to which pruning has come, and when it continues.
         self._pruned_to, self._prune_at = 0, 0.0
         # Names of the steps that failed when they were tried last.
         self._failing: set[str] = set()
-        # Seconds for which to leave alone due tasks whose rows are locked.
+        # Seconds for which due tasks whose rows are locked are not promoted.
         self._left_alone = 0.0
 
     def _look_for_delay(self) -> None:
@@ -154,11 +154,11 @@ class Upkeep(ConnectedService):
             if connection.connection is not session or has_hung_up(connection) or is_read_only(error):
                 raise
             if name not in self._failing:
-                logger.warning("A step of the upkeep, %s, failed. It is tried again and again.", name, exc_info=True)
+                logger.warning("The upkeep step %s failed. The worker keeps trying.", name, exc_info=True)
             self._failing.add(name)
             return None
         if name in self._failing:
-            logger.warning("The step of the upkeep that failed, %s, works again.", name)
+            logger.warning("The upkeep step %s works again.", name)
             self._failing.remove(name)
         return answer
 

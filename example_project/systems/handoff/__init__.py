@@ -42,10 +42,11 @@ search behind the row that they found last, and return to the start from time to
   ``idle_in_transaction_session_timeout`` ends that; the tasks' heartbeat does it by itself.
 - ``CONSTRAINT CHECK (…)`` is a syntax error, and one column has two names.
 
-``python3 manage.py systems handoff`` runs both with 10,000 requests and kills back ends in between.
+``python3 manage.py systems handoff`` runs both with 10,000 requests and kills back ends in between. Then it runs the
+search table.
 
 The second half, ``search.py``: a search table about orders, gathered from 17 tables that many programs write to. A
 trigger on each table makes tasks of its changes, in the transaction of the change, also of plain SQL and COPY. The
 programs need not know of it. A task reads the 17 tables again for the orders that have changed, and writes their
-entries. ``tests/systems/handoff/test_search.py`` runs it.
+entries.
 """

@@ -1,4 +1,7 @@
-"""The play of this system: the same requests through tasks and through the table, with kills of back ends."""
+"""The play of this system: the same requests through tasks and through the table, with kills of back ends.
+
+Then a search table follows the changes of 17 tables.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Func, IntegerField, Sum
 
 from django_pglock import enqueue_many
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks.states import FINISHED
+from example_project.demo.screen import counted
 from example_project.systems.handoff import back_end, tasks
 from example_project.systems.handoff.models import Request, Sheet
+from example_project.systems.handoff.search import PARTS, Order
 from example_project.systems.stage import Stage
 
-REQUESTS, SHEETS = 10_000, 300
+REQUESTS, SHEETS, ORDERS = 10_000, 300, 2000
 #: Requests that a front end hands over in one transaction.
 TOGETHER = 20
 BACK_ENDS = 2
@@ -52,6 +57,34 @@ RUNS = {
     "tasks": "SELECT count(*), count(DISTINCT xmin::text) FROM django_pglock_task WHERE task_path LIKE %s",
     "table": "SELECT count(*), count(DISTINCT run) FROM handoff_request WHERE kind LIKE %s",
 }
+#: Which process has which rows in hand. A task names its worker. A locked row names the transaction that has it, and
+#: a transaction that runs has a lock on its own name.
+IN_HAND = {
+    "tasks": """
+SELECT worker.pid, array_agg(task.id ORDER BY task.id)
+FROM django_pglock_task AS task JOIN django_pglock_worker AS worker ON worker.id = task.worker
+WHERE task.status = 'RUNNING' GROUP BY worker.pid
+""",
+    "table": """
+SELECT lock.pid, array_agg(request.id ORDER BY request.id)
+FROM handoff_request AS request JOIN pg_locks AS lock ON lock.transactionid = request.xmax
+WHERE lock.granted GROUP BY lock.pid
+""",
+}
+HOLDERS = {"tasks": "the worker with the process", "table": "the session with the process"}
+TEXTS = " UNION ALL ".join(
+    [
+        "SELECT id, text FROM handoff_order",
+        *(f'SELECT order_id, text FROM "{part._meta.db_table}"' for part in PARTS),
+    ]
+)
+#: Orders whose entry is not what the 17 tables say, or whose entry is left although the order is gone.
+WRONG_ENTRIES = f"""
+SELECT count(*)
+FROM (SELECT id, string_agg(text, ' ' ORDER BY text COLLATE "C") AS text FROM ({TEXTS}) AS each GROUP BY id) AS expected
+FULL JOIN handoff_entry AS entry ON entry."order" = expected.id
+WHERE entry.text IS DISTINCT FROM expected.text
+"""
 
 
 @dataclass(frozen=True)
@@ -63,8 +96,8 @@ class Asked:
     line: str = ""
 
 
-def play(stage: Stage, count: int = REQUESTS, sheets: int = SHEETS) -> None:
-    """Send the requests through both planes, and claim that they made the same sheets."""
+def play(stage: Stage, count: int = REQUESTS, sheets: int = SHEETS, orders: int = ORDERS) -> None:
+    """Send the requests through both planes, change the 17 tables, and claim what then holds."""
     stage.say(
         f"{count:,} requests for {sheets} sheets: creates, updates, and creates that were clicked again. "
         "Another transaction\nstays open all the time, so that no dead row can be removed."
@@ -83,6 +116,7 @@ def play(stage: Stage, count: int = REQUESTS, sheets: int = SHEETS) -> None:
             f"  Below the open transaction, a search from the start reads {pages_read(0):,} pages, and one behind the "
             f"line in the sand {pages_read(behind)}."
         )
+    search_table(stage, orders)
     claim(stage, count, sheets)
 
 
@@ -99,9 +133,11 @@ def run(
     front_end(plane, count, sheets, 0)
     back_ends, kills = [start() for _ in range(BACK_ENDS)], [updates // 3, 2 * updates // 3]
     front = stage.call(front_end, plane, count, sheets, 1)
+    hands: list[tuple[int, list[int]]] = []
     while kills or front.poll() is None or has_open():
         lines = count_lines(plane)
         stage.screen.progress(lines, updates, "lines in the sheets")
+        hands = max(hands, rows_in_hand(plane), key=len)
         if kills and lines >= kills[0]:
             kills.pop(0)
             victim = back_ends.pop(0)
@@ -118,8 +154,33 @@ def run(
         raise RuntimeError(f"The front end has failed.\n{stage.fleet.output()}")
     note = f"lines in the sheets after {time.monotonic() - began:.1f} s"
     stage.screen.progress(count_lines(plane), updates, note, is_last=True)
+    for process, rows in hands:
+        stage.say(f"  While requests were handled, {HOLDERS[plane]} {process} had rows {in_words(rows)}")
     for process in back_ends:
         process.terminate()
+
+
+def search_table(stage: Stage, count: int) -> None:
+    """Change 17 tables in all ways that there are, while no worker runs and beside one."""
+    stage.say(f"\nA search table about {count:,} orders, gathered from 17 tables. No worker runs.")
+    made = tasks_made(lambda: write_tables(count))
+    stage.say(f"  The ORM, plain SQL and COPY write {rows_written():,} rows: {counted(made, 'task')}.")
+    gone: list[int] = []
+    made = tasks_made(lambda: gone.append(roll_back()))
+    stage.say(f"  An order and its parts are written and rolled back: {counted(made, 'task')}.")
+    worker = stage.fleet.start("runlockworker", "--threads", "4", "--no-reload")
+    made = tasks_made(lambda: execute("UPDATE handoff_item SET text = 'another ' || text"))
+    stage.say(f"  A worker starts. One UPDATE changes {2 * count:,} rows, two of each order: {counted(made, 'task')}.")
+    deadline = time.monotonic() + NEVER
+    while has_open_tasks():
+        stage.fleet.require_running(worker)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Some changes never reach the search table.\n{stage.fleet.output()}")
+        time.sleep(0.05)
+    worker.terminate()
+    stage.claim("The search table has what the 17 tables say", WRONG_ENTRIES)
+    rolled_back = "SELECT count(*) FROM django_pglock_task WHERE kwargs -> 'ids' @> to_jsonb(%s)"
+    stage.claim("What was rolled back has made no task", rolled_back, gone[0])
 
 
 def claim(stage: Stage, count: int, sheets: int) -> None:
@@ -171,6 +232,63 @@ def front_end(plane: str, count: int, sheets: int, half: int) -> None:
                     tasks.create.enqueue(sheet=each.sheet)
             updates = [{"sheet": each.sheet, "line": each.line} for each in some if each.kind == "update"]
             enqueue_many(tasks.update, updates)
+
+
+def write_tables(count: int) -> None:
+    """Write orders, two items of each, and one row of the other tables for each tenth: by the ORM, SQL and COPY."""
+    orders = [order.pk for order in Order.objects.bulk_create(Order(text=f"order {n}") for n in range(count))]
+    for number, part in enumerate(PARTS):
+        table, name = part._meta.db_table, part.__name__
+        some = orders * 2 if name == "Item" else orders[number % 10 :: 10]
+        if number % 3 == 0:
+            part.objects.bulk_create(part(order_id=order, text=f"{name} by the ORM") for order in some)
+        elif number % 3 == 1:
+            insert = f'INSERT INTO "{table}" (order_id, text) SELECT unnest(%s::bigint[]), %s'
+            execute(insert, some, f"{name} by plain SQL")
+        else:
+            with connection.cursor() as cursor, cursor.copy(f'COPY "{table}" (order_id, text) FROM STDIN') as lines:
+                lines.write("".join(f"{order}\t{name} by COPY\n" for order in some))
+
+
+def roll_back() -> int:
+    """Write an order with a part in each table, and roll that back. Return the id that the order had."""
+    with transaction.atomic():
+        order = Order.objects.create(text="never")
+        for part in PARTS:
+            part.objects.create(order=order, text="never")
+        transaction.set_rollback(True)
+    return int(order.pk)
+
+
+def tasks_made(change: Callable[[], object]) -> int:
+    """Return how many tasks a change makes."""
+    before = Task.objects.count()
+    change()
+    return Task.objects.count() - before
+
+
+def rows_written() -> int:
+    """Return how many rows the 17 tables have."""
+    return Order.objects.count() + sum(part.objects.count() for part in PARTS)
+
+
+def execute(statement: str, *parameters: object) -> None:
+    """Run a statement."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters or None)
+
+
+def rows_in_hand(plane: str) -> list[tuple[int, list[int]]]:
+    """Return processes, each with the ids of the rows that it has in hand now."""
+    with connection.cursor() as cursor:
+        cursor.execute(IN_HAND[plane])
+        return list(cursor.fetchall())
+
+
+def in_words(rows: list[int]) -> str:
+    """Return the first of some ids, and how many others there are."""
+    others = f" and {len(rows) - 5:,} others" if len(rows) > 5 else ""
+    return ", ".join(map(str, rows[:5])) + others
 
 
 def has_open_tasks() -> bool:

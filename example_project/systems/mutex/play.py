@@ -49,8 +49,7 @@ def play(stage: Stage) -> None:
     try:
         an_owner(stage)
         a_frozen_holder(stage)
-        killed_clients(stage)
-        evidence(stage)
+        evidence(stage, killed_clients(stage))
     finally:
         run(NO_WITNESS)
 
@@ -84,8 +83,12 @@ def a_frozen_holder(stage: Stage) -> None:
     stage.say(f"  Carla's process goes on, and releases what was hers: {released}.")
 
 
-def killed_clients(stage: Stage) -> None:
-    """Many clients share the rows of four queues. Half of them are killed with rows in their hands."""
+def killed_clients(stage: Stage) -> list[int]:
+    """Many clients share the rows of four queues. Half of them are killed with rows in their hands.
+
+    Return the rows that the killed clients left in progress.
+    """
+    left: list[int] = []
     TaskState.objects.bulk_create(
         TaskState(queue=QUEUES[number % 4], name=f"row {number}", retries_left=RETRIES) for number in range(ROWS)
     )
@@ -93,18 +96,20 @@ def killed_clients(stage: Stage) -> None:
         TaskState(queue=QUEUES[number], name="poison", retries_left=3) for number in range(POISONED)
     )
     stage.say(f"{PROCESSES * THREADS} clients in {PROCESSES} processes capture {ROWS} rows of {len(QUEUES)} queues.")
-    processes = [stage.call(work, number, THREADS) for number in range(PROCESSES)]
+    processes = [start(stage, number) for number in range(PROCESSES)]
     for number in (0, 1):
-        rows = TaskState.objects.filter(status=Status.IN_PROGRESS, owner__startswith=f"process {number} ")
         wait_until(lambda number=number: done() > ROWS * (number + 1) / 5, *processes)
-        held = kill_with_rows(processes[number], rows.count)
-        stage.say(f"  {done():3} rows are done. A process is killed by SIGKILL. It leaves {held} rows in progress.")
-        processes[number] = stage.call(work, PROCESSES + number, THREADS)
+        rows = kill_with_rows(processes[number], number)
+        left += rows
+        found = f"{done():3} rows are done. A process is killed by SIGKILL. It leaves {len(rows)} rows in progress."
+        stage.say(f"  {found}")
+        processes[number] = start(stage, PROCESSES + number)
     for process in processes:
         if process.wait(LONGEST):
             raise RuntimeError(f"A client ended with {process.returncode}:\n{stage.fleet.output()}")
     stage.say(f"  {done():3} rows are done. What the killed processes held was captured again after its timeout.")
     stage.say(f"  {POISONED} rows fail each time. They had three retries, and are left alone.")
+    return left
 
 
 def hold(queue: str, name: str, seconds: float) -> None:
@@ -143,21 +148,36 @@ def client(owner: str) -> None:
         connection.close()
 
 
-def kill_with_rows(process: subprocess.Popen[bytes], held: Callable[[], int]) -> int:
-    """Kill a process at a moment at which it holds rows. Return how many."""
-    while True:
+def start(stage: Stage, number: int) -> subprocess.Popen[bytes]:
+    """Start a process of clients, whose sessions have its name."""
+    return stage.call(work, number, THREADS, PGAPPNAME=f"process {number}")
+
+
+def kill_with_rows(process: subprocess.Popen[bytes], number: int) -> list[int]:
+    """Kill a process at a moment at which it holds rows. Return those that it has left in progress."""
+    rows = TaskState.objects.filter(status=Status.IN_PROGRESS, owner__startswith=f"process {number} ")
+    while process.poll() is None:
         process.send_signal(signal.SIGSTOP)
-        if (rows := held()) or process.poll() is not None:
+        if rows.exists():
             break
         process.send_signal(signal.SIGCONT)
         time.sleep(0.01)
     process.kill()
     process.wait()
-    return rows
+    # The server may still release a row: the process had asked for it.
+    wait_until(lambda: not has_session(f"process {number}"))
+    return list(rows.values_list("pk", flat=True))
 
 
-def evidence(stage: Stage) -> None:
-    """Ask the database."""
+def has_session(name: str) -> bool:
+    """Say whether some session has this name."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) > 0 FROM pg_stat_activity WHERE application_name = %s", [name])
+        return bool(cursor.fetchone()[0])
+
+
+def evidence(stage: Stage, left: list[int]) -> None:
+    """Ask the database, also about the rows that killed processes left in progress."""
     stage.claim(
         "No row was in two hands: each was free when it was taken",
         """SELECT count(*) FROM task_state_log
@@ -173,7 +193,9 @@ def evidence(stage: Stage) -> None:
     )
     stage.claim(
         "Killed processes left rows behind, and their time ended",
-        "SELECT (count(*) < 3)::int FROM task_state_log WHERE new_status = 'expired'",
+        """SELECT count(*) FROM unnest(%s::bigint[]) AS task_left (id)
+           WHERE NOT EXISTS (SELECT FROM task_state_log WHERE task = task_left.id AND new_status = 'expired')""",
+        left,
     )
     stage.claim(
         "No row is lost: each is done, once",

@@ -157,17 +157,22 @@ def kill_who_reports(stage: Stage, nodes: dict[str, Popen[bytes]]) -> tuple[Repo
     """
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("LOCK TABLE sharing_result IN ACCESS EXCLUSIVE MODE")  # who counts results waits
-        renewed = Lease.objects.filter(renewed_at__gt=F("acquired_at") + timedelta(seconds=LOCK_AT_MOST_FOR))
-        report = Report.objects.get(token=wait(stage, list(nodes.values()), renewed.first).token)
+        hanging = Lease.objects.filter(
+            renewed_at__gt=F("acquired_at") + timedelta(seconds=LOCK_AT_MOST_FOR),
+            token__in=Report.objects.filter(ended_at=None).values("token"),
+        )
+        lease = wait(stage, list(nodes.values()), hanging.first)
+        report = Report.objects.get(token=lease.token)
         stage.say(
             f"  {report.node} hangs in its report for more than {LOCK_AT_MOST_FOR} s; it lives and keeps its lease"
         )
         node = nodes.pop(report.node)
         node.send_signal(signal.SIGKILL)
         node.wait()
-        expiry = Lease.objects.get().expires_at
+        # If it is another node's meanwhile, what was read before is the least that it lasted.
+        lease = Lease.objects.filter(token=lease.token).first() or lease
         stage.say(f"  {report.node} is killed with SIGKILL")
-        return report, expiry
+        return report, lease.expires_at
 
 
 def claim_exclusion(stage: Stage, acquired: set[datetime], killed: Report, expiry: datetime) -> None:

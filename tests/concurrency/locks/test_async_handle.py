@@ -251,7 +251,7 @@ def test_a_handle_that_is_dropped_frees_its_lock(somebody, caplog):
         assert await asyncio.to_thread(somebody.can_have, "a")
 
     asyncio.run(main())
-    assert "'a' was freed because its handle was dropped" in caplog.text
+    assert "'a' was released because its handle was deleted" in caplog.text
 
 
 async def _drop(name):

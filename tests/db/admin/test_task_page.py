@@ -57,6 +57,6 @@ def test_a_blocked_task_says_what_it_waits_for(client):
     Task.objects.filter(pk=first.id).update(status="SCHEDULED", run_after=Now(), started_at=Now())
     assert f"which is held by #{first.id}." in page(second), "it will be tried again"
     Task.objects.filter(pk=first.id).update(started_at=None)
-    assert "which is held by no task at this moment" in page(second), "it has never begun"
+    assert "which is held by no task at the moment" in page(second), "it has never begun"
     Task.objects.filter(pk=first.id).update(status="SUCCESSFUL", finished_at=Now())
-    assert "which is held by no task at this moment" in page(second)
+    assert "which is held by no task at the moment" in page(second)

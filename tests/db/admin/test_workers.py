@@ -9,6 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from django_pglock.models import Worker
 from django_pglock.store.liveness import beat
 from tests.db.admin.visits import make, person
 
@@ -29,3 +30,14 @@ def test_workers_are_listed_with_what_they_run_in_one_query(client):
         sum('FROM "django_pglock_worker"' in each["sql"] and "COUNT" not in each["sql"][:20] for each in queries) == 1
     )
     assert client.get(reverse("admin:django_pglock_worker_change", args=[worker])).status_code == 200
+
+
+@pytest.mark.parametrize(("runs", "state"), [(True, "working"), (False, "idle")])
+def test_a_worker_that_runs_a_task_is_not_idle_although_it_finds_no_other(client, runs, state):
+    person(client, "view_worker")
+    worker = uuid4()
+    beat("default", worker, name="web1:42", hostname="h", pid=42, queues=[], threads=3, is_stopping=False)
+    Worker.objects.filter(pk=worker).update(is_sleeping=True)
+    if runs:
+        make("RUNNING", worker=worker)
+    assert f">{state}<" in client.get(reverse("admin:django_pglock_worker_changelist")).content.decode()

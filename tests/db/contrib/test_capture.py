@@ -7,6 +7,7 @@ import pytest
 from django.apps import apps
 from django.core.management.commands.makemigrations import Command
 from django.db import connection, models
+from django.db.migrations import AlterField
 from django.db.migrations.state import ModelState, ProjectState
 from django.db.migrations.writer import MigrationWriter
 from django.db.models import Q
@@ -52,6 +53,23 @@ def test_a_model_declares_its_capture(declared):
             app_label = "sample"
 
     assert triggers_of(Book) == ["capture_delete", "capture_insert"]
+
+
+def test_an_update_has_a_second_trigger_if_it_is_asked_for_primary_keys_only(declared):
+    class Book(models.Model):
+        title = models.CharField(max_length=10)
+        shelf = models.OneToOneField(Shelf, models.CASCADE, primary_key=True)
+        keys = Capture(tasks.reindex, on="update")
+        same = Capture(tasks.reindex, on="update", ids="shelf_id")
+        some = Capture(tasks.reindex, on="update", fields=["title"])
+        when = Capture(tasks.reindex, on="update", when=Q(title="a"))
+        others = Capture(tasks.reindex, on="update", ids="title")
+
+        class Meta:
+            app_label = "sample"
+
+    names = ["keys_key", "keys_update", "others_update", "same_key", "same_update", "some_update", "when_update"]
+    assert triggers_of(Book) == names
 
 
 def test_the_tables_of_all_who_inherit_from_an_abstract_model_are_captured(declared):
@@ -134,18 +152,18 @@ def test_a_wrong_option_is_refused_at_once(options, message):
 
 #: Each with what the message has to name.
 IMPOSSIBLE = [
-    (("sample.nothing", {}), "there is no task 'sample.nothing'"),
-    (("tests.sample.models.Product", {}), "is no task; decorate"),
-    ((tasks.needs_more, {}), "passes id, ids, model, operation, schema"),
+    (("sample.nothing", {}), "the task 'sample.nothing' cannot be imported"),
+    (("tests.sample.models.Product", {}), "is not a task; decorate"),
+    ((tasks.needs_more, {}), "those of id, ids, model, operation, schema"),
     ((tasks.has_both, {}), "either id or ids"),
-    ((tasks.unique_by_ids, {}), "take id"),
-    ((tasks.unique_without_operation, {}), "a key without operation"),
-    ((tasks.unique_while_unfinished, {}), "unique for longer than it waits"),
-    ((tasks.replacing, {}), "replaces or raises"),
+    ((tasks.unique_by_ids, {}), "Use the parameter id"),
+    ((tasks.unique_without_operation, {}), "a unique key without operation"),
+    ((tasks.unique_while_unfinished, {}), "unique only while it waits"),
+    ((tasks.replacing, {}), "unique only while it waits"),
     ((tasks.locked_by_ids, {}), "A list cannot be part"),
-    ((tasks.locked_by_id, {"ids": "name"}), "only be a number or a UUID"),
-    ((tasks.reindex.using(after=[1]), {}), "belong to one call"),
-    ((tasks.reindex, {"on": "truncate"}), "gets no id from TRUNCATE"),
+    ((tasks.locked_by_id, {"ids": "name"}), "neither a number nor a UUID"),
+    ((tasks.reindex.using(after=[1]), {}), "options of a single call"),
+    ((tasks.reindex, {"on": "truncate"}), "cannot get an id from TRUNCATE"),
     ((tasks.reindex, {"fields": ["colour"]}), "no field named 'colour'"),
     ((tasks.reindex, {"when": Q(shelf__name="a")}), "Joined field references"),
     ((tasks.reindex, {"when": Q(name="$capture$")}), "may contain"),
@@ -171,7 +189,7 @@ def test_a_field_of_the_parent_is_in_another_table(declared):
             app_label = "sample"
 
     [problem] = [each for each in check_captures() if each.obj is Novel]
-    assert "sample.Novel.name is no column of the table sample_novel" in problem.msg
+    assert "sample.Novel.name is not a column of the table sample_novel" in problem.msg
 
 
 def test_a_check_tells_of_triggers_that_nobody_makes(monkeypatch, settings):
@@ -201,9 +219,7 @@ def state_of(capture):
     state = ProjectState.from_apps(apps)
     shelf = ModelState.from_model(Shelf)
     if capture is not None:
-        shelf.options["triggers"] = [
-            CaptureTrigger(capture, f"capture_{operation}", operation) for operation in capture.on
-        ]
+        shelf.options["triggers"] = capture.triggers(Shelf, "capture")
     state.models["sample", "shelf"] = shelf
     return state
 
@@ -232,10 +248,7 @@ def applied(operations, before):
 
 def in_database(capture):
     """Return which of the triggers and functions of a capture of Shelf there are in the database."""
-    names = {
-        CaptureTrigger(capture, f"capture_{operation}", operation).get_pgid(Shelf): operation
-        for operation in capture.on
-    }
+    names = {trigger.get_pgid(Shelf): trigger.name for trigger in capture.triggers(Shelf, "capture")}
     with connection.cursor() as cursor:
         cursor.execute("SELECT tgname FROM pg_trigger WHERE tgname = ANY (%s)", [list(names)])
         triggers = sorted(names[name] for (name,) in cursor.fetchall())
@@ -249,16 +262,16 @@ def test_migrations_make_change_and_drop_the_triggers():
     """A change of an option of the task is noticed as well: the row that the trigger writes contains it."""
     capture = Capture(tasks.reindex)
     operations, made = migrated(state_of(None), state_of(capture))
-    assert [type(each).__name__ for each in operations] == ["AddTrigger"] * 3
+    assert [type(each).__name__ for each in operations] == ["AddTrigger"] * 4
     state = applied(operations, state_of(None))
-    assert in_database(capture) == ["delete", "insert", "update"]
+    assert in_database(capture) == ["capture_delete", "capture_insert", "capture_key", "capture_update"]
     assert migrated(state, made)[0] == []
 
-    other = Capture(tasks.reindex.using(priority=50), on=("insert", "update"))
+    other = Capture(tasks.reindex.using(priority=50), on=("insert", "update"), fields=["name"])
     operations, _ = migrated(state, state_of(other))
-    assert [type(each).__name__ for each in operations] == ["RemoveTrigger"] * 3 + ["AddTrigger"] * 2
+    assert [type(each).__name__ for each in operations] == ["RemoveTrigger"] * 4 + ["AddTrigger"] * 2
     state = applied(operations, state)
-    assert in_database(capture) == ["insert", "update"]
+    assert in_database(capture) == ["capture_insert", "capture_update"]
     Shelf.objects.create(name="a")
     assert Task.objects.get().priority == 50
 
@@ -267,6 +280,19 @@ def test_migrations_make_change_and_drop_the_triggers():
     assert in_database(capture) == []
     Shelf.objects.create(name="b")
     assert Task.objects.count() == 1
+
+
+def test_the_type_of_a_captured_primary_key_can_be_altered_and_the_way_back_drops_the_triggers():
+    """A trigger names the column, so django-pgtrigger has to drop it for a moment."""
+    capture = Capture(tasks.reindex, on="update")
+    operations, made = migrated(state_of(None), state_of(capture))
+    state = applied(operations, state_of(None))
+    applied([AlterField("Shelf", "id", models.AutoField(primary_key=True))], state)
+    assert in_database(capture) == ["capture_key", "capture_update"]
+    with connection.schema_editor() as editor:
+        for operation in reversed(operations):
+            operation.database_backwards("sample", editor, made, state_of(None))
+    assert in_database(capture) == []
 
 
 def test_a_new_model_is_created_with_its_triggers():

@@ -62,7 +62,7 @@ def test_a_transaction_lock_outside_opens_its_own_transaction(somebody):
 
 
 def test_acquire_of_a_transaction_lock_without_a_transaction_is_refused():
-    with pytest.raises(LockScopeError, match="gone at once"):
+    with pytest.raises(LockScopeError, match="released immediately"):
         lock("a", scope="transaction").acquire()
 
 

@@ -28,5 +28,5 @@ def test_an_answer_that_cannot_be_is_refused_before_anybody_is_busy(make):
 @pytest.mark.parametrize("make", [lock, try_lock, lock_all, partial(semaphore, limit=2), lock_view])
 def test_a_scope_that_does_not_exist_is_refused_before_it_is_used(make):
     for scope in ("Session", "", 5):
-        with pytest.raises(LockScopeError, match=f"There is no scope {scope!r}; use 'auto', 'session', 'transaction'"):
+        with pytest.raises(LockScopeError, match=f"scope is {scope!r}; use one of 'auto', 'session', 'transaction'"):
             make("a", scope=scope)

@@ -59,7 +59,7 @@ def test_a_mode_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="no model"):
         lock_table()
     for table in ("sample.Effect", Effect(), None):
-        with pytest.raises(ValueError, match=f"was given {table!r}; give it a model"):
+        with pytest.raises(ValueError, match=f"was given {table!r}, which is not a model"):
             lock_table(Effect, table)
 
 

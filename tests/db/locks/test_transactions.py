@@ -277,7 +277,7 @@ def test_busy_leaves_a_transaction_usable_that_django_did_not_open(by_hand, some
         with pytest.raises(LockNotAvailable):
             lock("a", timeout=timeout).acquire()
     assert not Effect.objects.exists()
-    with pytest.raises(LockScopeError, match="freed before the commit"):
+    with pytest.raises(LockScopeError, match="released before the commit"):
         lock("b", scope="session").acquire()
 
 

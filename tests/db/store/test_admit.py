@@ -304,7 +304,7 @@ def test_a_value_cannot_name_somebody_elses_key():
 def test_a_call_that_cannot_be_is_refused_before_anything_is_written():
     with pytest.raises(TaskArgumentsError, match=r"keyed_tasks\.step\(\) missing a required argument: 'order_id'"):
         keyed.step.enqueue()
-    with pytest.raises(TaskArgumentsError, match="keyword arguments only"):
+    with pytest.raises(TaskArgumentsError, match="take only keyword arguments"):
         keyed.digest.enqueue("positional")
     with pytest.raises(LockKeyError):
         keyed.step.enqueue(None)
@@ -330,13 +330,13 @@ def test_a_key_that_is_shortened_is_no_name_of_an_advisory_lock():
     ("options", "words"),
     [
         ({"lock": "order:{nobody}"}, "nobody"),
-        ({"concurrency": 2}, "Name the key with lock"),
-        ({"advisory": True}, "advisory=True of which name"),
+        ({"concurrency": 2}, "needs a key"),
+        ({"advisory": True}, "advisory=True needs the name of a lock"),
         ({"advisory": True, "lock": "a", "concurrency": 2}, "an advisory lock has one holder"),
-        ({"advisory": True, "lock": "a", "redact": True}, "is shown to those who may see locks"),
+        ({"advisory": True, "lock": "a", "redact": True}, "users who may view locks see the name"),
         ({"lock": "a", "concurrency": 0}, "concurrency is 0"),
-        ({"group": "a", "lock": "b", "concurrency": 2}, "one call at a time"),
-        ({"group": "a", "rate": "1/s"}, "one call at a time"),
+        ({"group": "a", "lock": "b", "concurrency": 2}, "group cannot be combined with"),
+        ({"group": "a", "rate": "1/s"}, "group cannot be combined with"),
         ({"lock": "a", "rate": {"key": "b"}}, "rate is"),
         ({"rate": "often"}, "often"),
         ({"rate": "0/s"}, "count is 0"),
@@ -350,8 +350,8 @@ def test_a_key_that_is_shortened_is_no_name_of_an_advisory_lock():
         ({"no_retry_on": 5}, "never: no_retry_on takes exception types"),
         ({"timeout": -1}, "timeout is -1"),
         ({"keep_result": "long"}, "keep_result is"),
-        ({"keep_result": 1e300}, r"never: keep_result is 1e\+300; give ten years at most"),
-        ({"timeout": 1e300}, r"never: timeout is 1e\+300; give ten years at most"),
+        ({"keep_result": 1e300}, r"never: keep_result is 1e\+300; the maximum is ten years"),
+        ({"timeout": 1e300}, r"never: timeout is 1e\+300; the maximum is ten years"),
     ],
 )
 def test_options_that_cannot_be_are_refused_where_they_are_written(options, words):

@@ -6,9 +6,10 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection, models, transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
+from django.test.utils import isolate_apps
 
 from django_pglock import Unique
 from django_pglock.models import Task
@@ -124,12 +125,101 @@ def test_a_change_of_the_primary_key_tells_of_both(capture):
     [product] = products(1)
     capture(tasks.reindex, on="update", fields=["price"])
     run("UPDATE sample_product SET id = id + 50")
+    assert [call["ids"] for call in captured()] == [[product.pk, product.pk + 50]]
+
+
+def test_an_update_reads_the_old_rows_only_where_it_needs_them(capture):
+    """PostgreSQL writes down all rows of each transition table, which is most of what a capture costs an UPDATE."""
+    options = [{}, {"ids": "id"}, {"fields": ["price"]}, {"when": Q(price=1)}, {"ids": "shelf"}]
+    read = []
+    for each in options:
+        capture(tasks.reindex, on="update", **each)
+        read.append(tables_of_update())
+    assert read == [("new_rows",)] * 2 + [("old_rows", "new_rows")] * 3
+
+
+def tables_of_update():
+    """Return the transition tables of the statement trigger of UPDATE."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT tgoldtable, tgnewtable FROM pg_trigger"
+            " WHERE tgrelid = 'sample_product'::regclass AND tgname LIKE 'pgtrigger_capture_update_%'"
+        )
+        [names] = cursor.fetchall()
+    return tuple(filter(None, names))
+
+
+def test_a_row_whose_primary_key_was_changed_is_told_under_both_ids(capture):
+    """The old rows are not read: a trigger for each row sees the few that have lost their id."""
+    first, second = (each.pk for each in products(2))
+    capture(tasks.note, on="update")
+    run(f"UPDATE sample_product SET id = CASE id WHEN {second} THEN id + 100 ELSE id END, price = 5")
+    assert [call["ids"] for call in captured()] == [[second], [first, second + 100]]
+    forget()
+    run("UPDATE sample_product SET id = id + 1000")
+    ids = [call["ids"] for call in captured()]
+    assert sorted(ids[:2]) == [[first], [second + 100]]
+    assert ids[2:] == [[first + 1000, second + 1100]]
+    assert {call["operation"] for call in captured()} == {"update"}
+
+
+def test_an_upsert_that_changes_the_primary_key_is_told_under_both_ids(capture):
+    """One that sets the key to what it was is told once."""
+    [product] = products(1)
     capture(tasks.reindex, on="update")
-    run("UPDATE sample_product SET id = id + 50")
-    assert [call["ids"] for call in captured()] == [
-        [product.pk, product.pk + 50],
-        [product.pk + 50, product.pk + 100],
-    ]
+    upsert = "INSERT INTO sample_product (id, name, price) VALUES (%s, 'a', 0) ON CONFLICT (id) DO UPDATE SET"
+    run(f"{upsert} id = EXCLUDED.id, price = 1", product.pk)
+    run(f"{upsert} id = EXCLUDED.id + 10", product.pk)
+    assert [call["ids"] for call in captured()] == [[product.pk], [product.pk], [product.pk + 10]]
+
+
+def test_a_changed_primary_key_with_a_unique_key_and_without_ids(capture):
+    first, second = (each.pk for each in products(2))
+    capture(tasks.ship, on="update")
+    run("UPDATE sample_product SET id = id + 10")
+    ids = [first, second, first + 10, second + 10]
+    assert captured() == [{"id": id_} for id_ in ids]
+    assert set(Task.objects.values_list("lock_key", "unique_key")) == {
+        (f"product:{id_}", f"{tasks.ship.module_path} {id_}") for id_ in ids
+    }
+    forget()
+    capture(tasks.refresh, on="update")
+    run("UPDATE sample_product SET id = id + 100")
+    assert captured() == [{}]
+
+
+@isolate_apps("tests.sample")
+def test_a_primary_key_that_a_foreign_key_changes_is_told_under_both_ids(capture):
+    """ON UPDATE CASCADE in the database. Django makes no such foreign keys, other programs do."""
+
+    class Detail(models.Model):
+        product = models.OneToOneField(Product, models.CASCADE, primary_key=True)
+
+        class Meta:
+            app_label = "sample"
+
+    first, second = products(2)
+    key = "bigint PRIMARY KEY REFERENCES sample_product ON UPDATE CASCADE"
+    run(f"CREATE TABLE sample_detail (product_id {key}, text text)")
+    run("INSERT INTO sample_detail SELECT id, 'a' FROM sample_product")
+    capture(tasks.reindex, model=Detail, on="update")
+    run("UPDATE sample_product SET id = id + 1000")
+    ids = [call["ids"] for call in captured()]
+    assert sorted(ids[:-1]) == [[first.pk], [second.pk]]
+    assert ids[-1] == [first.pk + 1000, second.pk + 1000]
+
+
+def test_a_key_that_another_trigger_changes_is_told_by_a_capture_of_that_field(capture):
+    """PostgreSQL does not count such a column as updated, so the trigger of the old key does not run."""
+    [product] = products(1)
+    body = "BEGIN NEW.id := NEW.id + 10; RETURN NEW; END"
+    run(f"CREATE FUNCTION move() RETURNS trigger LANGUAGE plpgsql AS '{body}'")
+    run("CREATE TRIGGER move BEFORE UPDATE ON sample_product FOR EACH ROW EXECUTE FUNCTION move()")
+    capture(tasks.reindex, on="update")
+    Product.objects.update(price=1)
+    capture(tasks.reindex, on="update", fields=["id"])
+    Product.objects.update(price=2)
+    assert [call["ids"] for call in captured()] == [[product.pk + 10], [product.pk + 10, product.pk + 20]]
 
 
 def test_a_row_counts_if_it_matches_before_or_after(capture):
@@ -175,13 +265,14 @@ def test_truncate_is_captured_if_it_is_asked_for(capture):
     assert captured() == [{"ids": [], "operation": "truncate"}]
 
 
-def test_rows_of_partitions_are_captured_by_their_table(capture):
+@pytest.mark.parametrize("options", [{}, {"fields": ["price"]}], ids=["new rows", "old and new rows"])
+def test_rows_of_partitions_are_captured_by_their_table(capture, options):
     """A row that moves to another partition counts as updated."""
     run("ALTER TABLE sample_product RENAME TO whole")
     run("CREATE TABLE sample_product (LIKE whole INCLUDING DEFAULTS) PARTITION BY RANGE (price)")
     for first, end in ((0, 10), (10, 20)):
         run(f"CREATE TABLE part{first} PARTITION OF sample_product FOR VALUES FROM ({first}) TO ({end})")
-    capture(tasks.note, fields=["price"])
+    capture(tasks.note, **options)
     run("INSERT INTO sample_product (id, name, price) VALUES (1, 'a', 5), (2, 'b', 15)")
     run("UPDATE sample_product SET price = price + 8 WHERE id = 1")
     run("INSERT INTO part0 (id, name, price) VALUES (3, 'c', 5)")
@@ -304,5 +395,5 @@ def test_a_change_is_not_missed_if_a_task_of_another_scope_has_its_key(capture, 
 
 
 def test_unique_keys_are_taken_in_the_order_of_python_whatever_the_collation(capture):
-    _declare, statements = capture(tasks.ship).body(Product, "update")
+    _declare, statements = capture(tasks.ship).body(Product, "update", ("new_rows",))
     assert statements.count('COLLATE "C"\n    ON CONFLICT') == statements.count('COLLATE "C" FOR SHARE') == 1

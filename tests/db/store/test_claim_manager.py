@@ -9,7 +9,7 @@ from django.db import OperationalError, connection, transaction
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
-from tests.sample.models import Letter
+from tests.sample.models import Express, Letter, Parcel, Sender
 
 pytestmark = pytest.mark.django_db
 
@@ -46,9 +46,9 @@ def test_a_set_that_cannot_match_is_an_empty_answer(letters):
 
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "3", None])
 def test_a_limit_that_is_no_number_of_rows_is_refused(letters, limit):
-    with pytest.raises(ValueError, match="number of rows"):
+    with pytest.raises(ValueError, match="The limit of a claim is"):
         Letter.objects.all().claim(limit)
-    with pytest.raises(ValueError, match="number of rows"):
+    with pytest.raises(ValueError, match="The limit of a claim is"):
         Letter.objects.all().claim_update(limit, status="taken")
 
 
@@ -66,12 +66,60 @@ def test_rows_are_held_to_the_end_of_the_block_and_let_go_when_it_raises(letters
 
 
 @pytest.mark.django_db(transaction=True)
+def test_each_block_claims_anew(letters, in_threads):
+    """The rows of the first block are free after it, and another process may have them by then."""
+    new = Letter.objects.filter(status="new").order_by("id")
+    claim = new.claim(4)
+    with claim as first:
+        taken = [letter.pk for letter in first]
+    in_threads(lambda _: new.claim_update(4, status="taken"), 1)
+    with claim as second:
+        held = {letter.pk for letter in second}
+        assert held.isdisjoint(taken)
+        [others] = in_threads(lambda _: {letter.pk for letter in new.claim_update(10, status="taken")}, 1)
+        assert (len(held), len(others)) == (4, 2)
+        assert others.isdisjoint(held)
+
+
+@pytest.mark.django_db(transaction=True)
 def test_outside_a_transaction_holding_is_refused_when_the_rows_are_looked_at(letters):
     claim = Letter.objects.all().claim(1)
     with pytest.raises(transaction.TransactionManagementError):
         list(claim)
     with transaction.atomic():
         assert len(Letter.objects.all().claim(2)) == 2
+
+
+@pytest.fixture
+def express():
+    sender = Sender.objects.create(name="a")
+    return [Express.objects.create(sender=sender, weight=weight) for weight in range(3)]
+
+
+def test_marking_rows_of_two_tables_is_refused_with_what_to_do(express):
+    """One UPDATE changes one table."""
+    for mark in (
+        lambda: Express.objects.claim_update(2, courier="b"),
+        lambda: Express.objects.transition(from_="new", to="taken"),
+    ):
+        with pytest.raises(ValueError, match=r"sample\.Express .* sample\.Parcel.*Parcel\.objects.*claim\(\)"):
+            mark()
+    parcels = Parcel.objects.filter(express__in=express).order_by("pk")
+    assert [each.pk for each in parcels.claim_update(2, status="taken")] == [each.pk for each in express[:2]]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_of_two_tables_can_be_held(express, in_threads):
+    rows = Express.objects.filter(status="new").order_by("pk")
+
+    def claim(number):
+        with rows.claim(3) as others:
+            return [each.pk for each in others]
+
+    with rows.claim(2) as held:
+        assert [each.pk for each in held] == [each.pk for each in express[:2]]
+        assert in_threads(claim, 1) == [[express[2].pk]]
+        assert in_threads(lambda _: rows.claim_each(3, done), 1) == [1]
 
 
 def done(letter):
@@ -121,7 +169,7 @@ def test_each_search_begins_behind_the_row_before(letters):
 
 @pytest.mark.parametrize("limit", [0, True, None])
 def test_a_limit_of_a_pass_that_is_no_number_of_rows_is_refused(limit):
-    with pytest.raises(ValueError, match="number of rows"):
+    with pytest.raises(ValueError, match="The limit of a claim is"):
         Letter.objects.all().claim_each(limit, done)
 
 

@@ -32,12 +32,12 @@ def failed(worker, eventually):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("date", "is no JSON: it is a datetime."),
-        ("nested", "is no JSON: it contains a datetime at ['rows'][1]['at']."),
-        ("set", "is no JSON: it contains a set at […]."),
-        ("nan", "is no JSON: it contains NaN or infinity, which JSON does not have at [0]."),
-        ("bytes", "is no JSON: it contains bytes that are no UTF-8 at [0]."),
-        ("key", "is no JSON: it contains a dict with a key of type int, and JSON's keys are strings at ['a']."),
+        ("date", "cannot be stored as JSON: it is a datetime."),
+        ("nested", "cannot be stored as JSON: it contains a datetime at ['rows'][1]['at']."),
+        ("set", "cannot be stored as JSON: it contains a set at […]."),
+        ("nan", "cannot be stored as JSON: it contains NaN or infinity at [0]."),
+        ("bytes", "cannot be stored as JSON: it contains bytes that are not UTF-8 at [0]."),
+        ("key", "cannot be stored as JSON: it contains a dict with keys of type int instead of str at ['a']."),
         ("nul", "contains a NUL character"),
         ("unreadable", "cannot be read: LookupError."),
     ],
@@ -88,7 +88,9 @@ def test_what_cannot_be_stored_is_a_type_error_as_django_says():
     ],
 )
 def test_the_message_names_the_argument(call, name):
-    with pytest.raises(TaskArgumentsError, match=rf"^Argument '{name}' of tests\.sample\.tasks\.\w+ is no JSON: it "):
+    with pytest.raises(
+        TaskArgumentsError, match=rf"^Argument '{name}' of tests\.sample\.tasks\.\w+ cannot be stored as JSON: it "
+    ):
         call({1, 2})
     assert not Task.objects.exists()
 

@@ -69,16 +69,19 @@ def test_one_status_needs_no_list_and_another_field_can_hold_it(parcels):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"from_": ["nwe"], "to": "taken"}, r"'nwe' is no value of Parcel\.status; its values are 'new', 'returned'"),
-        ({"from_": ["new"], "to": "tkaen"}, r"'tkaen' is no value of Parcel\.status"),
-        ({"from_": [], "to": "taken"}, "one status or more"),
+        (
+            {"from_": ["nwe"], "to": "taken"},
+            r"'nwe' is not a value of Parcel\.status; its values are 'new', 'returned'",
+        ),
+        ({"from_": ["new"], "to": "tkaen"}, r"'tkaen' is not a value of Parcel\.status"),
+        ({"from_": [], "to": "taken"}, "one or more statuses"),
         ({"from_": ["new", None], "to": "taken"}, "None"),
-        ({"from_": ["new", "taken"], "to": "taken"}, "'taken' is a status to move from"),
-        ({"from_": ["new"], "to": F("status")}, "no value"),
+        ({"from_": ["new", "taken"], "to": "taken"}, "'taken' is both in from_"),
+        ({"from_": ["new"], "to": F("status")}, "is not a value"),
         ({"from_": [0], "to": F("weight"), "field": "tries"}, "expression"),
         ({"from_": ["new"], "to": "taken", "status": "lost"}, "status"),
-        ({"from_": ["new"], "to": "taken", "limit": 0}, "number of rows"),
-        ({"from_": ["new"], "to": "taken", "limit": True}, "number of rows"),
+        ({"from_": ["new"], "to": "taken", "limit": 0}, "limit of a claim"),
+        ({"from_": ["new"], "to": "taken", "limit": True}, "limit of a claim"),
     ],
 )
 def test_what_cannot_be_a_transition_is_refused(parcels, arguments, message):

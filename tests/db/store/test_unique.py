@@ -178,7 +178,7 @@ def test_one_that_is_there_for_longer_than_it_waits_is_not_replaced(unique):
     first = keyed.save.using(unique=unique).enqueue(1, text="old")
     with (
         CaptureQueriesContext(connection) as queries,
-        pytest.raises(DuplicateTask, match="cannot be replaced") as refused,
+        pytest.raises(DuplicateTask, match="cannot replace it") as refused,
     ):
         keyed.save.enqueue(1, text="new")
     assert refused.value.result_id == first.id
@@ -323,6 +323,16 @@ def test_many_are_retried_in_the_order_in_which_others_enqueue_their_keys(in_thr
     assert Task.objects.filter(status="READY").count() == 2
 
 
+def test_many_are_retried_in_the_order_of_code_points():
+    """As keys are sorted when they are enqueued. The collation of a database may sort them in another order."""
+    for number in (2, 1):
+        keyed.rebuild.enqueue(number)
+    Task.objects.cancel()
+    with CaptureQueriesContext(connection) as queries:
+        Task.objects.retry()
+    assert sum('ORDER BY "django_pglock_task"."unique_key" COLLATE "C"' in each["sql"] for each in queries) == 1
+
+
 def somebody_waits():
     with connection.cursor() as cursor:
         # Not pg_stat_activity, which does not change within a transaction.
@@ -337,6 +347,14 @@ def test_unique_calls_run_in_the_order_in_which_they_were_given(claim):
     assert [each.args for each in claim(10)] == ["[5]", "[3]", "[9]", "[1]", "[7]"]
     assert [int(id_) for id_ in ids[:5]] == sorted(map(int, ids[:5]))
     assert ids[1] == ids[5]
+
+
+def test_many_new_ones_are_two_statements():
+    """One draws their ids, one writes them; what the caller knows already is not asked for."""
+    with CaptureQueriesContext(connection) as queries:
+        ids = enqueue_many(keyed.refresh, range(3))
+    assert sum("django_pglock_task" in each["sql"] for each in queries) == 2
+    assert ids == [str(pk) for pk in Task.objects.order_by("pk").values_list("pk", flat=True)]
 
 
 def test_more_unique_calls_than_one_statement_writes(monkeypatch):

@@ -16,6 +16,7 @@ from django_pglock.models import Worker as WorkerRow
 from django_pglock.store import why_unfinished as module
 from django_pglock.store.liveness import beat
 from django_pglock.store.why_unfinished import why_unfinished
+from django_pglock.worker.claiming.queues import Queues
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,9 +24,19 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ECHO = "tests.sample.tasks.echo"
 
 
-def enter(*paths):
+def enter(*paths, queues=()):
     worker = uuid4()
-    beat("default", worker, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=paths)
+    beat(
+        "default",
+        worker,
+        name="w",
+        hostname="h",
+        pid=1,
+        queues=[*queues],
+        threads=1,
+        is_stopping=False,
+        task_paths=paths,
+    )
     return WorkerRow.objects.filter(pk=worker)
 
 
@@ -38,14 +49,40 @@ def test_it_says_what_keeps_a_task_from_a_worker():
     begin = "it is READY in the queue 'default'"
     assert why(result) == f"{begin}, and no worker is alive. Start one: manage.py runlockworker"
     enter("other.path")
-    assert why(result) == f"{begin}, and no living worker knows {ECHO}. Restart the workers with the code that has it"
+    assert (
+        why(result)
+        == f"{begin}, and no living worker has imported {ECHO}. Restart the workers with the code that defines it"
+    )
     silent = enter(ECHO)
     silent.update(heartbeat_at=Now() - timedelta(days=1))
-    assert f"no living worker knows {ECHO}" in why(result)
+    assert f"no living worker has imported {ECHO}" in why(result)
     enter(ECHO)
     assert why(result) == begin
     Queue.objects.pause("default")
     assert why(result) == f"{begin}, and this queue is paused. Resume it: manage.py locktasks resume default"
+
+
+@pytest.mark.parametrize(
+    ("asked", "serves"),
+    [
+        (["mail"], False),
+        (["mail", "def*"], True),
+        (["default=3", "--order strict"], True),
+        (["--exclude mail"], True),
+        (["--exclude def*"], False),
+        (["*", "--exclude default"], False),
+    ],
+)
+def test_it_says_that_no_worker_serves_the_queue(asked, serves):
+    """What the row of a worker says of its queues is read as the worker itself reads its command line."""
+    enter(ECHO, queues=asked)
+    enter("other.path")
+    said = "no living worker serves this queue. Start one: manage.py runlockworker default"
+    assert (said in why(tasks.echo.enqueue(1))) is not serves
+    words = [each.removeprefix("--exclude ") for each in asked if each.startswith("--exclude ")]
+    order = "strict" if "--order strict" in asked else "weighted"
+    names = [each.removesuffix("=3") for each in asked if not each.startswith("--")]
+    assert Queues(names, exclude=words, order=order).serves("default") is serves
 
 
 def test_a_running_task_only_takes_long():

@@ -6,6 +6,7 @@ import pytest
 from django.db import transaction
 
 from django_pglock import enqueue_many, task
+from django_pglock.backend import PostgresBackend
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
 from django_pglock.models import Task
 from tests.sample import tasks
@@ -73,9 +74,9 @@ def test_a_task_that_is_called_says_how_it_is_called():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("delay", "write echo.enqueue(…)"),
-        ("apply_async", "write echo.using(…).enqueue(…)"),
-        ("retry", "write raise Retry(…)"),
+        ("delay", "Write echo.enqueue(…)"),
+        ("apply_async", "Write echo.using(…).enqueue(…)"),
+        ("retry", "Write raise Retry(…)"),
         ("nonsense", "'PostgresTask' object has no attribute 'nonsense'"),
     ],
 )
@@ -93,8 +94,8 @@ def test_a_method_of_another_task_queue_is_answered_with_ours(name, said):
             {"retries": 3, "queue": "mail"},
             "queue_name. @task on echo has no option 'retries'; write max_attempts, which counts the first attempt.",
         ),
-        ({"countdown": 5}, "@task on echo: countdown belongs to one call; write it in using(run_after=...)."),
-        ({"run_after": 5}, "@task on echo: run_after belongs to one call; write it in using(run_after=...)."),
+        ({"countdown": 5}, "@task on echo: countdown is an option of a single call. Write task.using(run_after=...)."),
+        ({"run_after": 5}, "@task on echo: run_after is an option of a single call. Write task.using(run_after=...)."),
     ],
 )
 def test_an_option_of_another_task_queue_is_answered_with_ours(options, said):
@@ -103,11 +104,20 @@ def test_an_option_of_another_task_queue_is_answered_with_ours(options, said):
     assert str(refused.value).endswith(said)
 
 
+def test_so_is_one_that_comes_through_djangos_own_decorator():
+    """From 6.1 on it passes all options on to the class that the backend names."""
+    with pytest.raises(TaskOptionError, match="@task on echo has no option 'retries'; write max_attempts"):
+        PostgresBackend.task_class(func=tasks.echo.func, retries=3)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"queue": "mail", "eta": 5}, "'queue'; write queue_name. using() has no option 'eta'; write run_after."),
-        ({"retry_delay": 5}, "backoff is set in @task on tests.sample.tasks.echo; a single call cannot change it."),
+        (
+            {"retry_delay": 5},
+            "backoff is an option of @task on tests.sample.tasks.echo; a single call cannot change it.",
+        ),
     ],
 )
 def test_so_is_one_of_a_single_call(options, said):

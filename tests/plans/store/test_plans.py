@@ -31,9 +31,9 @@ def test_a_plan_that_was_made_for_an_empty_table_is_right_beside_a_backlog(keeps
     plain = claim_statement("default", worker=worker, paths=[PATH])
     behind = claim_statement("default", worker=worker, paths=[PATH], behind=True)
     assert (plain.execute(1, "default"), behind.execute(1, "default", 0, 0), ready_queues("default")) == ([], [], [])
-    insert("SUCCESSFUL", 50_000)
-    insert("BLOCKED", 100_000, lock="backlog")
-    insert("READY", 100_000)
+    insert("SUCCESSFUL", 20_000)
+    insert("BLOCKED", 40_000, lock="backlog")
+    insert("READY", 40_000)
     calls = {
         "pglock_1 ('default', 1)": 1,
         f"pglock_1 ('default', {BATCH})": BATCH,

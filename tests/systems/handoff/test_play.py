@@ -12,9 +12,10 @@ from example_project.systems.stage import Stage
 def test_both_planes_make_the_sheets_that_the_requests_ask_for(fleet):
     out = StringIO()
     stage = Stage(Screen(out), fleet)
-    play(stage, count=2000, sheets=50)
+    play(stage, count=2000, sheets=50, orders=200)
     assert stage.holds, [finding for finding in stage.findings if not finding.holds]
     assert out.getvalue().count("SIGKILL") == 4
+    assert "One UPDATE changes 400 rows, two of each order: 1 task." in out.getvalue()
 
 
 def test_the_requests_are_what_the_play_says():

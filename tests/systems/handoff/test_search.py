@@ -9,24 +9,11 @@ from django.db import connection, transaction
 
 from django_pglock.models import Task
 from django_pglock.worker import Worker
+from example_project.systems.handoff.play import WRONG_ENTRIES
 from example_project.systems.handoff.search import PARTS, Entry, Order
 from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-#: Orders whose entry is not what the 17 tables say, or whose entry is left although the order is gone.
-TEXTS = " UNION ALL ".join(
-    [
-        "SELECT id, text FROM handoff_order",
-        *(f'SELECT order_id, text FROM "{part._meta.db_table}"' for part in PARTS),
-    ]
-)
-WRONG = f"""
-SELECT count(*)
-FROM (SELECT id, string_agg(text, ' ' ORDER BY text COLLATE "C") AS text FROM ({TEXTS}) AS each GROUP BY id) AS expected
-FULL JOIN handoff_entry AS entry ON entry."order" = expected.id
-WHERE entry.text IS DISTINCT FROM expected.text
-"""
 
 
 def value(statement):
@@ -64,7 +51,7 @@ def test_nothing_is_missed_while_no_worker_runs():
     assert Task.objects.count() < 150
     assert not Entry.objects.exists()
     Worker(drain=True).run()
-    assert value(WRONG) == 0
+    assert value(WRONG_ENTRIES) == 0
     assert Entry.objects.count() == Order.objects.count() == 56
     assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
     found = Entry.objects.filter(text__contains="copied handoff_warranty")
@@ -93,4 +80,4 @@ def test_the_entries_follow_while_workers_are_killed(fleet, process, eventually)
     workers[0].kill()
     assert [writer.wait(NEVER) for writer in writers] == [0, 0]
     eventually(lambda: not Task.objects.exclude(status="SUCCESSFUL").exists(), why=fleet.output())
-    assert value(WRONG) == 0
+    assert value(WRONG_ENTRIES) == 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from django.db import transaction
 
 from django_pglock.models import Task
 from django_pglock.worker import Worker
 from example_project.systems.handoff.models import Sheet
+from example_project.systems.handoff.play import rows_in_hand
 from example_project.systems.handoff.tasks import create, update
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -40,3 +44,14 @@ def test_updates_of_a_sheet_that_is_not_there_fail_and_stop_nobody():
         update.module_path: "FAILED",
         create.module_path: "SUCCESSFUL",
     }
+
+
+def test_the_database_says_which_worker_has_which_tasks(worker, eventually):
+    Sheet.objects.create(name="plan")
+    update.enqueue(sheet="plan", line="a")
+    with transaction.atomic():
+        Sheet.objects.select_for_update().get()
+        worker()
+        eventually(lambda: rows_in_hand("tasks") == [(os.getpid(), [Task.objects.get().pk])])
+    eventually(lambda: Task.objects.get().status == "SUCCESSFUL")
+    assert rows_in_hand("tasks") == []

@@ -26,6 +26,11 @@ def gather(first, *rest, note="", **more):
     """Takes any number of arguments."""
 
 
+@task(unique=True, lock="sort:{first}")
+def sort(first, /, **more):
+    """Takes an argument by position, and another one of the same name."""
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='ab{}[]",:\\é', max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(alphabet="ab", max_size=2), inner, max_size=3),
@@ -69,3 +74,22 @@ def test_the_place_of_an_argument_matters(args, kwargs):
     others = [((1, 2), {}), ((1,), {"rest": 2}), ((1,), {"note": 2}), ((2, 1), {})]
     same = [other for other in others if key(gather, *other[0], **other[1]) == key(gather, *args, **kwargs)]
     assert same == [(args, kwargs)]
+
+
+def test_a_further_argument_with_the_name_of_a_parameter_is_another_one():
+    """Python takes it, if the parameter takes none by its name. Both count, and a template means the parameter."""
+    names = ({}, {"rest": []}, {"rest": [2]}, {"rest": [3]})
+    calls = [(args, kwargs) for args in ((1,), (1, 2), (1, 3)) for kwargs in names]
+    assert len({key(gather, *args, **kwargs) for args, kwargs in calls}) == len(calls)
+    assert len({key(sort, 1), key(sort, 1, first=2), key(sort, 2, first=2), key(sort, 2, first=1)}) == 4
+    assert keys_of(sort, (1,), {"first": 2}).lock == "sort:1"
+
+
+def test_the_key_of_a_call_stays_what_it_was():
+    """Tasks that wait in a database have keys that an earlier version has made."""
+    path = "tests.unit.tasks.test_call_keys"
+    assert key(bill, 1, [2]) == f"{path}.bill 5b9a930433e0e4cfe8377c252ec6271e8c02b3b53ad344bfc12e0aca896b6fce"
+    assert (
+        key(gather, 1, 2, note="a", other=3)
+        == f"{path}.gather 830c6c7a52c929ef340cede7e593957817bf5a67a98050d7316160ae1bd75e45"
+    )

@@ -64,8 +64,8 @@ def test_the_scope_of_a_unique_key_is_its_period_or_what_it_waits_for(unique, sc
         ({"on_conflict": "ignore"}, "on_conflict is 'ignore'"),
         ({"period": 0}, "0 seconds"),
         ({"period": -1}, "period is -1"),
-        ({"on_conflict": "replace", "while_": "unfinished"}, "only a waiting task can be replaced"),
-        ({"on_conflict": "replace", "period": 60}, "only a waiting task can be replaced"),
+        ({"on_conflict": "replace", "while_": "unfinished"}, "a running task cannot be replaced"),
+        ({"on_conflict": "replace", "period": 60}, "a running task cannot be replaced"),
     ],
 )
 def test_a_unique_that_cannot_be_kept_is_refused(options, text):
@@ -84,9 +84,9 @@ def test_the_time_to_gather_is_seconds_or_a_timedelta():
 def test_a_rate_is_the_time_from_one_token_to_the_next():
     assert Rate(10).interval == 0.1
     assert Rate(4, per=timedelta(minutes=1)).interval == 15
-    with pytest.raises(TaskOptionError, match="per is no time"):
+    with pytest.raises(TaskOptionError, match="per is 0"):
         Rate(1, per=0)
-    with pytest.raises(TaskOptionError, match="per is no time"):
+    with pytest.raises(TaskOptionError, match="per is 0"):
         Rate.parse("10/0s")
 
 
@@ -143,9 +143,9 @@ def test_a_template_is_a_text_that_is_not_empty(value):
         (partial(Unique, key=5), "Unique: key is 5"),
         (partial(Group, key=None), "Group: key is None"),
         (partial(Rate, 1, key=""), "Rate: key is ''"),
-        (partial(Rate, 1, per=1e300), r"per is 1e\+300; give ten years at most"),
-        (partial(Unique, period=1e300), r"period is 1e\+300; give ten years at most"),
-        (partial(Group, "a", gather=1e300), r"gather is 1e\+300; give ten years at most"),
+        (partial(Rate, 1, per=1e300), r"per is 1e\+300; the maximum is ten years"),
+        (partial(Unique, period=1e300), r"period is 1e\+300; the maximum is ten years"),
+        (partial(Group, "a", gather=1e300), r"gather is 1e\+300; the maximum is ten years"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_where_it_is_written(make, words):

@@ -85,7 +85,7 @@ def test_a_function_is_asked_with_exception_and_result():
 def test_no_wait_is_longer_than_postgresql_can_write():
     assert after(1e300) == MAX_DELAY
     assert duration_of(MAX_DELAY, option="period") == MAX_DELAY
-    with pytest.raises(TaskOptionError, match="give ten years at most"):
+    with pytest.raises(TaskOptionError, match="the maximum is ten years"):
         duration_of(MAX_DELAY + 1, option="period")
 
 

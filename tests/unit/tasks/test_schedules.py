@@ -124,16 +124,16 @@ def test_ticks_of_rare_expressions_are_found():
         ({"cron": 5}, "five fields"),
         ({"cron": ",".join(["1"] * 200) + " * * * *"}, "255 characters"),
         ({"cron": "60 3 * * *"}, "Bad minute"),
-        ({"cron": "0 0 31 2 *"}, "no cron expression"),
-        ({"cron": "0 0 */31 * MON#5"}, "never comes"),
-        ({"cron": "0 3 * * *", "every": 5}, "choose one"),
-        ({"timezone": "Europe/Berlin"}, "is for cron"),
-        ({"every": 5, "timezone": "Europe/Berlin"}, "is for cron"),
-        ({"cron": "0 3 * * *", "timezone": "Europe/Atlantis"}, "'Europe/Atlantis', which is no zone"),
-        ({"cron": "0 3 * * *", "timezone": "Europe"}, "which is no zone"),
-        ({"cron": "0 3 * * *", "timezone": "../etc"}, "which is no zone"),
-        ({"cron": "0 3 * * *", "timezone": ""}, "which is no zone"),
-        ({"cron": "0 3 * * *", "timezone": 2}, "which is no zone"),
+        ({"cron": "0 0 31 2 *"}, "not a cron expression"),
+        ({"cron": "0 0 */31 * MON#5"}, "matches no date"),
+        ({"cron": "0 3 * * *", "every": 5}, "not both"),
+        ({"timezone": "Europe/Berlin"}, "needs cron"),
+        ({"every": 5, "timezone": "Europe/Berlin"}, "needs cron"),
+        ({"cron": "0 3 * * *", "timezone": "Europe/Atlantis"}, "'Europe/Atlantis', which is not a time zone"),
+        ({"cron": "0 3 * * *", "timezone": "Europe"}, "which is not a time zone"),
+        ({"cron": "0 3 * * *", "timezone": "../etc"}, "which is not a time zone"),
+        ({"cron": "0 3 * * *", "timezone": ""}, "which is not a time zone"),
+        ({"cron": "0 3 * * *", "timezone": 2}, "which is not a time zone"),
         ({"every": 0}, "at least 0.1"),
         ({"every": timedelta(days=5000)}, "ten years"),
     ],
@@ -154,7 +154,7 @@ def test_what_cannot_be_kept_is_refused_when_it_is_decorated(options, text):
     ],
 )
 def test_a_function_that_needs_arguments_is_refused(function, options):
-    with pytest.raises(TaskOptionError, match=f"{function.__name__}: a schedule calls it without arguments"):
+    with pytest.raises(TaskOptionError, match=f"{function.__name__}: a schedule calls the function without arguments"):
         task(every=5, **options)(function)
 
 

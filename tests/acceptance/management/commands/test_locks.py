@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.acceptance.management.commands.processes import manage
+from tests.conftest import NEVER
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
@@ -15,4 +16,4 @@ def test_who_reads_may_have_enough():
         assert "No advisory lock" in process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(60) == 0
+        assert process.wait(NEVER) == 0

@@ -92,7 +92,7 @@ def test_a_lost_lock_ends_the_command(eventually, settings):
         (("deploy",), "no command"),
         (("deploy", "--", "/no/such/program"), "No such file"),
         (("", "--", "true"), "empty"),
-        (("deploy", "--database", "nope", "--", "true"), "DATABASES has no 'nope'; it has default"),
+        (("deploy", "--database", "nope", "--", "true"), "DATABASES has no alias 'nope'. Its aliases: default"),
     ],
 )
 def test_wrong_use_gets_a_sentence(arguments, text):

@@ -55,10 +55,10 @@ def test_locks_are_shown_to_people_and_to_programs(in_threads, eventually):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--database", "nope"), "DATABASES has no 'nope'; it has default"),
-        (("--watch", "-1"), "'-1' are no seconds"),
-        (("--watch", "nan"), "'nan' are no seconds"),
-        (("--watch", "1e300"), "'1e300' are no seconds"),
+        (("--database", "nope"), "DATABASES has no alias 'nope'. Its aliases: default"),
+        (("--watch", "-1"), "'-1' is not a number of seconds"),
+        (("--watch", "nan"), "'nan' is not a number of seconds"),
+        (("--watch", "1e300"), "'1e300' is not a number of seconds"),
         (("--watch", "0"), "'0' is not above zero"),
         (("--free-lease", "a", "--terminate", "1"), "not allowed with"),
         (("--blocked", "--leases"), "not allowed with"),
@@ -99,5 +99,5 @@ def test_leases_are_shown_and_taken_away():
         [row] = json.loads(locks("--leases", "night\tly", "--json"))
         assert (row["name"], row["token"]) == ("night\tly", 1)
         assert "taken away" in locks("--free-lease", "night\tly")
-        with pytest.raises(CommandError, match="No lease of the name"):
+        with pytest.raises(CommandError, match="No lease named"):
             locks("--free-lease", "night\tly")

@@ -95,7 +95,7 @@ def test_ready_tasks_that_nobody_runs_are_told_of():
     make("READY", days=0, run_after=None)
     assert locktasks("status").splitlines()[-2:] == [
         "0 workers are alive.",
-        "Tasks are ready, and nobody runs them. Start a worker: manage.py runlockworker",
+        "Tasks are ready, but no worker is alive. Start a worker: manage.py runlockworker",
     ]
 
 
@@ -203,7 +203,7 @@ def test_a_living_workers_task_is_not_reset(slow_beats):
     beat("default", living, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     row = make("RUNNING", worker=living)
     assert locktasks("reset", "--all", "--yes") == "0 stuck tasks are ready again.\n"
-    with pytest.raises(CommandError, match="No task of these ids"):
+    with pytest.raises(CommandError, match="No task with these ids"):
         locktasks("reset", row.pk)
 
 
@@ -264,7 +264,7 @@ def test_filters_choose(filters, expected):
         (["cancel", "1", "--all"], "ids or filters, not both"),
         (["cancel", "1", "--queue", "x"], "ids or filters, not both"),
         (["cancel", "--all", "--queue", "x"], "filters or --all, not both"),
-        (["retry", "999999999"], "No task of these ids"),
+        (["retry", "999999999"], "No task with these ids"),
         (["retry", "x"], "'x' is not the id of a task"),
         (["retry", "9" * 30], "is not the id of a task"),
         (["retry", "--status", "LOST"], "invalid choice: 'LOST'"),
@@ -272,9 +272,9 @@ def test_filters_choose(filters, expected):
         (["retry", "--older-than", "nan"], "'nan' is not a number of days"),
         (["list", "--limit", "0"], "'0' is not a number"),
         (["prune", "--status", "RUNNING"], "invalid choice: 'RUNNING'"),
-        (["prune", "--status", "FAILED"], "keeps FAILED tasks for ever"),
+        (["prune", "--status", "FAILED"], "keeps FAILED tasks forever"),
         (["resume", "mail"], "Queue 'mail' is not paused"),
-        (["status", "--database", "moon"], "DATABASES has no 'moon'; it has default"),
+        (["status", "--database", "moon"], "DATABASES has no alias 'moon'. Its aliases: default"),
         ([], "SUBCOMMAND"),
     ],
 )

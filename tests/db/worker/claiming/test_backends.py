@@ -57,8 +57,14 @@ def test_a_group_is_of_one_backend(worker, eventually):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--backend", "report"], "TASKS has no 'report' of this package; it has default, elsewhere, reports"),
-        (["--backend", "elsewhere", "--database", "default"], "Backend 'elsewhere' has its tasks in database 'other'"),
+        (
+            ["--backend", "report"],
+            "TASKS has no backend 'report' of django_pglock. Its backends: default, elsewhere, reports",
+        ),
+        (
+            ["--backend", "elsewhere", "--database", "default"],
+            "Backend 'elsewhere' stores its tasks in database 'other'",
+        ),
         (["--backend", "reports", "mail"], "QUEUES has no 'mail'; it has default, nightly"),
     ],
 )
@@ -68,7 +74,7 @@ def test_a_backend_that_nobody_could_mean_is_refused(arguments, text):
 
 
 def test_a_worker_for_a_backend_of_another_database_is_refused():
-    with pytest.raises(ConfigurationError, match="Backend 'elsewhere' has its tasks in database 'other'"):
+    with pytest.raises(ConfigurationError, match="Backend 'elsewhere' stores its tasks in database 'other'"):
         Worker(backend="elsewhere")
 
 

@@ -55,7 +55,7 @@ def test_what_was_enqueued_before_the_worker_started_is_found(worker, eventually
     worker()
     eventually(succeeded(row))
     assert Effect.objects.get().name == "delivered a letter"
-    assert caplog.messages.count("Imported tests.sample.mail, which a task names.") == 1
+    assert caplog.messages.count("Imported tests.sample.mail, the module of a task.") == 1
 
 
 def test_a_worker_that_sleeps_finds_it_when_it_is_told(worker, eventually, settings):
@@ -112,7 +112,7 @@ def test_nothing_else_is_imported_or_run(worker, eventually, caplog):
     assert not Effect.objects.filter(name__startswith="ran").exists()
     # Once, and only for the one that is there and fails.
     assert [each.getMessage() for each in caplog.records if "cannot be imported" in each.getMessage()] == [
-        "tests.sample.broken, which a task names, cannot be imported."
+        "The module tests.sample.broken of a task cannot be imported."
     ]
 
 

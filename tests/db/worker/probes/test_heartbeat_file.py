@@ -53,7 +53,7 @@ def test_a_later_failure_is_said_once_and_never_stops_the_beat(worker, eventuall
     running = worker(heartbeat_file=str(path))
     eventually(path.exists)
     path.parent.rename(tmp_path / "away")  # at once: a beat between two steps would make the file again
-    eventually(lambda: "cannot be written; the worker goes on" in caplog.text)
+    eventually(lambda: "cannot be written. The worker continues" in caplog.text)
     for _ in range(2):
         before = Worker.objects.get().heartbeat_at
         eventually(lambda: Worker.objects.get().heartbeat_at > before)  # noqa: B023

@@ -150,7 +150,7 @@ def test_a_part_that_is_stuck_is_named(probed, eventually, monkeypatch, name):
     monkeypatch.setattr(part, "turn", lambda: end.wait(FOREVER))
     monkeypatch.setattr(health, "PATIENCE", 0.05)
     part.wake()
-    text = rf"The {name} has shown no life for \d+ s.\n"
+    text = rf"The {name} has not responded for \d+ s.\n"
     try:
         eventually(lambda: re.fullmatch(text, ask(worker, "/livez")[1]), why="it was not named")
         assert ask(worker, "/livez")[0] == 503
@@ -237,7 +237,7 @@ def test_without_a_database_a_worker_lives_and_is_not_ready(probed, eventually, 
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE application_name LIKE 'lockworker %%' AND datname = current_database()"
         )
-    eventually(lambda: ask(worker, "/readyz")[:2] == (503, "The database is away.\n"))
+    eventually(lambda: ask(worker, "/readyz")[:2] == (503, "The worker has no connection to the database.\n"))
     assert ask(worker, "/livez")[0] == 200
     monkeypatch.undo()
     eventually(lambda: ask(worker, "/readyz")[0] == 200)
@@ -252,7 +252,7 @@ def test_a_heartbeat_that_cannot_be_written_is_seen(probed, eventually, monkeypa
     eventually(lambda: ask(worker, "/readyz")[0] == 200)
     end = threading.Event()
     monkeypatch.setattr(worker.heartbeat, "turn", lambda: end.wait(FOREVER))
-    eventually(lambda: re.fullmatch(r"No heartbeat could be written for \d+ s.\n", ask(worker, "/readyz")[1]))
+    eventually(lambda: re.fullmatch(r"The last heartbeat was written \d+ s ago.\n", ask(worker, "/readyz")[1]))
     end.set()
 
 

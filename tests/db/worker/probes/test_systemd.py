@@ -93,7 +93,7 @@ def test_a_worker_without_database_still_lives_for_systemd(heard, worker, eventu
     monkeypatch.setenv("WATCHDOG_USEC", "300000")
     running = worker()
     monkeypatch.setattr(running.heartbeat, "beat", lambda: 1 / 0)
-    eventually(lambda: "STATUS=The database is away." in heard())
+    eventually(lambda: "STATUS=The worker has no connection to the database." in heard())
     lines = []
     eventually(lambda: lines.extend(heard()) or len(lines) > 3)
     assert "WATCHDOG=1" in lines
@@ -112,7 +112,7 @@ def test_one_process_of_several_does_not_say_that_the_service_stops(heard, worke
 def test_a_socket_that_is_gone_is_said_once_and_harms_nobody(worker, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
     assert worker().shutdown() is True
-    assert caplog.text.count("NOTIFY_SOCKET does not take messages") == 1
+    assert caplog.text.count("Messages to NOTIFY_SOCKET cannot be sent") == 1
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,7 @@ def test_each_attempt_that_fails_has_its_line(ended, lines):
     result = ended(sample.fail_twice.enqueue(7), "FAILED")
     (first, retried), (second, failed) = lines(result)
     assert (first, second) == ("WARNING", "ERROR")
-    assert re.search(
-        r"attempt 1 of 2 failed after T s and will be tried again in \d+\.\d s: LookupError: there is", retried
-    )
+    assert re.search(r"attempt 1 of 2 failed after T s and will run again in \d+\.\d s: LookupError: there is", retried)
     assert re.search(r"attempt 2 of 2 failed after T s: LookupError: there is no order 7\.$", failed)
 
 
@@ -108,8 +106,8 @@ def test_what_is_given_back_or_lost_has_one_line(claim, caplog):
     report(EndedClaim(given, Released()))
     report_lost(EndedClaim(given, None))
     assert [each.getMessage().partition("attempt 1 of 1 ")[2] for each in caplog.records] == [
-        "was given back before it began.",
-        "was lost: somebody else has the task, its outcome was dropped.",
+        "was given back before it started.",
+        "was lost: another worker has claimed the task, so this outcome was dropped.",
     ]
 
 

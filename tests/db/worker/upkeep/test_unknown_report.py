@@ -73,8 +73,8 @@ def test_it_is_left_alone_reported_once_and_run_when_its_worker_comes(
     eventually(lambda: len(looks) >= seen + 3)
     assert set(Task.objects.filter(task_path=PATH).values_list("status", "attempts")) == {("READY", 0)}
     [warning] = warnings(caplog)
-    assert warning.startswith(f"2 tasks of queue 'default' call {PATH!r}, which no running worker knows: ")
-    assert warning.endswith("is its module imported, or its deploy still to come?")
+    assert warning.startswith(f"2 tasks of queue 'default' call {PATH!r}, which no running worker has imported. ")
+    assert warning.endswith("Import its module in the workers, or deploy the version that defines it.")
     old.shutdown()
     deploy()
     worker()

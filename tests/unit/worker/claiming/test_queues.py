@@ -124,19 +124,19 @@ def test_what_was_asked_is_kept_for_people():
         ({"names": [""]}, "name of a queue is empty: ''"),
         ({"names": [" =2"]}, "name of a queue is empty: ' =2'"),
         ({"names": ["a"], "exclude": [""]}, "name of a queue is empty"),
-        ({"names": ["ma*il"]}, "stands at the end of a queue's name, or nowhere: 'ma[*]il'"),
+        ({"names": ["ma*il"]}, "is allowed only at the end of a queue's name: 'ma[*]il'"),
         *[
             ({"names": [f"mail={weight}"]}, f"weight of queue 'mail' is '{weight}'; use a whole number from 1 to 1000")
             for weight in ("0", "1001", "-1", "1.5", "many", "", "\u0663", "9" * 5000)
         ],
-        ({"names": ["a", "b=1"], "order": "strict"}, "'b' is served in strict order, so it can have no weight"),
-        ({"names": ["a"], "exclude": ["b=2"]}, "'b' is excluded, so it can have no weight"),
+        ({"names": ["a", "b=1"], "order": "strict"}, "'b' is served in strict order, so it cannot have a weight"),
+        ({"names": ["a"], "exclude": ["b=2"]}, "'b' is excluded, so it cannot have a weight"),
         ({"names": ["a", "b", "a=2"]}, "'a' is given twice"),
         ({"exclude": ["a", "a"]}, "'a' is given twice"),
         ({"names": ["a", "mail-x", "mail-*"], "exclude": ["mail*", "a"]}, "No queue is left"),
         ({"exclude": ["*"]}, "No queue is left"),
-        ({"names": ["a"], "order": "random"}, "'random'; it is one of weighted, strict"),
-        ({"names": "mail"}, "a list of names; 'mail' is one text"),
+        ({"names": ["a"], "order": "random"}, "'random'; use one of weighted, strict"),
+        ({"names": "mail"}, "a list of names; 'mail' is a string"),
     ],
 )
 def test_what_nobody_can_mean_is_refused(arguments, text):

@@ -56,7 +56,7 @@ def test_the_primary_says_nothing_of_a_session_of_a_standby():
     assert asked.verdict == ""
 
 
-@pytest.mark.parametrize(("receives_nothing", "verdict"), [(True, "the server waits for us"), (False, "")])
+@pytest.mark.parametrize(("receives_nothing", "verdict"), [(True, "the server waits for the client"), (False, "")])
 def test_both_sides_may_wait_for_each_other(monkeypatch, receives_nothing, verdict):
     """One question may meet a moment in which the server waits until a long answer has been taken."""
     monkeypatch.setattr(SilentSession, "_receives_nothing", lambda self: receives_nothing)

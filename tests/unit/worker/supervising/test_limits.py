@@ -39,7 +39,7 @@ def test_the_limit_of_memory_is_in_mebibytes(monkeypatch):
     in_flight.threads.slots[0].ended = 1
     monkeypatch.setattr(limits_module, "resident_memory", lambda: 300 * 2**20)
     assert limits(in_flight, max_memory=300).reached() == ""
-    assert limits(in_flight, max_memory=299).reached() == "it takes 300 MiB of memory"
+    assert limits(in_flight, max_memory=299).reached() == "it uses 300 MiB of memory"
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux only")

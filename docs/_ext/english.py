@@ -1,0 +1,171 @@
+"""Check the English of the pages, and of the messages, docstrings and comments of the package.
+
+Run: ``python docs/_ext/english.py``. It needs proselint, prints one line for each phrase to rewrite, and exits with 1
+if there is one. CONTRIBUTING.md has the rules; ``SAY_INSTEAD`` has the phrases that break them most often.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from proselint.config import Config
+from proselint.registry import CheckRegistry
+from proselint.registry.checks import Check, types
+from proselint.tools import LintFile
+
+ROOT = Path(__file__).parents[2]
+#: A phrase, as a regular expression in which a space is any white space, and what to write instead.
+SAY_INSTEAD = {
+    "whoever": "who: the worker, the holder, the caller",
+    "goes? on": "continues, or the verb of what happens",
+    "went on": "continued",
+    "going on": "continuing, or the verb of what happens",
+    "shall": "must, or the plain verb",
+    "left alone": "not changed, not cancelled, not counted …",
+    "leaves? alone": "does not change",
+    "signs? of life": "heartbeat, answer",
+    "told of": "who calls, notifies or reports to whom",
+    "hears? of": "receives, is notified of",
+    "nobody hears": "without receivers",
+    "nobody (?:can|could) mean": "invalid",
+    "what (?:cannot|may not) be": "the thing that is invalid",
+    "(?:of|like|from|than|by|and|or|beside|for|as|if|then|only|with|to|but) ones? (?:that|who)": "the noun again",
+    "comes? to its end": "ends",
+    "(?:has|have) a look": "checks",
+    "looks? after": "checks, restarts …",
+    "in hand": "prefetched, or running",
+    "puts? off": "postpones",
+    "under way": "running, in flight",
+    "on its way": "sent, in flight",
+    "hangs? up": "closes the connection",
+    "(?:is|are|was) away": "cannot be reached",
+    "lets? in": "allows",
+    "to be had": "available",
+    "carried along": "copied, stored with",
+    "keeps? (?:nobody|everybody) out": "excludes",
+    "stands? in the record": "is in the row",
+    "of which nobody": "two sentences",
+    "the same, as": "as: …",
+    "mend": "correct",
+    "most retries": "maximum number of retries",
+}
+#: Checks of proselint that fit technical English.
+FITTING = (
+    "archaism",
+    "cliches",
+    "malapropisms",
+    "mixed_metaphors",
+    "mondegreens",
+    "needless_variants",
+    "nonwords",
+    "oxymorons",
+    "redundancy",
+    "skunked_terms",
+    "spelling",
+)
+OURS = "pglock"
+CONFIG: Config = {"max_errors": 1000, "checks": dict.fromkeys((*FITTING, OURS), True)}
+#: What is no English in a page: code, comments, addresses.
+CODE = re.compile(r"^(`{3,}|:::).*?^\1|`[^`]+`|<!--.*?-->|\]\([^)]*\)|https?://\S+", re.MULTILINE | re.DOTALL)
+#: What is no English in a string: fields, and the quotes between its parts.
+FIELDS = re.compile(r"\{[^{}]*\}|``[^`]*``|[\"']\s*\n\s*[rfb]{0,2}[\"']|\\n")
+#: proselint skips quotations, and every message is one.
+QUOTES = re.compile(r"\"|(?<!\w)'|'(?!\w)")
+SQL = re.compile(r"\b(?:SELECT|UPDATE|INSERT|DELETE|WITH|FROM|WHERE|VALUES|JOIN|RETURNING|CREATE)\b")
+
+
+def pages() -> list[Path]:
+    """Return the pages that people read."""
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def sources() -> list[Path]:
+    """Return the files of the package whose messages, docstrings and comments people read."""
+    return [path for path in sorted((ROOT / "django_pglock").rglob("*.py")) if "migrations" not in path.parts]
+
+
+def prose_of_page(text: str) -> str:
+    """Return the page with blanks instead of code. The rest stays at its place."""
+    return CODE.sub(_blank, text)
+
+
+def prose_of_source(text: str) -> str:
+    """Return the comments, the docstrings and the messages at their places, and blanks instead of code."""
+    lines = text.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    prose = list(re.sub(r"[^\n]", " ", text))
+    for start, end in (*_comments(text, starts), *_strings(text, lines, starts)):
+        prose[start:end] = FIELDS.sub(_blank, text[start:end])
+    return "".join(prose)
+
+
+def findings(path: Path) -> Iterator[str]:
+    """Yield what is to be rewritten in a file, one line each."""
+    text = path.read_text()
+    prose = prose_of_page(text) if path.suffix == ".md" else prose_of_source(text)
+    if not prose.strip():
+        return
+    for found in LintFile(str(path), QUOTES.sub(" ", prose)).lint(CONFIG):
+        yield f"{path}:{found.pos[0]}: {found.check_result.message}"
+
+
+def register() -> None:
+    """Add our checks and those of proselint to its registry, once in a process."""
+    from proselint.checks import __register__ as theirs
+
+    registry = CheckRegistry()
+    if not registry.checks:
+        registry.register_many(theirs)
+        phrases = {phrase.replace(" ", r"\s+"): instead for phrase, instead in SAY_INSTEAD.items()}
+        registry.register(Check(types.PreferredForms(phrases), path=OURS, message="{1!r}: write {0}."))
+
+
+def main(paths: Iterable[Path]) -> int:
+    """Print the findings in these files and return the exit code."""
+    register()
+    found = [finding for path in paths for finding in findings(path)]
+    sys.stdout.write("\n".join(found or ["English: nothing to rewrite."]) + "\n")
+    return 1 if found else 0
+
+
+def _blank(match: re.Match[str]) -> str:
+    # No spaces: words before and after code would look like neighbours.
+    return re.sub(r"[^\n]", "`", match[0]) if "\n" not in match[0] or match[0].startswith("`") else _spaces(match[0])
+
+
+def _spaces(text: str) -> str:
+    return re.sub(r"[^\n]", " ", text)
+
+
+def _comments(text: str, starts: list[int]) -> Iterator[tuple[int, int]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            start = starts[token.start[0] - 1] + token.start[1]
+            yield start + len(token.string) - len(token.string.lstrip("#: ")), start + len(token.string)
+
+
+def _strings(text: str, lines: list[str], starts: list[int]) -> Iterator[tuple[int, int]]:
+    def place(line: int, column: int) -> int:
+        # The columns of ast count bytes.
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+    inside: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if id(node) in inside or not isinstance(node, (ast.Constant, ast.JoinedStr)):
+            continue
+        inside.update(map(id, ast.walk(node)))
+        start, end = place(node.lineno, node.col_offset), place(node.end_lineno or 0, node.end_col_offset or 0)
+        if isinstance(getattr(node, "value", ""), str) and " " in text[start:end] and not SQL.search(text[start:end]):
+            yield start, end
+
+
+if __name__ == "__main__":
+    sys.exit(main([Path(name) for name in sys.argv[1:]] or [*pages(), *sources()]))

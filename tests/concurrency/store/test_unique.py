@@ -1,0 +1,166 @@
+"""Unique calls in transactions, beside claims of the task that waits."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from uuid import uuid4
+
+import pytest
+from django.db import OperationalError, connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
+from psycopg.errors import SerializationFailure
+
+from django_pglock import enqueue_many
+from django_pglock.models import Task
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.claim import claim_statement, claims_of
+from django_pglock.tasks.options import Unique
+from tests.conftest import NEVER
+from tests.sample.keyed_tasks import rebuild, refresh
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+#: How many sessions wait for a lock of another one.
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+#: The two steps of a claim, which are one statement of a worker.
+LOCK = "SELECT FROM django_pglock_task FOR NO KEY UPDATE SKIP LOCKED"
+CLAIM = "UPDATE django_pglock_task SET attempts = 1"
+
+
+@pytest.fixture
+def claimed(in_threads):
+    """Claim in another session all tasks that are free, as a worker does; return their ids."""
+
+    def claim(number):
+        worker = uuid4()
+        statement = claim_statement("default", worker=worker, paths=[refresh.module_path, rebuild.module_path])
+        return [str(each.id) for each in claims_of(statement.execute(10, "default"), worker)]
+
+    return lambda: in_threads(claim, 1)[0]
+
+
+def begin(level):
+    """Begin the transaction's snapshot; only READ COMMITTED has another one for each statement."""
+    value(f"SET TRANSACTION ISOLATION LEVEL {level}; SELECT count(*) FROM django_pglock_task")
+
+
+def value(statement):
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        while cursor.nextset():
+            pass
+        return cursor.fetchone()[0]
+
+
+def one(task):
+    return task.enqueue(1).id
+
+
+def many(task):
+    return enqueue_many(task, [(2,), (1,)])[1]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("enqueue", [one, many])
+def test_a_task_that_stands_for_a_call_is_not_claimed_before_the_commit(claimed, enqueue, level):
+    """What the transaction has changed is invisible until then, and a run before it would miss the change."""
+    first = refresh.enqueue(1)
+    with transaction.atomic():
+        begin(level)
+        assert enqueue(refresh) == first.id
+        assert claimed() == []
+    assert first.id in claimed()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_call_after_the_claim_of_the_waiting_task_is_another_task(claimed, level):
+    """Also in a transaction whose snapshot still shows the task as waiting."""
+    first = refresh.enqueue(1)
+    with transaction.atomic():
+        begin(level)
+        assert claimed() == [first.id]
+        second = refresh.enqueue(1)
+    assert claimed() == [second.id]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_call_beside_the_claim_of_the_waiting_task_is_not_missed(eventually, level):
+    """The claim has the row first. Then the call is written, or the whole transaction has to be tried again."""
+    refresh.enqueue(1)
+    errors = []
+    with closing(dedicated_connection("default")) as worker, worker.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(LOCK)
+
+        def call():
+            try:
+                with transaction.atomic():
+                    begin(level)
+                    refresh.enqueue(1)
+            except OperationalError as error:
+                errors.append(error)
+            finally:
+                connections.close_all()
+
+        caller = threading.Thread(target=call, daemon=True)
+        caller.start()
+        eventually(lambda: value(WAITING) == 1 or not caller.is_alive())
+        cursor.execute(CLAIM)
+        cursor.execute("COMMIT")
+    caller.join(NEVER)
+    attempts = list(Task.objects.order_by("id").values_list("attempts", flat=True))
+    if level == "READ COMMITTED":
+        assert (attempts, errors) == ([1, 0], [])
+    else:
+        [error] = errors
+        assert attempts == [1]
+        assert isinstance(error.__cause__, SerializationFailure)
+
+
+def test_tasks_that_stand_for_calls_are_locked_in_the_order_of_the_keys(eventually):
+    """The second key is the older row and the first call. Two transactions with the same keys cannot deadlock."""
+    task = refresh.using(unique=Unique("{number}"))
+    rows = {number: int(task.enqueue(number).id) for number in (2, 1)}
+    with closing(dedicated_connection("default")) as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT FROM django_pglock_task WHERE id = %s FOR UPDATE", [rows[2]])
+
+        def call():
+            with transaction.atomic():
+                enqueue_many(task, [(2,), (1,)])
+            connections.close_all()
+
+        caller = threading.Thread(target=call, daemon=True)
+        caller.start()
+        eventually(lambda: value(WAITING) == 1 or not caller.is_alive())
+        cursor.execute(LOCK.replace("SELECT", "SELECT id"))
+        assert cursor.fetchall() == [(rows[2],)], "the other one is locked before the caller waits"
+        cursor.execute("COMMIT")
+    caller.join(NEVER)
+    assert not caller.is_alive()
+
+
+@pytest.mark.parametrize("enqueue", [one, many])
+def test_no_row_is_locked_where_the_caller_has_no_transaction(enqueue):
+    """Whatever the caller has changed is committed, and any run that begins from now on sees it."""
+    refresh.enqueue(1)
+    with CaptureQueriesContext(connection) as outside:
+        enqueue(refresh)
+    with CaptureQueriesContext(connection) as inside, transaction.atomic():
+        enqueue(refresh)
+    statements = [
+        [each["sql"] for each in queries if "django_pglock_task" in each["sql"]] for queries in (outside, inside)
+    ]
+    assert [sum("FOR SHARE" in each for each in some) for some in statements] == [0, 1]
+    assert len(statements[0]) == len(statements[1]), "and where it has one, that takes no further statement"
+
+
+def test_a_task_that_is_unique_until_it_ends_is_claimed_beside_the_caller(claimed):
+    """It would keep its key anyway, and may have read everything already."""
+    first = rebuild.enqueue(1)
+    with transaction.atomic():
+        assert rebuild.enqueue(1).id == first.id
+        assert claimed() == [first.id]
+        assert rebuild.enqueue(1).id == first.id

@@ -1,0 +1,58 @@
+"""The checker of the English finds a phrase wherever people read it, and no code. CI runs it on the project itself."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.conftest import ROOT
+
+#: Each has one phrase to rewrite, in its second line.
+PLANTED = {
+    "a page": ("page.md", "# Tasks\nThe worker goes on with its work.\n"),
+    "a table": ("page.md", "| when | what |\n| a worker dies | whoever comes next runs its tasks |\n"),
+    "two lines of a page": ("page.md", "# Tasks\nThe worker goes\non with its work.\n"),
+    "proselint's own phrase": ("page.md", "# Tasks\nThe task waits for ever.\n"),
+    "a message": ("module.py", 'raise ValueError(\n    "The queue is left alone."\n)\n'),
+    "a message in parts": ("module.py", 'raise ValueError(\n    f"The queue {name} is left "\n    "alone."\n)\n'),
+    "a docstring": ("module.py", 'class Worker:\n    """Whoever runs tasks."""\n'),
+    "a comment": ("module.py", "number = 5\nnumber += 1  # whoever asks\n"),
+    "two lines of a comment": ("module.py", "number = 5\n# The worker gives signs of\n# life.\n"),
+}
+CODE = {
+    "code in a page": ("page.md", "Call `goes_on`, or `goes on`:\n\n```python\nwhoever = 5\n```\n"),
+    "an address": ("page.md", "See [the page](https://example.com/whoever).\n"),
+    "names": ("module.py", "whoever = shall(mend)\n"),
+    "a field of a message": ("module.py", 'raise ValueError(f"The task {whoever} failed.")\n'),
+    "SQL": ("module.py", 'run("SELECT whoever FROM tasks")\n'),
+    "an empty file": ("module.py", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def english():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+        return importlib.import_module("english")
+
+
+@pytest.mark.parametrize(("name", "text"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_phrase_is_found_in_its_line(name, text, english, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_text(text)
+    assert english.main([path]) == 1
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{path}:2: ")
+
+
+@pytest.mark.parametrize(("name", "text"), CODE.values(), ids=CODE)
+def test_code_is_no_english(name, text, english, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_text(text)
+    assert english.main([path]) == 0, capsys.readouterr().out
+
+
+def test_the_project_has_pages_and_sources_to_check(english):
+    names = {path.name for path in [*english.pages(), *english.sources()]}
+    assert names >= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tasks.md", "runlockworker.py", "checks.py"}

@@ -1,0 +1,114 @@
+"""The pages for looking up name what the code has, all of it and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from unittest.mock import MagicMock
+
+from django.dispatch import Signal
+
+from django_pglock import signals
+from django_pglock.locks import Lease, lock
+from django_pglock.locks.async_handle import AsyncHandle
+from django_pglock.locks.handle import Handle
+from django_pglock.locks.leases.handle import AsyncLeaseHandle, LeaseHandle
+from django_pglock.management.commands import withlock
+from django_pglock.models import Task
+from django_pglock.tasks.context import TaskContext
+from django_pglock.tasks.fields import TaskFields
+from django_pglock.worker.probes.metrics import Metrics
+from django_pglock.worker.supervising.channel import LEFT_BEHIND
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs" / "reference.md").read_text()
+SOURCE = "\n".join(path.read_text() for path in sorted((ROOT / "django_pglock").rglob("*.py")))
+HANDLES = (Handle, AsyncHandle, LeaseHandle, AsyncLeaseHandle)
+#: What the package itself calls on handles.
+OF_THE_PACKAGE = {
+    "acquire",
+    "detach",
+    "free_from_any_thread",
+    "is_disabled",
+    "is_done",
+    "is_open",
+    "options",
+    "request",
+}
+
+
+def section(title: str, page: str = PAGE) -> str:
+    return page.partition(f"# {title}\n")[2].partition("\n## ")[0]
+
+
+def first_cells(text: str) -> list[str]:
+    """Return what stands in code in the first cells of tables."""
+    return re.findall(r"`([\w.]+)", "".join(re.findall(r"^\|([^|]*)\|", text, re.MULTILINE)))
+
+
+def test_every_option_of_a_task_has_its_sentence():
+    explained = set(re.findall(r"``(\w+)``", TaskFields.__doc__ or ""))
+    own = {each.name for each in dataclasses.fields(TaskFields) if each.init} - {"func"}
+    of_django = {"priority", "backend", "queue_name", "takes_context"}
+    assert own - of_django - explained == set()
+    assert "autoclass:: django_pglock.tasks.fields.TaskFields" in section("Options of a task")
+
+
+def test_every_attribute_of_a_handle_stands_in_the_table():
+    made = [lock("a")._handle(("a",)), Lease("a", ttl=60)._handle(("a",))]
+    has = {name for each in [*HANDLES, *map(vars, made)] for name in ([*dir(each)] if isinstance(each, type) else each)}
+    public = {name for name in has if not name.startswith("_")} - OF_THE_PACKAGE
+    assert set(first_cells(section("Handles"))) - {"attribute"} == public
+
+
+def test_every_attribute_of_a_context_is_shown():
+    own = {name for name in vars(TaskContext) if not name.startswith("_")}
+    [members] = re.findall(r"TaskContext\n   :members: (.*)", PAGE)
+    assert set(members.split(", ")) == own
+
+
+def test_every_signal_is_shown():
+    """Sphinx shows the names that a comment explains."""
+    named = {name for name, each in vars(signals).items() if isinstance(each, Signal)}
+    text = (ROOT / "django_pglock" / "signals.py").read_text()
+    assert set(re.findall(r"^#: .*\n(\w+) = Signal", text, re.MULTILINE)) == named
+
+
+def test_every_check_stands_in_the_table():
+    told = re.findall(r"[EW]0\d\d", "".join(re.findall(r"^\|([^|]*)\|", section("System checks"), re.MULTILINE)))
+    assert sorted(told) == sorted(set(re.findall(r"django_pglock\.([EW]\d{3})", SOURCE)))
+
+
+def test_every_logger_stands_in_the_table():
+    table = section("Other loggers", (ROOT / "docs" / "logging.md").read_text())
+    used = set(re.findall(r'getLogger\("(django_pglock\.\w+)"\)', SOURCE))
+    assert set(first_cells(table)) == used
+
+
+def test_every_metric_stands_in_the_table():
+    table = section("Metrics", (ROOT / "docs" / "operations.md").read_text()).partition("\n\n")[0]
+    told = re.findall(r"`([a-z_]+)(?:\{\w+\})?`", "".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)))
+    metrics = Metrics(MagicMock(), outcomes=MagicMock(), ready_counts=MagicMock(), health=MagicMock())
+    metrics.health.beat_age.return_value = 1.0
+    names = {name for name, _, _ in (*metrics._counters(), *metrics._gauges())}
+    assert set(told) - {"django_pglock_"} == names
+
+
+def test_every_exit_code_stands_in_the_table():
+    table = section("Exit codes")
+    assert f"| `runlockworker` | {LEFT_BEHIND} |" in table
+    assert f"| `withlock` | {withlock.EX_TEMPFAIL} |" in table
+    assert f"| `withlock` | {withlock.EX_SOFTWARE} |" in table
+
+
+def test_the_columns_that_an_insert_needs_stand_in_the_table():
+    table = section("From another language", (ROOT / "docs" / "tasks.md").read_text())
+    told = set(first_cells(table)) - {"column"}
+    columns = {field.column: field for field in Task._meta.concrete_fields}
+    optional = {
+        name
+        for name, field in columns.items()
+        if field.null or field.primary_key or field.has_default() or field.has_db_default()
+    }
+    assert told <= set(columns)
+    assert set(columns) - optional <= told
