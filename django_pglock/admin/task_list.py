@@ -106,7 +106,9 @@ def queue_name(task: Task) -> str:
 def status_mark(task: Task) -> str:
     """Return the status in its colour, with a note if a cancel was requested."""
     is_asked = task.status == "RUNNING" and task.cancel_requested_at is not None
-    note = f" ({gettext('cancel requested')})" if is_asked else ""
+    # Not inside of an f-string, where makemessages does not find it.
+    asked = gettext("cancel requested")
+    note = f" ({asked})" if is_asked else ""
     return format_html("{}{}", mark(task.status.lower(), task.get_status_display()), note)
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.acceptance
 ENQUEUE = """
 INSERT INTO django_pglock_task (queue, backend, task_path, args)
 SELECT 'default', 'default', 'tests.sample.tasks.record_atomically', jsonb_build_array('outage', n)
-FROM generate_series(%s, %s) AS n
+FROM generate_series(%s::int, %s::int) AS n
 """
 
 

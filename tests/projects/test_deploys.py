@@ -17,7 +17,12 @@ FILES = {
         r"^```\{code-block\} python\n:caption: shop/(\w+)\.py, (\w+)\n\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL
     )
 }
-SETTINGS = 'INSTALLED_APPS = ["django_pglock", "shop"]\nDATABASES = {"default": {**POSTGRES, "NAME": "%s"}}\n'
+#: No worker is taken for dead, however slow the machine is: each task is claimed once.
+SETTINGS = """
+INSTALLED_APPS = ["django_pglock", "shop"]
+DATABASES = {"default": {**POSTGRES, "NAME": "%s"}}
+DJANGO_PGLOCK = {"HEARTBEAT_LIMIT": 120.0}
+"""
 OLD_NAME, NEW_NAME, EXPORT = "shop.tasks.send_receipt", "shop.mail.send_receipt", "shop.tasks.export"
 INSERT = """
 INSERT INTO django_pglock_task (queue, backend, task_path, args, kwargs) VALUES ('default', 'default', %s, '[5]', %s)
