@@ -89,8 +89,17 @@ def find(queryset: Any, term: str, *, newest_only: bool) -> Any:
 def name_and_id(task: Task) -> str:
     """Return the name of the function and the id of the task."""
     return format_html(
-        '<span title="{}">{}</span> <span class="pglock-id">#{}</span>', task.task_path, task.name, task.pk
+        '<span class="pglock-name" title="{}">{}</span> <span class="pglock-id">#{}</span>',
+        task.task_path,
+        task.name,
+        task.pk,
     )
+
+
+@admin.display(description=_("queue"))
+def queue_name(task: Task) -> str:
+    """Return the queue, cut if its name is long: it would push the other columns off the screen."""
+    return format_html('<span class="pglock-name" title="{0}">{0}</span>', task.queue)
 
 
 @admin.display(description=_("status"))

@@ -8,10 +8,13 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import Q
+from django.utils import timezone
 from django.utils.html import format_html
+from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.admin.pages import elapsed
 from django_pglock.models import Task, Worker
 from django_pglock.store.lock_keys import holders
 from django_pglock.tasks.redaction import shown
@@ -69,6 +72,46 @@ def shown_result(task: Task) -> str:
 def shown_meta(task: Task) -> str:
     """Return the metadata, such as a trace context."""
     return _as_json(shown(task, "meta"))
+
+
+@admin.display(description=_("task function"))
+def shown_task_path(task: Task) -> str:
+    """Return the path of the function, as a link to its tasks."""
+    return _list_of("task_path", task.task_path)
+
+
+@admin.display(description=_("queue"))
+def shown_queue(task: Task) -> str:
+    """Return the queue, as a link to its tasks."""
+    return _list_of("queue", task.queue)
+
+
+@admin.display(description=_("worker"))
+def shown_worker(task: Task) -> str:
+    """Return the worker of the last attempt: its name, as a link, or its id if its row is gone."""
+    name = Worker.objects.filter(pk=task.worker).values_list("name", flat=True).first()
+    if name is None:
+        return str(task.worker)
+    return format_html('<a href="../../../worker/{}/change/">{}</a>', task.worker, name)
+
+
+def moment(name: str) -> Any:
+    """Return the field of a date, which shows it with seconds and with the time since or until then."""
+
+    def shown_moment(task: Task) -> str:
+        at, now = getattr(task, name), timezone.now()
+        text = timezone.localtime(at) if timezone.is_aware(at) else at
+        span = gettext("%(span)s ago") if at <= now else gettext("in %(span)s")
+        return f"{text:%Y-%m-%d %H:%M:%S} ({span % {'span': elapsed(*sorted((at, now)))}})"
+
+    shown_moment.__name__ = f"shown_{name}"
+    field: Any = Task._meta.get_field(name)
+    return admin.display(description=field.verbose_name)(shown_moment)
+
+
+def _list_of(field: str, value: str) -> str:
+    # Relative to the page of the task, so that it leads to the same admin site, whatever its name.
+    return format_html('<a href="../../?{}">{}</a>', urlencode({field: value}), value)
 
 
 def why_it_waits(task: Task) -> str:

@@ -13,7 +13,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin import attempts, task_page
+from django_pglock.admin import attempts, task_page, task_summary
 from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.pages import ReadOnlyAdmin
 from django_pglock.admin.task_filters import QueueFilter, StatusFilter, StuckFilter, TaskPathFilter
@@ -22,6 +22,7 @@ from django_pglock.admin.task_list import (
     attempts_made,
     find,
     name_and_id,
+    queue_name,
     status_mark,
     wait_or_run_time,
 )
@@ -39,7 +40,15 @@ class TaskAdmin(ReadOnlyAdmin):
     """The list of tasks and the page of one task, with the verbs of tasks as actions and buttons."""
 
     # Django accepts functions here; django-stubs does not.
-    list_display: Any = [name_and_id, status_mark, "queue", "priority", attempts_made, wait_or_run_time, "enqueued_at"]
+    list_display: Any = [
+        name_and_id,
+        status_mark,
+        queue_name,
+        "priority",
+        attempts_made,
+        wait_or_run_time,
+        "enqueued_at",
+    ]
     list_filter = [("status", StatusFilter), StuckFilter, QueueFilter, TaskPathFilter]
     #: The link "Older tasks".
     linked_lookups = ("id__lt",)
@@ -52,7 +61,15 @@ class TaskAdmin(ReadOnlyAdmin):
     change_list_template = "admin/django_pglock/task/change_list.html"
     change_form_template = "admin/django_pglock/task/change_form.html"
     fieldsets: ClassVar[Any] = [
-        (None, {"fields": ["task_path", status_mark, "queue", "priority", "backend"]}),
+        (
+            None,
+            {
+                "fields": [
+                    *(task_page.shown_task_path, status_mark, task_page.shown_queue, "priority", "backend"),
+                    task_page.shown_worker,
+                ]
+            },
+        ),
         (
             _("Call"),
             {
@@ -71,13 +88,13 @@ class TaskAdmin(ReadOnlyAdmin):
                 ]
             },
         ),
-        (_("Attempts"), {"fields": [attempts_made, "retries", "max_retries", "rescues", "worker", "shown_attempts"]}),
+        (_("Attempts"), {"fields": [attempts_made, "retries", "max_retries", "rescues", "shown_attempts"]}),
         (
             _("Times"),
             {
                 "fields": [
-                    *("enqueued_at", "run_after", "started_at"),
-                    *("last_attempted_at", "cancel_requested_at", "finished_at", "expires_at"),
+                    *map(task_page.moment, ("enqueued_at", "run_after", "started_at", "last_attempted_at")),
+                    *map(task_page.moment, ("cancel_requested_at", "finished_at", "expires_at")),
                 ]
             },
         ),
@@ -119,7 +136,22 @@ class TaskAdmin(ReadOnlyAdmin):
             for verb in TASK_VERBS.values()
             if obj.status in verb.statuses and self._may(request, verb.permission)
         ]
-        return {"pglock_verbs": verbs, "pglock_warning": task_page.why_it_waits(obj)}
+        before, after = task_summary.before_and_after(obj)
+        waits = task_page.why_it_waits(obj)
+        return {
+            "pglock_verbs": verbs,
+            "pglock_state": task_summary.sentence(obj),
+            "pglock_failure": task_summary.last_failure(obj) if obj.attempts else None,
+            "pglock_before": before,
+            "pglock_after": after,
+            # A task that waits for its turn is no error. That no worker knows it is one.
+            "pglock_note" if obj.status == "BLOCKED" else "pglock_warning": waits,
+        }
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Leave out the fields that are empty."""
+        shown = ((title, [each for each in about["fields"] if has_value(obj, each)]) for title, about in self.fieldsets)
+        return [(title, {"fields": fields}) for title, fields in shown if fields]
 
     # Verbs
 
@@ -204,6 +236,13 @@ class TaskAdmin(ReadOnlyAdmin):
     @staticmethod
     def _may(request: HttpRequest, verb: str) -> bool:
         return request.user.has_perm(f"django_pglock.{verb}_task")
+
+
+def has_value(task: Any, field: Any) -> bool:
+    """Return whether a field of the page of a task has something to show."""
+    name = field if isinstance(field, str) else field.__name__
+    value = getattr(task, name.removeprefix("shown_"), True)
+    return value is True or value not in (None, "", 0, [], {})
 
 
 def _page_of(request: HttpRequest) -> str:

@@ -153,3 +153,9 @@ def test_the_list_is_filtered_and_answers_whatever_is_typed(client, queue, query
     response = client.get(LIST + query, follow=True)
     assert response.status_code == 200
     assert response.context["cl"].result_count == count
+
+
+def test_a_queue_that_is_paused_by_its_name_is_said_to_be_paused(client):
+    person(client, "view_queue", "pause_queue")
+    response = client.post(reverse("admin:django_pglock_queue_add"), {"name": "mail", "reason": ""}, follow=True)
+    assert said(response) == ["Queue mail was paused: workers claim no task from it."]

@@ -1,0 +1,112 @@
+"""What the page of a task says first: its state in a sentence, the last failure, and the tasks before and after it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+from django.db.models.functions import Right
+from django.utils import timezone
+from django.utils.translation import gettext
+
+from django_pglock.admin.pages import elapsed
+from django_pglock.models import Task, Waiter
+from django_pglock.tasks.states import TaskStatus
+
+#: Characters of a traceback that are read, from its end, and of a message that is shown.
+MOST_READ, LONGEST_MESSAGE = 20_000, 500
+#: Tasks before and after this one that are shown.
+FEW = 10
+#: Frames in files with one of these in their paths are not the project's.
+_FOREIGN = ("/site-packages/", "/dist-packages/", "/lib/python", "/django_pglock/", "<frozen ")
+_FRAME = re.compile(r'^ +File "', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Lines of a traceback: frames of the project, or a number of frames of libraries, which are shown folded."""
+
+    text: str
+    #: How many frames of libraries these are; 0 for frames of the project.
+    folded: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The last failed or lost attempt."""
+
+    number: int
+    exception: str
+    message: str
+    frames: list[Frames]
+
+
+def sentence(task: Task) -> str:
+    """Return the state of the task in one sentence."""
+    now = timezone.now()
+    tries: dict[str, Any] = {"made": task.attempts_made, "most": task.max_retries + 1}
+    if task.finished_at:
+        tries["ago"] = elapsed(task.finished_at, now)
+        if task.status == TaskStatus.SUCCESSFUL:
+            return gettext("Succeeded %(ago)s ago, at try %(made)d of %(most)d.") % tries
+        if task.status == TaskStatus.FAILED:
+            return gettext("Failed %(ago)s ago, at try %(made)d of %(most)d.") % tries
+        return gettext("Was cancelled %(ago)s ago.") % tries
+    if task.status == TaskStatus.RUNNING:
+        tries["ago"] = elapsed(task.last_attempted_at or task.enqueued_at, now)
+        return gettext("Has been running for %(ago)s: try %(made)d of %(most)d.") % tries
+    if task.status == TaskStatus.SCHEDULED and task.run_after and task.run_after > now:
+        tries["ago"] = elapsed(now, task.run_after)
+        return gettext("Will be ready in %(ago)s. Tries so far: %(made)d of %(most)d.") % tries
+    since = max(filter(None, (task.enqueued_at, task.run_after)))
+    tries["ago"] = elapsed(since, now)
+    if task.status == TaskStatus.READY:
+        return gettext("Has been ready for %(ago)s. Tries so far: %(made)d of %(most)d.") % tries
+    return gettext("Has been waiting for %(ago)s. Tries so far: %(made)d of %(most)d.") % tries
+
+
+def last_failure(task: Task) -> Failure | None:
+    """Return the last failed or lost attempt; None if there is none. One statement, which reads the end of one row."""
+    rows = task.failures.order_by("-number").annotate(end=Right("traceback", MOST_READ))
+    found = rows.values_list("number", "exception_path", "end").first()
+    if found is None:
+        return None
+    number, path, trace = found
+    exception = path.removeprefix("builtins.")
+    return Failure(number, exception, _message_of(trace, exception), list(_frames_of(trace)))
+
+
+def before_and_after(task: Task) -> tuple[list[int], list[int]]:
+    """Return the ids of tasks that this one was to run after, and of tasks that wait for this one, a few of each."""
+    named = task.meta.get("after") if isinstance(task.meta, dict) else None
+    before = [int(each) for each in named[:FEW] if str(each).isdigit()] if isinstance(named, list) else []
+    if task.finished_at:
+        return before, []
+    waiting = Waiter.objects.filter(awaited=task.pk, task__isnull=False).order_by("task_id")
+    return before, [int(each) for each in waiting.values_list("task_id", flat=True)[:FEW]]
+
+
+def _message_of(trace: str, exception: str) -> str:
+    """Return the message in the last line that names the exception."""
+    name = exception.rpartition(".")[2]
+    for line in reversed(trace.splitlines()):
+        start, _, message = line.partition(": ")
+        if start.rpartition(".")[2] == name:
+            return message[:LONGEST_MESSAGE]
+    return ""
+
+
+def _frames_of(trace: str) -> Iterator[Frames]:
+    places = [*(match.start() for match in _FRAME.finditer(trace)), len(trace)]
+    frames = [trace[start:end] for start, end in pairwise(places)]
+    for is_foreign, group in groupby(frames, key=_is_foreign):
+        texts = list(group)
+        yield Frames("".join(texts), len(texts) if is_foreign else 0)
+
+
+def _is_foreign(frame: Any) -> bool:
+    path = frame.partition("\n")[0]
+    return any(each in path for each in _FOREIGN)

@@ -1,0 +1,108 @@
+"""What the page of a task says first."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db.models.functions import Now
+from django.urls import reverse
+
+from django_pglock.admin.task_summary import last_failure, sentence
+from django_pglock.models import Attempt, Task
+from django_pglock.store.liveness import beat
+from tests.db.admin.visits import make, person
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db
+
+TRACE = """Traceback (most recent call last):
+  File "/venv/lib/python3.12/site-packages/django_pglock/worker/running/run.py", line 12, in run
+    return function()
+  File "/srv/shop/bank.py", line 88, in charge
+    connect(<bank>)
+  File "/venv/lib/python3.12/site-packages/bank/client.py", line 5, in connect
+    self._dial()
+  File "/venv/lib/python3.12/site-packages/bank/client.py", line 9, in _dial
+    raise ConnectionError("the bank is away: 503")
+ConnectionError: the bank is away: 503
+"""
+
+
+def failed():
+    row = make("FAILED", attempts=5, max_retries=4)
+    for number in (4, 5):
+        Attempt.objects.create(
+            task=row, number=number, started_at=Now(), finished_at=Now(), outcome="FAILED",
+            exception_path="builtins.ConnectionError", traceback=TRACE if number == 5 else "the one before",
+        )  # fmt: skip
+    return row
+
+
+def page_of(client, row):
+    return client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).content.decode()
+
+
+def test_the_last_failure_shows_frames_of_the_project_and_folds_those_of_libraries(client):
+    row = failed()
+    failure = last_failure(row)
+    assert (failure.exception, failure.message) == ("ConnectionError", "the bank is away: 503")
+    assert [frames.folded for frames in failure.frames] == [1, 0, 2]
+    assert "bank.py" in failure.frames[1].text
+    person(client, "view_task")
+    page = page_of(client, row)
+    assert "ConnectionError: the bank is away: 503</p>" in page
+    assert "2 frames of libraries</summary>" in page
+    assert "connect(&lt;bank&gt;)" in page
+    assert "at try 5 of 5." in page
+    assert "the one before" not in page
+
+
+@pytest.mark.parametrize(
+    ("status", "fields", "words"),
+    [
+        ("SUCCESSFUL", {"attempts": 2, "max_retries": 2}, "Succeeded 0 s ago, at try 2 of 3."),
+        ("FAILED", {"attempts": 1}, "Failed 0 s ago, at try 1 of 1."),
+        ("CANCELLED", {}, "Was cancelled 0 s ago."),
+        ("RUNNING", {"attempts": 1}, "Has been running for 0 s: try 1 of 1."),
+        ("SCHEDULED", {"run_after": Now() + timedelta(days=2, hours=1)}, "Will be ready in 2"),
+        ("SCHEDULED", {}, "Has been waiting for 0 s"),
+        ("READY", {}, "Has been ready for 0 s. Tries so far: 0 of 1."),
+        ("BLOCKED", {}, "Has been waiting for 0 s"),
+    ],
+)
+def test_the_state_is_a_sentence(status, fields, words):
+    row = Task.objects.get(pk=make(status, **fields).pk)
+    # Seconds pass on a slow machine.
+    text = sentence(row).replace("\xa0", " ")
+    start, _, end = words.partition("0 s")
+    assert text.startswith(start)
+    assert text.endswith(end) or not end
+
+
+def test_empty_fields_are_left_out_and_others_lead_on(client):
+    beat("default", worker := uuid4(), name="box 7", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    person(client, "view_task")
+    page = page_of(client, make("RUNNING", worker=worker, queue="a&b"))
+    assert 'href="../../?queue=a%26b">a&amp;b</a>' in page
+    assert f'href="../../../worker/{worker}/change/">box 7</a>' in page
+    for absent in ("Lock key:", "Result:", "Arguments:", "Finished at:", "Rescues:"):
+        assert absent not in page
+    assert str(other := uuid4()) in page_of(client, make("RUNNING", worker=other)), "its row is gone"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_tasks_before_and_after_are_linked(client):
+    first = tasks.nothing.enqueue()
+    second = tasks.nothing.using(after=[first]).enqueue()
+    person(client, "view_task")
+    for one, other in ((first, second), (second, first)):
+        url = reverse("admin:django_pglock_task_change", args=[other.id])
+        assert f'<a href="{url}">#{other.id}</a>' in page_of(client, Task.objects.get(pk=one.id))
+
+
+def test_a_task_that_waits_for_its_turn_is_no_error(client):
+    person(client, "view_task")
+    assert "errornote" not in page_of(client, make("BLOCKED"))
+    assert "errornote" in page_of(client, make("READY")), "no worker runs"
