@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connection, transaction
 from django.db.models import Count
+from django.utils import timezone
 
 from django_pglock.models import Lease
 from example_project.systems.sharing import report
@@ -105,6 +106,18 @@ def test_one_node_at_a_time_writes_a_report(monkeypatch):
     assert [each.node for each in Report.objects.all()] == ["node 1"]
     lease = Lease.objects.get()
     assert (lease.expires_at - lease.acquired_at).total_seconds() == NEVER
+
+
+def test_a_node_that_stood_still_finishes_no_report_after_the_next_one_has_begun(monkeypatch):
+    """While it reads the results its lease expires, and another node begins."""
+
+    def stand_still():
+        Report.objects.create(token=Lease.objects.get().token + 1, node="node 2", clock=timezone.now())
+        return 5
+
+    monkeypatch.setattr(Result.objects, "count", stand_still)
+    assert not write_report("node 1")
+    assert not Report.objects.exclude(ended_at=None).exists()
 
 
 def test_the_play_ends_well(fleet):
