@@ -44,7 +44,9 @@ def test_an_exclusive_run_does_not_keep_idle_threads_waiting_for_long(worker, ev
     eventually(lambda: Task.objects.filter(pk__in=others, status="SUCCESSFUL").count() == 10, why="they wait")
     eventually(lambda: Task.objects.filter(pk__in=suspects, status="SCHEDULED").count() == 3, why="not put off")
     assert not Run.objects.filter(task__in=suspects).exists(), "it was not alone"
-    assert sum("was not alone" in message for message in caplog.messages) == 1, "each of them made the others wait"
+    assert sum("for the other tasks of this worker to end" in message for message in caplog.messages) == 1, (
+        "each of them made the others wait"
+    )
     claims = sum(Task.objects.filter(pk__in=suspects).values_list("attempts", flat=True))
     assert claims <= 10, "claimed and given back again and again"
     assert running.fetcher._exclusive_run._patience == 2.0

@@ -121,4 +121,7 @@ def test_a_worker_that_ends_says_what_is_still_locked(in_flight, eventually, loc
         running.in_flight.outbox.put(EndedClaim(mine, Succeeded()))
         eventually(lambda: running.settler._locked)
         running.shutdown()
-    assert f"Task {mine.id} ({mine.task_path}) attempt 1 of 1 has ended, but somebody has locked its row" in caplog.text
+    assert (
+        f"Task {mine.id} ({mine.task_path}) attempt 1 of 1 has ended, but another transaction has locked its row"
+        in caplog.text
+    )

@@ -56,7 +56,7 @@ def beat_of(*paths):
 
 
 def warnings(caplog):
-    return [each.getMessage() for each in caplog.records if "no running worker knows" in each.getMessage()]
+    return [each.getMessage() for each in caplog.records if "no running worker has imported" in each.getMessage()]
 
 
 def test_it_is_left_alone_reported_once_and_run_when_its_worker_comes(
