@@ -290,4 +290,4 @@ def test_a_worker_that_cannot_start_a_heartbeat_process_says_so_once_and_works(w
     tasks.record.enqueue("works")
     eventually(lambda: Effect.objects.exists())
     eventually(lambda: len(tries) >= 2, why="it was not tried again")
-    assert sum("without its heartbeat process" in message for message in caplog.messages) == 1
+    assert sum("has lost its heartbeat process" in message for message in caplog.messages) == 1

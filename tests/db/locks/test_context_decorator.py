@@ -126,7 +126,7 @@ def test_what_outlives_its_call_is_refused_at_decoration():
         yield
 
     for function in (async_generator, generator):
-        with pytest.raises(ConfigurationError, match="before its work is done"):
+        with pytest.raises(ConfigurationError, match="before its body runs"):
             lock("a")(function)
-    with pytest.raises(LockKeyError, match="no parameter"):
+    with pytest.raises(LockKeyError, match="not a parameter"):
         lock("a:{nobody}")(lambda x: x)

@@ -25,7 +25,7 @@ def test_what_was_given_back_or_never_taken_is_not_called_lost(make, somebody):
 def test_what_was_lost_is_called_so_afterwards(somebody):
     with pytest.raises(LockLost, match="session has ended"), lock("a") as handle:
         somebody.ends_session(my_pid())
-    with pytest.raises(LockLost, match=r"session has ended.*Others may have held it"):
+    with pytest.raises(LockLost, match=r"session has ended.*Another session may have held it"):
         handle.assert_held()
 
 

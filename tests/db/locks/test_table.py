@@ -56,7 +56,7 @@ def test_busy_leaves_the_transaction_usable(somebody, timeout):
 def test_a_mode_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="ACCESS EXCLUSIVE"):
         lock_table(Effect, mode="exclusive; DROP TABLE x")
-    with pytest.raises(ValueError, match="no model"):
+    with pytest.raises(ValueError, match="at least one model"):
         lock_table()
     for table in ("sample.Effect", Effect(), None):
         with pytest.raises(ValueError, match=f"was given {table!r}, which is not a model"):

@@ -42,7 +42,7 @@ def test_extend_puts_the_end_off():
         assert Row.objects.get().expires_at - now() > timedelta(seconds=450)
         lease.extend()
         assert Row.objects.get().ttl == timedelta(seconds=500)
-    with Lease("endless") as lease, pytest.raises(LockError, match="no end"):
+    with Lease("endless") as lease, pytest.raises(LockError, match="no ttl"):
         lease.extend(5)
 
 

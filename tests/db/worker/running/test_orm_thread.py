@@ -79,10 +79,10 @@ def test_the_log_names_who_keeps_the_thread_of_all_coroutines(worker, eventually
     tasks.occupy.enqueue()
     assert tasks.HAS_BEGUN.wait(60)
     tasks.write_in_coroutine.enqueue()
-    eventually(lambda: "has kept the thread" in caplog.text)
+    eventually(lambda: "has used the thread" in caplog.text)
     tasks.GO_ON.set()
     eventually(is_over)
-    assert caplog.text.count("has kept the thread in which the ORM runs for coroutines") == 1
+    assert caplog.text.count("has used the thread that runs the ORM for coroutines") == 1
     assert "session_tasks.occupy) attempt 1 of 1" in caplog.text
 
 
