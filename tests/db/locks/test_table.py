@@ -36,7 +36,7 @@ def test_it_lasts_to_the_end_of_the_transaction(mode, name):
 
 
 def test_outside_a_transaction_it_is_refused():
-    with pytest.raises(LockScopeError, match="at once"):
+    with pytest.raises(LockScopeError, match="released immediately"):
         lock_table(Effect)
 
 
