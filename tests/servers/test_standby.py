@@ -149,7 +149,7 @@ def test_a_failover_ends_advisory_locks_and_no_lease(add_database, eventually):
     with PrivatePostgres() as primary, PrivatePostgres(standby_of=primary) as standby:
         add_database("old", primary)
         taken = Lease("a", ttl=60, using="old")
-        with pytest.raises(LockError, match=r"released .* ends by itself"), lock("a", using="old"), taken as lease:
+        with pytest.raises(LockError, match=r"released .* expires within"), lock("a", using="old"), taken as lease:
             with connect(standby) as session:
                 eventually(lambda: session.execute("SELECT to_regclass('django_pglock_lease')").fetchone()[0])
                 eventually(lambda: session.execute("SELECT count(*) FROM django_pglock_lease").fetchone()[0])
