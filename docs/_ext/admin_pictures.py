@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 FOLDER = Path(__file__).resolve().parents[1] / "_static"
+SETTINGS = "example_project.settings"
 PASSWORD = "admin"  # noqa: S105 - of a database that lives for a minute
 #: Of each page, its address below /admin/django_pglock/, and the greatest height of its picture.
 PAGES = {
@@ -54,8 +56,8 @@ def a_busy_shop() -> Iterator[tuple[str, str]]:
     from example_project.postgres import PrivatePostgres
 
     with PrivatePostgres() as server, ExitStack() as stack:
-        os.environ["DATABASE_URL"] = server.url
-        os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
+        # For a moment: the commands of other pictures start servers of their own.
+        stack.enter_context(patch.dict(os.environ, DATABASE_URL=server.url, DJANGO_SETTINGS_MODULE=SETTINGS))
         import django
 
         django.setup()
