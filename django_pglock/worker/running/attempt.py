@@ -35,6 +35,7 @@ from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.flow import Cancel, Retry, Snooze
+from django_pglock.tasks.instrumentation import UNOBSERVED, observe_run
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, delay_after
 from django_pglock.worker.ended_claim import EndedClaim
@@ -68,6 +69,8 @@ class Attempt(StoppableAttempt):
             raise TypeError(f"Task {claim.id} has args that are not a list, or kwargs that are not an object.")
         #: Whether anybody observes its start and its success. A failure is always reported.
         self.has_observers = has_observers()
+        #: The observers of the call, from where it begins.
+        self.observed = UNOBSERVED
         # Earlier attempts are read now: if that fails, nothing has begun, and the claim is given back.
         self._result = self._running_result() if self.has_observers or not claim.is_first else None
 
@@ -82,6 +85,10 @@ class Attempt(StoppableAttempt):
     def is_atomic(self) -> bool:
         """Whether the function and its completion share a transaction."""
         return bool(self.options.get("atomic", self.definition.atomic))
+
+    def observe(self) -> None:
+        """Begin to observe the call, in the thread or coroutine in which it runs."""
+        self.observed = observe_run(self)
 
     def call(self) -> Any:
         """Call the function. For an async one this returns the coroutine."""
@@ -106,6 +113,7 @@ class Attempt(StoppableAttempt):
 
     def ended(self, outcome: Outcome | None, *, is_settled: bool = False) -> EndedClaim:
         """Return the claim of this attempt as ended, with a result object if somebody observes the end."""
+        self.observed.ended(outcome)
         if isinstance(outcome, Succeeded) and not self.has_observers:
             return EndedClaim(self.claim, outcome, is_settled=is_settled)
         seconds = None if self.began is None else time.monotonic() - self.began
@@ -127,6 +135,7 @@ class Attempt(StoppableAttempt):
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
+        self.observed.raised(error)
         if isinstance(error, TaskResultError):
             # The function has run to its end, so neither its retry policy nor its timeout applies.
             return Failed(Failure.of(error))
