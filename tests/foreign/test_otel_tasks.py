@@ -6,12 +6,13 @@ Beside it are the instrumentors of psycopg, whose spans of a task's statements a
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
 from importlib.metadata import entry_points
 
 import pytest
 from django.db import connection
 from django.test import Client
-from opentelemetry import baggage, context, trace
+from opentelemetry import baggage, context, metrics, trace
 from opentelemetry.instrumentation.django import DjangoInstrumentor
 from opentelemetry.instrumentation.psycopg import PsycopgInstrumentor
 from opentelemetry.sdk.metrics import MeterProvider
@@ -35,7 +36,8 @@ trace.set_tracer_provider(provider)
 PsycopgInstrumentor().instrument(tracer_provider=provider)
 DjangoInstrumentor().instrument(tracer_provider=provider)
 meters = MeterProvider([reader])
-PGLockInstrumentor().instrument(tracer_provider=provider, meter_provider=meters)
+metrics.set_meter_provider(meters)
+import_module("tests.foreign.snippets.opentelemetry_setup")
 tracer = trace.get_tracer(__name__)
 
 USER_TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -244,20 +246,21 @@ def test_metrics_have_the_names_of_the_conventions(drain):
     nothing.using(queue_name=queue).enqueue()
     fail.using(queue_name=queue, max_attempts=1).enqueue(how="error")
     drain()
-    metrics = {
+    measured = {
         metric.name: (metric.unit, [point for point in metric.data.data_points if queue in point.attributes.values()])
         for scope in reader.get_metrics_data().resource_metrics[0].scope_metrics
         for metric in scope.metrics
+        if metric.name.startswith("messaging.")
     }
-    assert {name: unit for name, (unit, _) in metrics.items()} == {
+    assert {name: unit for name, (unit, _) in measured.items()} == {
         "messaging.client.sent.messages": "{message}",
         "messaging.client.consumed.messages": "{message}",
         "messaging.client.operation.duration": "s",
         "messaging.process.duration": "s",
     }
     for name in ("messaging.client.sent.messages", "messaging.client.consumed.messages"):
-        assert [point.value for point in metrics[name][1]] == [1, 1]
-    runs = {point.attributes.get("error.type"): point.count for point in metrics["messaging.process.duration"][1]}
+        assert [point.value for point in measured[name][1]] == [1, 1]
+    runs = {point.attributes.get("error.type"): point.count for point in measured["messaging.process.duration"][1]}
     assert runs == {None: 1, "builtins.LookupError": 1}
 
 
@@ -285,7 +288,7 @@ def test_a_span_processor_that_raises_harms_no_task_and_no_caller(queue, drain, 
         drain()
     finally:
         PGLockInstrumentor().uninstrument()
-        PGLockInstrumentor().instrument(tracer_provider=provider, meter_provider=meters)
+        PGLockInstrumentor().instrument()
     result.refresh()
     assert result.status == "SUCCESSFUL"
     assert [each.message for each in caplog.records if each.name == "django_pglock.tasks"]
@@ -298,7 +301,7 @@ def test_uninstrumented_nothing_is_observed_or_stored(drain):
         assert Task.objects.get(pk=result.id).meta == {}
         drain()
     finally:
-        PGLockInstrumentor().instrument(tracer_provider=provider, meter_provider=meters)
+        PGLockInstrumentor().instrument()
     assert spans("send") == spans("process") == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -286,14 +287,19 @@ def test_monitors_are_made_only_on_request(drain):
     assert items("check_in") == []
 
 
-@pytest.mark.parametrize(
-    ("path", "slug"),
-    [
-        ("shop.tasks.Nightly_report", "shop-tasks-nightly_report"),
-        (f"{'company.' * 9}tasks.nightly", "8d55f6f6-any-company-company-company-tasks-nightly"),
-    ],
-)
-def test_a_slug_is_what_sentry_accepts(path, slug):
-    found = slug_of(path)
-    assert len(found) <= 50
-    assert found == slug or found.endswith("-tasks-nightly")
+def test_the_lines_of_the_documentation_start_the_integration(monkeypatch):
+    monkeypatch.setenv("SENTRY_DSN", "http://key@127.0.0.1/1")
+    import_module("tests.foreign.snippets.sentry_setup")
+    client = sentry_sdk.get_client()
+    assert client.is_active()
+    assert client.get_integration(PGLockIntegration).monitor_schedules
+    client.close(timeout=0)
+
+
+def test_a_slug_is_what_sentry_accepts():
+    assert slug_of("shop.tasks.Nightly_report") == "shop-tasks-nightly_report"
+    long, longer = slug_of(f"{'company.' * 9}nightly"), slug_of(f"{'company.' * 10}nightly")
+    assert long != longer
+    for slug in (long, longer):
+        assert len(slug) <= 50
+        assert slug.endswith("-company-nightly")

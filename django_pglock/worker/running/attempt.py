@@ -51,6 +51,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 class Attempt(StoppableAttempt):
     """One attempt of one claim: the function, its decoded arguments, and its result object."""
 
+    #: The observers of the call, once it has begun.
+    observed = UNOBSERVED
+
     def __init__(self, claim: Claim, using: str) -> None:
         definition = registry.find(claim.task_path)
         if definition is None:
@@ -69,8 +72,6 @@ class Attempt(StoppableAttempt):
             raise TypeError(f"Task {claim.id} has args that are not a list, or kwargs that are not an object.")
         #: Whether anybody observes its start and its success. A failure is always reported.
         self.has_observers = has_observers()
-        #: The observers of the call, from where it begins.
-        self.observed = UNOBSERVED
         # Earlier attempts are read now: if that fails, nothing has begun, and the claim is given back.
         self._result = self._running_result() if self.has_observers or not claim.is_first else None
 
@@ -113,7 +114,8 @@ class Attempt(StoppableAttempt):
 
     def ended(self, outcome: Outcome | None, *, is_settled: bool = False) -> EndedClaim:
         """Return the claim of this attempt as ended, with a result object if somebody observes the end."""
-        self.observed.ended(outcome)
+        if self.observed is not UNOBSERVED:
+            self.observed.ended(outcome)
         if isinstance(outcome, Succeeded) and not self.has_observers:
             return EndedClaim(self.claim, outcome, is_settled=is_settled)
         seconds = None if self.began is None else time.monotonic() - self.began
