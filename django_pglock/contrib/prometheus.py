@@ -9,9 +9,13 @@ does. ``register()`` adds them to what the process exports already, as with djan
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Iterator
+from itertools import chain, groupby
+from operator import attrgetter
 
 from django.db import Error as DatabaseFailure
 from django.http import HttpRequest, HttpResponse
@@ -21,9 +25,10 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from django_pglock.store.count import COUNTED, QueueCounts, queue_counts
 from django_pglock.store.sql import rows_of
 from django_pglock.worker.options import our_backends
-from django_pglock.worker.upkeep.ready_counts import ReadyCounts
+from django_pglock.worker.upkeep.ready_counts import BETWEEN_COUNTS, LONGEST_BETWEEN_COUNTS, REST
 
 logger = logging.getLogger("django_pglock.tasks")
 
@@ -32,14 +37,15 @@ MULTIPLE_PROCESSES = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class TaskCollector(Collector):  # type: ignore[misc]
-    """The tasks and the workers of all databases that the backends in ``TASKS`` use.
+    """The queues and the workers of all databases that the backends in ``TASKS`` use.
 
-    Ready tasks are counted as a worker counts them: at most every ten seconds in a process, and up to 10,000 in each
-    queue.
+    They are counted every ten seconds at most, less often if that takes long, and up to 10,000 tasks of a kind.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[str, ReadyCounts] = {}
+        self._counts: list[QueueCounts] = []
+        self._alive = 0
+        self._count_at = -math.inf
 
     def describe(self) -> list[Metric]:
         """Return nothing: to register the collector must not ask the database."""
@@ -47,37 +53,44 @@ class TaskCollector(Collector):  # type: ignore[misc]
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; none, with a warning in the log, while a database cannot be reached."""
-        databases = sorted({backend.database for backend in our_backends()})
         try:
-            found = [self._ready(alias) for alias in databases]
-            alive = sum(rows_of("Worker", alias).alive().count() for alias in databases)
+            self._count()
         except DatabaseFailure as error:
             logger.warning("The metrics of tasks cannot be read: %s", str(error).strip())
             return
-        ready = GaugeMetricFamily(
-            "django_pglock_tasks_ready",
-            "Tasks in the database that can be claimed, up to 10000 or more.",
-            labels=["queue"],
+        tasks = _gauge("tasks", "Tasks in the database that have not succeeded, up to 10000.", "queue", "status")
+        ready = _gauge("tasks_ready", "Tasks in the database that can be claimed, up to 10000 or more.", "queue")
+        oldest = _gauge(
+            "oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", "queue"
         )
-        oldest = GaugeMetricFamily(
-            "django_pglock_oldest_ready_task_age_seconds",
-            "Time for which a task has been waiting to be claimed.",
-            labels=["queue"],
-        )
-        for queue in sorted({queue for counts in found for queue in counts}):
-            here = [counts[queue] for counts in found if queue in counts]
-            ready.add_metric([queue], sum(count for count, _ in here))
-            oldest.add_metric([queue], max(age for _, age in here))
-        yield from (ready, oldest)
-        yield GaugeMetricFamily(
-            "django_pglock_workers_alive", "Workers with a heartbeat within its limit.", value=alive
-        )
+        paused = _gauge("queue_paused", "1 for each queue that is paused.", "queue")
+        for queue, counts in groupby(self._counts, attrgetter("queue")):
+            here = list(counts)
+            for status in COUNTED:
+                tasks.add_metric([queue, status.lower()], sum(each.counts[status] for each in here))
+            ready.add_metric([queue], sum(each.counts["READY"] for each in here))
+            oldest.add_metric([queue], max(each.oldest_ready or 0.0 for each in here))
+            if any(each.paused_at for each in here):
+                paused.add_metric([queue], 1)
+        alive = _gauge("workers_alive", "Workers with a heartbeat within its limit.")
+        alive.add_metric([], self._alive)
+        yield from (tasks, ready, oldest, paused, alive)
 
-    def _ready(self, alias: str) -> dict[str, tuple[int, float]]:
-        counts = self._counts.setdefault(alias, ReadyCounts(alias))
-        counts.ask()
-        counts.look()
-        return counts.ask()
+    def _count(self) -> None:
+        """Count, if it is time to. Two threads that count at once do no harm."""
+        began = time.monotonic()
+        if began < self._count_at:
+            return
+        databases = {backend.database for backend in our_backends()}
+        # Queues of the same name in several databases are one.
+        self._counts = sorted(chain(*map(queue_counts, databases)), key=attrgetter("queue"))
+        self._alive = sum(rows_of("Worker", alias).alive().count() for alias in databases)
+        ended = time.monotonic()
+        self._count_at = ended + max(BETWEEN_COUNTS, min(LONGEST_BETWEEN_COUNTS, REST * (ended - began)))
+
+
+def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"django_pglock_{name}", help_text, labels=labels)
 
 
 _collector = TaskCollector()

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -24,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from django_pglock import Lease, LockNotAvailable, enqueue_many, lock, lock_all, semaphore
 from django_pglock.contrib import prometheus
+from django_pglock.models import Queue
 from django_pglock.testing import hold
 from django_pglock.worker import Worker
 from tests.foreign.sample.tasks import nothing
@@ -127,7 +129,9 @@ def test_a_request_is_measured_as_ever():
 @pytest.fixture
 def seldom_counted(monkeypatch):
     """Count at each scrape, as the first one after a while does."""
-    monkeypatch.setattr(prometheus._collector, "_counts", {})
+    monkeypatch.setattr(prometheus._collector, "_count_at", 0.0)
+    yield
+    Queue.objects.all().delete()
 
 
 def metrics_of(text: str, parse: Callable = text_string_to_metric_families) -> dict[str, Metric]:
@@ -163,6 +167,8 @@ def test_django_prometheus_exports_the_metrics_of_tasks(seldom_counted):
         prometheus.register()
     prometheus.register()
     enqueue_many(nothing.using(queue_name="letters"), [{}, {}])
+    nothing.using(queue_name="letters", run_after=timedelta(hours=1)).enqueue()
+    Queue.objects.pause("letters")
     page = ExportToDjangoView(RequestFactory().get("/metrics")).content.decode()
     families = metrics_of(page)
     [ready] = families["django_pglock_tasks_ready"].samples
@@ -170,7 +176,17 @@ def test_django_prometheus_exports_the_metrics_of_tasks(seldom_counted):
     [age] = families["django_pglock_oldest_ready_task_age_seconds"].samples
     assert age.value >= 0
     assert [each.value for each in families["django_pglock_workers_alive"].samples] == [0]
+    tasks = {sample.labels["status"]: sample.value for sample in families["django_pglock_tasks"].samples}
+    assert tasks == {"ready": 2, "blocked": 0, "scheduled": 1, "running": 0, "failed": 0}
+    assert [each.labels for each in families["django_pglock_queue_paused"].samples] == [{"queue": "letters"}]
     assert "django_db_execute_total" in page
+
+
+def test_it_counts_once_in_ten_seconds(seldom_counted):
+    prometheus.metrics(RequestFactory().get("/metrics"))
+    with connection.execute_wrapper(refuse):
+        page = prometheus.metrics(RequestFactory().get("/metrics")).content.decode()
+    assert "django_pglock_workers_alive" in metrics_of(page)
 
 
 def test_the_view_answers_in_the_format_that_is_asked_for(seldom_counted):
