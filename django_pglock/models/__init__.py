@@ -15,7 +15,19 @@ from django_pglock.models.queue import Queue
 from django_pglock.models.rate_limit import RateLimit
 from django_pglock.models.schedule import Schedule
 from django_pglock.models.task import Task
+from django_pglock.models.task_history import TaskHistory
 from django_pglock.models.waiter import Waiter
 from django_pglock.models.worker import Worker
 
-__all__ = ["AdvisoryLock", "Attempt", "Lease", "Queue", "RateLimit", "Schedule", "Task", "Waiter", "Worker"]
+__all__ = [
+    "AdvisoryLock",
+    "Attempt",
+    "Lease",
+    "Queue",
+    "RateLimit",
+    "Schedule",
+    "Task",
+    "TaskHistory",
+    "Waiter",
+    "Worker",
+]

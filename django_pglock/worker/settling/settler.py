@@ -32,6 +32,7 @@ from django_pglock.store.wake import wake
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.service import ConnectedService
+from django_pglock.worker.settling.history import History
 from django_pglock.worker.settling.progress import Progress
 from django_pglock.worker.settling.report import report, report_lost
 
@@ -103,6 +104,10 @@ class Settler(ConnectedService):
         self._check_locked_at = 0.0
         #: How many claims have ended, by the class of the outcome; None: how many were lost.
         self.counts: Counter[type[Any] | None] = Counter()
+        self.history = History(using)
+
+    def connected(self) -> None:
+        self.history.set_clock()
 
     def wake(self) -> None:
         self.in_flight.outbox.put(None)
@@ -126,6 +131,12 @@ class Settler(ConnectedService):
             self.in_flight.remove(self._written)
             self._written = []
         self.in_flight.settling = len(self._locked)
+        if self.history.due_in() == 0:
+            self.history.write()
+
+    def last_turn(self) -> None:
+        if self.is_connected:
+            self.history.write()
 
     def finish(self) -> None:
         for claim in self._locked:
@@ -134,9 +145,10 @@ class Settler(ConnectedService):
     def _gather(self) -> list[EndedClaim]:
         batch: list[EndedClaim | None] = [*self._freed()]
         if not batch:
+            timeout = BETWEEN_LOCK_CHECKS if self._locked else self.history.due_in()
             self.note_life(math.inf)
             with suppress(Empty):
-                batch.append(self.in_flight.outbox.get(timeout=BETWEEN_LOCK_CHECKS if self._locked else None))
+                batch.append(self.in_flight.outbox.get(timeout=timeout))
             self.note_life()
         self._take_more(batch)
         if all(ended is not None and ended.is_settled and ended.claim.lock_key is None for ended in batch):
@@ -193,6 +205,7 @@ class Settler(ConnectedService):
             # Some were lost, set aside, or refused by the database.
             return self._report(batch, batch, accepted)
         self.counts[Succeeded] += len(batch)
+        self.history.count(batch)
         return batch
 
     def _report(self, batch: list[EndedClaim], open_: list[EndedClaim], accepted: dict[int, Any]) -> list[EndedClaim]:
@@ -223,6 +236,8 @@ class Settler(ConnectedService):
         if lost:
             self.counts.subtract(type(ended.outcome) for ended in lost)
             self.counts[None] += len(lost)
+            batch = list(set(batch).difference(lost))
+        self.history.count(batch)
 
     def _read_finish_dates(self, ended_claims: list[EndedClaim]) -> None:
         """Read when tasks finished that their own transactions have settled, for the observers."""

@@ -24,6 +24,7 @@ from django_pglock.keys.reserved import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
 from django_pglock.store import schedule
 from django_pglock.store.admit import admit
+from django_pglock.store.history import prune_history
 from django_pglock.store.liveness import SETTLED, forget_dead
 from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
 from django_pglock.store.promote import next_due_in, promote
@@ -200,7 +201,8 @@ class Upkeep(ConnectedService):
         rest = PRUNING_REST
         try:
             count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
-            if forget_rates(self.using) or count or self._pruned_to:
+            forgotten = self._attempt(prune_history, self.using)
+            if forget_rates(self.using) or count or self._pruned_to or forgotten:
                 rest = get_settings().HEARTBEAT_INTERVAL * ROUND
         except IntegrityError as error:
             # A table of the project refers to tasks, with a rule that Django's deletion would have applied.
