@@ -163,7 +163,10 @@ class Worker:
         )
         counts = self.settler.counts
         ready_counts = self.upkeep.ready_counts
-        self.metrics = Metrics(self.in_flight, outcomes=counts, ready_counts=ready_counts, health=self.health)
+        history = self.settler.history
+        self.metrics = Metrics(
+            self.in_flight, outcomes=counts, history=history, ready_counts=ready_counts, health=self.health
+        )
         is_one_of_several = self.channel is not None
         self.notifier = SystemdNotifier(
             self.health, self.in_flight, outcomes=counts, is_one_of_several=is_one_of_several

@@ -61,11 +61,16 @@ TOO_LARGE = "54"
 def is_plain(batch: list[EndedClaim]) -> bool:
     """Say whether all of these are successes to write that nobody observes, as most batches are."""
     return (
-        {*map(type, map(OUTCOME, batch))} == {Succeeded}
+        are_successes(batch)
         and not any(map(RESULT, batch))
         and not any(map(IS_SETTLED, batch))
         and not any(map(PROGRESS, batch))
     )
+
+
+def are_successes(batch: list[EndedClaim]) -> bool:
+    """Say whether all of these have succeeded."""
+    return {*map(type, map(OUTCOME, batch))} == {Succeeded}
 
 
 def is_of_a_row(error: DatabaseError) -> bool:
@@ -201,7 +206,7 @@ class Settler(ConnectedService):
     def _write_plain(self, batch: list[EndedClaim]) -> list[EndedClaim]:
         """Write successes that nobody observes."""
         accepted = self._settle_successes(batch)
-        if len(accepted) < len(batch) or not is_plain(batch):
+        if len(accepted) < len(batch) or not are_successes(batch):
             # Some were lost, set aside, or refused by the database.
             return self._report(batch, batch, accepted)
         self.counts[Succeeded] += len(batch)
@@ -252,7 +257,7 @@ class Settler(ConnectedService):
         """Make ready the tasks that waited for the lock keys or for the end of these. After the commit: gates.py."""
         keys = {*map(LOCK_KEY, ended_claims)}
         finals = ended_claims
-        if not is_plain(ended_claims):
+        if not are_successes(ended_claims):
             finals = [ended for ended in ended_claims if isinstance(ended.outcome, FINAL)]
         # First those that waited for an end: they may have been enqueued before others of their key.
         released = release(self.using, map(TASK_ID, finals))

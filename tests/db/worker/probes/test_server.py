@@ -35,7 +35,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 PARTS = ("heartbeat", "settler", "upkeep", "listener", "fetcher")
 ENDS = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-SAMPLE = re.compile(r'(django_pglock_[a-z_]+)(?:\{([a-z]+)="((?:[^"\\\n]|\\.)*)"\})? (-?[0-9.]+)')
+LABEL = r'[a-z]+="(?:[^"\\\n]|\\.)*"'
+SAMPLE = re.compile(rf"(django_pglock_[a-z_]+)(?:\{{({LABEL}(?:,{LABEL})*)\}})? (-?[0-9.e-]+)")
 
 
 def ask(worker, path, method="GET"):
@@ -60,9 +61,10 @@ def metrics(worker):
             assert (kind == "counter") == name.endswith("_total")
             kinds[name] = kind
         elif not line.startswith("# HELP "):
-            name, label, value, number = SAMPLE.fullmatch(line).groups()
-            assert name in kinds
-            samples[name.removeprefix("django_pglock_") + (f" {label}={value}" if label else "")] = float(number)
+            name, labels, number = SAMPLE.fullmatch(line).groups()
+            assert kinds[name if name in kinds else re.sub("_(bucket|sum|count)$", "", name)]
+            values = re.sub(r'="((?:[^"\\]|\\.)*)"', r"=\1", labels or "")
+            samples[f"{name.removeprefix('django_pglock_')} {values}".rstrip()] = float(number)
     return samples
 
 
@@ -277,6 +279,29 @@ def test_what_became_of_claims_is_counted(probed, eventually, monkeypatch):
     assert (found["threads"], found["worker_ready"]) == (2, 1)
     assert (found["tasks_in_hand"], found["tasks_running"], found["outcomes_waiting"]) == (0, 0, 0)
     assert 0 <= found["heartbeat_age_seconds"] < NEVER
+
+
+def test_attempts_are_counted_by_function_with_their_times(probed, eventually):
+    worker = probed()
+    tasks.nothing.using(queue_name="mail").enqueue()
+    tasks.fail_twice.enqueue("a")
+    eventually(lambda: not Task.objects.filter(finished_at=None).exists())
+    path = "function=tests.sample.tasks.fail_twice"
+    name = f"attempts_total queue=default,{path}"
+    found = eventually(lambda: (found := metrics(worker)).get(f"{name},outcome=succeeded") and found)
+    assert (found[f"{name},outcome=retried"], found[f"{name},outcome=failed"]) == (2, 0)
+    assert found["attempts_total queue=mail,function=tests.sample.tasks.nothing,outcome=succeeded"] == 1
+    times = f"task_run_seconds_bucket queue=default,{path},le="
+    buckets = [found[key] for key in found if key.startswith(times)]
+    assert buckets == sorted(buckets)
+    assert [key.removeprefix(times) for key in found if key.startswith(times)][:3] == ["0.001", "0.004", "0.016"]
+    assert found[f"{times}+Inf"] == found[f"task_run_seconds_count queue=default,{path}"] == 3
+    assert 0 < found[f"task_run_seconds_sum queue=default,{path}"] < NEVER
+    assert found[f"task_wait_seconds_count queue=default,{path}"] == 1
+    worker.settler.history._write_at = 0.0
+    worker.settler.wake()
+    eventually(lambda: worker.settler.history.due_in() is None)
+    assert metrics(worker)[f"{name},outcome=succeeded"] == 1, "counters grow on after they were written"
 
 
 def test_what_is_in_flight_is_counted(probed, eventually):
