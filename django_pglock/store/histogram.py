@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import accumulate
 
 #: The upper bounds of the buckets in seconds. One more bucket is for all that is longer.
@@ -20,9 +19,9 @@ BUCKETS = len(BOUNDS) + 1
 FACTOR = math.sqrt(2)
 
 
-#: Return the number of the bucket for a duration in seconds; a negative one, as of clocks that differ, is in the first.
-#: No function of ours around it, because thousands are counted.
-bucket_of: Callable[[float], int] = partial(bisect_left, BOUNDS)
+def bucket_of(seconds: float) -> int:
+    """Return the number of the bucket for a duration; a negative one, as of clocks that differ, is in the first."""
+    return bisect_left(BOUNDS, seconds)
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:

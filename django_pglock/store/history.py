@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from operator import add
 from typing import Any, cast
 
 from django_pglock.store.histogram import BUCKETS, quantile
@@ -166,10 +167,8 @@ class Counts:
         """Add other numbers to these."""
         for name in (*OUTCOMES, "wait_seconds", "run_seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for mine, others in ((self.wait, other.wait), (self.run, other.run)):
-            for bucket, count in enumerate(others):
-                if count:
-                    mine[bucket] += count
+        self.wait = list(map(add, self.wait, other.wait))
+        self.run = list(map(add, self.run, other.run))
 
     def columns(self) -> tuple[Any, ...]:
         """Return the values of a row."""

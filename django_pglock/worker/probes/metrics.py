@@ -23,7 +23,7 @@ OUTCOMES = (Succeeded, Failed, Retried, Snoozed, Cancelled, Interrupted, Release
 
 #: Which buckets of the history are shown: those whose bounds grow by a factor of 4, up to 70 minutes. Each bucket is a
 #: time series for each function, queue and process.
-SHOWN = range(0, 45, 4)
+SHOWN = {**{bucket: str(BOUNDS[bucket]) for bucket in range(0, 45, 4)}, len(BOUNDS): "+Inf"}
 
 #: The labels of a sample as names and values.
 Labels = tuple[tuple[str, str], ...]
@@ -128,9 +128,8 @@ def _histogram_lines(name: str, help_text: str, histograms: Histograms) -> Itera
     yield _head(name, help_text, "histogram")
     for labels, buckets, total in histograms:
         text, ends = _escaped(labels), list(accumulate(buckets))
-        for bucket in SHOWN:
-            yield f'{PREFIX}{name}_bucket{{{text},le="{BOUNDS[bucket]}"}} {ends[bucket]}\n'
-        yield f'{PREFIX}{name}_bucket{{{text},le="+Inf"}} {ends[-1]}\n'
+        for bucket, bound in SHOWN.items():
+            yield f'{PREFIX}{name}_bucket{{{text},le="{bound}"}} {ends[bucket]}\n'
         yield f"{PREFIX}{name}_sum{_braced(text)} {total}\n{PREFIX}{name}_count{_braced(text)} {ends[-1]}\n"
 
 

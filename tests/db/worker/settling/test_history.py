@@ -138,6 +138,24 @@ def ended(**changes):
     return EndedClaim(claim, Succeeded(), seconds=2.0)
 
 
+@pytest.mark.parametrize("number", [1, 19, 39, 40, 41, 59, 999, 1500])
+def test_some_times_stand_for_all_of_a_large_batch(number):
+    """Each attempt counts once, also in the histograms."""
+    counted = History("default")
+    counted.count([ended() for _ in range(number)])
+    [counts] = counted.totals().values()
+    assert (counts.succeeded, sum(counts.run), sum(counts.wait)) == (number, number, number)
+    assert (counts.run_seconds, counts.wait_seconds) == (2.0 * number, 10.0 * number)
+
+
+def test_a_batch_of_several_functions_and_outcomes():
+    counted = History("default")
+    counted.count([ended(), ended(queue="bulk"), EndedClaim(ended().claim, Cancelled(Failure("x", "y")))])
+    found = counted.totals()
+    assert {key: each.attempts for key, each in found.items()} == {("mail", "app.send"): 2, ("bulk", "app.send"): 1}
+    assert (found["mail", "app.send"].cancelled, sum(found["mail", "app.send"].run)) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
