@@ -47,6 +47,34 @@ class Migration(migrations.Migration):
             },
             managers=[("for_dumpdata", models.Manager())],
         ),
+        migrations.CreateModel(
+            name="QueueCount",
+            fields=[
+                ("queue", models.CharField(max_length=128, primary_key=True, serialize=False)),
+                ("counted_at", models.DateTimeField()),
+                ("count_again_at", models.DateTimeField(null=True)),
+                ("ready", models.BigIntegerField()),
+                ("blocked", models.BigIntegerField()),
+                ("scheduled", models.BigIntegerField()),
+                ("running", models.BigIntegerField()),
+                ("failed", models.BigIntegerField()),
+                ("oldest_ready", models.FloatField(null=True)),
+                ("is_paused", models.BooleanField()),
+            ],
+            options={
+                "verbose_name": "queue",
+                "verbose_name_plural": "queues",
+                "default_permissions": (),
+                "required_db_features": (
+                    "supports_expression_defaults",
+                    "supports_json_field",
+                    "supports_partial_indexes",
+                    "supports_table_check_constraints",
+                ),
+                "required_db_vendor": "postgresql",
+            },
+            managers=[("for_dumpdata", models.Manager())],
+        ),
         # Each worker updates the rows of the present hour every minute: in free space on their pages no index changes.
         TableSQL(
             "taskhistory",

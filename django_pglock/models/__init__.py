@@ -12,6 +12,7 @@ from django_pglock.models.advisory_lock import AdvisoryLock
 from django_pglock.models.attempt import Attempt
 from django_pglock.models.lease import Lease
 from django_pglock.models.queue import Queue
+from django_pglock.models.queue_count import QueueCount
 from django_pglock.models.rate_limit import RateLimit
 from django_pglock.models.schedule import Schedule
 from django_pglock.models.task import Task
@@ -24,6 +25,7 @@ __all__ = [
     "Attempt",
     "Lease",
     "Queue",
+    "QueueCount",
     "RateLimit",
     "Schedule",
     "Task",

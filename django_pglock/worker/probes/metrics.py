@@ -11,6 +11,7 @@ from django_pglock.store.histogram import BOUNDS
 from django_pglock.store.history import OUTCOMES as ENDS
 from django_pglock.store.history import Counts
 from django_pglock.store.outcome import Abandoned, Cancelled, Failed, Interrupted, Released, Retried, Snoozed, Succeeded
+from django_pglock.store.shared_counts import SharedCount
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.service import ConnectedService
@@ -21,6 +22,8 @@ ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = (Succeeded, Failed, Retried, Snoozed, Cancelled, Interrupted, Released, Abandoned)
 
+#: The statuses of the tasks that are in a queue.
+STATUSES = ("ready", "blocked", "scheduled", "running", "failed")
 #: Which buckets of the history are shown: those whose bounds grow by a factor of 4, up to 70 minutes. Each bucket is a
 #: time series for each function, queue and process.
 SHOWN = {**{bucket: str(BOUNDS[bucket]) for bucket in range(0, 45, 4)}, len(BOUNDS): "+Inf"}
@@ -32,11 +35,11 @@ Samples = Iterable[tuple[Labels, float]]
 Histograms = Iterable[tuple[Labels, Sequence[int], float]]
 
 
-class ReadyCounts(Protocol):
-    """The number of ready tasks of each queue, and the age of the oldest in seconds."""
+class QueueCounts(Protocol):
+    """The number of tasks of each queue by status, and the age of the oldest ready one in seconds."""
 
-    def ask(self) -> Mapping[str, tuple[int, float]]:
-        """Return the last count."""
+    def ask(self) -> Mapping[str, SharedCount]:
+        """Return what was counted last."""
 
 
 class History(Protocol):
@@ -55,13 +58,13 @@ class Metrics:
         *,
         outcomes: Counter[type[Any] | None],
         history: History,
-        ready_counts: ReadyCounts,
+        queue_counts: QueueCounts,
         health: Health,
     ) -> None:
         self.in_flight = in_flight
         self.outcomes = outcomes
         self.history = history
-        self.ready_counts = ready_counts
+        self.queue_counts = queue_counts
         self.health = health
 
     def exposition(self) -> str:
@@ -99,11 +102,22 @@ class Metrics:
         yield "outcomes_waiting", "Outcomes that wait for the database.", [((), in_flight.unsettled)]
         if (age := self.health.beat_age()) is not None:
             yield "heartbeat_age_seconds", "Time since the last heartbeat that was written.", [((), round(age, 3))]
-        ready = self.ready_counts.ask()
-        counts = [((("queue", queue),), count) for queue, (count, _) in ready.items()]
-        yield "tasks_ready", "Tasks in the database that can be claimed, up to 10000 or more.", counts
-        ages = [((("queue", queue),), round(age, 3)) for queue, (_, age) in ready.items()]
+        yield from self._queues()
+
+    def _queues(self) -> Iterator[tuple[str, str, Samples]]:
+        queues = self.queue_counts.ask().values()
+        ready = [((("queue", each.queue),), each.ready) for each in queues]
+        yield "tasks_ready", "Tasks in the database that can be claimed, up to 10000 or more.", ready
+        ages = [((("queue", each.queue),), round(each.oldest_ready or 0.0, 3)) for each in queues]
         yield "oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", ages
+        others = [
+            ((("queue", each.queue), ("status", status)), getattr(each, status))
+            for each in queues
+            for status in STATUSES
+        ]
+        yield "queue_tasks", "Tasks in the database by queue and status, up to 10000 or more.", others
+        paused = [((("queue", each.queue),), int(each.is_paused)) for each in queues]
+        yield "queue_paused", "1 while the queue is paused, else 0.", paused
 
     def _histograms(self, ended: Mapping[tuple[str, str], Counts]) -> Iterator[tuple[str, str, Histograms]]:
         waits = [(labels, counts.wait, counts.wait_seconds) for labels, counts in _labelled(ended)]

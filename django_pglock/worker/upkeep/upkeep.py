@@ -34,7 +34,7 @@ from django_pglock.store.release import WAITERS_AT_ONCE, release, stray_waiters
 from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
 from django_pglock.store.sql import BY_INDEX
 from django_pglock.worker.service import ConnectedService, logger
-from django_pglock.worker.upkeep.ready_counts import ReadyCounts
+from django_pglock.worker.upkeep.queue_counts import QueueCounts
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Upkeep(ConnectedService):
         self._registered: dict[str, Timing] = {}
         self._news = threading.Event()
         self.unknown = UnknownReport(using, worker)
-        self.ready_counts = ReadyCounts(using)
+        self.queue_counts = QueueCounts(using)
         self._rescued_at = self._rescue_from = 0.0
         # When this turn began, and when the first of several turns in a row began that were another worker's.
         self._began_at = self._kept_out_since = 0.0
@@ -104,7 +104,7 @@ class Upkeep(ConnectedService):
             self._attempt(self._keep_schedules),
         )
         self._look_for_delay()
-        self._attempt(self.ready_counts.look)
+        self._attempt(self.queue_counts.look)
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         self.note_life(sleep)
         self._news.wait(sleep)
