@@ -11,7 +11,8 @@ row a point. A row of everything has no queue and no function, that of a queue n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from operator import add
@@ -218,6 +219,21 @@ def add_history(using: str, counted: Counted) -> float:
     # The lock of a table is taken before a statement begins, so another statement has to limit the wait for it.
     [(seconds,)] = run_together(using, (LIMIT_WAITS, [LONGEST_WAIT]), (ADD_HISTORY, columns), (CLOCK, []))
     return float(seconds)
+
+
+def add_rescued(using: str, rescued: Iterable[tuple[str, str, str]]) -> None:
+    """Count attempts that ended with their workers now: each by its queue, its function and the status of the task.
+
+    If that is FAILED or CANCELLED, the attempt was the last of its task; else it is ``lost``.
+    """
+    names = {"FAILED": "failed", "CANCELLED": "cancelled"}
+    by_outcome = Counter((queue, path, names.get(status, "lost")) for queue, path, status in rescued)
+    if by_outcome:
+        minute = int(clock(using) // MINUTE * MINUTE)
+        counted: dict[tuple[int, str, str], Counts] = {}
+        for (queue, path, name), number in by_outcome.items():
+            setattr(counted.setdefault((minute, queue, path), Counts()), name, number)
+        add_history(using, counted)
 
 
 def series(

@@ -24,14 +24,14 @@ from django_pglock.keys.reserved import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
 from django_pglock.store import schedule
 from django_pglock.store.admit import admit
-from django_pglock.store.history import prune_history
+from django_pglock.store.history import add_rescued, prune_history
 from django_pglock.store.liveness import SETTLED, forget_dead
 from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
 from django_pglock.store.promote import next_due_in, promote
 from django_pglock.store.prune import ages_of, prune_window
 from django_pglock.store.rate import forget_rates, open_rates
 from django_pglock.store.release import WAITERS_AT_ONCE, release, stray_waiters
-from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
+from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
 from django_pglock.store.sql import BY_INDEX
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.upkeep.queue_counts import QueueCounts
@@ -77,6 +77,8 @@ class Upkeep(ConnectedService):
         self._key, self._waiter = "", 0
         # The task id up to which pruning has come, and when it continues.
         self._pruned_to, self._prune_at = 0, 0.0
+        # What this round has rescued: queue, function and new status.
+        self._rescued: list[tuple[str, str, str]] = []
         # Names of the steps that failed when they were tried last.
         self._failing: set[str] = set()
         # Seconds for which due tasks whose rows are locked are not promoted.
@@ -111,6 +113,7 @@ class Upkeep(ConnectedService):
 
     def _round(self) -> float | None:
         """Do one round; return the seconds until the next task is due, None if that is not known."""
+        self._rescued = []
         with transaction.atomic(using=self.using, durable=True):
             if not self._is_my_turn():
                 self._kept_out_since = self._kept_out_since or self._began_at
@@ -129,7 +132,9 @@ class Upkeep(ConnectedService):
                 keys += self._attempt(self._stray_keys) or []
                 awaited = self._attempt(self._stray_waiters) or []
             due_in = self._attempt(next_due_in, self.using)
-        # Outside of the round's transaction, because admission holds the locks of the keys to the end of a transaction.
+        # Outside of the round's transaction, because the rows of the history are locked by all workers in turn.
+        self._attempt(add_rescued, self.using, self._rescued)
+        # This, too, because admission holds the locks of the keys to the end of a transaction.
         if keys or awaited:
             promoted += self._attempt(release, self.using, awaited) or 0
             promoted += self._attempt(admit, self.using, keys) or 0
@@ -215,8 +220,10 @@ class Upkeep(ConnectedService):
             return bool(cursor.fetchone()[0])
 
     def _rescue(self) -> None:
+        found: list[Rescued] = []
         for _ in range(RESCUES):
             rescued = rescue(self.using)
+            found += rescued
             for task in rescued:
                 logger.warning(
                     "Task %d (%r) was taken back from worker %s, which is dead; it is %s now.",
@@ -228,3 +235,4 @@ class Upkeep(ConnectedService):
             if len(rescued) < RESCUED_AT_ONCE:
                 break
         forget_dead(self.using)
+        self._rescued = [(task.queue, task.task_path, task.status) for task in found]
