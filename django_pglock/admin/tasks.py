@@ -13,14 +13,14 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin import attempts, task_page, task_summary
+from django_pglock.admin import attempts, task_filters, task_page, task_summary
 from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.pages import ReadOnlyAdmin
-from django_pglock.admin.task_filters import QueueFilter, StatusFilter, StuckFilter, TaskPathFilter
 from django_pglock.admin.task_list import (
     TaskChangeList,
     attempts_made,
     find,
+    last_failure,
     name_and_id,
     queue_name,
     status_mark,
@@ -44,17 +44,25 @@ class TaskAdmin(ReadOnlyAdmin):
         name_and_id,
         status_mark,
         queue_name,
+        last_failure,
         "priority",
         attempts_made,
         wait_or_run_time,
         "enqueued_at",
     ]
-    list_filter = [("status", StatusFilter), StuckFilter, QueueFilter, TaskPathFilter]
+    list_filter = [
+        ("status", task_filters.StatusFilter),
+        *(task_filters.StuckFilter, task_filters.QueueFilter, task_filters.TaskPathFilter),
+        *(task_filters.ExceptionFilter, task_filters.SinceFilter, task_filters.BeforeFilter),
+        *(task_filters.WorkerFilter, task_filters.KeyFilter, task_filters.ArgumentFilter, task_filters.MetadataFilter),
+    ]
     #: The link "Older tasks".
     linked_lookups = ("id__lt",)
     search_fields = ["task_path"]
     search_help_text = _("The id of a task, the name of its function, or the beginning of the path of its function.")
     ordering = ["-id"]
+    # For each failed task of a page some pages of the database are read: its row and its last attempt.
+    list_per_page = 50
     sortable_by: ClassVar[Any] = [name_and_id]
     actions = [admin_action(verb) for verb in TASK_VERBS.values()]
     inlines = [attempts.AttemptInline]

@@ -78,6 +78,8 @@ def plans(worker, ids):
         "DOUBTFUL": (None, 6.6),
         "COUNT_READY": (["default", "other"], 3, BATCH, BATCH),
         "COUNT_FAILED": (BATCH,),
+        "FIRST_SINCE": ("2026-01-01 00:00:00+00",),
+        "ABOVE_SUCCEEDED": None,
         "NEXT_AT": (0.0, ids[0]),
         "COUNT_OTHERS": (BATCH,),
         "STRAY_WAITERS": (0, BATCH),
