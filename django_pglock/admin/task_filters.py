@@ -37,7 +37,7 @@ DISORDER = timedelta(minutes=1)
 #: Parameters of filters that have no index, whatever the status is.
 UNINDEXED = ("exception", "argument", "metadata", "since", "before")
 #: Parameters by which indexes have failed tasks.
-NARROW = ("queue", "task_path")
+NARROW = ("queue", "task_path", "fingerprint__exact")
 
 
 class StatusFilter(admin.ChoicesFieldListFilter):
@@ -225,12 +225,12 @@ class StuckFilter(OneChoiceFilter):
 
 
 def is_narrow(request: HttpRequest) -> bool:
-    """Return whether the list is filtered by a queue or by a function."""
+    """Return whether the list is filtered by a queue, a function or a fingerprint."""
     return bool(narrowed(request))
 
 
 def narrowed(request: HttpRequest) -> dict[str, str]:
-    """Return the queue and the function by which the list is filtered."""
+    """Return the queue, the function and the fingerprint by which the list is filtered."""
     return {name: value for name in NARROW if (value := request.GET.get(name, "").strip())}
 
 

@@ -41,6 +41,7 @@ class TaskChangeList(CappedChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         """Find the tasks of the page, and the last failure of each. Actions on all matches are not limited."""
+        self.matching = self.queryset
         self.queryset = self.queryset.annotate(
             lacks_worker=~Exists(Worker.objects.all().alive()) & Exists(Task.objects.all().ready())
         )
@@ -74,6 +75,13 @@ class TaskChangeList(CappedChangeList):
         self.paginator = Paginator(self.result_list, self.list_per_page)
         self.show_admin_actions, self.full_result_count = True, None
         self.show_full_result_count = self.can_show_all = self.multi_page = False
+
+    def everything(self, request: HttpRequest, *, most: int) -> Any:
+        """Return all tasks that match; if no index serves the filters, those among the newest ``most`` tasks."""
+        if not is_search(request, self.query):
+            return self.matching
+        end = search_end(self._candidates(request), most=most)
+        return self.matching.filter(pk__gt=end) if end else self.matching
 
     @property
     def is_without_worker(self) -> bool:

@@ -7,7 +7,14 @@ from typing import Any, ClassVar
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db import router
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    HttpResponseNotAllowed,
+    HttpResponseRedirect,
+)
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext
@@ -15,6 +22,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin import attempts, task_filters, task_page, task_summary
 from django_pglock.admin.actions import admin_action, perform
+from django_pglock.admin.export import export_view
 from django_pglock.admin.pages import ReadOnlyAdmin
 from django_pglock.admin.task_list import (
     TaskChangeList,
@@ -56,8 +64,8 @@ class TaskAdmin(ReadOnlyAdmin):
         *(task_filters.ExceptionFilter, task_filters.SinceFilter, task_filters.BeforeFilter),
         *(task_filters.WorkerFilter, task_filters.KeyFilter, task_filters.ArgumentFilter, task_filters.MetadataFilter),
     ]
-    #: The link "Older tasks".
-    linked_lookups = ("id__lt",)
+    #: The link "Older tasks", and the links from groups of failures.
+    linked_lookups = ("id__lt", "fingerprint__exact")
     search_fields = ["task_path"]
     search_help_text = _("The id of a task, the name of its function, or the beginning of the path of its function.")
     ordering = ["-id"]
@@ -175,7 +183,12 @@ class TaskAdmin(ReadOnlyAdmin):
             path(f"<int:task_id>/{route}", site.admin_view(view), name=f"django_pglock_task_{name}")
             for route, view, name in own
         ]
-        return [*urls, *super().get_urls()]
+        export = path("export/<str:form>/", site.admin_view(self.export_view), name="django_pglock_task_export")
+        return [export, *urls, *super().get_urls()]
+
+    def export_view(self, request: HttpRequest, form: str) -> HttpResponseBase:
+        """Send the tasks of the filtered list as a file."""
+        return export_view(self, request, form)
 
     def attempts_view(self, request: HttpRequest, task_id: int) -> HttpResponse:
         """Show the list of failed and lost attempts."""
@@ -200,6 +213,15 @@ class TaskAdmin(ReadOnlyAdmin):
         perform(TASK_VERBS[verb], request, self.get_queryset(request).filter(pk=task.pk))
         return HttpResponseRedirect(self._address("change", task.pk))
 
+    def address_of_list(self) -> str:
+        """Return the address of the list."""
+        return self._address("changelist")
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Add whether the user may export."""
+        context = {"pglock_may_export": self.has_export_permission(request), **(extra_context or {})}
+        return super().changelist_view(request, context)
+
     def _address(self, page: str, *arguments: Any) -> str:
         return reverse(f"admin:django_pglock_task_{page}", args=arguments, current_app=self.admin_site.name)
 
@@ -214,6 +236,10 @@ class TaskAdmin(ReadOnlyAdmin):
     def has_reset_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may reset stuck tasks."""
         return self._may(request, "reset")
+
+    def has_export_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may export tasks."""
+        return self._may(request, "export")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may delete this task: only if it is finished. To delete many, prune them."""
