@@ -22,6 +22,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin import attempts, task_filters, task_page, task_summary
 from django_pglock.admin.actions import admin_action, perform
+from django_pglock.admin.enqueue import again_page, enqueue_page
 from django_pglock.admin.export import export_view
 from django_pglock.admin.pages import ReadOnlyAdmin
 from django_pglock.admin.task_list import (
@@ -156,6 +157,7 @@ class TaskAdmin(ReadOnlyAdmin):
         waits = task_page.why_it_waits(obj)
         return {
             "pglock_verbs": verbs,
+            "pglock_again": self._address("again", obj.pk) if self.has_again_permission(request) else "",
             "pglock_state": task_summary.sentence(obj),
             "pglock_failure": task_summary.last_failure(obj) if obj.attempts else None,
             "pglock_before": before,
@@ -176,6 +178,7 @@ class TaskAdmin(ReadOnlyAdmin):
         site = self.admin_site
         own = (
             ("do/<str:verb>/", self.verb_view, "verb"),
+            ("again/", self.again_view, "again"),
             ("attempts/", self.attempts_view, "attempts"),
             ("attempts/<int:number>/", self.attempt_view, "attempt"),
         )
@@ -184,7 +187,16 @@ class TaskAdmin(ReadOnlyAdmin):
             for route, view, name in own
         ]
         export = path("export/<str:form>/", site.admin_view(self.export_view), name="django_pglock_task_export")
-        return [export, *urls, *super().get_urls()]
+        enqueue = path("enqueue/", site.admin_view(self.enqueue_view), name="django_pglock_task_enqueue")
+        return [export, enqueue, *urls, *super().get_urls()]
+
+    def enqueue_view(self, request: HttpRequest) -> HttpResponse:
+        """Enqueue a task by form."""
+        return enqueue_page(self, request)
+
+    def again_view(self, request: HttpRequest, task_id: int) -> HttpResponse:
+        """Enqueue the function of a task with other arguments."""
+        return again_page(self, request, task_id)
 
     def export_view(self, request: HttpRequest, form: str) -> HttpResponseBase:
         """Send the tasks of the filtered list as a file."""
@@ -217,9 +229,14 @@ class TaskAdmin(ReadOnlyAdmin):
         """Return the address of the list."""
         return self._address("changelist")
 
+    def address_of(self, task_id: Any) -> str:
+        """Return the address of the page of a task."""
+        return self._address("change", task_id)
+
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Add whether the user may export."""
-        context = {"pglock_may_export": self.has_export_permission(request), **(extra_context or {})}
+        """Add whether the user may export and enqueue."""
+        may = {"export": self.has_export_permission(request), "enqueue": self.has_enqueue_permission(request)}
+        context = {"pglock_may": may, **(extra_context or {})}
         return super().changelist_view(request, context)
 
     def _address(self, page: str, *arguments: Any) -> str:
@@ -240,6 +257,14 @@ class TaskAdmin(ReadOnlyAdmin):
     def has_export_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may export tasks."""
         return self._may(request, "export")
+
+    def has_enqueue_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may enqueue tasks by form: the permission to add tasks."""
+        return self._may(request, "add")
+
+    def has_again_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may run a task again with other arguments: the permission to change tasks."""
+        return self._may(request, "change")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may delete this task: only if it is finished. To delete many, prune them."""
