@@ -58,8 +58,7 @@ class QueueFilter(FormFilter):
 
     def suggestions(self) -> Iterable[str]:
         """Return the queues that this process knows. The page of queues lists all."""
-        configured = {queue for backend in task_backends.all() for queue in backend.queues}
-        return configured | {task.queue_name for path in registry.known_paths() if (task := registry.find(path))}
+        return queues_of_the_code()
 
 
 class TaskPathFilter(FormFilter):
@@ -222,6 +221,12 @@ class StuckFilter(OneChoiceFilter):
     parameter_name = "attention"
     choice = ("stuck", _("Stuck: worker is dead"))
     method = "stuck"
+
+
+def queues_of_the_code() -> set[str]:
+    """Return the queues of the settings and of the functions that this process knows."""
+    configured = {queue for backend in task_backends.all() for queue in backend.queues}
+    return configured | {task.queue_name for path in registry.known_paths() if (task := registry.find(path))}
 
 
 def is_narrow(request: HttpRequest) -> bool:
