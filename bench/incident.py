@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -85,6 +85,10 @@ PAGES = {
     "tasks, FAILED, a rare function": "task/?status__exact=FAILED&task_path=shop.jobs.f7",
     "tasks, FAILED, queue of the incident": f"task/?status__exact=FAILED&queue={QUEUE}",
     "tasks, FAILED, a rare queue": "task/?status__exact=FAILED&queue=queue-7",
+    "tasks, FAILED, by exception": "task/?exception=builtins.ConnectionError",
+    "tasks, a day": "task/?since={since}&before={before}",
+    "tasks, FAILED, a function, a day": f"task/?status__exact=FAILED&task_path={CHARGE}&since={{since}}",
+    "tasks, an argument": "task/?argument=email=somebody@example.com",
     "tasks, one queue": "task/?queue=queue-7",
     "tasks, one function": "task/?task_path=shop.jobs.f7",
     "tasks, stuck": "task/?attention=stuck",
@@ -162,9 +166,10 @@ def visits() -> Iterator[tuple[str, ...]]:
     failed = Task.objects.filter(status="FAILED").order_by("pk").values_list("pk", flat=True).first()
     stubborn = Attempt.objects.order_by("-pk").values_list("task_id", flat=True).first()
     root = reverse("admin:app_list", args=["django_pglock"])
+    moments = {name: f"{date.today() - timedelta(days=days)}T00:00" for name, days in (("since", 2), ("before", 1))}
     yield "page", "statements", "pages touched", "server's CPU, ms", "admin's CPU, ms", "size, kB"
     for name, path in PAGES.items():
-        address = root + path.format(failed=failed, stubborn=stubborn)
+        address = root + path.format(failed=failed, stubborn=stubborn, **moments)
         client.get(address)  # fills caches
         seen = [visit(client, address) for _ in range(VISITS)]
         server, cpu, size = (statistics.median(each[at] for each in seen) for at in range(3))

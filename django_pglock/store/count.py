@@ -18,8 +18,8 @@ from django_pglock.tasks.states import TaskStatus
 MOST_COUNTED = 10_000
 #: The oldest ready task of a queue is found among so many with the lowest ids: one alone may have become due just now.
 OLDEST = 3
-#: Tasks that are read at most where no index helps.
-MOST_SEARCHED = 100_000
+#: Tasks that are read at most where no index helps: at first, and by a search that goes on.
+FIRST_SEARCHED, MOST_SEARCHED = 4_000, 100_000
 #: The statuses that are counted. The statements name them again.
 COUNTED = ("READY", "BLOCKED", "SCHEDULED", "RUNNING", "FAILED")
 
@@ -139,9 +139,9 @@ def in_status(tasks: Any, status: str, *, is_narrow: bool = False) -> Any:
     return tasks.filter(status__range=(status, status)).exclude(status=TaskStatus.SUCCESSFUL)
 
 
-def search_end(tasks: Any) -> int | None:
-    """Return the id behind the first ``MOST_SEARCHED`` of these tasks, None when there are no more than that."""
-    return next(iter(tasks.values_list("pk", flat=True)[MOST_SEARCHED : MOST_SEARCHED + 1]), None)
+def search_end(tasks: Any, *, most: int) -> int | None:
+    """Return the id behind the first ``most`` of these tasks, None when there are no more than that."""
+    return next(iter(tasks.values_list("pk", flat=True)[most : most + 1]), None)
 
 
 def _count_ready(using: str, queues: Collection[str], most: int) -> dict[str, tuple[int, float | None]]:
