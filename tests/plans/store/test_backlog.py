@@ -78,6 +78,7 @@ def plans(worker, ids):
         "DOUBTFUL": (None, 6.6),
         "COUNT_READY": (["default", "other"], 3, BATCH, BATCH),
         "COUNT_FAILED": (BATCH,),
+        "COUNT_FAILED_IN": (["default", "other"], BATCH),
         "NEXT_AT": (0.0, ids[0]),
         "COUNT_OTHERS": (BATCH,),
         "STRAY_WAITERS": (0, BATCH),
