@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from django.db.models.functions import Now
 from django.utils import timezone
-from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -194,4 +193,4 @@ def _moment(at: Any) -> str:
     now = timezone.now()
     if timezone.is_aware(at):
         at, now = timezone.localtime(at), timezone.localtime(now)
-    return str(date_format(at, "TIME_FORMAT" if at.date() == now.date() else "SHORT_DATETIME_FORMAT"))
+    return str(at.strftime("%H:%M" if at.date() == now.date() else "%Y-%m-%d %H:%M"))
