@@ -80,6 +80,7 @@ def plans(worker, ids):
         "COUNT_FAILED": (BATCH,),
         "FIRST_SINCE": ("2026-01-01 00:00:00+00",),
         "ABOVE_SUCCEEDED": None,
+        "COUNT_FAILED_IN": (["default", "other"], BATCH),
         "NEXT_AT": (0.0, ids[0]),
         "COUNT_OTHERS": (BATCH,),
         "STRAY_WAITERS": (0, BATCH),
