@@ -57,6 +57,12 @@ def fields_behind_keys() -> tuple[str, ...]:
     return ("args", "kwargs") if redact_hook() is not None else ()
 
 
+def redacting_paths() -> list[str]:
+    """Return the functions that hide a value, as this process knows them."""
+    found = ((path, registry.find(path)) for path in registry.known_paths())
+    return [path for path, task in found if task is not None and task.redact not in ((), False)]
+
+
 def _shown_value(field: str, value: Any, row: Any, show: Show) -> Any:
     match field, value:
         case "args", list():

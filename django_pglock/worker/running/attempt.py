@@ -116,9 +116,9 @@ class Attempt(StoppableAttempt):
         """Return the claim of this attempt as ended, with a result object if somebody observes the end."""
         if self.observed is not UNOBSERVED:
             self.observed.ended(outcome)
-        if isinstance(outcome, Succeeded) and not self.has_observers:
-            return EndedClaim(self.claim, outcome, is_settled=is_settled)
         seconds = None if self.began is None else time.monotonic() - self.began
+        if isinstance(outcome, Succeeded) and not self.has_observers:
+            return EndedClaim(self.claim, outcome, is_settled=is_settled, seconds=seconds)
         return EndedClaim(self.claim, outcome, self.result, is_settled=is_settled, seconds=seconds)
 
     def success(self, value: Any) -> Outcome:
