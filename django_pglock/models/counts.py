@@ -8,7 +8,7 @@ from typing import Any
 from django.db import models
 
 
-class CountsField(models.Field[Any, Any]):
+class CountsField(models.Field):  # type: ignore[type-arg]  # Django's class takes no arguments when it runs
     """The counts of a histogram by bucket, in a column of type ``bigint[]``."""
 
     def db_type(self, connection: Any) -> str:
