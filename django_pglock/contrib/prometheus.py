@@ -26,14 +26,16 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from django_pglock.store.count import COUNTED, QueueCounts, queue_counts
+from django_pglock.store.shared_counts import BETWEEN_COUNTS, LONGEST_BETWEEN_COUNTS
 from django_pglock.store.sql import rows_of
 from django_pglock.worker.options import our_backends
-from django_pglock.worker.upkeep.ready_counts import BETWEEN_COUNTS, LONGEST_BETWEEN_COUNTS, REST
 
 logger = logging.getLogger("django_pglock.tasks")
 
 #: Where the metrics of several processes of one server gather. The client library reads the same variable.
 MULTIPLE_PROCESSES = "PROMETHEUS_MULTIPROC_DIR"
+#: How many times as long as a count took until the next one. Each process of the web server counts.
+REST = 200
 
 
 class TaskCollector(Collector):  # type: ignore[misc]
