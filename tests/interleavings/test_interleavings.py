@@ -55,6 +55,7 @@ FILES = {
     "claim_manager": {"hold_rows"},
     "enqueue": {"enqueue", "enqueue_in_a_transaction"},
     "give_back": {"give_back_lost_answers"},
+    "history": {"write_history", "write_history_backwards"},
     "insert": {"enqueue", "enqueue_later", "enqueue_several"},
     "insert_at_key": {"enqueue_at_a_key", "enqueue_at_a_rate"},
     "liveness": {"beat", "forget_workers"},
@@ -69,12 +70,26 @@ FILES = {
     "retry": {"retry", "retry_in_a_transaction"},
     "run_now": {"run_now"},
     "settle": {*workers.OUTCOMES, "settle_too_late", "succeed_atomically"},
+    "shared_counts": {"count_for_all"},
     "unique": {"enqueue_while_waiting", "take_the_place_of_another", "enqueue_several_unique"},
     "wait": {"wait_for_results"},
 }
 #: Files that change nothing, or that others use to change something; and tables that share no row with those of tasks.
 NO_VERB = {
-    *("after_commit", "await_end", "call", "claim_columns", "count", "lock_keys", "managers", "marking", "move"),
+    *(
+        "after_commit",
+        "await_end",
+        "call",
+        "claim_columns",
+        "count",
+        "histogram",
+        "id_range",
+        "known_queues",
+        "lock_keys",
+        "managers",
+        "marking",
+        "move",
+    ),
     *("outcome", "plans", "ready", "result", "result_listener", "sql", "unknown", "wake", "why_unfinished"),
     *("capture", "schedule", "transition"),
 }

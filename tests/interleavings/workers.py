@@ -13,6 +13,7 @@ from django_pglock.store.admit import admit
 from django_pglock.store.claim_fair import claim_fair
 from django_pglock.store.claim_group import claim_group
 from django_pglock.store.give_back import give_back
+from django_pglock.store.history import add_rescued, prune_history
 from django_pglock.store.liveness import depart, forget_dead
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import (
@@ -32,6 +33,7 @@ from django_pglock.store.rate import forget_rates, open_rates
 from django_pglock.store.release import release, stray_waiters
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle_and_commit
+from django_pglock.store.shared_counts import shared_counts
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
@@ -199,3 +201,20 @@ def forget_workers(world: World, ledger: Ledger) -> None:
 def beat(world: World, ledger: Ledger) -> None:
     """The worker that counts as dead sends a heartbeat."""
     beat_of(DEAD)
+
+
+@verb("plain", is_workers=True)
+def write_history(world: World, ledger: Ledger) -> None:
+    add_rescued("default", [("default", "first", "READY"), ("mail", "second", "FAILED")])
+    prune_history("default")
+
+
+@verb("plain", is_workers=True)
+def write_history_backwards(world: World, ledger: Ledger) -> None:
+    """As another worker, which has counted the same in another order."""
+    add_rescued("default", [("mail", "second", "READY"), ("default", "first", "READY")])
+
+
+@verb("plain", is_workers=True)
+def count_for_all(world: World, ledger: Ledger) -> None:
+    shared_counts("default")

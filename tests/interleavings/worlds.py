@@ -15,7 +15,7 @@ from django.db import connection
 from django.db.models import F
 from django.db.models.functions import Now
 
-from django_pglock.models import Attempt, Queue, RateLimit, Schedule, Task, Waiter, Worker
+from django_pglock.models import Attempt, Queue, QueueCount, RateLimit, Schedule, Task, TaskHistory, Waiter, Worker
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.release import release
@@ -28,7 +28,10 @@ from tests.sample import tasks
 
 #: The worker whose claims the verbs settle; one that has died; one that sleeps; and those that claim.
 LIVING, DEAD, SLEEPING, FIRST, SECOND, THIRD = (UUID(int=number) for number in range(1, 7))
-TABLES = [model._meta.db_table for model in (Worker, Queue, RateLimit, Schedule, Task, Attempt, Waiter)]
+TABLES = [
+    model._meta.db_table
+    for model in (Worker, Queue, QueueCount, RateLimit, Schedule, Task, TaskHistory, Attempt, Waiter)
+]
 FAILED = Failed(Failure("builtins.ValueError", "Traceback …"))
 #: Waits for a place at its key, and can be replaced while it does.
 amend = keyed.save.using(lock="order:{text}")
