@@ -35,7 +35,7 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 #: Tasks are not enqueued exactly in the order of their ids: a transaction may have got its ids earlier.
 DISORDER = timedelta(minutes=1)
 #: Parameters of filters that have no index, whatever the status is.
-UNINDEXED = ("exception", "argument", "metadata", "since", "before")
+UNINDEXED = ("attention", "exception", "argument", "metadata", "since", "before")
 #: Parameters by which indexes have failed tasks.
 NARROW = ("queue", "task_path", "fingerprint__exact")
 

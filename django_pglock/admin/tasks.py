@@ -71,7 +71,7 @@ class TaskAdmin(ReadOnlyAdmin):
     search_help_text = _("The id of a task, the name of its function, or the beginning of the path of its function.")
     ordering = ["-id"]
     # For each failed task of a page some pages of the database are read: its row and its last attempt.
-    list_per_page = 50
+    list_per_page = 30
     sortable_by: ClassVar[Any] = [name_and_id]
     actions = [admin_action(verb) for verb in TASK_VERBS.values()]
     inlines = [attempts.AttemptInline]
