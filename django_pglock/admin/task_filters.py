@@ -160,8 +160,8 @@ class GuardedFilter(FormFilter):
     def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
         """Keep the rows that match and of which nothing is redacted."""
         if redact_hook() is not None:
-            text = _("This list cannot be filtered by %(what)s, because REDACT may hide them.")
-            messages.warning(request, gettext(str(text)) % {"what": self.title})
+            text = gettext("This list cannot be filtered by %(what)s, because REDACT may hide them.")
+            messages.warning(request, text % {"what": self.title})
             return queryset.none()
         open_rows = queryset.exclude(meta__has_key="redact").exclude(task_path__in=redacting_paths())
         return self.guarded(request, open_rows, value)

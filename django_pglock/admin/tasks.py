@@ -100,7 +100,7 @@ class TaskAdmin(ReadOnlyAdmin):
             _("Keys"),
             {
                 "fields": [
-                    *(task_page.shown_lock_key, "concurrency", task_page.shown_fair_key),
+                    *(task_page.shown_lock_key, "concurrency", task_page.shown_group_key, task_page.shown_fair_key),
                     *(task_page.shown_unique_key, "unique_until"),
                 ]
             },
@@ -158,6 +158,7 @@ class TaskAdmin(ReadOnlyAdmin):
         return {
             "pglock_verbs": verbs,
             "pglock_again": self._address("again", obj.pk) if self.has_again_permission(request) else "",
+            "pglock_tick": task_summary.tick_of(obj),
             "pglock_state": task_summary.sentence(obj),
             "pglock_failure": task_summary.last_failure(obj) if obj.attempts else None,
             "pglock_before": before,
