@@ -58,6 +58,14 @@ SELECT found.queue, failed.count FROM found CROSS JOIN LATERAL (
 WHERE found.queue IS NOT NULL
 """
 
+# The same of some queues.
+COUNT_FAILED_IN = """
+SELECT name.queue, failed.count FROM unnest(%s::text[]) AS name (queue) CROSS JOIN LATERAL (
+    SELECT count(*) FROM (
+        SELECT task.id FROM {task} AS task WHERE task.status = 'FAILED' AND task.queue = name.queue
+        ORDER BY task.queue, task.id LIMIT (SELECT %s::bigint)) AS first) AS failed
+"""
+
 # The newest tasks of each other status that a person may have to look at, by queue; no index knows their queues. The
 # statuses are a range, read in the order of the index. With "=" the planner may walk the primary key instead, past all
 # tasks that have succeeded, in the expectation of finding these soon.
@@ -85,12 +93,19 @@ class QueueCounts:
     at_least: frozenset[str]
 
 
-def ready_counts(using: str, *, most: int = MOST_COUNTED) -> dict[str, tuple[int, float | None]]:
-    """Return for each queue that has ready tasks how many, and the age of the oldest in seconds.
+def ready_counts(
+    using: str, queues: Collection[str] | None = None, *, most: int = MOST_COUNTED
+) -> dict[str, tuple[int, float | None]]:
+    """Return how many tasks of each queue are ready, and the age of the oldest in seconds; of these queues, or of all.
 
-    At most ``most`` tasks of a queue are counted.
+    Queues without ready tasks are left out. At most ``most`` tasks of a queue are counted.
     """
-    return _count_ready(using, ready_queues(using), most)
+    return _count_ready(using, ready_queues(using) if queues is None else queues, most)
+
+
+def failed_counts(using: str, queues: Collection[str], *, most: int = MOST_COUNTED) -> dict[str, int]:
+    """Return for each of these queues how many of its tasks have failed, ``most`` at most."""
+    return dict(run(using, COUNT_FAILED_IN, sorted(set(queues)), most))
 
 
 def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
