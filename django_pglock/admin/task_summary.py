@@ -106,6 +106,11 @@ def before_and_after(task: Task) -> tuple[list[int], list[int]]:
     return before, [int(each) for each in waiting.values_list("task_id", flat=True)[:FEW]]
 
 
+def tick_of(task: Task) -> str:
+    """Return the tick of the schedule that has enqueued the task; an empty string if something else has."""
+    return str(task.meta.get("schedule", "")) if isinstance(task.meta, dict) else ""
+
+
 def _message_of(trace: str, exception: str) -> str:
     """Return the message in the last line that names the exception."""
     name = exception.rpartition(".")[2]

@@ -99,7 +99,7 @@ def plans(worker, ids):
         "LOCK_AWAITED": (f"{{{ids[0]}}}",),
         "RELEASE": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
         "RELEASE_UNLOCKED": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
-        "KNOWN_QUEUES": (BATCH,),
+        "KNOWN_QUEUES": (BATCH, ["default"]),
         "READY_QUEUES": None,
         "NEXT_DUE": None,
         "ADMIT": (["backlog"],),
