@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from django.db.models import CharField, OuterRef, Q, Subquery, Value
+from django.db.models import CharField, OuterRef, Subquery, Value
 from django.db.models.functions import Coalesce, Now
 
 from django_pglock.store.count import MOST_COUNTED
@@ -160,14 +160,23 @@ def failures(
 
 def in_group(tasks: Any, fingerprint: int, task_path: str, exception_path: str) -> Any:
     """Return those of the tasks that have failed and belong to a group. The names find those without a fingerprint."""
-    failed = tasks.filter(status=TaskStatus.FAILED)
+    known = marked(tasks, (fingerprint, fingerprint))
     if fingerprint != fingerprint_of(task_path, exception_path):
-        return failed.filter(fingerprint=fingerprint)
+        return known
+    return known | tasks.filter(pk__in=unmarked(tasks, task_path, exception_path).order_by().values("pk"))
+
+
+def marked(tasks: Any, fingerprints: tuple[int, int]) -> Any:
+    """Return those of the tasks that have failed with a fingerprint of a range."""
+    return tasks.filter(status=TaskStatus.FAILED, fingerprint__range=fingerprints)
+
+
+def unmarked(tasks: Any, task_path: str, exception_path: str) -> Any:
+    """Return those of the tasks of a function that have failed with an exception, and have no fingerprint."""
     attempts = rows_of("Attempt", tasks.db).filter(task=OuterRef("pk")).order_by("-number")
     exception = Coalesce(Subquery(attempts.values("exception_path")[:1]), Value(""), output_field=CharField())
-    unmarked = failed.filter(fingerprint=None, task_path=task_path).annotate(_exception=exception)
-    unmarked = unmarked.filter(_exception=exception_path).order_by()
-    return failed.filter(Q(fingerprint=fingerprint) | Q(pk__in=unmarked.values("pk")))
+    failed = tasks.filter(status=TaskStatus.FAILED, fingerprint=None, task_path=task_path)
+    return failed.alias(_exception=exception).filter(_exception=exception_path)
 
 
 def mute(using: str, fingerprint: int, *, by: str = "") -> bool:

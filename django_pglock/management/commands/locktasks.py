@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import getpass
 import json
 import time
@@ -17,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
+from django_pglock.management import failures
 from django_pglock.management.choosing import (
     add_choice,
     add_filters,
@@ -74,6 +76,8 @@ class Command(BaseCommand):
   locktasks show 4711                           one task with its attempts and tracebacks
   locktasks retry 4711 4712                     run these two tasks again
   locktasks retry --task send_mail              run failed tasks of one function again; asks first
+  locktasks failures                            what fails, grouped by function, exception and place
+  locktasks redrive --exception Refused --rate 10
   locktasks cancel --queue mail --dry-run       how many tasks would be cancelled?
   locktasks reset --all --yes                   make running tasks of dead workers ready again
   locktasks prune --older-than 30 --status FAILED
@@ -111,6 +115,8 @@ class Command(BaseCommand):
             ("run-now", _("Run scheduled tasks now instead of at their time.")),
         ):
             add_choice(add(name, self._act, help_))
+        redrive = add("redrive", self._redrive, _("Retry whole groups of failures, all at once or at a rate."))
+        failures.add_redrive(redrive)
         self._add_prune(add)
         pause = add("pause", self._pause, _("Pause a queue: workers claim no task from it, and running tasks finish."))
         pause.add_argument("queue", type=plain_text, metavar="QUEUE")
@@ -130,13 +136,15 @@ class Command(BaseCommand):
         listing = add("list", self._list, _("List tasks, the newest first."))
         add_filters(listing)
         listing.add_argument("--limit", type=_positive, default=20, help=_("Maximum number of tasks (default: 20)."))
+        groups = add("failures", self._failures, _("Show the failed tasks grouped by function, exception and place."))
+        failures.add_group_filters(groups)
         show = add("show", self._show, _("Show a task with its attempts and their tracebacks."))
         show.add_argument("id", type=task_id, metavar="ID")
         keda = add(
             "keda", self._keda, _("Print the number of tasks that are ready or due in queues that are not paused.")
         )
         add_queues(keda)
-        for parser in (status, listing, show, keda):
+        for parser in (status, listing, groups, show, keda):
             parser.add_argument("--json", action="store_true", help=_("Print JSON."))
 
     def _add_prune(self, add: Callable[..., CommandParser]) -> None:
@@ -231,6 +239,13 @@ class Command(BaseCommand):
             self._print_fields(attempt)
             self.stdout.write("\n".join(f"    {printable(line)}" for line in trace.splitlines()))
 
+    def _failures(self, rows: Any, options: dict[str, Any]) -> None:
+        groups = failures.chosen_groups(rows, options)
+        if options["json"]:
+            self._print_json([dataclasses.asdict(group) for group in groups])
+        else:
+            self.stdout.write(failures.groups_as_table(groups))
+
     def _keda(self, rows: Any, options: dict[str, Any]) -> None:
         count = rows.count_workable(options["queue"] or ())
         self.stdout.write(json.dumps({"tasks": count}) if options["json"] else str(count))
@@ -263,6 +278,10 @@ class Command(BaseCommand):
                 left,
             )
             self.stdout.write(text % left)
+
+    def _redrive(self, rows: Any, options: dict[str, Any]) -> None:
+        progress = self._progress() if options["verbosity"] else None
+        failures.redrive(rows, options, say=self.stdout.write, ask=_ask, progress=progress)
 
     def _prune(self, rows: Any, options: dict[str, Any]) -> None:
         wish = {"older_than": options["older_than"], "statuses": options["status"] or (), "batch": options["batch"]}
