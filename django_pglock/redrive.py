@@ -13,8 +13,9 @@ from typing import Any
 
 from django_pglock.bulk import PRIORITY, backend_of, queue_of
 from django_pglock.errors import DuplicateTask
+from django_pglock.store.failures import Group
 from django_pglock.store.move import WINDOW
-from django_pglock.store.redrive import Group, redrive
+from django_pglock.store.redrive import redrive
 from django_pglock.store.sql import rows_of
 from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.decorator import task

@@ -50,8 +50,8 @@ class TaskAdmin(ReadOnlyAdmin):
         "enqueued_at",
     ]
     list_filter = [("status", StatusFilter), StuckFilter, QueueFilter, TaskPathFilter]
-    #: The link "Older tasks".
-    linked_lookups = ("id__lt",)
+    #: The link "Older tasks", and the links of the page of failures.
+    linked_lookups = ("id__lt", "fingerprint__exact")
     search_fields = ["task_path"]
     search_help_text = _("The id of a task, the name of its function, or the beginning of the path of its function.")
     ordering = ["-id"]

@@ -13,8 +13,7 @@ from django.utils.translation import gettext as _
 from django_pglock.errors import ConfigurationError
 from django_pglock.management.choosing import plain_text
 from django_pglock.management.tables import ago, aligned, printable
-from django_pglock.store.failures import MOST_FOUND, FailureCounts, in_group
-from django_pglock.store.redrive import Group
+from django_pglock.store.failures import MOST_FOUND, FailureCounts, Group, in_group
 from django_pglock.verbs import TASK_VERBS
 
 
@@ -79,16 +78,16 @@ def redrive(
     """Retry the groups that the options select, or enqueue tasks that do so at a rate."""
     if not (options["fingerprint"] or options["function"] is not None or options["exception"] is not None):
         raise CommandError(_("No failures are selected. Give --fingerprint, --function or --exception."))
-    groups = [Group(each.fingerprint, each.task_path, each.exception_path) for each in chosen_groups(rows, options)]
+    groups = [each.group for each in chosen_groups(rows, options)]
     verb = TASK_VERBS["retry"]
-    count = sum(in_group(rows, *group).count() for group in groups)
+    count = sum(in_group(rows, group).count() for group in groups)
     say(verb.said(verb.question, count))
     if options["dry_run"] or not count:
         return
     if not options["yes"]:
         ask()
     if options["rate"] is None:
-        say(verb.said(verb.done, sum(verb.apply(in_group(rows, *group), progress) for group in groups)))
+        say(verb.said(verb.done, sum(verb.apply(in_group(rows, group), progress) for group in groups)))
     else:
         _enqueue(rows.db, groups, options["rate"], say)
 

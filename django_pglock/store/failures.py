@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import CharField, OuterRef, Subquery, Value
 from django.db.models.functions import Coalesce, Now
@@ -100,6 +100,20 @@ FROM unnest(%s::bigint[]) AS wanted (id)
 """
 
 
+class Group(NamedTuple):
+    """What names a group of failures. The two paths find the tasks without a fingerprint."""
+
+    fingerprint: int
+    task_path: str
+    #: Empty if no attempt is recorded.
+    exception_path: str
+
+    @property
+    def has_unmarked(self) -> bool:
+        """Whether tasks without a fingerprint may belong to the group."""
+        return self.fingerprint == fingerprint_of(self.task_path, self.exception_path)
+
+
 @dataclass(frozen=True, slots=True)
 class FailureCounts:
     """Failed tasks of one function with one exception, raised in one place of the project."""
@@ -125,6 +139,11 @@ class FailureCounts:
     #: Since when somebody has muted the group, and who.
     muted_at: datetime | None = None
     muted_by: str = ""
+
+    @property
+    def group(self) -> Group:
+        """What names the group."""
+        return Group(self.fingerprint, self.task_path, self.exception_path)
 
     @property
     def name(self) -> str:
@@ -158,21 +177,35 @@ def failures(
     return sorted(newest_first, key=lambda group: group.muted_at is not None)[:limit]
 
 
-def in_group(tasks: Any, fingerprint: int, task_path: str, exception_path: str) -> Any:
-    """Return those of the tasks that have failed and belong to a group. The names find those without a fingerprint."""
-    known = marked(tasks, (fingerprint, fingerprint))
-    if fingerprint != fingerprint_of(task_path, exception_path):
+def group_of(using: str, fingerprint: int) -> Group | None:
+    """Return the group of this number; None if no task of it is known."""
+    newest = marked(rows_of("Task", using), fingerprint).order_by("-fingerprint", "-pk")
+    for id_, task_path in newest.values_list("pk", "task_path")[:1]:
+        attempts = rows_of("Attempt", using).filter(task=id_).order_by("-number")
+        return Group(fingerprint, task_path, next(iter(attempts.values_list("exception_path", flat=True)[:1]), ""))
+    return next((each.group for each in _unmarked_groups(using) if each.fingerprint == fingerprint), None)
+
+
+def in_group(tasks: Any, group: Group) -> Any:
+    """Return those of the tasks that have failed and belong to a group."""
+    known = marked(tasks, group.fingerprint)
+    if not group.has_unmarked:
         return known
-    return known | tasks.filter(pk__in=unmarked(tasks, task_path, exception_path).order_by().values("pk"))
+    return known | tasks.filter(pk__in=unmarked(tasks, group).order_by().values("pk"))
 
 
-def marked(tasks: Any, fingerprints: tuple[int, int]) -> Any:
-    """Return those of the tasks that have failed with a fingerprint of a range."""
-    return tasks.filter(status=TaskStatus.FAILED, fingerprint__range=fingerprints)
+def marked(tasks: Any, fingerprint: int) -> Any:
+    """Return those of the tasks that have failed with this fingerprint.
+
+    It is a range: if the tasks are also ordered by fingerprint and id, only the index of groups has that order. With
+    "=" the planner may walk the primary key instead, past all tasks that have succeeded.
+    """
+    return tasks.filter(status=TaskStatus.FAILED, fingerprint__range=(fingerprint, fingerprint))
 
 
-def unmarked(tasks: Any, task_path: str, exception_path: str) -> Any:
-    """Return those of the tasks of a function that have failed with an exception, and have no fingerprint."""
+def unmarked(tasks: Any, group: Group) -> Any:
+    """Return those of the tasks that have failed with the function and the exception of a group, and no fingerprint."""
+    _, task_path, exception_path = group
     attempts = rows_of("Attempt", tasks.db).filter(task=OuterRef("pk")).order_by("-number")
     exception = Coalesce(Subquery(attempts.values("exception_path")[:1]), Value(""), output_field=CharField())
     failed = tasks.filter(status=TaskStatus.FAILED, fingerprint=None, task_path=task_path)

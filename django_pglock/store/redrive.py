@@ -13,20 +13,11 @@ from typing import Any, NamedTuple
 from django.db import transaction
 
 from django_pglock.errors import ClaimLost
-from django_pglock.store.failures import in_group, marked, unmarked
+from django_pglock.store.failures import Group, in_group, marked, unmarked
 from django_pglock.store.move import is_among
 from django_pglock.store.retry import retry
 from django_pglock.store.sql import rows_of
-from django_pglock.tasks.fingerprint import fingerprint_of
 from django_pglock.tasks.states import TaskStatus
-
-
-class Group(NamedTuple):
-    """What names a group of failures: ``in_group`` says what each part is for."""
-
-    fingerprint: int
-    task_path: str
-    exception_path: str
 
 
 class Redriven(NamedTuple):
@@ -50,7 +41,7 @@ def redrive(using: str, group: Group, *, before: datetime, limit: int, by: int, 
     failed = tasks.filter(finished_at__lte=before)
     with transaction.atomic(using=using):
         state: Any = next(iter(own.values_list("progress", flat=True)), None) or {
-            "done": 0, "total": in_group(failed, *group).count(), "last_id": 0,
+            "done": 0, "total": in_group(failed, group).count(), "last_id": 0,
         }  # fmt: skip
         ids = window(failed, group, after=state["last_id"], limit=limit)
         if ids:
@@ -64,12 +55,9 @@ def redrive(using: str, group: Group, *, before: datetime, limit: int, by: int, 
 def window(failed: Any, group: Group, *, after: int, limit: int) -> list[int]:
     """Return the first ids above ``after`` of the tasks of a group, ``limit`` at most."""
     rest = failed.filter(pk__gt=after)
-    # A range, and an order of both columns: so only the index of groups has this order. With "=" the planner may walk
-    # the primary key instead, past all tasks that have succeeded.
-    number = group.fingerprint
-    known = marked(rest, (number, number)).order_by("fingerprint", "pk").values_list("pk", flat=True)[:limit]
-    ids = list(known)
-    if number == fingerprint_of(group.task_path, group.exception_path):
-        others = unmarked(rest, group.task_path, group.exception_path).order_by("task_path", "pk")
+    known = marked(rest, group.fingerprint).order_by("fingerprint", "pk")
+    ids = list(known.values_list("pk", flat=True)[:limit])
+    if group.has_unmarked:
+        others = unmarked(rest, group).order_by("task_path", "pk")
         ids += others.values_list("pk", flat=True)[:limit]
     return sorted(ids)[:limit]

@@ -6,7 +6,7 @@ import pytest
 
 from django_pglock.models import Task
 from django_pglock.redrive import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive, redrive_tasks, redrives
-from django_pglock.store.redrive import Group
+from django_pglock.store.failures import Group
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.flow import Snooze
 from tests.db.store.test_failures import PATH, fail

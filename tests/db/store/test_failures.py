@@ -121,7 +121,7 @@ def test_a_failure_without_a_place_is_in_the_group_of_those_without_a_fingerprin
     fail(fingerprint=number, hours_ago=1)
     [group] = Task.objects.failures()
     assert (group.fingerprint, group.count, sum(group.by_hour)) == (number, 2, 2)
-    assert store.in_group(Task.objects.all(), number, PATH, "bank.Refused").count() == 2
+    assert store.in_group(Task.objects.all(), store.Group(number, PATH, "bank.Refused")).count() == 2
 
 
 def test_only_failed_tasks_are_in_a_group():
@@ -129,11 +129,17 @@ def test_only_failed_tasks_are_in_a_group():
     fail(fingerprint=8)
     old, other = fail(), fail("bank.Closed")
     make("SUCCESSFUL", fingerprint=7)
-    found = store.in_group(Task.objects.order_by("pk"), 7, PATH, "bank.Refused")
+    found = store.in_group(Task.objects.order_by("pk"), store.Group(7, PATH, "bank.Refused"))
     assert list(found) == mine
-    assert list(store.in_group(Task.objects.all(), fingerprint_of(PATH, "bank.Refused"), PATH, "bank.Refused")) == [old]
+    refused = store.Group(fingerprint_of(PATH, "bank.Refused"), PATH, "bank.Refused")
+    assert list(store.in_group(Task.objects.all(), refused)) == [old]
     without = fail(exception=None)
-    assert list(store.in_group(Task.objects.all(), fingerprint_of(PATH, ""), PATH, "")) == [without]
+    unknown = store.Group(fingerprint_of(PATH, ""), PATH, "")
+    assert list(store.in_group(Task.objects.all(), unknown)) == [without]
+    assert store.group_of("default", 7) == store.Group(7, PATH, "bank.Refused")
+    assert store.group_of("default", refused.fingerprint) == refused
+    assert store.group_of("default", unknown.fingerprint) == unknown
+    assert store.group_of("default", 9) is None
     assert other not in found
 
 

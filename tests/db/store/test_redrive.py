@@ -10,7 +10,8 @@ from django.utils import timezone
 
 from django_pglock.errors import ClaimLost
 from django_pglock.models import Task
-from django_pglock.store.redrive import Group, redrive
+from django_pglock.store.failures import Group
+from django_pglock.store.redrive import redrive
 from django_pglock.tasks.fingerprint import fingerprint_of
 from tests.db.admin.visits import make
 from tests.db.store.test_failures import PATH, fail
