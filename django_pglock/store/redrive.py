@@ -58,6 +58,6 @@ def window(failed: Any, group: Group, *, after: int, limit: int) -> list[int]:
     known = marked(rest, group.fingerprint).order_by("fingerprint", "pk")
     ids = list(known.values_list("pk", flat=True)[:limit])
     if group.has_unmarked:
-        others = unmarked(rest, group).order_by("task_path", "pk")
+        others = unmarked(rest, group).order_by("fingerprint", "pk")
         ids += others.values_list("pk", flat=True)[:limit]
     return sorted(ids)[:limit]

@@ -81,7 +81,7 @@ def test_the_check_notices_a_page_that_breaks_the_policy(shop, tmp_path):
     "page",
     [
         *("task/", "task/{id}/change/", "task/{id}/attempts/", "task/{id}/attempts/1/"),
-        *("worker/", "advisorylock/", "lease/"),
+        *("failuregroup/", "worker/", "advisorylock/", "lease/"),
     ],
 )
 def test_our_pages_break_no_rule(shop, tmp_path, page):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 
 from django_pglock.models import Task
-from django_pglock.store.failures import FAILURE_GROUPS, UNMARKED_FAILURES
+from django_pglock.redrive import redrives
+from django_pglock.store.failures import FAILURE_GROUPS, UNMARKED_FAILURES, Group
+from django_pglock.store.redrive import window
 from django_pglock.store.sql import filled
-from tests.plans.reading import analyze, executed, insert, nodes, reads, rows_read
+from django_pglock.tasks.fingerprint import fingerprint_of
+from tests.plans.reading import PATH, analyze, executed, insert, nodes, reads, rows_read
 
 pytestmark = pytest.mark.django_db
 
@@ -60,3 +65,51 @@ def test_the_groups_are_four_statements_at_most(incident):
     with CaptureQueriesContext(connection) as queries:
         Task.objects.failures()
     assert len(queries) == 4
+
+
+def statements_of(function):
+    with CaptureQueriesContext(connection) as queries:
+        function()
+    return [each["sql"] for each in queries if each["sql"].lstrip().startswith(("SELECT", "WITH"))]
+
+
+@pytest.mark.parametrize("is_analyzed", [True, False])
+def test_a_redrive_finds_the_next_tasks_by_the_index(incident, is_analyzed):
+    """Also in the middle of a group: nothing walks past the tasks that have succeeded."""
+    if is_analyzed:
+        analyze()
+    middle = Task.objects.filter(fingerprint=7)[3000].pk
+    failed = Task.objects.filter(finished_at__lte=Now())
+    [sql] = statements_of(lambda: window(failed, Group(7, "x", "y"), after=middle, limit=20))
+    plan = executed(sql)
+    assert reads(plan) <= {("Index Only Scan", INDEX), ("Index Scan", INDEX)}
+    assert rows_read(plan) <= 21
+
+
+def test_a_redrive_reads_no_more_tasks_without_a_fingerprint_than_it_needs(incident):
+    analyze()
+    group = Group(fingerprint_of(PATH, ""), PATH, "")
+    ids = list(Task.objects.filter(status="FAILED", fingerprint=None).order_by("pk").values_list("pk", flat=True))
+    known, others = statements_of(lambda: window(Task.objects.all(), group, after=ids[99], limit=20))
+    assert rows_read(executed(known)) == 0
+    plan = executed(others)
+    assert reads(plan) == {("Index Scan", INDEX)}
+    assert rows_read(plan) == 20
+
+
+def test_unfinished_redrives_are_found_by_their_unique_keys(incident):
+    analyze()
+    [sql] = statements_of(lambda: redrives("default", range(100)))
+    plan = executed(sql)
+    assert {index for _kind, index in reads(plan)} == {"pglock_task_unique"}
+    assert rows_read(plan) == 0
+
+
+def test_the_page_of_failures_has_few_statements(incident, admin_client):
+    def statements():
+        found = statements_of(lambda: admin_client.get(reverse("admin:django_pglock_failuregroup_changelist")))
+        return [sql for sql in found if "django_pglock" in sql]
+
+    assert len(statements()) == 5, "groups; those without a fingerprint, with their tracebacks and mutes; redrives"
+    Task.objects.filter(fingerprint=None).delete()
+    assert len(statements()) == 3
