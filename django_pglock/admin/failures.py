@@ -53,6 +53,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
     #: The permission of each verb.
     permissions: ClassVar[dict[str, str]] = {
         "retry": "django_pglock.retry_task",
+        "discard": "django_pglock.cancel_task",
         "mute": "django_pglock.mute_failuregroup",
         "unmute": "django_pglock.mute_failuregroup",
     }
@@ -102,7 +103,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
             self._mute(request, group, is_muted=verb == "mute")
         elif request.method != "POST":
             return self._confirmation(request, group, verb)
-        elif request.POST.get("rate"):
+        elif verb == "retry" and request.POST.get("rate"):
             self._redrive(request, group)
         else:
             perform(TASK_VERBS[verb], request, in_group(Task.objects.using(using), group))

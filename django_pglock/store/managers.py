@@ -16,6 +16,7 @@ from django_pglock.store.cancel import cancel
 from django_pglock.store.claim import ready
 from django_pglock.store.claim_manager import ClaimQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
+from django_pglock.store.discard import discard
 from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
 from django_pglock.store.move import WINDOW
 from django_pglock.store.pause import pause, paused, resume
@@ -90,6 +91,13 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         Some thousands at a time, and ``progress``: as in ``retry``, but the newest first.
         """
         return cancel(self, progress=progress)
+
+    def discard(self, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Cancel the failed tasks of this queryset, so that they are no longer among the failures. Returns how many.
+
+        Some thousands at a time, and ``progress``: as in ``retry``.
+        """
+        return discard(self, progress=progress)
 
     def run_now(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Make scheduled tasks of this queryset READY, before their time. Returns how many.

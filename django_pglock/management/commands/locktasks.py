@@ -110,6 +110,7 @@ class Command(BaseCommand):
         self._add_looks(add)
         for name, help_ in (
             ("retry", _("Run failed or cancelled tasks again, with their full number of retries.")),
+            ("discard", _("Cancel failed tasks that nobody will run again. They are no longer among the failures.")),
             ("cancel", _("Cancel unfinished tasks. Running tasks are asked to end.")),
             ("reset", _("Make stuck tasks ready again: running tasks whose worker is dead.")),
             ("run-now", _("Run scheduled tasks now instead of at their time.")),

@@ -112,6 +112,19 @@ def test_the_page_shows_how_far_a_redrive_has_come(client, failed):
     assert reverse("admin:django_pglock_task_change", args=[made]) in page
 
 
+def test_a_group_is_discarded_after_a_confirmation(client, failed):
+    person(client, "view_task", "cancel_task")
+    page = client.get(PAGE).content.decode()
+    assert button("discard") in page
+    assert button("retry") not in page
+    question = client.get(button("discard")).content.decode()
+    assert "2 failed tasks would be cancelled." in question
+    assert 'name="rate"' not in question
+    assert said(client.post(button("discard"), {"rate": "5"}, follow=True)) == ["2 failed tasks were cancelled."]
+    assert statuses(failed) == ["CANCELLED", "CANCELLED", "FAILED"]
+    assert logged() == [f"discard: 2 of #{failed[0].pk}, #{failed[1].pk}"]
+
+
 @pytest.mark.parametrize("rate", ["x", "0", "-1", "nan", "1e9"])
 def test_a_rate_that_cannot_be_is_refused(client, failed, rate):
     person(client, "view_task", "retry_task")
@@ -143,7 +156,7 @@ def test_verbs_need_post_csrf_and_their_permissions(client, failed):
     assert client.get(PAGE).status_code == 403
     person(client, "view_task")
     page = client.get(PAGE).content.decode()
-    for verb in ("retry", "mute", "unmute"):
+    for verb in ("retry", "discard", "mute", "unmute"):
         assert button(verb) not in page
         assert client.post(button(verb)).status_code == 403
     assert client.get(button("retry")).status_code == 403
