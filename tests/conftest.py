@@ -108,9 +108,10 @@ def in_threads() -> Callable[..., list[Any]]:
 
 
 @pytest.fixture(autouse=True)
-def unknown_sleepers() -> None:
-    """Forget that nobody slept, which the test before may just have seen: then nobody is notified for a moment."""
+def news_of_this_test() -> None:
+    """Forget what the tests before have left: what they rolled back, and that nobody slept a moment ago."""
     wakeup._nobody_slept_at.clear()
+    wakeup._untold.clear()
 
 
 @pytest.fixture

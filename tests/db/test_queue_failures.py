@@ -169,7 +169,6 @@ def test_hundreds_of_queues_are_told_in_one_message(heard):
     beat_of(worker)
     note_sleep("default", worker, is_sleeping=True)
     wakeup._nobody_slept_at.clear()
-    wakeup._untold.clear()  # what other tests have rolled back
     names = [f"queue {number} 100%" for number in range(200)]
     with CaptureQueriesContext(connection) as queries, transaction.atomic():
         wakeup.wake("default", names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from django_pglock.store.ready import ready_paths
@@ -20,15 +21,23 @@ class Discovery:
         self.using = using
         self.queues = queues
         self._looked_at = float("-inf")
+        # Whether a look was refused because the one before it was just now.
+        self._is_owed = False
 
     @property
     def is_due(self) -> bool:
         """Whether it is time to look although there is work."""
         return time.monotonic() - self._looked_at >= BETWEEN_LOOKS_AT_WORK
 
+    @property
+    def next_in(self) -> float:
+        """Seconds until the look that was refused, or infinity if none was."""
+        return max(0.0, self._looked_at + BETWEEN_LOOKS - time.monotonic()) if self._is_owed else math.inf
+
     def look(self, *, is_urgent: bool = False) -> bool:
         """Look unless the last look was just now, and say whether functions were found. ``is_urgent``: look always."""
-        if not is_urgent and time.monotonic() - self._looked_at < BETWEEN_LOOKS:
+        self._is_owed = not is_urgent and time.monotonic() - self._looked_at < BETWEEN_LOOKS
+        if self._is_owed:
             return False
         self._looked_at = time.monotonic()
         served = {path for queue, path in ready_paths(self.using) if self.queues.serves(queue)}

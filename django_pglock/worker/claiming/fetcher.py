@@ -231,7 +231,8 @@ class Fetcher(ConnectedService):
         slept = time.monotonic() - (self._sleeping_since or 0)
         poll = get_settings().POLL_INTERVAL
         pause = NEGATIVE_TTL * 1.2 if slept < NEGATIVE_TTL * 1.2 else random.uniform(0.8, 1.2) * poll  # noqa: S311
-        self._pause(pause)
+        # Nobody tells again of what this turn has seen and not looked up, because the last look was just before.
+        self._pause(min(pause, self._discovery.next_in) if self.claimer.was_ready else pause)
 
     def _note_busy(self) -> None:
         now = time.monotonic()

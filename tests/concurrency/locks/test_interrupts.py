@@ -296,6 +296,8 @@ class InsideTestCase(TestCase):
             if raw.lock.locked():
                 # Interrupted right after the acquire of psycopg's lock: only "with" leaves no gap there.
                 raw.lock.release()
+            # Interrupted before the server had answered: the cancelled statement has broken the transaction once more.
+            raw.execute("ROLLBACK TO SAVEPOINT before_all")
             locks.free_pending()
             assert not locks, f"interrupted at boundary {number}"
             assert _free_soon(other, "a"), f"interrupted at boundary {number}"

@@ -12,8 +12,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.module_loading import import_string
 
 from django_pglock.models import Task
-from django_pglock.store.wake import wake
+from django_pglock.store.wake import note_sleep, wake
 from django_pglock.tasks import importing, registry
+from django_pglock.worker.claiming import fetcher
 from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.queues import Queues
 from tests.sample import tasks
@@ -73,6 +74,22 @@ def test_a_worker_that_sleeps_finds_it_when_it_is_told(worker, eventually, setti
     second = wait_for_somebody()
     wake("default", ["default"])
     eventually(succeeded(second))
+
+
+def test_a_worker_that_has_just_looked_looks_again_before_it_sleeps(worker, eventually, settings, monkeypatch):
+    """It comes after a look for another one, and before the worker asks for notifications: nobody tells of it."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
+    wait_for_somebody("tests.evil.anything")
+    rows = []
+
+    def note_sleep_late(*args, **options):
+        rows.append(wait_for_somebody())
+        monkeypatch.setattr(fetcher, "note_sleep", note_sleep)
+        note_sleep(*args, **options)
+
+    monkeypatch.setattr(fetcher, "note_sleep", note_sleep_late)
+    worker()
+    eventually(lambda: rows and succeeded(rows[0])())
 
 
 def test_a_draining_worker_runs_it_before_it_ends(worker):
