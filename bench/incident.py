@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -79,6 +79,8 @@ FROM generate_series(2, 1000) AS n
 """
 
 PAGES = {
+    "overview": "overview/",
+    "overview, the part that refreshes": "overview/now/",
     "tasks": "task/",
     "tasks, FAILED": "task/?status__exact=FAILED",
     "tasks, READY": "task/?status__exact=READY",
@@ -88,6 +90,10 @@ PAGES = {
     "tasks, FAILED, a rare function": "task/?status__exact=FAILED&task_path=shop.jobs.f7",
     "tasks, FAILED, queue of the incident": f"task/?status__exact=FAILED&queue={QUEUE}",
     "tasks, FAILED, a rare queue": "task/?status__exact=FAILED&queue=queue-7",
+    "tasks, FAILED, by exception": "task/?exception=builtins.ConnectionError",
+    "tasks, a day": "task/?since={since}&before={before}",
+    "tasks, FAILED, a function, a day": f"task/?status__exact=FAILED&task_path={CHARGE}&since={{since}}",
+    "tasks, an argument": "task/?argument=email=somebody@example.com",
     "tasks, one queue": "task/?queue=queue-7",
     "tasks, one function": "task/?task_path=shop.jobs.f7",
     "tasks, stuck": "task/?attention=stuck",
@@ -156,19 +162,23 @@ def rows_of(tasks: int) -> Iterator[tuple[str, int, float, float, str | None, st
 def visits() -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table of pages."""
     from django.contrib.auth.models import User
+    from django.db.models.functions import Now
     from django.test import Client
     from django.urls import reverse
 
-    from django_pglock.models import Attempt, Task
+    from django_pglock.models import Attempt, Task, Worker
 
     client = Client()
     client.force_login(User.objects.create_superuser(f"visitor{time.time_ns()}"))
     failed = Task.objects.filter(status="FAILED").order_by("pk").values_list("pk", flat=True).first()
     stubborn = Attempt.objects.order_by("-pk").values_list("task_id", flat=True).first()
     root = reverse("admin:app_list", args=["django_pglock"])
+    moments = {name: f"{date.today() - timedelta(days=days)}T00:00" for name, days in (("since", 2), ("before", 1))}
+    # Half of the workers are alive for as long as this takes.
+    Worker.objects.filter(pid__lt=WORKERS // 2).update(heartbeat_at=Now() + timedelta(days=1))
     yield "page", "statements", "pages touched", "server's CPU, ms", "admin's CPU, ms", "size, kB"
     for name, path in PAGES.items():
-        address = root + path.format(failed=failed, stubborn=stubborn)
+        address = root + path.format(failed=failed, stubborn=stubborn, **moments)
         client.get(address)  # fills caches
         seen = [visit(client, address) for _ in range(VISITS)]
         server, cpu, size = (statistics.median(each[at] for each in seen) for at in range(3))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q
+from django.db.models import OuterRef, Q, Subquery
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.http import urlencode
@@ -15,7 +15,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import elapsed
-from django_pglock.models import Task, Worker
+from django_pglock.models import Attempt, Task, Worker
 from django_pglock.store.lock_keys import holders
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
@@ -88,10 +88,15 @@ def shown_queue(task: Task) -> str:
 
 @admin.display(description=_("worker"))
 def shown_worker(task: Task) -> str:
-    """Return the worker of the last attempt: its name, as a link, or its id if its row is gone."""
-    name = Worker.objects.filter(pk=task.worker).values_list("name", flat=True).first()
+    """Return the worker of the last attempt: its name, as a link while its row exists; else its name or its id."""
+    # A failed or lost attempt keeps the name. Of a task that has succeeded only the id is left.
+    last = Attempt.objects.filter(task=OuterRef("pk"), number=task.attempts_made, worker=task.worker).order_by()
+    names = Task.objects.filter(pk=task.pk).values_list(
+        Subquery(Worker.objects.filter(pk=task.worker).values("name")), Subquery(last.values("worker_name"))
+    )
+    name, kept = names.first() or (None, None)
     if name is None:
-        return str(task.worker)
+        return str(kept or task.worker)
     return format_html('<a href="../../../worker/{}/change/">{}</a>', task.worker, name)
 
 

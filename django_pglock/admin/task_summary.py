@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -13,12 +13,14 @@ from django.utils import timezone
 from django.utils.translation import gettext
 
 from django_pglock.admin.pages import elapsed
-from django_pglock.models import Task, Waiter
+from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.tracebacks import is_own, message_in
 
 #: Characters of a traceback that are read, from its end.
 MOST_READ = 20_000
+#: Characters of a traceback, from its end, in which a list looks for the message.
+FEW_READ = 2_000
 #: Tasks before and after this one that are shown.
 FEW = 10
 _FRAME = re.compile(r'^ +File "', re.MULTILINE)
@@ -76,6 +78,21 @@ def last_failure(task: Task) -> Failure | None:
     number, path, trace = found
     exception = path.removeprefix("builtins.")
     return Failure(number, exception, message_in(trace, exception), list(_frames_of(trace)))
+
+
+def last_failures(using: str, tasks: Iterable[Task]) -> dict[int, tuple[str, str]]:
+    """Return the exception and the message of the last attempt of those tasks that have failed, by id.
+
+    One statement; none if no task has failed. A task that succeeded at last, or runs, is not asked for.
+    """
+    without = (TaskStatus.SUCCESSFUL, TaskStatus.RUNNING)
+    last = {each.pk: each.attempts_made for each in tasks if each.attempts_made and each.status not in without}
+    if not last:
+        return {}
+    # Lists instead of pairs, so that PostgreSQL walks the index once; a task has few other attempts of these numbers.
+    rows = Attempt.objects.using(using).filter(task__in=last, number__in={*last.values()}).order_by()
+    found = rows.values_list("task_id", "number", "exception_path", Right("traceback", FEW_READ))
+    return {id_: (path, message_in(end, path)) for id_, number, path, end in found if last[id_] == number}
 
 
 def before_and_after(task: Task) -> tuple[list[int], list[int]]:

@@ -3,7 +3,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("django_pglock", "0003_failed_by_queue")]
+    dependencies = [("django_pglock", "0004_task_history")]
 
     operations = [
         migrations.AddField(

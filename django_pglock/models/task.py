@@ -94,6 +94,7 @@ class Task(models.Model):
             ("retry_task", _("Can retry tasks")),
             ("cancel_task", _("Can cancel tasks")),
             ("reset_task", _("Can reset stuck tasks")),
+            ("export_task", _("Can export tasks")),
         ]
         # Few and partial: every change of a status adds an entry to each index that contains the row.
         indexes = [

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
+from django_pglock.store.after_commit import after_commit
 from django_pglock.store.move import BETWEEN_TRIES, TRIES, Progress, by_windows, move
 from django_pglock.store.sql import EXPIRES_AT, run
 from django_pglock.store.wake import CANCEL_CHANNEL
@@ -67,6 +66,5 @@ def _cancel_free(tasks: Any) -> int:
     moved = move(tasks.filter(_UNASKED | ~_RUNNING), TaskStatus.CANCELLED, changes, among=_UNFINISHED)
     asked = [id_ for id_, _, status, _ in moved if status == TaskStatus.RUNNING]
     if asked:
-        notify = partial(run, tasks.db, NOTIFY_CANCEL, CANCEL_CHANNEL, asked)
-        transaction.on_commit(notify, using=tasks.db, robust=True)
+        after_commit(tasks.db, run, tasks.db, NOTIFY_CANCEL, CANCEL_CHANNEL, asked)
     return len(moved)

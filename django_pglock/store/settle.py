@@ -85,10 +85,11 @@ WITH outcome AS MATERIALIZED (
       AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
     RETURNING task.id, task.attempts - task.uncounted AS number, task.last_attempted_at, task.finished_at
 ), recorded AS (
-    INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
-    SELECT settled.id, settled.number, %s, settled.last_attempted_at, clock_timestamp(),
-           outcome.record, outcome.exception_path, outcome.traceback
-    FROM settled JOIN outcome ON outcome.id = settled.id
+    INSERT INTO {attempt}
+        (task_id, number, worker, worker_name, started_at, finished_at, outcome, exception_path, traceback)
+    SELECT settled.id, settled.number, me.id, (SELECT worker.name FROM {worker} AS worker WHERE worker.id = me.id),
+           settled.last_attempted_at, clock_timestamp(), outcome.record, outcome.exception_path, outcome.traceback
+    FROM settled JOIN outcome ON outcome.id = settled.id CROSS JOIN (SELECT %s::uuid AS id) AS me
     WHERE outcome.record IS NOT NULL
 )
 SELECT id, date_part('epoch', finished_at) FROM settled
