@@ -28,7 +28,7 @@ LONG, LONG_FOR_LOCK = timedelta(minutes=10), timedelta(seconds=10)
 #: Lock keys, sessions and rows of other kinds that are read.
 MOST_KEYS = MOST_ROWS = 100
 #: Tasks of each queue that are compared with the functions that workers know.
-FIRST = 10
+FIRST = 5
 
 
 class Sentence(NamedTuple):
