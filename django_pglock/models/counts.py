@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import models
 
+# Django's class is generic only for type checkers.
+if TYPE_CHECKING:
+    AnyField = models.Field[Any, Any]
+else:
+    AnyField = models.Field
 
-class CountsField(models.Field[Any, Any]):
+
+class CountsField(AnyField):
     """The counts of a histogram by bucket, in a column of type ``bigint[]``."""
 
     def db_type(self, connection: Any) -> str:
