@@ -42,7 +42,7 @@ MANY, VISITS = 100_000, 5
 # One kind of task, spread evenly over a range of the history: {first} and {last} are shares of it.
 INSERT = """
 INSERT INTO django_pglock_task (status, queue, task_path, args, kwargs, backend, attempts, worker, run_after,
-    enqueued_at, started_at, last_attempted_at, finished_at, result, unique_key, unique_scope)
+    enqueued_at, started_at, last_attempted_at, finished_at, result, unique_key, unique_scope, fingerprint)
 SELECT %(status)s, COALESCE(%(queue)s, 'queue-' || n %% {queues}),
     COALESCE(%(path)s, 'shop.jobs.f' || n %% {functions}),
     jsonb_build_array(n), '{{"email": "somebody@example.com"}}', 'default', (%(status)s <> 'READY')::int,
@@ -53,7 +53,10 @@ SELECT %(status)s, COALESCE(%(queue)s, 'queue-' || n %% {queues}),
     moment, begun, begun, CASE WHEN %(is_done)s THEN begun + interval '0.2 s' END,
     CASE WHEN %(status)s = 'SUCCESSFUL' THEN '{{"sent": true}}'::jsonb END,
     CASE WHEN %(status)s = 'FAILED' AND n %% 20 = 0 THEN 'order ' || n END,
-    CASE WHEN %(status)s = 'FAILED' AND n %% 20 = 0 THEN 'UNFINISHED' END
+    CASE WHEN %(status)s = 'FAILED' AND n %% 20 = 0 THEN 'UNFINISHED' END,
+    -- One in fifty failed before there were fingerprints.
+    CASE WHEN %(status)s = 'FAILED' AND n %% 50 > 0
+         THEN CASE WHEN %(path)s::text IS NULL THEN n %% {functions} ELSE {functions} END END
 FROM (SELECT n, moment, CASE WHEN %(is_begun)s THEN moment + interval '1 s' END AS begun
       FROM (SELECT n, now() - interval '30 days'
                             * (1 - (%(first)s + (%(last)s - %(first)s) * n / %(count)s::float8)) AS moment
@@ -107,6 +110,7 @@ PAGES = {
     "tasks, stuck": "task/?attention=stuck",
     "a failed task": "task/{failed}/change/",
     "a task with 1,000 attempts": "task/{stubborn}/change/",
+    "failures": "failuregroup/",
     "workers": "worker/",
     "queues": "queue/",
     "schedules": "schedule/",

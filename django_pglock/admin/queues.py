@@ -19,7 +19,7 @@ from django_pglock.admin.actions import record
 from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark
 from django_pglock.admin.task_filters import queues_of_the_code
 from django_pglock.models import Queue
-from django_pglock.store.known_queues import known_queues
+from django_pglock.store.known_queues import queues_without_row
 from django_pglock.store.pause import check_pausable
 
 if TYPE_CHECKING:
@@ -135,11 +135,10 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Add the queues without a row, which have never been paused, and the address of the list of tasks."""
-        rows = Queue.objects.values_list("name", flat=True)
-        others = sorted({*known_queues(rows.db), *queues_of_the_code()}.difference(rows))
+        others = [] if request.GET else queues_without_row(Queue.objects.db, also=queues_of_the_code())
         may_see = request.user.has_perm("django_pglock.view_task")
         tasks = reverse("admin:django_pglock_task_changelist", current_app=self.admin_site.name) if may_see else ""
-        about = {"pglock_queues": others if not request.GET else [], "pglock_tasks": tasks}
+        about = {"pglock_queues": others, "pglock_tasks": tasks}
         return super().changelist_view(request, {**about, **(extra_context or {})})
 
     def get_urls(self) -> list[URLPattern]:

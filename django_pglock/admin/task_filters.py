@@ -35,7 +35,7 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 #: Tasks are not enqueued exactly in the order of their ids: a transaction may have got its ids earlier.
 DISORDER = timedelta(minutes=1)
 #: Parameters of filters that have no index, whatever the status is.
-UNINDEXED = ("exception", "argument", "metadata", "since", "before")
+UNINDEXED = ("attention", "exception", "argument", "metadata", "since", "before")
 #: Parameters by which indexes have failed tasks.
 NARROW = ("queue", "task_path", "fingerprint__exact")
 
@@ -160,8 +160,8 @@ class GuardedFilter(FormFilter):
     def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
         """Keep the rows that match and of which nothing is redacted."""
         if redact_hook() is not None:
-            text = _("This list cannot be filtered by %(what)s, because REDACT may hide them.")
-            messages.warning(request, gettext(str(text)) % {"what": self.title})
+            text = gettext("This list cannot be filtered by %(what)s, because REDACT may hide them.")
+            messages.warning(request, text % {"what": self.title})
             return queryset.none()
         open_rows = queryset.exclude(meta__has_key="redact").exclude(task_path__in=redacting_paths())
         return self.guarded(request, open_rows, value)

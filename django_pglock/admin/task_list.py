@@ -91,6 +91,8 @@ class TaskChangeList(CappedChangeList):
     def _candidates(self, request: HttpRequest) -> Any:
         """Return the tasks among which to search, in the order of the index that has them."""
         rows, status = Task.objects.using(self.root_queryset.db), status_of(request)
+        if request.GET.get("attention"):
+            status = TaskStatus.RUNNING.value
         for each in self.filter_specs:
             if isinstance(each, TimeFilter):
                 rows = rows.filter(**each.ids)
@@ -128,8 +130,6 @@ def has_index(status: str) -> bool:
 
 def is_search(request: HttpRequest, query: str) -> bool:
     """Return whether no index serves the list, so that only the newest tasks are searched."""
-    if request.GET.get("attention"):
-        return False
     return not is_indexed(request) or bool(query and not query.strip().isdigit())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import OuterRef, Q, Subquery
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -40,8 +40,25 @@ def shown_kwargs(task: Task) -> str:
 
 @admin.display(description=_("lock key"), empty_value="-")
 def shown_lock_key(task: Task) -> str | None:
-    """Return the lock key, which limits how many tasks with the same key run at once."""
-    return _text_of(task, "lock_key")
+    """Return the lock key, as a link to the tasks that wait for it, and the tasks that hold it.
+
+    The key limits how many tasks with the same key run at once. A redacted key is no link: the list would not find it.
+    """
+    key = _text_of(task, "lock_key")
+    if key is None or key != task.lock_key:
+        return key
+    link = format_html('<a href="../../?{}">{}</a>', urlencode({"key": key}), key)
+    held = [] if task.finished_at else holders(Task.objects.db, key, limit=FEW)
+    if not held:
+        return link
+    tasks = format_html_join(", ", '<a href="../../{0}/change/">#{0}</a>', ((each,) for each in held))
+    return format_html(gettext("{key}, held by {tasks}"), key=link, tasks=tasks)
+
+
+@admin.display(description=_("group key"), empty_value="-")
+def shown_group_key(task: Task) -> str | None:
+    """Return the group key: waiting tasks with the same key run in one call."""
+    return _text_of(task, "group_key")
 
 
 @admin.display(description=_("fair key"), empty_value="-")

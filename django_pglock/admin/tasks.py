@@ -71,7 +71,7 @@ class TaskAdmin(ReadOnlyAdmin):
     search_help_text = _("The id of a task, the name of its function, or the beginning of the path of its function.")
     ordering = ["-id"]
     # For each failed task of a page some pages of the database are read: its row and its last attempt.
-    list_per_page = 50
+    list_per_page = 30
     sortable_by: ClassVar[Any] = [name_and_id]
     actions = [admin_action(verb) for verb in TASK_VERBS.values()]
     inlines = [attempts.AttemptInline]
@@ -100,7 +100,7 @@ class TaskAdmin(ReadOnlyAdmin):
             _("Keys"),
             {
                 "fields": [
-                    *(task_page.shown_lock_key, "concurrency", task_page.shown_fair_key),
+                    *(task_page.shown_lock_key, "concurrency", task_page.shown_group_key, task_page.shown_fair_key),
                     *(task_page.shown_unique_key, "unique_until"),
                 ]
             },
@@ -158,6 +158,7 @@ class TaskAdmin(ReadOnlyAdmin):
         return {
             "pglock_verbs": verbs,
             "pglock_again": self._address("again", obj.pk) if self.has_again_permission(request) else "",
+            "pglock_tick": task_summary.tick_of(obj),
             "pglock_state": task_summary.sentence(obj),
             "pglock_failure": task_summary.last_failure(obj) if obj.attempts else None,
             "pglock_before": before,

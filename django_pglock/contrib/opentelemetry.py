@@ -24,7 +24,7 @@ from opentelemetry.metrics import Meter
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode, Tracer
 
 from django_pglock import __version__
-from django_pglock.store.outcome import Cancelled
+from django_pglock.store.outcome import Cancelled, Failure
 from django_pglock.tasks import instrumentation
 from django_pglock.tasks.arguments import describe_exception, from_json, message_of
 from django_pglock.tasks.claim import Claim
@@ -41,6 +41,9 @@ FUNCTION, ERROR_TYPE = "code.function.name", "error.type"
 ATTEMPT, OUTCOME = "django_pglock.attempt", "django_pglock.outcome"
 #: The bounds of buckets that the conventions advise, in seconds, and some for longer tasks.
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 300, 1800, 7200)
+
+#: The failure of an attempt that has lost its task while it ran.
+LOST = Failure("django_pglock.errors.ClaimLost", "", "Another worker has claimed the task.")
 
 
 class PGLockInstrumentor(BaseInstrumentor):  # type: ignore[misc]
@@ -190,7 +193,8 @@ class Processing(Operation, RunObserver):
         """End the span."""
         name = "lost" if outcome is None else type(outcome).__name__.lower()
         self.span.set_attribute(OUTCOME, name)
-        if not isinstance(outcome, Cancelled) and (failure := getattr(outcome, "failure", None)) is not None:
+        failure = LOST if outcome is None else getattr(outcome, "failure", None)
+        if failure is not None and not isinstance(outcome, Cancelled):
             self.fail(failure.exception_path, failure.message, failure.traceback)
         self.telemetry.process_duration.record(self.leave(), {**self.labels, OUTCOME: name})
 

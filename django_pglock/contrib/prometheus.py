@@ -9,10 +9,8 @@ does. ``register()`` adds them to what the process exports already, as with djan
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
-import time
 from collections.abc import Iterator
 from itertools import chain, groupby
 from operator import attrgetter
@@ -25,10 +23,10 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from django_pglock.store.count import COUNTED, QueueCounts, queue_counts
+from django_pglock.store.shared_counts import shared_counts
 from django_pglock.store.sql import rows_of
 from django_pglock.worker.options import our_backends
-from django_pglock.worker.upkeep.ready_counts import BETWEEN_COUNTS, LONGEST_BETWEEN_COUNTS, REST
+from django_pglock.worker.probes.metrics import STATUSES
 
 logger = logging.getLogger("django_pglock.tasks")
 
@@ -39,13 +37,9 @@ MULTIPLE_PROCESSES = "PROMETHEUS_MULTIPROC_DIR"
 class TaskCollector(Collector):  # type: ignore[misc]
     """The queues and the workers of all databases that the backends in ``TASKS`` use.
 
-    They are counted every ten seconds at most, less often if that takes long, and up to 10,000 tasks of a kind.
+    Queues are counted as a worker counts them: one process counts for all, every ten seconds at most, and up to 10,000
+    tasks of a kind.
     """
-
-    def __init__(self) -> None:
-        self._counts: list[QueueCounts] = []
-        self._alive = 0
-        self._count_at = -math.inf
 
     def describe(self) -> list[Metric]:
         """Return nothing: to register the collector must not ask the database."""
@@ -53,40 +47,32 @@ class TaskCollector(Collector):  # type: ignore[misc]
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; none, with a warning in the log, while a database cannot be reached."""
+        databases = {backend.database for backend in our_backends()}
         try:
-            self._count()
+            # Queues of the same name in several databases are one.
+            counts = sorted(chain(*map(shared_counts, databases)), key=attrgetter("queue"))
+            workers = sum(rows_of("Worker", alias).alive().count() for alias in databases)
         except DatabaseFailure as error:
             logger.warning("The metrics of tasks cannot be read: %s", str(error).strip())
             return
-        tasks = _gauge("tasks", "Tasks in the database that have not succeeded, up to 10000.", "queue", "status")
         ready = _gauge("tasks_ready", "Tasks in the database that can be claimed, up to 10000 or more.", "queue")
         oldest = _gauge(
             "oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", "queue"
         )
-        paused = _gauge("queue_paused", "1 for each queue that is paused.", "queue")
-        for queue, counts in groupby(self._counts, attrgetter("queue")):
-            here = list(counts)
-            for status in COUNTED:
-                tasks.add_metric([queue, status.lower()], sum(each.counts[status] for each in here))
-            ready.add_metric([queue], sum(each.counts["READY"] for each in here))
+        others = _gauge(
+            "queue_tasks", "Tasks in the database by queue and status, up to 10000 or more.", "queue", "status"
+        )
+        paused = _gauge("queue_paused", "1 while the queue is paused, else 0.", "queue")
+        for queue, group in groupby(counts, attrgetter("queue")):
+            here = list(group)
+            ready.add_metric([queue], sum(each.ready for each in here))
             oldest.add_metric([queue], max(each.oldest_ready or 0.0 for each in here))
-            if any(each.paused_at for each in here):
-                paused.add_metric([queue], 1)
+            for status in STATUSES:
+                others.add_metric([queue, status], sum(getattr(each, status) for each in here))
+            paused.add_metric([queue], any(each.is_paused for each in here))
         alive = _gauge("workers_alive", "Workers with a heartbeat within its limit.")
-        alive.add_metric([], self._alive)
-        yield from (tasks, ready, oldest, paused, alive)
-
-    def _count(self) -> None:
-        """Count, if it is time to. Two threads that count at once do no harm."""
-        began = time.monotonic()
-        if began < self._count_at:
-            return
-        databases = {backend.database for backend in our_backends()}
-        # Queues of the same name in several databases are one.
-        self._counts = sorted(chain(*map(queue_counts, databases)), key=attrgetter("queue"))
-        self._alive = sum(rows_of("Worker", alias).alive().count() for alias in databases)
-        ended = time.monotonic()
-        self._count_at = ended + max(BETWEEN_COUNTS, min(LONGEST_BETWEEN_COUNTS, REST * (ended - began)))
+        alive.add_metric([], workers)
+        yield from (ready, oldest, others, paused, alive)
 
 
 def _gauge(name: str, help_text: str, *labels: str) -> GaugeMetricFamily:

@@ -144,7 +144,9 @@ class Running(RunObserver):
             if self.check_in is not None and isinstance(outcome, Succeeded | Failed | Cancelled):
                 status = MonitorStatus.OK if isinstance(outcome, Succeeded) else MonitorStatus.ERROR
                 capture_checkin(**self.check_in, status=status)
-            _end(self.span, is_error=failure is not None and not isinstance(outcome, Cancelled))
+            # Without an outcome, another worker has the task now.
+            is_error = outcome is None or (failure is not None and not isinstance(outcome, Cancelled))
+            _end(self.span, is_error=is_error)
 
     def describe(self, event: Any, hint: Any) -> Any:
         """Add the task to an event of this attempt, also to events that the function itself sends."""

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import models
 
-# Django's class is generic only for type checkers.
-if TYPE_CHECKING:
-    AnyField = models.Field[Any, Any]
-else:
-    AnyField = models.Field
 
-
-class CountsField(AnyField):
+class CountsField(models.Field):  # type: ignore[type-arg]  # Django's class takes no arguments when it runs
     """The counts of a histogram by bucket, in a column of type ``bigint[]``."""
 
     def db_type(self, connection: Any) -> str:

@@ -27,6 +27,7 @@ NOTIFY_CANCEL = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
 _RUNNING = Q(status=TaskStatus.RUNNING)
 _UNASKED = _RUNNING & Q(cancel_requested_at__isnull=True)
 _WAITING = Q(status__in=sorted(WAITING))
+_UNFINISHED = (*sorted(WAITING), TaskStatus.RUNNING.value)
 
 
 def cancel(tasks: Any, *, progress: Progress | None = None) -> int:
@@ -61,7 +62,8 @@ def _cancel_free(tasks: Any) -> int:
         "expires_at": Case(When(_RUNNING, then=None), default=RawSQL(EXPIRES_AT, ())),  # noqa: S611
         "cancel_requested_at": Case(When(_RUNNING, then=Now())),
     }
-    moved = move(tasks.filter(_UNASKED | ~_RUNNING), TaskStatus.CANCELLED, changes)
+    # Failed tasks may become CANCELLED, too, but only by discard.py.
+    moved = move(tasks.filter(_UNASKED | ~_RUNNING), TaskStatus.CANCELLED, changes, among=_UNFINISHED)
     asked = [id_ for id_, _, status, _ in moved if status == TaskStatus.RUNNING]
     if asked:
         after_commit(tasks.db, run, tasks.db, NOTIFY_CANCEL, CANCEL_CHANNEL, asked)

@@ -18,7 +18,7 @@ from django_pglock.tasks.states import TaskStatus
 MOST_COUNTED = 10_000
 #: The oldest ready task of a queue is found among so many with the lowest ids: one alone may have become due just now.
 OLDEST = 3
-#: Tasks that are read at most where no index helps: at first, and by a search that goes on.
+#: Tasks that are read at most where no index helps: by a first search, and by a second one.
 FIRST_SEARCHED, MOST_SEARCHED = 4_000, 100_000
 #: The statuses that are counted. The statements name them again.
 COUNTED = ("READY", "BLOCKED", "SCHEDULED", "RUNNING", "FAILED")

@@ -11,7 +11,7 @@ from datetime import datetime
 from django_pglock.store.sql import run
 
 #: The range of ids that is not halved again.
-ROUGHLY = 2000
+ROUGHLY = 300
 
 # What is true for low ids and false for high ones is the only difference between the two statements. Ids have gaps, so
 # a probe looks at the next tasks behind the middle. ``low`` and ``high`` end up ``ROUGHLY`` ids apart.

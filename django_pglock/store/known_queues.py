@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from django_pglock.store.ready import FIND_QUEUES
 from django_pglock.store.sql import run
 
@@ -30,9 +32,16 @@ SELECT unnest(stats.most_common_vals::text::text[])
 FROM pg_stats AS stats JOIN pg_class AS class ON class.relname = stats.tablename
 WHERE class.oid = '{{task}}'::regclass AND class.relnamespace = stats.schemaname::regnamespace
   AND stats.attname = 'queue'
+UNION
+SELECT unnest(%s::text[])
+EXCEPT
+SELECT name FROM {{queue}}
 """
 
 
-def known_queues(using: str) -> list[str]:
-    """Return the names of the queues that have tasks. A queue whose tasks are all finished, and few, may be missing."""
-    return sorted(queue for (queue,) in run(using, KNOWN_QUEUES, MOST_READ))
+def queues_without_row(using: str, *, also: Iterable[str] = ()) -> list[str]:
+    """Return the names of the queues that have tasks, and those of ``also``, but not those that have been paused once.
+
+    A queue whose tasks are all finished, and few, may be missing.
+    """
+    return sorted(queue for (queue,) in run(using, KNOWN_QUEUES, MOST_READ, list(also)))

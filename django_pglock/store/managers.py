@@ -17,6 +17,8 @@ from django_pglock.store.cancel import cancel
 from django_pglock.store.claim import ready
 from django_pglock.store.claim_manager import ClaimQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
+from django_pglock.store.discard import discard
+from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
 from django_pglock.store.history import Point, Total, series, totals
 from django_pglock.store.move import WINDOW
 from django_pglock.store.pause import pause, paused, resume
@@ -92,6 +94,13 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         """
         return cancel(self, progress=progress)
 
+    def discard(self, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Cancel the failed tasks of this queryset, so that they are no longer among the failures. Returns how many.
+
+        Some thousands at a time, and ``progress``: as in ``retry``.
+        """
+        return discard(self, progress=progress)
+
     def run_now(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Make scheduled tasks of this queryset READY, before their time. Returns how many.
 
@@ -137,6 +146,17 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         At most ``most`` tasks are counted: of ready and of failed ones, in each queue; of each other status, in all.
         """
         return queue_counts(self.db, most=most)
+
+    def failures(
+        self, *, limit: int = MOST_GROUPS, most: int = MOST_COUNTED, with_muted: bool = True
+    ) -> list[FailureCounts]:
+        """Return the failed tasks in groups of one function, exception and place: the latest failures first.
+
+        - ``limit``: at most so many groups are returned, chosen among a thousand.
+        - ``most``: at most so many tasks of a group are counted, and 500 of all those without a fingerprint.
+        - ``with_muted``: True puts the muted groups last, False leaves them out.
+        """
+        return failures(self.db, limit=limit, most=most, with_muted=with_muted)
 
     def count_workable(self, queues: Collection[str] = (), *, most: int = MOST_COUNTED) -> int:
         """Return how many tasks of these queues (none: of all) a worker could start now: ready ones and due ones.

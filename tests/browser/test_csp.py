@@ -44,7 +44,7 @@ def test_the_check_notices_a_page_that_breaks_the_policy(shop, tmp_path):
     "page",
     [
         *("task/", "task/{id}/change/", "task/{id}/attempts/", "task/{id}/attempts/1/"),
-        *("worker/", "advisorylock/", "lease/", "overview/"),
+        *("failuregroup/", "worker/", "advisorylock/", "lease/", "overview/"),
     ],
 )
 def test_our_pages_break_no_rule(shop, tmp_path, page):

@@ -25,6 +25,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from django_pglock import DuplicateTask, Group, Snooze, TaskContext, Unique, aenqueue_many, enqueue_many, task
 from django_pglock.contrib.opentelemetry import PGLockInstrumentor
 from django_pglock.models import Schedule, Task
+from django_pglock.postgres.sessions import dedicated_connection
 from tests.foreign.sample.models import Letter
 from tests.foreign.sample.tasks import nothing
 
@@ -78,6 +79,16 @@ def see_meta(context: TaskContext) -> dict[str, object]:
 
 @task(unique=Unique(on_conflict="raise"))
 def once() -> None: ...
+
+
+@task(atomic=True, takes_context=True)
+def lose(context: TaskContext) -> None:
+    """Let somebody else end the task meanwhile."""
+    other = dedicated_connection("default")
+    with other.cursor() as cursor:
+        end = "UPDATE django_pglock_task SET status = 'CANCELLED', finished_at = clock_timestamp() WHERE id = %s"
+        cursor.execute(end, [context.task_result.id])
+    other.close()
 
 
 @task(every=3600)
@@ -167,6 +178,14 @@ def test_to_snooze_is_no_error(drain):
     first, second = spans("process")
     assert (first.status.status_code, first.attributes["django_pglock.outcome"]) == (StatusCode.UNSET, "snoozed")
     assert second.attributes["error.type"].endswith(".TooManySnoozes")
+
+
+def test_an_attempt_that_has_lost_its_task_is_an_error(drain):
+    lose.enqueue()
+    drain()
+    [process] = spans("process")
+    assert (process.status.status_code, process.attributes["django_pglock.outcome"]) == (StatusCode.ERROR, "lost")
+    assert process.attributes["error.type"] == "django_pglock.errors.ClaimLost"
 
 
 @pytest.mark.parametrize("enqueue", [enqueue_many, aenqueue_many])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import getpass
 import json
 import time
@@ -17,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
+from django_pglock.management import failures
 from django_pglock.management.choosing import (
     add_choice,
     add_filters,
@@ -82,6 +84,8 @@ class Command(BaseCommand):
   locktasks show 4711                           one task with its attempts and tracebacks
   locktasks retry 4711 4712                     run these two tasks again
   locktasks retry --task send_mail              run failed tasks of one function again; asks first
+  locktasks failures                            what fails, grouped by function, exception and place
+  locktasks redrive --exception Refused --rate 10
   locktasks cancel --queue mail --dry-run       how many tasks would be cancelled?
   locktasks reset --all --yes                   make running tasks of dead workers ready again
   locktasks prune --older-than 30 --status FAILED
@@ -114,11 +118,14 @@ class Command(BaseCommand):
         self._add_looks(add)
         for name, help_ in (
             ("retry", _("Run failed or cancelled tasks again, with their full number of retries.")),
+            ("discard", _("Cancel failed tasks that nobody will run again. They are no longer among the failures.")),
             ("cancel", _("Cancel unfinished tasks. Running tasks are asked to end.")),
             ("reset", _("Make stuck tasks ready again: running tasks whose worker is dead.")),
             ("run-now", _("Run scheduled tasks now instead of at their time.")),
         ):
             add_choice(add(name, self._act, help_))
+        redrive = add("redrive", self._redrive, _("Retry whole groups of failures, all at once or at a rate."))
+        failures.add_redrive(redrive)
         self._add_prune(add)
         pause = add("pause", self._pause, _("Pause a queue: workers claim no task from it, and running tasks finish."))
         pause.add_argument("queue", type=plain_text, metavar="QUEUE")
@@ -138,6 +145,8 @@ class Command(BaseCommand):
         listing = add("list", self._list, _("List tasks, the newest first."))
         add_filters(listing)
         listing.add_argument("--limit", type=_positive, default=20, help=_("Maximum number of tasks (default: 20)."))
+        groups = add("failures", self._failures, _("Show the failed tasks grouped by function, exception and place."))
+        failures.add_group_filters(groups)
         stats = add("stats", self._stats, _("Show how many attempts ended, and how long they took, by function."))
         add_stats_filters(stats)
         show = add("show", self._show, _("Show a task with its attempts and their tracebacks."))
@@ -146,7 +155,7 @@ class Command(BaseCommand):
             "keda", self._keda, _("Print the number of tasks that are ready or due in queues that are not paused.")
         )
         add_queues(keda)
-        for parser in (status, listing, stats, show, keda):
+        for parser in (status, listing, groups, stats, show, keda):
             parser.add_argument("--json", action="store_true", help=_("Print JSON."))
 
     def _add_prune(self, add: Callable[..., CommandParser]) -> None:
@@ -241,6 +250,13 @@ class Command(BaseCommand):
             self._print_fields(attempt)
             self.stdout.write("\n".join(f"    {printable(line)}" for line in trace.splitlines()))
 
+    def _failures(self, rows: Any, options: dict[str, Any]) -> None:
+        groups = failures.chosen_groups(rows, options)
+        if options["json"]:
+            self._print_json([dataclasses.asdict(group) for group in groups])
+        else:
+            self.stdout.write(failures.groups_as_table(groups))
+
     def _stats(self, rows: Any, options: dict[str, Any]) -> None:
         found, minutes = chosen_totals(TaskHistory.objects.using(rows.db), options)
         if options["json"]:
@@ -282,6 +298,10 @@ class Command(BaseCommand):
                 left,
             )
             self.stdout.write(text % left)
+
+    def _redrive(self, rows: Any, options: dict[str, Any]) -> None:
+        progress = self._progress() if options["verbosity"] else None
+        failures.redrive(rows, options, say=self.stdout.write, ask=_ask, progress=progress)
 
     def _prune(self, rows: Any, options: dict[str, Any]) -> None:
         wish = {"older_than": options["older_than"], "statuses": options["status"] or (), "batch": options["batch"]}

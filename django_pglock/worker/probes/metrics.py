@@ -115,7 +115,7 @@ class Metrics:
             for each in queues
             for status in STATUSES
         ]
-        yield "queue_tasks", "Tasks in the database by queue and status, up to 10000 or more.", others
+        yield "tasks", "Tasks in the database by queue and status, up to 10000 or more.", others
         paused = [((("queue", each.queue),), int(each.is_paused)) for each in queues]
         yield "queue_paused", "1 while the queue is paused, else 0.", paused
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.worker")
 
-# Read of thousands of ended claims, so by functions in C.
-CLAIM, OUTCOME, TEXT = attrgetter("claim"), attrgetter("outcome"), attrgetter("outcome.result")
-TASK_ID, LOCK_KEY, PROGRESS = attrgetter("claim.id"), attrgetter("claim.lock_key"), attrgetter("claim.progress")
+# Read of thousands of ended claims, so by functions in C. One name each: a name with a dot takes twice as long.
+CLAIM, OUTCOME, TEXT = attrgetter("claim"), attrgetter("outcome"), attrgetter("result")
+TASK_ID, LOCK_KEY, PROGRESS = attrgetter("id"), attrgetter("lock_key"), attrgetter("progress")
 IS_SETTLED, RESULT = attrgetter("is_settled"), attrgetter("result")
 #: The most outcomes in one statement, and the most characters of their results: PostgreSQL would take a gigabyte.
 LARGEST_BATCH, LARGEST_TEXT = 1500, 20_000_000
@@ -64,7 +64,7 @@ def is_plain(batch: list[EndedClaim]) -> bool:
         are_successes(batch)
         and not any(map(RESULT, batch))
         and not any(map(IS_SETTLED, batch))
-        and not any(map(PROGRESS, batch))
+        and not any(map(PROGRESS, map(CLAIM, batch)))
     )
 
 
@@ -255,12 +255,12 @@ class Settler(ConnectedService):
 
     def _let_through(self, ended_claims: list[EndedClaim]) -> None:
         """Make ready the tasks that waited for the lock keys or for the end of these. After the commit: gates.py."""
-        keys = {*map(LOCK_KEY, ended_claims)}
+        keys = {*map(LOCK_KEY, map(CLAIM, ended_claims))}
         finals = ended_claims
         if not are_successes(ended_claims):
             finals = [ended for ended in ended_claims if isinstance(ended.outcome, FINAL)]
         # First those that waited for an end: they may have been enqueued before others of their key.
-        released = release(self.using, map(TASK_ID, finals))
+        released = release(self.using, map(TASK_ID, map(CLAIM, finals)))
         admitted = admit(self.using, keys) if keys != {None} else 0
         if admitted or released:
             self.in_flight.tell_news()
@@ -280,7 +280,7 @@ class Settler(ConnectedService):
         return {**self._settle_successes(successes), **(self._settle_alike(others) if others else {})}
 
     def _settle_successes(self, ended_claims: list[EndedClaim]) -> dict[int, Any]:
-        if len(ended_claims) > 1 and sum(map(len, map(TEXT, ended_claims))) > LARGEST_TEXT:
+        if len(ended_claims) > 1 and sum(map(len, map(TEXT, map(OUTCOME, ended_claims)))) > LARGEST_TEXT:
             middle = len(ended_claims) // 2
             return {**self._settle_successes(ended_claims[:middle]), **self._settle_successes(ended_claims[middle:])}
         return self._settle_alike(ended_claims) if ended_claims else {}

@@ -31,6 +31,7 @@ ACTIONS = [
     "---------",
     "Hängende Aufgaben zurücksetzen",
     "Fehlgeschlagene oder abgebrochene Aufgaben wiederholen",
+    "Fehlgeschlagene Aufgaben verwerfen",
     "Geplante Aufgaben jetzt ausführen",
     "Aufgaben abbrechen",
 ]

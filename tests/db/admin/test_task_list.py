@@ -108,7 +108,7 @@ def test_what_has_failed_is_listed_with_its_exception_and_message(client):
     assert "ValueError</a>: &lt;message 2&gt;" in page
     assert "message 1" not in page, "the last attempt, not the first"
     assert "Declined</a>: later" in page
-    assert page.count("pglock-failure") == 2, "none of a task that has succeeded"
+    assert page.count('"pglock-failure"') == 2, "none of a task that has succeeded"
     assert len([each for each in queries if "django_pglock_attempt" in each["sql"]]) == 1
     assert ids(client, exception="builtins.ValueError") == [failed.pk]
     assert ids(client, exception="shop.errors.Declined") == [], "it has not failed for good"

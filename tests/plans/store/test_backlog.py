@@ -56,7 +56,7 @@ def plans(worker, ids):
     first = Task.objects.earliest("pk").pk
     Task.objects.filter(pk=first).update(status="FAILED")
     retried = _retriable(rows.filter(pk=first)).order_by("pk")
-    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts)
+    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts, ids)
     calls = {
         "a claim of one": (plain.sql(1, "default"), None),
         "a claim of some": (plain.sql(BATCH, "default"), None),
@@ -78,6 +78,9 @@ def plans(worker, ids):
         "DOUBTFUL": (None, 6.6),
         "COUNT_READY": (["default", "other"], 3, BATCH, BATCH),
         "COUNT_FAILED": (BATCH,),
+        "FAILURE_GROUPS": (BATCH, True, BATCH, 24, BATCH, BATCH),
+        "UNMARKED_FAILURES": (BATCH,),
+        "LAST_TRACEBACKS": (BATCH, ids),
         "FIRST_SINCE": ("2026-01-01 00:00:00+00",),
         "ABOVE_SUCCEEDED": None,
         "COUNT_FAILED_IN": (["default", "other"], BATCH),
@@ -99,7 +102,7 @@ def plans(worker, ids):
         "LOCK_AWAITED": (f"{{{ids[0]}}}",),
         "RELEASE": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
         "RELEASE_UNLOCKED": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
-        "KNOWN_QUEUES": (BATCH,),
+        "KNOWN_QUEUES": (BATCH, ["default"]),
         "READY_QUEUES": None,
         "NEXT_DUE": None,
         "ADMIT": (["backlog"],),

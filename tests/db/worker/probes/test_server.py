@@ -330,7 +330,7 @@ def test_queues_are_counted_while_somebody_asks_and_never_by_who_asks(probed, ev
     found = metrics(worker)
     assert 0 < found[f"oldest_ready_task_age_seconds {odd}"] < NEVER
     statuses = ("ready", "blocked", "scheduled", "running", "failed")
-    assert [found[f"queue_tasks {odd},status={status}"] for status in statuses] == [3, 0, 0, 0, 0]
+    assert [found[f"tasks {odd},status={status}"] for status in statuses] == [3, 0, 0, 0, 0]
     assert (found[f"queue_paused {odd}"], found["queue_paused queue=mail"]) == (0, 1)
     for _ in range(20):
         metrics(worker)

@@ -10,7 +10,7 @@ from django.db import OperationalError
 
 from django_pglock.models import Task, TaskHistory
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.history import OUTCOMES, series
+from django_pglock.store.history import OUTCOMES, add_history, series
 from django_pglock.store.outcome import Abandoned, Cancelled, Failure, Released, Succeeded
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.settling.history import MOST_MINUTES, History, waited
@@ -85,30 +85,42 @@ def test_what_was_counted_is_written_from_time_to_time(worker, eventually):
     assert running.settler.history.totals()["default", tasks.nothing.module_path].succeeded == 1
 
 
-def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later(worker, eventually, caplog):
+def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later(
+    worker, eventually, caplog, monkeypatch
+):
     """A migration may have locked the table."""
+    ended = []
+
+    def add(*args):
+        try:
+            return add_history(*args)
+        finally:
+            ended.append(1)
+
+    monkeypatch.setattr("django_pglock.worker.settling.history.add_history", add)
     running, other = worker(), dedicated_connection("default")
     counted = running.settler.history
 
-    def write():
+    def write(number):
         tasks.nothing.enqueue()
         eventually(lambda: not Task.objects.filter(finished_at=None).exists())
         eventually(lambda: counted.due_in() is not None)
         counted._write_at = 0.0
         running.settler.wake()
-        eventually(lambda: counted.due_in() != 0)
+        eventually(lambda: len(ended) == number)
 
     try:
         with other.cursor() as cursor:
             cursor.execute("BEGIN")
             cursor.execute("LOCK TABLE django_pglock_taskhistory IN EXCLUSIVE MODE")
-        write()
-        write()
+        write(1)
+        write(2)
     finally:
         other.close()
     assert not TaskHistory.objects.exists()
-    write()
-    eventually(lambda: history()[0] == {"succeeded": 3})
+    write(3)
+    eventually(lambda: counted.due_in() is None)
+    assert history()[0] == {"succeeded": 3}
     texts = [record.message for record in caplog.records if "history" in record.message]
     assert texts == [
         "The history of tasks cannot be written. The worker keeps trying.",

@@ -2,7 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("django_pglock", "0004_task_history")]
+    dependencies = [("django_pglock", "0006_fingerprint_index")]
 
     operations = [
         # A column without a default: PostgreSQL does not write the rows.
