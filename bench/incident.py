@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -42,7 +42,7 @@ MANY, VISITS = 100_000, 5
 # One kind of task, spread evenly over a range of the history: {first} and {last} are shares of it.
 INSERT = """
 INSERT INTO django_pglock_task (status, queue, task_path, args, kwargs, backend, attempts, worker, run_after,
-    enqueued_at, started_at, last_attempted_at, finished_at, result, unique_key, unique_scope)
+    enqueued_at, started_at, last_attempted_at, finished_at, result, unique_key, unique_scope, fingerprint)
 SELECT %(status)s, COALESCE(%(queue)s, 'queue-' || n %% {queues}),
     COALESCE(%(path)s, 'shop.jobs.f' || n %% {functions}),
     jsonb_build_array(n), '{{"email": "somebody@example.com"}}', 'default', (%(status)s <> 'READY')::int,
@@ -53,7 +53,10 @@ SELECT %(status)s, COALESCE(%(queue)s, 'queue-' || n %% {queues}),
     moment, begun, begun, CASE WHEN %(is_done)s THEN begun + interval '0.2 s' END,
     CASE WHEN %(status)s = 'SUCCESSFUL' THEN '{{"sent": true}}'::jsonb END,
     CASE WHEN %(status)s = 'FAILED' AND n %% 20 = 0 THEN 'order ' || n END,
-    CASE WHEN %(status)s = 'FAILED' AND n %% 20 = 0 THEN 'UNFINISHED' END
+    CASE WHEN %(status)s = 'FAILED' AND n %% 20 = 0 THEN 'UNFINISHED' END,
+    -- One in fifty failed before there were fingerprints.
+    CASE WHEN %(status)s = 'FAILED' AND n %% 50 > 0
+         THEN CASE WHEN %(path)s::text IS NULL THEN n %% {functions} ELSE {functions} END END
 FROM (SELECT n, moment, CASE WHEN %(is_begun)s THEN moment + interval '1 s' END AS begun
       FROM (SELECT n, now() - interval '30 days'
                             * (1 - (%(first)s + (%(last)s - %(first)s) * n / %(count)s::float8)) AS moment
@@ -76,6 +79,8 @@ FROM generate_series(2, 1000) AS n
 """
 
 PAGES = {
+    "overview": "overview/",
+    "overview, the part that refreshes": "overview/now/",
     "tasks": "task/",
     "tasks, FAILED": "task/?status__exact=FAILED",
     "tasks, READY": "task/?status__exact=READY",
@@ -85,11 +90,16 @@ PAGES = {
     "tasks, FAILED, a rare function": "task/?status__exact=FAILED&task_path=shop.jobs.f7",
     "tasks, FAILED, queue of the incident": f"task/?status__exact=FAILED&queue={QUEUE}",
     "tasks, FAILED, a rare queue": "task/?status__exact=FAILED&queue=queue-7",
+    "tasks, FAILED, by exception": "task/?exception=builtins.ConnectionError",
+    "tasks, a day": "task/?since={since}&before={before}",
+    "tasks, FAILED, a function, a day": f"task/?status__exact=FAILED&task_path={CHARGE}&since={{since}}",
+    "tasks, an argument": "task/?argument=email=somebody@example.com",
     "tasks, one queue": "task/?queue=queue-7",
     "tasks, one function": "task/?task_path=shop.jobs.f7",
     "tasks, stuck": "task/?attention=stuck",
     "a failed task": "task/{failed}/change/",
     "a task with 1,000 attempts": "task/{stubborn}/change/",
+    "failures": "failuregroup/",
     "workers": "worker/",
     "queues": "queue/",
     "schedules": "schedule/",
@@ -152,19 +162,23 @@ def rows_of(tasks: int) -> Iterator[tuple[str, int, float, float, str | None, st
 def visits() -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table of pages."""
     from django.contrib.auth.models import User
+    from django.db.models.functions import Now
     from django.test import Client
     from django.urls import reverse
 
-    from django_pglock.models import Attempt, Task
+    from django_pglock.models import Attempt, Task, Worker
 
     client = Client()
     client.force_login(User.objects.create_superuser(f"visitor{time.time_ns()}"))
     failed = Task.objects.filter(status="FAILED").order_by("pk").values_list("pk", flat=True).first()
     stubborn = Attempt.objects.order_by("-pk").values_list("task_id", flat=True).first()
     root = reverse("admin:app_list", args=["django_pglock"])
+    moments = {name: f"{date.today() - timedelta(days=days)}T00:00" for name, days in (("since", 2), ("before", 1))}
+    # Half of the workers are alive for as long as this takes.
+    Worker.objects.filter(pid__lt=WORKERS // 2).update(heartbeat_at=Now() + timedelta(days=1))
     yield "page", "statements", "pages touched", "server's CPU, ms", "admin's CPU, ms", "size, kB"
     for name, path in PAGES.items():
-        address = root + path.format(failed=failed, stubborn=stubborn)
+        address = root + path.format(failed=failed, stubborn=stubborn, **moments)
         client.get(address)  # fills caches
         seen = [visit(client, address) for _ in range(VISITS)]
         server, cpu, size = (statistics.median(each[at] for each in seen) for at in range(3))

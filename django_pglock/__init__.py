@@ -58,6 +58,7 @@ _NAMES = {
         "TaskContext",
         "Unique",
         "aenqueue_many",
+        "backend_for",
         "enqueue_many",
         "task",
     ),

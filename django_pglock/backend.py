@@ -39,6 +39,7 @@ from django_pglock.tasks.compat import (
     task_enqueued,
 )
 from django_pglock.tasks.definition import PostgresTask
+from django_pglock.tasks.instrumentation import observe_enqueue
 from django_pglock.tasks.queues import check_queue_name
 from django_pglock.tasks.registry import why_not_found
 from django_pglock.tasks.results import make_result
@@ -93,7 +94,10 @@ class PostgresBackend(BaseTaskBackend):
         cannot be stored as JSON, before anything is written.
         """
         self._check_task(task)
-        row = enqueue(self._using, task, _call_of(task, args, kwargs), meta=meta_of(task))
+        call = _call_of(task, args, kwargs)
+        with observe_enqueue(task) as observed:
+            row = enqueue(self._using, task, call, meta=meta_of(task, observed.headers))
+            observed.enqueued([str(row.id)])
         if not row.is_new:
             return self.get_result(str(row.id))
         result = make_result(
@@ -116,10 +120,15 @@ class PostgresBackend(BaseTaskBackend):
     def enqueue_many(self, task: Any, calls: Iterable[Any]) -> list[str]:
         """Write many calls of ``task``, all or none, and return their ids; see ``django_pglock.enqueue_many``."""
         self._check_task(task)
-        using, meta = self._using, meta_of(task)
-        ids: list[str] = []
         # Each call is checked before it is written, as a single call is.
         prepared = (_call_of(task, *arguments_of(call)) for call in calls)
+        with observe_enqueue(task) as observed:
+            ids = self._enqueue_calls(task, prepared, meta_of(task, observed.headers))
+            observed.enqueued(ids)
+        return ids
+
+    def _enqueue_calls(self, task: PostgresTask, prepared: Iterable[Call], meta: str) -> list[str]:
+        using, ids = self._using, list[str]()
         if task.unique is not None:
             # All calls at once, so that all callers lock the keys in the same order.
             all_calls = list(prepared)

@@ -36,6 +36,12 @@ def backend_of(using: str | None = None) -> Any:
     raise ConfigurationError(f"No backend in TASKS stores its tasks in the database {using!r}, so no task can be run.")
 
 
+def queue_of(backend: Any) -> str:
+    """Return the queue of the tasks of this package: the default one or, if there is none, the first."""
+    queues = sorted(backend.queues)
+    return DEFAULT_TASK_QUEUE_NAME if not queues or DEFAULT_TASK_QUEUE_NAME in queues else queues[0]
+
+
 @task(takes_context=True, backend=backend_of().alias)
 def change_tasks(context: Any, verb: str, ids: list[int]) -> int:
     """Apply a verb to these tasks, some thousands at a time. Returns how many were changed."""
@@ -54,8 +60,6 @@ def change_tasks(context: Any, verb: str, ids: list[int]) -> int:
 def enqueue_change(using: str, verb: Verb, ids: Sequence[int]) -> list[int]:
     """Enqueue the tasks that apply a verb to the tasks with these ids. Returns their own ids."""
     backend = backend_of(using)
-    queues = sorted(backend.queues)
-    queue = DEFAULT_TASK_QUEUE_NAME if not queues or DEFAULT_TASK_QUEUE_NAME in queues else queues[0]
-    change = change_tasks.using(backend=backend.alias, queue_name=queue, priority=PRIORITY)
+    change = change_tasks.using(backend=backend.alias, queue_name=queue_of(backend), priority=PRIORITY)
     parts = (list(ids[start : start + MOST_IDS]) for start in range(0, len(ids), MOST_IDS))
     return [int(change.enqueue(verb.name, part).id) for part in parts]

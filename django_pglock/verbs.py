@@ -94,6 +94,22 @@ TASK_VERBS = {
             question=ngettext_lazy("%(count)s task would run again.", "%(count)s tasks would run again.", "number"),
         ),
         Verb(
+            name="discard",
+            permission="cancel",
+            label=gettext_lazy("Discard failed tasks"),
+            button=gettext_lazy("Discard"),
+            statuses=frozenset({TaskStatus.FAILED.value}),
+            apply=lambda rows, progress: rows.discard(progress=progress),
+            done=ngettext_lazy(
+                "%(count)s failed task was cancelled.", "%(count)s failed tasks were cancelled.", "number"
+            ),
+            question=ngettext_lazy(
+                "%(count)s failed task would be cancelled. It would no longer be among the failures.",
+                "%(count)s failed tasks would be cancelled. They would no longer be among the failures.",
+                "number",
+            ),
+        ),
+        Verb(
             name="run_now",
             permission="retry",
             label=gettext_lazy("Run scheduled tasks now"),

@@ -72,14 +72,14 @@ def _audit(verb: Verb, request: HttpRequest, model: Any, asked: list[int], count
     record(request, model, text, object_id=str(asked[0]) if len(asked) == 1 else None)
 
 
-def record(request: HttpRequest, model: Any, text: str, *, object_id: str | None = None) -> None:
+def record(request: HttpRequest, model: Any, text: str, *, object_id: str | None = None, flag: int = CHANGE) -> None:
     """Write one entry to the admin log, for any number of rows."""
     LogEntry.objects.create(
         user_id=request.user.pk or 0,
         content_type=ContentType.objects.get_for_model(model, for_concrete_model=False),
         object_id=object_id,
         object_repr=text[:200],
-        action_flag=CHANGE,
+        action_flag=flag,
         change_message=text,
     )
 

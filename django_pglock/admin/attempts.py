@@ -47,7 +47,7 @@ class AttemptInline(AnyInline):
     model = Attempt
     formset = LastAttempts
     verbose_name_plural = _("latest failed and lost attempts")
-    fields = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "trace")
+    fields = ("number", "outcome", "by", "started_at", "finished_at", "exception_path", "trace")
     readonly_fields = fields
     extra = 0
     can_delete = False
@@ -63,6 +63,11 @@ class AttemptInline(AnyInline):
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may view tasks: attempts have no permission of their own."""
         return request.user.has_perm("django_pglock.view_task")
+
+    @admin.display(description=_("worker"))
+    def by(self, attempt: Attempt) -> str:
+        """Return the name of the worker, which the attempt keeps, or its id."""
+        return str(attempt.worker_name or attempt.worker or "-")
 
     @admin.display(description=_("traceback"))
     def trace(self, attempt: Attempt) -> str:

@@ -17,7 +17,9 @@ from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.actions import record
 from django_pglock.admin.pages import OneChoiceFilter, ReadOnlyAdmin, elapsed, mark
+from django_pglock.admin.task_filters import queues_of_the_code
 from django_pglock.models import Queue
+from django_pglock.store.known_queues import queues_without_row
 from django_pglock.store.pause import check_pausable
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def perform(verb: str, request: HttpRequest, names: Iterable[str], *, reason: st
         else:
             changed = [name for name in chosen if queues.resume(name)]
             text = ngettext("%(count)d queue was resumed.", "%(count)d queues were resumed.", len(changed))
-        about = f"{verb}: {', '.join(changed) or '-'}"
+        about = f"{verb}: {', '.join(changed) or '-'}" + (f" ({reason})" if reason else "")
         record(request, Queue, about, object_id=chosen[0] if len(chosen) == 1 else None)
     (messages.success if changed else messages.warning)(request, text % {"count": len(changed)})
 
@@ -79,7 +81,7 @@ class QueueForm(AnyModelForm):
 
 
 class QueueAdmin(ReadOnlyAdmin):
-    """The queues that have been paused at least once. To add a row means to pause that queue."""
+    """The queues that have been paused at least once, and below them all others. To add a row pauses a queue."""
 
     form = QueueForm
     list_display = ["name", "state", "since", "paused_by", "reason"]
@@ -88,6 +90,7 @@ class QueueAdmin(ReadOnlyAdmin):
     ordering = ["name"]
     sortable_by = ()
     actions = [pause, resume]
+    change_list_template = "admin/django_pglock/queue/change_list.html"
     change_form_template = "admin/django_pglock/queue/change_form.html"
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -128,7 +131,15 @@ class QueueAdmin(ReadOnlyAdmin):
             return {}
         verb, label = ("resume", _("Resume")) if obj.paused_at else ("pause", _("Pause"))
         url = self._address("verb", quote(obj.pk), verb)
-        return {"pglock_verb": {"label": label, "url": url, "asks_reason": verb == "pause"}}
+        return {"pglock_verb": {"label": label, "url": url}}
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Add the queues without a row, which have never been paused, and the address of the list of tasks."""
+        others = [] if request.GET else queues_without_row(Queue.objects.db, also=queues_of_the_code())
+        may_see = request.user.has_perm("django_pglock.view_task")
+        tasks = reverse("admin:django_pglock_task_changelist", current_app=self.admin_site.name) if may_see else ""
+        about = {"pglock_queues": others, "pglock_tasks": tasks}
+        return super().changelist_view(request, {**about, **(extra_context or {})})
 
     def get_urls(self) -> list[URLPattern]:
         """Add the URL of the button."""

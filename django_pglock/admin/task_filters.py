@@ -1,20 +1,43 @@
-"""The filters of the list of tasks. No filter reads the whole table of tasks to find its choices."""
+"""The filters of the list of tasks. No filter reads the whole table, neither for its choices nor for its matches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
+from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.db.models import Exists, OuterRef, Q
 from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from django_pglock.admin.filter_forms import FormFilter
 from django_pglock.admin.pages import OneChoiceFilter
-from django_pglock.models import Task
+from django_pglock.conf import redact_hook
+from django_pglock.models import Attempt, Worker
 from django_pglock.store.count import in_status
-from django_pglock.store.ready import ready_queues
+from django_pglock.store.id_range import ROUGHLY, first_since
 from django_pglock.tasks import registry
+from django_pglock.tasks.call_keys import positional_names
 from django_pglock.tasks.compat import task_backends
+from django_pglock.tasks.redaction import redacting_paths
+from django_pglock.tasks.states import FINISHED, TaskStatus
+
+#: Tasks are not enqueued exactly in the order of their ids: a transaction may have got its ids earlier.
+DISORDER = timedelta(minutes=1)
+#: Parameters of filters that have no index, whatever the status is.
+UNINDEXED = ("attention", "exception", "argument", "metadata", "since", "before")
+#: Parameters by which indexes have failed tasks.
+NARROW = ("queue", "task_path", "fingerprint__exact")
 
 
 class StatusFilter(admin.ChoicesFieldListFilter):
@@ -22,47 +45,173 @@ class StatusFilter(admin.ChoicesFieldListFilter):
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         """Keep the rows with the selected status."""
-        if status := status_of(request):
-            return in_status(queryset, status, is_narrow=is_narrow(request))
+        if len(request.GET.getlist("status__exact")) == 1:
+            return in_status(queryset, status_of(request), is_narrow=is_narrow(request))
         return super().queryset(request, queryset)
 
 
-class KnownValuesFilter(admin.SimpleListFilter):
-    """A filter whose choices come from this process. SELECT DISTINCT would read the whole table."""
-
-    def known(self) -> Sequence[str]:
-        """Return the values that are offered as choices."""
-        raise NotImplementedError
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the known values, and the selected value if it is not one of them."""
-        values = {*self.known(), *filter(None, [self.value()])}
-        return [(value, value) for value in sorted(values)]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Keep the rows with the selected value."""
-        return queryset.filter(**{str(self.parameter_name): self.value()}) if self.value() else queryset
-
-
-class QueueFilter(KnownValuesFilter):
-    """Filter by queue: the queues of the settings, and queues with ready tasks."""
+class QueueFilter(FormFilter):
+    """Filter by queue; suggests the queues of the settings and of the functions."""
 
     title = _("queue")
     parameter_name = "queue"
 
-    def known(self) -> Sequence[str]:
-        configured = {queue for backend in task_backends.all() for queue in backend.queues}
-        return sorted(configured | set(ready_queues(Task.objects.db)))
+    def suggestions(self) -> Iterable[str]:
+        """Return the queues that this process knows. The page of queues lists all."""
+        return queues_of_the_code()
 
 
-class TaskPathFilter(KnownValuesFilter):
-    """Filter by task function: the functions that are registered in this process. The filter imports nothing."""
+class TaskPathFilter(FormFilter):
+    """Filter by task function; suggests the functions that are registered in this process, and imports nothing."""
 
     title = _("task function")
     parameter_name = "task_path"
 
-    def known(self) -> Sequence[str]:
+    def suggestions(self) -> Iterable[str]:
+        """Return the functions that this process knows."""
         return registry.known_paths()
+
+
+class TimeFilter(FormFilter):
+    """Filter by the time of enqueueing. Ids grow with that time, so the filter limits ids, too: that has an index."""
+
+    input_type = "datetime-local"
+    #: The limit of the ids, once the value is known.
+    ids: Mapping[str, int] = MappingProxyType({})
+
+    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the rows on one side of the moment. Raises ``IncorrectLookupParameters``."""
+        try:
+            moment = parse_datetime(value)
+        except ValueError:
+            moment = None
+        if moment is None:
+            raise IncorrectLookupParameters
+        if timezone.is_naive(moment) and timezone.is_aware(timezone.now()):
+            moment = timezone.make_aware(moment)
+        return self.on_side(queryset, moment)
+
+    def on_side(self, queryset: Any, moment: datetime) -> Any:
+        """Keep the rows before or after the moment, and set ``ids``."""
+        raise NotImplementedError
+
+
+class SinceFilter(TimeFilter):
+    """Filter: tasks enqueued at a moment or later."""
+
+    title = _("time: enqueued since")
+    parameter_name = "since"
+
+    def on_side(self, queryset: Any, moment: datetime) -> Any:
+        """Keep the rows from the moment on, and set ``ids``."""
+        self.ids = {"pk__gt": first_since(queryset.db, moment - DISORDER)}
+        return queryset.filter(enqueued_at__gte=moment, **self.ids)
+
+
+class BeforeFilter(TimeFilter):
+    """Filter: tasks enqueued before a moment."""
+
+    title = _("time: enqueued before")
+    parameter_name = "before"
+
+    def on_side(self, queryset: Any, moment: datetime) -> Any:
+        """Keep the rows before the moment, and set ``ids``."""
+        self.ids = {"pk__lt": first_since(queryset.db, moment + DISORDER) + ROUGHLY}
+        return queryset.filter(enqueued_at__lt=moment, **self.ids)
+
+
+class WorkerFilter(FormFilter):
+    """Filter by worker: its name, while its row exists, or its id."""
+
+    title = _("worker")
+    parameter_name = "worker"
+
+    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the rows of the worker."""
+        try:
+            return queryset.filter(worker=UUID(value))
+        except ValueError:
+            known = Worker.objects.using(queryset.db).filter(name=value)
+            return queryset.filter(worker__in=list(known.values_list("pk", flat=True)))
+
+
+class ExceptionFilter(FormFilter):
+    """Filter: failed tasks by the exception of their last attempt."""
+
+    title = _("exception")
+    parameter_name = "exception"
+    placeholder = "builtins.ValueError"
+
+    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the failed tasks with the exception."""
+        last = Attempt.objects.filter(
+            task=OuterRef("pk"), number=OuterRef("attempts") - OuterRef("uncounted"), exception_path=value
+        )
+        return in_status(queryset, TaskStatus.FAILED, is_narrow=is_narrow(request)).filter(Exists(last.order_by()))
+
+
+class GuardedFilter(FormFilter):
+    """A filter by values that may be redacted.
+
+    With a filter a user could guess a hidden value. So the filter never finds tasks of which anything is redacted, and
+    is refused while the setting ``REDACT`` decides at the time of display.
+    """
+
+    def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the rows that match and of which nothing is redacted."""
+        if redact_hook() is not None:
+            text = gettext("This list cannot be filtered by %(what)s, because REDACT may hide them.")
+            messages.warning(request, text % {"what": self.title})
+            return queryset.none()
+        open_rows = queryset.exclude(meta__has_key="redact").exclude(task_path__in=redacting_paths())
+        return self.guarded(request, open_rows, value)
+
+    def guarded(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the rows that match."""
+        raise NotImplementedError
+
+
+class KeyFilter(GuardedFilter):
+    """Filter by lock key: unfinished tasks, for which there is an index; finished ones if their status is chosen."""
+
+    title = _("lock key")
+    parameter_name = "key"
+
+    def guarded(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the rows with the key."""
+        rows = queryset.filter(lock_key=value)
+        return rows if status_of(request) in FINISHED else rows.filter(finished_at__isnull=True)
+
+
+class ArgumentFilter(GuardedFilter):
+    """Filter by one argument, such as ``order_id=7``."""
+
+    title = _("arguments")
+    parameter_name = "argument"
+    placeholder = "order_id=7"
+
+    def guarded(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the rows whose keyword argument or, if a function is chosen, positional argument has the value."""
+        name, values = _pair(value)
+        matches = _has("kwargs__contains", [{name: each} for each in values])
+        definition = registry.find(request.GET.get("task_path", ""))
+        names = positional_names(definition, 1) if definition is not None else []
+        if name in names:
+            matches |= _has(f"args__{names.index(name)}", values)
+        return queryset.filter(matches)
+
+
+class MetadataFilter(GuardedFilter):
+    """Filter by one item of the metadata, such as ``tenant=acme``."""
+
+    title = _("metadata")
+    parameter_name = "metadata"
+    placeholder = "tenant=acme"
+
+    def guarded(self, request: HttpRequest, queryset: Any, value: str) -> Any:
+        """Keep the rows whose metadata contain the item."""
+        name, values = _pair(value)
+        return queryset.filter(_has("meta__contains", [{name: each} for each in values]))
 
 
 class StuckFilter(OneChoiceFilter):
@@ -74,12 +223,64 @@ class StuckFilter(OneChoiceFilter):
     method = "stuck"
 
 
+def queues_of_the_code() -> set[str]:
+    """Return the queues of the settings and of the functions that this process knows."""
+    configured = {queue for backend in task_backends.all() for queue in backend.queues}
+    return configured | {task.queue_name for path in registry.known_paths() if (task := registry.find(path))}
+
+
 def is_narrow(request: HttpRequest) -> bool:
-    """Return whether the list is filtered by a queue or by a function."""
-    return bool(request.GET.get("queue") or request.GET.get("task_path"))
+    """Return whether the list is filtered by a queue, a function or a fingerprint."""
+    return bool(narrowed(request))
+
+
+def narrowed(request: HttpRequest) -> dict[str, str]:
+    """Return the queue, the function and the fingerprint by which the list is filtered."""
+    return {name: value for name in NARROW if (value := request.GET.get(name, "").strip())}
+
+
+def is_by_key(request: HttpRequest) -> bool:
+    """Return whether the index on lock keys serves the list: it has unfinished tasks, ordered by status."""
+    return bool(request.GET.get("key", "").strip()) and status_of(request) not in FINISHED
 
 
 def status_of(request: HttpRequest) -> str:
     """Return the status by which the list is filtered; an empty string if there is none."""
     chosen = request.GET.getlist("status__exact")
-    return chosen[0] if len(chosen) == 1 else ""
+    if len(chosen) == 1:
+        return chosen[0]
+    return TaskStatus.FAILED.value if request.GET.get("exception") and not chosen else ""
+
+
+def is_indexed(request: HttpRequest) -> bool:
+    """Return whether an index serves the filters of the list."""
+    status, chosen = status_of(request), {name for name, value in request.GET.items() if value}
+    if chosen & {*UNINDEXED}:
+        return False
+    if "key" in chosen:
+        return is_by_key(request)
+    if status == TaskStatus.FAILED:
+        return "worker" not in chosen
+    if "worker" in chosen or is_narrow(request):
+        return status == TaskStatus.RUNNING and not is_narrow(request)
+    # Ahead of the newest tasks that have succeeded there may be any number of tasks that wait.
+    return status != TaskStatus.SUCCESSFUL
+
+
+def _has(lookup: str, values: Iterable[Any]) -> Q:
+    return reduce(or_, (Q(**{lookup: each}) for each in values))
+
+
+def _pair(text: str) -> tuple[str, list[Any]]:
+    """Return the name and the possible values of ``name=value``: as text and as JSON, for 7 may be "7" in the row.
+
+    Raises ``IncorrectLookupParameters``.
+    """
+    name, equals, value = text.partition("=")
+    # PostgreSQL cannot store a NUL character in JSON.
+    if not equals or not name.strip() or "\\u0000" in text:
+        raise IncorrectLookupParameters
+    try:
+        return name.strip(), [value.strip(), json.loads(value, parse_constant=lambda name: name)]
+    except ValueError:
+        return name.strip(), [value.strip()]

@@ -5,66 +5,132 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
+from django.core.paginator import Paginator
+from django.db.models import Exists
 from django.http import HttpRequest
 from django.utils.html import format_html
+from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import AtLeast, CappedChangeList, elapsed, mark
-from django_pglock.admin.task_filters import is_narrow, status_of
+from django_pglock.admin.task_filters import TimeFilter, is_by_key, is_indexed, is_narrow, narrowed, status_of
+from django_pglock.admin.task_summary import last_failures
 from django_pglock.models import Task, Worker
-from django_pglock.store.count import in_status, search_end
+from django_pglock.store.count import FIRST_SEARCHED, MOST_SEARCHED, in_status, search_end
+from django_pglock.store.id_range import above_succeeded
 from django_pglock.tasks import registry
 from django_pglock.tasks.states import TaskStatus
 
 
 class TaskChangeList(CappedChangeList):
-    """Reads along the index that fits the filters. If no index fits, searches only the newest tasks."""
+    """Reads along the index that fits the filters. If no index fits, searches only the newest tasks.
+
+    A search counts nothing: it stops behind the last task that the page shows. If it has found none among a few
+    thousand tasks, it reads on, once.
+    """
 
     #: The id at which the search among the newest tasks stopped; None if it has reached the oldest task.
     search_end: int | None = None
+    #: The number of tasks that were searched at most.
+    searched = 0
+    #: The id above which only samples were searched, because tasks that wait are in front of those that have succeeded.
+    skipped_above: int | None = None
+    #: Whether more rows match than the page shows.
+    has_more = False
 
     def get_results(self, request: HttpRequest) -> None:
-        """Limit a search that no index serves to the newest tasks. Actions on all matches are not limited."""
-        # Indexes know the queues and the functions of failed tasks, and which tasks are stuck.
-        is_unindexed = is_narrow(request) and status_of(request) != TaskStatus.FAILED
-        is_search = is_unindexed or (self.query and not self.query.strip().isdigit())
-        if is_search and not request.GET.get("attention"):
-            self.search_end = search_end(self._searched(request))
-        if self.search_end is not None:
-            self.queryset = self.queryset.filter(pk__gt=self.search_end)
-        super().get_results(request)
-        if self.search_end is not None:
-            self.result_count = AtLeast(self.result_count)
+        """Find the tasks of the page, and the last failure of each. Actions on all matches are not limited."""
+        self.matching = self.queryset
+        self.queryset = self.queryset.annotate(
+            lacks_worker=~Exists(Worker.objects.all().alive()) & Exists(Task.objects.all().ready())
+        )
+        if is_search(request, self.query):
+            self._search(request)
+        else:
+            super().get_results(request)
+            self.has_more = self.is_capped or self.page_num < self.paginator.num_pages
+        self.result_list: Any = list(self.result_list)
+        failures = last_failures(self.root_queryset.db, self.result_list)
+        for task in self.result_list:
+            task.last_failure = failures.get(task.pk)
+
+    def _search(self, request: HttpRequest) -> None:
+        below: Any = request.GET.get("id__lt")
+        rows: list[Any] = []
+        if not below and status_of(request) == TaskStatus.SUCCESSFUL:
+            below = self.skipped_above = above_succeeded(self.root_queryset.db)
+        limits = {"pk__lt": below} if below else {}
+        queryset, candidates = self.queryset.filter(**limits), self._candidates(request).filter(**limits)
+        # Somebody who follows the link to older tasks wants to find them, however long it takes.
+        for most in (MOST_SEARCHED,) if request.GET.get("id__lt") else (FIRST_SEARCHED, MOST_SEARCHED):
+            self.searched, self.search_end = most, search_end(candidates, most=most)
+            found = queryset.filter(pk__gt=self.search_end) if self.search_end else queryset
+            rows = list(found[: self.list_per_page + 1])
+            if rows or self.search_end is None:
+                break
+        self.has_more = len(rows) > self.list_per_page
+        self.result_count = AtLeast(len(rows)) if self.has_more or self.search_end or self.skipped_above else len(rows)
+        self.result_list = rows[: self.list_per_page]
+        self.paginator = Paginator(self.result_list, self.list_per_page)
+        self.show_admin_actions, self.full_result_count = True, None
+        self.show_full_result_count = self.can_show_all = self.multi_page = False
+
+    def everything(self, request: HttpRequest, *, most: int) -> Any:
+        """Return all tasks that match; if no index serves the filters, those among the newest ``most`` tasks."""
+        if not is_search(request, self.query):
+            return self.matching
+        end = search_end(self._candidates(request), most=most)
+        return self.matching.filter(pk__gt=end) if end else self.matching
 
     @property
     def is_without_worker(self) -> bool:
         """Whether tasks are ready, and no worker is alive that could run them."""
-        using = self.root_queryset.db
-        return not Worker.objects.using(using).alive().exists() and Task.objects.using(using).ready().exists()
+        return bool(self.result_list) and self.result_list[0].lacks_worker
 
-    def _searched(self, request: HttpRequest) -> Any:
-        status, below = status_of(request), request.GET.get("id__lt")
-        rows = Task.objects.using(self.root_queryset.db)
-        rows = in_status(rows, status).order_by("-status", "-pk") if status else rows.order_by("-pk")
-        return rows.filter(pk__lt=below) if below else rows
+    def _candidates(self, request: HttpRequest) -> Any:
+        """Return the tasks among which to search, in the order of the index that has them."""
+        rows, status = Task.objects.using(self.root_queryset.db), status_of(request)
+        if request.GET.get("attention"):
+            status = TaskStatus.RUNNING.value
+        for each in self.filter_specs:
+            if isinstance(each, TimeFilter):
+                rows = rows.filter(**each.ids)
+        if not has_index(status):
+            return rows.order_by("-pk")
+        if status == TaskStatus.FAILED and is_narrow(request):
+            return in_status(rows, status, is_narrow=True).filter(**narrowed(request)).order_by("-pk")
+        return in_status(rows, status).order_by("-status", "-pk")
 
     @property
     def older_query(self) -> str:
         """The query string of the tasks below the last one shown or, after a limited search, of those not searched."""
-        rows = list(self.result_list)
-        has_more = self.is_capped or self.page_num < self.paginator.num_pages
-        if rows and has_more and rows[0].pk >= rows[-1].pk:
-            return self.get_query_string({"id__lt": rows[-1].pk}, remove=["p"])
+        ids = [each.pk for each in self.result_list]
+        if ids and self.has_more and ids == sorted(ids, reverse=True):
+            return self.get_query_string({"id__lt": ids[-1]}, remove=["p"])
         if self.search_end is not None:
             return self.get_query_string({"id__lt": self.search_end + 1}, remove=["p"])
         return ""
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
-        """Sort by id; if the list is filtered by a status, in the order of the index on status and id."""
+        """Sort by id; if an index on statuses and ids serves the list, in the order of this index."""
         ordering: list[Any] = super().get_ordering(request, queryset)
+        status = status_of(request)
+        # The indexes of failed tasks by queue and by function have no status: with it, the count would read each row.
+        if not (has_index(status) or is_by_key(request)) or (status == TaskStatus.FAILED and is_narrow(request)):
+            return ordering
         direction = "-" if ordering[0].startswith("-") else ""
-        return [f"{direction}status", *ordering] if status_of(request) else ordering
+        return [f"{direction}status", *ordering]
+
+
+def has_index(status: str) -> bool:
+    """Return whether an index has the tasks of this status in the order of their ids."""
+    return status not in ("", TaskStatus.SUCCESSFUL)
+
+
+def is_search(request: HttpRequest, query: str) -> bool:
+    """Return whether no index serves the list, so that only the newest tasks are searched."""
+    return not is_indexed(request) or bool(query and not query.strip().isdigit())
 
 
 def find(queryset: Any, term: str, *, newest_only: bool) -> Any:
@@ -77,7 +143,8 @@ def find(queryset: Any, term: str, *, newest_only: bool) -> Any:
     # This process knows all paths, and they are few, so the query has a list of values instead of a pattern.
     paths = [path for path in registry.known_paths() if path.startswith(term) or path.endswith(f".{term}")]
     found = queryset.filter(task_path__in=[term.replace("\x00", ""), *paths])
-    if newest_only and (end := search_end(Task.objects.using(queryset.db).order_by("-pk"))):
+    newest = Task.objects.using(queryset.db).order_by("-pk")
+    if newest_only and (end := search_end(newest, most=MOST_SEARCHED)):
         found = found.filter(pk__gt=end)
     return found
 
@@ -110,6 +177,21 @@ def status_mark(task: Task) -> str:
     asked = gettext("cancel requested")
     note = f" ({asked})" if is_asked else ""
     return format_html("{}{}", mark(task.status.lower(), task.get_status_display()), note)
+
+
+@admin.display(description=_("last failure"))
+def last_failure(task: Any) -> str:
+    """Return the exception of the last failed attempt, as a link to all failures with it, and its message."""
+    if task.last_failure is None:
+        return "-"
+    path, message = task.last_failure
+    return format_html(
+        '<span class="pglock-failure" title="{}"><a href="?{}">{}</a>{}</span>',
+        message,
+        urlencode({"exception": path}),
+        path.rpartition(".")[2],
+        f": {message}" if message else "",
+    )
 
 
 @admin.display(description=_("attempts"))

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q
+from django.db.models import OuterRef, Q, Subquery
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import elapsed
-from django_pglock.models import Task, Worker
+from django_pglock.models import Attempt, Task, Worker
 from django_pglock.store.lock_keys import holders
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
@@ -40,8 +40,25 @@ def shown_kwargs(task: Task) -> str:
 
 @admin.display(description=_("lock key"), empty_value="-")
 def shown_lock_key(task: Task) -> str | None:
-    """Return the lock key, which limits how many tasks with the same key run at once."""
-    return _text_of(task, "lock_key")
+    """Return the lock key, as a link to the tasks that wait for it, and the tasks that hold it.
+
+    The key limits how many tasks with the same key run at once. A redacted key is no link: the list would not find it.
+    """
+    key = _text_of(task, "lock_key")
+    if key is None or key != task.lock_key:
+        return key
+    link = format_html('<a href="../../?{}">{}</a>', urlencode({"key": key}), key)
+    held = [] if task.finished_at else holders(Task.objects.db, key, limit=FEW)
+    if not held:
+        return link
+    tasks = format_html_join(", ", '<a href="../../{0}/change/">#{0}</a>', ((each,) for each in held))
+    return format_html(gettext("{key}, held by {tasks}"), key=link, tasks=tasks)
+
+
+@admin.display(description=_("group key"), empty_value="-")
+def shown_group_key(task: Task) -> str | None:
+    """Return the group key: waiting tasks with the same key run in one call."""
+    return _text_of(task, "group_key")
 
 
 @admin.display(description=_("fair key"), empty_value="-")
@@ -88,10 +105,15 @@ def shown_queue(task: Task) -> str:
 
 @admin.display(description=_("worker"))
 def shown_worker(task: Task) -> str:
-    """Return the worker of the last attempt: its name, as a link, or its id if its row is gone."""
-    name = Worker.objects.filter(pk=task.worker).values_list("name", flat=True).first()
+    """Return the worker of the last attempt: its name, as a link while its row exists; else its name or its id."""
+    # A failed or lost attempt keeps the name. Of a task that has succeeded only the id is left.
+    last = Attempt.objects.filter(task=OuterRef("pk"), number=task.attempts_made, worker=task.worker).order_by()
+    names = Task.objects.filter(pk=task.pk).values_list(
+        Subquery(Worker.objects.filter(pk=task.worker).values("name")), Subquery(last.values("worker_name"))
+    )
+    name, kept = names.first() or (None, None)
     if name is None:
-        return str(task.worker)
+        return str(kept or task.worker)
     return format_html('<a href="../../../worker/{}/change/">{}</a>', task.worker, name)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -13,15 +13,16 @@ from django.utils import timezone
 from django.utils.translation import gettext
 
 from django_pglock.admin.pages import elapsed
-from django_pglock.models import Task, Waiter
+from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.tasks.states import TaskStatus
+from django_pglock.tasks.tracebacks import is_own, message_in
 
-#: Characters of a traceback that are read, from its end, and of a message that is shown.
-MOST_READ, LONGEST_MESSAGE = 20_000, 500
+#: Characters of a traceback that are read, from its end.
+MOST_READ = 20_000
+#: Characters of a traceback, from its end, in which a list looks for the message.
+FEW_READ = 2_000
 #: Tasks before and after this one that are shown.
 FEW = 10
-#: Frames in files with one of these in their paths are not the project's.
-_FOREIGN = ("/site-packages/", "/dist-packages/", "/lib/python", "/django_pglock/", "<frozen ")
 _FRAME = re.compile(r'^ +File "', re.MULTILINE)
 
 
@@ -76,7 +77,22 @@ def last_failure(task: Task) -> Failure | None:
         return None
     number, path, trace = found
     exception = path.removeprefix("builtins.")
-    return Failure(number, exception, _message_of(trace, exception), list(_frames_of(trace)))
+    return Failure(number, exception, message_in(trace, exception), list(_frames_of(trace)))
+
+
+def last_failures(using: str, tasks: Iterable[Task]) -> dict[int, tuple[str, str]]:
+    """Return the exception and the message of the last attempt of those tasks that have failed, by id.
+
+    One statement; none if no task has failed. A task that succeeded at last, or runs, is not asked for.
+    """
+    without = (TaskStatus.SUCCESSFUL, TaskStatus.RUNNING)
+    last = {each.pk: each.attempts_made for each in tasks if each.attempts_made and each.status not in without}
+    if not last:
+        return {}
+    # Lists instead of pairs, so that PostgreSQL walks the index once; a task has few other attempts of these numbers.
+    rows = Attempt.objects.using(using).filter(task__in=last, number__in={*last.values()}).order_by()
+    found = rows.values_list("task_id", "number", "exception_path", Right("traceback", FEW_READ))
+    return {id_: (path, message_in(end, path)) for id_, number, path, end in found if last[id_] == number}
 
 
 def before_and_after(task: Task) -> tuple[list[int], list[int]]:
@@ -89,14 +105,9 @@ def before_and_after(task: Task) -> tuple[list[int], list[int]]:
     return before, [int(each) for each in waiting.values_list("task_id", flat=True)[:FEW]]
 
 
-def _message_of(trace: str, exception: str) -> str:
-    """Return the message in the last line that names the exception."""
-    name = exception.rpartition(".")[2]
-    for line in reversed(trace.splitlines()):
-        start, _, message = line.partition(": ")
-        if start.rpartition(".")[2] == name:
-            return message[:LONGEST_MESSAGE]
-    return ""
+def tick_of(task: Task) -> str:
+    """Return the tick of the schedule that has enqueued the task; an empty string if something else has."""
+    return str(task.meta.get("schedule", "")) if isinstance(task.meta, dict) else ""
 
 
 def _frames_of(trace: str) -> Iterator[Frames]:
@@ -108,5 +119,4 @@ def _frames_of(trace: str) -> Iterator[Frames]:
 
 
 def _is_foreign(frame: Any) -> bool:
-    path = frame.partition("\n")[0]
-    return any(each in path for each in _FOREIGN)
+    return not is_own(frame.partition("\n")[0])

@@ -7,20 +7,29 @@ from typing import Any, ClassVar
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db import router
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    HttpResponseNotAllowed,
+    HttpResponseRedirect,
+)
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.admin import attempts, task_page, task_summary
+from django_pglock.admin import attempts, task_filters, task_page, task_summary
 from django_pglock.admin.actions import admin_action, perform
+from django_pglock.admin.enqueue import again_page, enqueue_page
+from django_pglock.admin.export import export_view
 from django_pglock.admin.pages import ReadOnlyAdmin
-from django_pglock.admin.task_filters import QueueFilter, StatusFilter, StuckFilter, TaskPathFilter
 from django_pglock.admin.task_list import (
     TaskChangeList,
     attempts_made,
     find,
+    last_failure,
     name_and_id,
     queue_name,
     status_mark,
@@ -44,17 +53,25 @@ class TaskAdmin(ReadOnlyAdmin):
         name_and_id,
         status_mark,
         queue_name,
+        last_failure,
         "priority",
         attempts_made,
         wait_or_run_time,
         "enqueued_at",
     ]
-    list_filter = [("status", StatusFilter), StuckFilter, QueueFilter, TaskPathFilter]
-    #: The link "Older tasks".
-    linked_lookups = ("id__lt",)
+    list_filter = [
+        ("status", task_filters.StatusFilter),
+        *(task_filters.StuckFilter, task_filters.QueueFilter, task_filters.TaskPathFilter),
+        *(task_filters.ExceptionFilter, task_filters.SinceFilter, task_filters.BeforeFilter),
+        *(task_filters.WorkerFilter, task_filters.KeyFilter, task_filters.ArgumentFilter, task_filters.MetadataFilter),
+    ]
+    #: The link "Older tasks", and the links from groups of failures.
+    linked_lookups = ("id__lt", "fingerprint__exact")
     search_fields = ["task_path"]
     search_help_text = _("The id of a task, the name of its function, or the beginning of the path of its function.")
     ordering = ["-id"]
+    # For each failed task of a page some pages of the database are read: its row and its last attempt.
+    list_per_page = 30
     sortable_by: ClassVar[Any] = [name_and_id]
     actions = [admin_action(verb) for verb in TASK_VERBS.values()]
     inlines = [attempts.AttemptInline]
@@ -83,7 +100,7 @@ class TaskAdmin(ReadOnlyAdmin):
             _("Keys"),
             {
                 "fields": [
-                    *(task_page.shown_lock_key, "concurrency", task_page.shown_fair_key),
+                    *(task_page.shown_lock_key, "concurrency", task_page.shown_group_key, task_page.shown_fair_key),
                     *(task_page.shown_unique_key, "unique_until"),
                 ]
             },
@@ -140,6 +157,8 @@ class TaskAdmin(ReadOnlyAdmin):
         waits = task_page.why_it_waits(obj)
         return {
             "pglock_verbs": verbs,
+            "pglock_again": self._address("again", obj.pk) if self.has_again_permission(request) else "",
+            "pglock_tick": task_summary.tick_of(obj),
             "pglock_state": task_summary.sentence(obj),
             "pglock_failure": task_summary.last_failure(obj) if obj.attempts else None,
             "pglock_before": before,
@@ -160,6 +179,7 @@ class TaskAdmin(ReadOnlyAdmin):
         site = self.admin_site
         own = (
             ("do/<str:verb>/", self.verb_view, "verb"),
+            ("again/", self.again_view, "again"),
             ("attempts/", self.attempts_view, "attempts"),
             ("attempts/<int:number>/", self.attempt_view, "attempt"),
         )
@@ -167,7 +187,21 @@ class TaskAdmin(ReadOnlyAdmin):
             path(f"<int:task_id>/{route}", site.admin_view(view), name=f"django_pglock_task_{name}")
             for route, view, name in own
         ]
-        return [*urls, *super().get_urls()]
+        export = path("export/<str:form>/", site.admin_view(self.export_view), name="django_pglock_task_export")
+        enqueue = path("enqueue/", site.admin_view(self.enqueue_view), name="django_pglock_task_enqueue")
+        return [export, enqueue, *urls, *super().get_urls()]
+
+    def enqueue_view(self, request: HttpRequest) -> HttpResponse:
+        """Enqueue a task by form."""
+        return enqueue_page(self, request)
+
+    def again_view(self, request: HttpRequest, task_id: int) -> HttpResponse:
+        """Enqueue the function of a task with other arguments."""
+        return again_page(self, request, task_id)
+
+    def export_view(self, request: HttpRequest, form: str) -> HttpResponseBase:
+        """Send the tasks of the filtered list as a file."""
+        return export_view(self, request, form)
 
     def attempts_view(self, request: HttpRequest, task_id: int) -> HttpResponse:
         """Show the list of failed and lost attempts."""
@@ -192,6 +226,20 @@ class TaskAdmin(ReadOnlyAdmin):
         perform(TASK_VERBS[verb], request, self.get_queryset(request).filter(pk=task.pk))
         return HttpResponseRedirect(self._address("change", task.pk))
 
+    def address_of_list(self) -> str:
+        """Return the address of the list."""
+        return self._address("changelist")
+
+    def address_of(self, task_id: Any) -> str:
+        """Return the address of the page of a task."""
+        return self._address("change", task_id)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Add whether the user may export and enqueue."""
+        may = {"export": self.has_export_permission(request), "enqueue": self.has_enqueue_permission(request)}
+        context = {"pglock_may": may, **(extra_context or {})}
+        return super().changelist_view(request, context)
+
     def _address(self, page: str, *arguments: Any) -> str:
         return reverse(f"admin:django_pglock_task_{page}", args=arguments, current_app=self.admin_site.name)
 
@@ -206,6 +254,18 @@ class TaskAdmin(ReadOnlyAdmin):
     def has_reset_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may reset stuck tasks."""
         return self._may(request, "reset")
+
+    def has_export_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may export tasks."""
+        return self._may(request, "export")
+
+    def has_enqueue_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may enqueue tasks by form: the permission to add tasks."""
+        return self._may(request, "add")
+
+    def has_again_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may run a task again with other arguments: the permission to change tasks."""
+        return self._may(request, "change")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may delete this task: only if it is finished. To delete many, prune them."""

@@ -19,13 +19,7 @@ from django_pglock.tasks.states import TaskStatus
 def add_filters(parser: CommandParser) -> None:
     """Add the options that filter tasks."""
     add_queues(parser)
-    parser.add_argument(
-        "--task",
-        action="append",
-        type=plain_text,
-        metavar="FUNCTION",
-        help=_("Only tasks of this function: its path, or its name without the module. Can be repeated."),
-    )
+    add_functions(parser)
     add_statuses(parser, TaskStatus.values)
     parser.add_argument(
         "--older-than",
@@ -43,6 +37,17 @@ def add_queues(parser: CommandParser) -> None:
         type=plain_text,
         metavar="NAME",
         help=_("Only tasks of this queue. Can be repeated."),
+    )
+
+
+def add_functions(parser: CommandParser) -> None:
+    """Add the option that filters tasks by function."""
+    parser.add_argument(
+        "--task",
+        action="append",
+        type=plain_text,
+        metavar="FUNCTION",
+        help=_("Only tasks of this function: its path, or its name without the module. Can be repeated."),
     )
 
 

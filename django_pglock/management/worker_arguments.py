@@ -8,7 +8,6 @@ from django.core.management.base import CommandParser
 from django.utils.translation import gettext as _
 
 from django_pglock.management.arguments import read_by
-from django_pglock.management.databases import add_database
 from django_pglock.worker.claiming.queues import ORDERS
 from django_pglock.worker.options import NUMBERS, up_to
 from django_pglock.worker.probes.server import DEFAULT_HOST
@@ -75,7 +74,16 @@ def _add_queues(parser: CommandParser) -> None:
 
 
 def _add_database(parser: CommandParser) -> None:
-    add_database(parser)
+    parser.add_argument(
+        "--database",
+        action="append",
+        default=[],
+        metavar="ALIAS",
+        help=_(
+            "Database alias of the tasks (default: the one that the backends in TASKS use). Can be repeated: each "
+            "database has --processes of its own."
+        ),
+    )
     parser.add_argument(
         "--backend",
         metavar="NAME",

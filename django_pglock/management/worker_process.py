@@ -27,14 +27,15 @@ logger = logging.getLogger("django_pglock.worker")
 GARBAGE = 10_000
 
 
-def run_until_signal(build: dict[str, Any]) -> None:
+def run_until_signal(build: dict[str, Any], *, shows_banner: bool = True) -> None:
     """Run one worker in the main thread. SIGTERM and SIGINT stop the worker."""
     # Not at module level: it needs a backend. A busy worker looks only every half minute for functions that it does not
     # know, and a bulk change has to begin at once.
     import_module("django_pglock.bulk")
     silence_unhandled_loggers()
     worker = Worker(**build)
-    log_banner(worker, build)
+    if shows_banner:
+        log_banner(worker, build)
     stop_at_signals(worker)
     collect_garbage_less_often()
     try:
@@ -48,9 +49,8 @@ def run_until_signal(build: dict[str, Any]) -> None:
 
 
 def log_banner(worker: Worker, build: dict[str, Any]) -> None:
-    """Log what the worker serves and where to look; under a supervisor only for the first process."""
-    if worker.channel is None or worker.channel.number == 1:
-        logger.info("%s", banner(worker, using=build["using"], threads=build["threads"]))
+    """Log what the worker serves and where to look."""
+    logger.info("%s", banner(worker, using=build["using"], threads=build["threads"]))
 
 
 def leave_running_tasks() -> NoReturn:

@@ -25,6 +25,8 @@ class Attempt(models.Model):
     )
     number = models.IntegerField(_("number"), help_text=_("Number of claims of the task, including this one."))
     worker = models.UUIDField(_("worker"), null=True, help_text=_("Empty: the task never ran."))
+    # The row of a worker is deleted when the worker ends.
+    worker_name = models.CharField(_("worker"), max_length=128, null=True)
     started_at = models.DateTimeField(_("started at"))
     finished_at = models.DateTimeField(_("finished at"))
     outcome = models.CharField(_("outcome"), max_length=16, choices=Outcome.choices)

@@ -11,13 +11,13 @@ process crashes between its commit and admission, upkeep admits.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 from typing import Any
 
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, connections
 from psycopg.errors import LockNotAvailable
 
 from django_pglock.keys.reserved import ADMISSION
+from django_pglock.store.after_commit import after_commit
 from django_pglock.store.sql import run_together
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
@@ -234,7 +234,7 @@ def admit_own(using: str, id_: int, key: str, *, is_alone: bool) -> None:
 def admit_on_commit(using: str, keys: Collection[str | None]) -> None:
     """Admit once the current transaction is committed."""
     if any(key is not None for key in keys):
-        transaction.on_commit(partial(admit, using, keys), using=using, robust=True)
+        after_commit(using, admit, using, keys)
 
 
 def _admit(using: str, keys: list[str]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.call_keys import NO_KEYS, CallKeys
+from django_pglock.tasks.instrumentation import HEADERS
 from django_pglock.tasks.retry import seconds_of
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ def options_of(task: TaskFields) -> tuple[Any, ...]:
     return task.concurrency, unique and unique.scope.value, unique and unique.seconds, seconds_kept(task)
 
 
-def meta_of(task: TaskFields) -> str:
-    """Return the JSON of the column ``meta``: the user's metadata, and the options that have no column."""
+def meta_of(task: TaskFields, headers: Mapping[str, Any] | None = None) -> str:
+    """Return the JSON of the column ``meta``: the user's, the options that have no column, and headers."""
     meta = dict(task.meta)
     if task.carried:
         meta["options"] = task.carried
@@ -78,6 +79,8 @@ def meta_of(task: TaskFields) -> str:
         meta["redact"] = task.redact
     if task.after:
         meta["after"] = task.after
+    if headers:
+        meta[HEADERS] = headers
     return to_json(meta, what=f"The meta of {task.module_path}") if meta else "{}"
 
 

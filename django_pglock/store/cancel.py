@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
+from django_pglock.store.after_commit import after_commit
 from django_pglock.store.move import BETWEEN_TRIES, TRIES, Progress, by_windows, move
 from django_pglock.store.sql import EXPIRES_AT, run
 from django_pglock.store.wake import CANCEL_CHANNEL
@@ -28,6 +27,7 @@ NOTIFY_CANCEL = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
 _RUNNING = Q(status=TaskStatus.RUNNING)
 _UNASKED = _RUNNING & Q(cancel_requested_at__isnull=True)
 _WAITING = Q(status__in=sorted(WAITING))
+_UNFINISHED = (*sorted(WAITING), TaskStatus.RUNNING.value)
 
 
 def cancel(tasks: Any, *, progress: Progress | None = None) -> int:
@@ -62,9 +62,9 @@ def _cancel_free(tasks: Any) -> int:
         "expires_at": Case(When(_RUNNING, then=None), default=RawSQL(EXPIRES_AT, ())),  # noqa: S611
         "cancel_requested_at": Case(When(_RUNNING, then=Now())),
     }
-    moved = move(tasks.filter(_UNASKED | ~_RUNNING), TaskStatus.CANCELLED, changes)
+    # Failed tasks may become CANCELLED, too, but only by discard.py.
+    moved = move(tasks.filter(_UNASKED | ~_RUNNING), TaskStatus.CANCELLED, changes, among=_UNFINISHED)
     asked = [id_ for id_, _, status, _ in moved if status == TaskStatus.RUNNING]
     if asked:
-        notify = partial(run, tasks.db, NOTIFY_CANCEL, CANCEL_CHANNEL, asked)
-        transaction.on_commit(notify, using=tasks.db, robust=True)
+        after_commit(tasks.db, run, tasks.db, NOTIFY_CANCEL, CANCEL_CHANNEL, asked)
     return len(moved)

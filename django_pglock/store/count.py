@@ -18,8 +18,8 @@ from django_pglock.tasks.states import TaskStatus
 MOST_COUNTED = 10_000
 #: The oldest ready task of a queue is found among so many with the lowest ids: one alone may have become due just now.
 OLDEST = 3
-#: Tasks that are read at most where no index helps.
-MOST_SEARCHED = 100_000
+#: Tasks that are read at most where no index helps: by a first search, and by a second one.
+FIRST_SEARCHED, MOST_SEARCHED = 4_000, 100_000
 #: The statuses that are counted. The statements name them again.
 COUNTED = ("READY", "BLOCKED", "SCHEDULED", "RUNNING", "FAILED")
 
@@ -58,6 +58,14 @@ SELECT found.queue, failed.count FROM found CROSS JOIN LATERAL (
 WHERE found.queue IS NOT NULL
 """
 
+# The same of some queues.
+COUNT_FAILED_IN = """
+SELECT name.queue, failed.count FROM unnest(%s::text[]) AS name (queue) CROSS JOIN LATERAL (
+    SELECT count(*) FROM (
+        SELECT task.id FROM {task} AS task WHERE task.status = 'FAILED' AND task.queue = name.queue
+        ORDER BY task.queue, task.id LIMIT (SELECT %s::bigint)) AS first) AS failed
+"""
+
 # The newest tasks of each other status that a person may have to look at, by queue; no index knows their queues. The
 # statuses are a range, read in the order of the index. With "=" the planner may walk the primary key instead, past all
 # tasks that have succeeded, in the expectation of finding these soon.
@@ -85,12 +93,19 @@ class QueueCounts:
     at_least: frozenset[str]
 
 
-def ready_counts(using: str, *, most: int = MOST_COUNTED) -> dict[str, tuple[int, float | None]]:
-    """Return for each queue that has ready tasks how many, and the age of the oldest in seconds.
+def ready_counts(
+    using: str, queues: Collection[str] | None = None, *, most: int = MOST_COUNTED
+) -> dict[str, tuple[int, float | None]]:
+    """Return how many tasks of each queue are ready, and the age of the oldest in seconds; of these queues, or of all.
 
-    At most ``most`` tasks of a queue are counted.
+    Queues without ready tasks are left out. At most ``most`` tasks of a queue are counted.
     """
-    return _count_ready(using, ready_queues(using), most)
+    return _count_ready(using, ready_queues(using) if queues is None else queues, most)
+
+
+def failed_counts(using: str, queues: Collection[str], *, most: int = MOST_COUNTED) -> dict[str, int]:
+    """Return for each of these queues how many of its tasks have failed, ``most`` at most."""
+    return dict(run(using, COUNT_FAILED_IN, sorted(set(queues)), most))
 
 
 def queue_counts(using: str, *, most: int = MOST_COUNTED) -> list[QueueCounts]:
@@ -139,9 +154,9 @@ def in_status(tasks: Any, status: str, *, is_narrow: bool = False) -> Any:
     return tasks.filter(status__range=(status, status)).exclude(status=TaskStatus.SUCCESSFUL)
 
 
-def search_end(tasks: Any) -> int | None:
-    """Return the id behind the first ``MOST_SEARCHED`` of these tasks, None when there are no more than that."""
-    return next(iter(tasks.values_list("pk", flat=True)[MOST_SEARCHED : MOST_SEARCHED + 1]), None)
+def search_end(tasks: Any, *, most: int) -> int | None:
+    """Return the id behind the first ``most`` of these tasks, None when there are no more than that."""
+    return next(iter(tasks.values_list("pk", flat=True)[most : most + 1]), None)
 
 
 def _count_ready(using: str, queues: Collection[str], most: int) -> dict[str, tuple[int, float | None]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from django.db import transaction
@@ -12,6 +11,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.store.admit import admit_on_commit, admit_own
 from django_pglock.store.after import insert_after, lock_awaited
+from django_pglock.store.after_commit import after_commit
 from django_pglock.store.call import Call, Enqueued, due_of, is_alone
 from django_pglock.store.insert import insert_calls, insert_plain
 from django_pglock.store.insert_at_key import insert_at_key, insert_at_rate
@@ -100,5 +100,4 @@ def _admit_enqueued(using: str, task: TaskFields, calls: Sequence[Call], rows: S
             # Admission may have set an alarm for the next token. A sleeping worker has to learn when it rings.
             wake(using, [task.queue_name], SCHEDULED_CHANNEL)
     else:
-        admit = partial(admit_own, using, rows[0].id, key, is_alone=is_alone(task))
-        transaction.on_commit(admit, using=using, robust=True)
+        after_commit(using, admit_own, using, rows[0].id, key, is_alone=is_alone(task))

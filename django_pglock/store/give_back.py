@@ -11,6 +11,7 @@ from uuid import UUID
 from django_pglock.store.admit import admit
 from django_pglock.store.release import release
 from django_pglock.store.sql import run
+from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
 
 # Not given back are claims that were made after the moment at which the worker listed what it holds, and claims of the
@@ -26,7 +27,7 @@ SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
 WHERE task.status = 'RUNNING' AND task.worker = %s AND task.id <> ALL (%s::bigint[])
   AND task.last_attempted_at < LEAST(clock_timestamp() - make_interval(secs => %s), %s::timestamptz)
   AND COALESCE(task.lock_key <> ALL (%s::text[]), true)
-RETURNING task.id, task.status, task.lock_key
+RETURNING task.id, task.status, task.queue, task.lock_key
 """
 
 
@@ -52,6 +53,8 @@ def give_back(
     """
     values = (worker, list(in_flight), older_than, before, list(except_keys))
     given_back = run(using, GIVE_BACK, *values)
+    # The worker may have no free thread, and others may sleep.
+    wake(using, (queue for _, status, queue, _ in given_back if status == TaskStatus.READY))
     admit(using, (key for *_, key in given_back))
-    release(using, (id_ for id_, status, _ in given_back if status == TaskStatus.CANCELLED))
+    release(using, (id_ for id_, status, *_ in given_back if status == TaskStatus.CANCELLED))
     return len(given_back)

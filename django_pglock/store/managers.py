@@ -1,4 +1,4 @@
-"""What ``Task.objects``, ``Schedule.objects``, ``Queue.objects`` and ``Worker.objects`` offer to people.
+"""What ``Task.objects`` and the managers of schedules, queues, workers and of the history offer to people.
 
 Each method asks one verb of this folder. The worker and the doors ask the verbs themselves.
 """
@@ -6,6 +6,7 @@ Each method asks one verb of this folder. The worker and the doors ask the verbs
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -16,6 +17,9 @@ from django_pglock.store.cancel import cancel
 from django_pglock.store.claim import ready
 from django_pglock.store.claim_manager import ClaimQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
+from django_pglock.store.discard import discard
+from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
+from django_pglock.store.history import Point, Total, series, totals
 from django_pglock.store.move import WINDOW
 from django_pglock.store.pause import pause, paused, resume
 from django_pglock.store.promote import due
@@ -90,6 +94,13 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         """
         return cancel(self, progress=progress)
 
+    def discard(self, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Cancel the failed tasks of this queryset, so that they are no longer among the failures. Returns how many.
+
+        Some thousands at a time, and ``progress``: as in ``retry``.
+        """
+        return discard(self, progress=progress)
+
     def run_now(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Make scheduled tasks of this queryset READY, before their time. Returns how many.
 
@@ -135,6 +146,17 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         At most ``most`` tasks are counted: of ready and of failed ones, in each queue; of each other status, in all.
         """
         return queue_counts(self.db, most=most)
+
+    def failures(
+        self, *, limit: int = MOST_GROUPS, most: int = MOST_COUNTED, with_muted: bool = True
+    ) -> list[FailureCounts]:
+        """Return the failed tasks in groups of one function, exception and place: the latest failures first.
+
+        - ``limit``: at most so many groups are returned, chosen among a thousand.
+        - ``most``: at most so many tasks of a group are counted, and 500 of all those without a fingerprint.
+        - ``with_muted``: True puts the muted groups last, False leaves them out.
+        """
+        return failures(self.db, limit=limit, most=most, with_muted=with_muted)
 
     def count_workable(self, queues: Collection[str] = (), *, most: int = MOST_COUNTED) -> int:
         """Return how many tasks of these queues (none: of all) a worker could start now: ready ones and due ones.
@@ -213,3 +235,44 @@ class WorkerQuerySet(models.QuerySet[Any]):
 
 class WorkerManager(models.Manager.from_queryset(WorkerQuerySet)):  # type: ignore[misc]
     """The manager of ``Worker``."""
+
+
+class HistoryQuerySet(models.QuerySet[Any]):
+    """The history of attempts. Its rows are written by workers."""
+
+    def series(
+        self,
+        since: datetime,
+        until: datetime,
+        step: timedelta | float,
+        *,
+        queue: str | None = None,
+        task_path: str | None = None,
+    ) -> list[Point]:
+        """Return what ended between two moments in steps of ``step`` seconds, one point a step.
+
+        ``queue`` and ``task_path`` choose one queue, one function, or one function in one queue. Steps are whole
+        minutes. Minutes are kept for two days and hours for ninety: with a step of whole hours, hours are read. Raises
+        ``ValueError`` for another step, and for more than 10,000 steps.
+        """
+        return series(self.db, since, until, step, queue, task_path)
+
+    def totals(
+        self,
+        since: datetime,
+        until: datetime,
+        *,
+        by_function: bool = True,
+        queue: str | None = None,
+        task_path: str | None = None,
+    ) -> list[Total]:
+        """Return what ended between two moments, by queue and function, or by queue alone; most attempts first.
+
+        Up to three hours are read by the minute, more by the hour. The periods in which ``since`` and ``until`` lie are
+        read as a whole.
+        """
+        return totals(self.db, since, until, by_function=by_function, queue=queue, task_path=task_path)
+
+
+class HistoryManager(models.Manager.from_queryset(HistoryQuerySet)):  # type: ignore[misc]
+    """The manager of ``TaskHistory``."""

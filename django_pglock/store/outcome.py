@@ -12,6 +12,7 @@ from types import TracebackType
 
 from django_pglock.tasks.arguments import describe_exception, message_of
 from django_pglock.tasks.states import TaskStatus
+from django_pglock.tasks.tracebacks import function_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Failure:
     #: The exception on one line, for the log.
     message: str = ""
     exception: BaseException | None = field(default=None, compare=False, repr=False)
+    #: The module and the function of the last frame that is the project's own.
+    place: str = ""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -43,7 +46,7 @@ class Failure:
         chain = list(_chain_of(error))
         for each in chain:
             each.__traceback__ = _without_own_frames(each.__traceback__)
-        failure = cls(*describe_exception(error), message_of(error), error)
+        failure = cls(*describe_exception(error), message_of(error), error, function_of(error.__traceback__))
         for each in chain:
             # Releases what the frames hold, such as locks and connections, because the next task may begin now.
             traceback.clear_frames(each.__traceback__)

@@ -7,13 +7,13 @@ that ends a task commits the end, and then looks for waiters. So one of the two 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from functools import partial
 
-from django.db import OperationalError, transaction
+from django.db import OperationalError
 from psycopg.errors import LockNotAvailable
 
 from django_pglock.store.admit import admit
-from django_pglock.store.sql import array_of_numbers, run
+from django_pglock.store.after_commit import after_commit
+from django_pglock.store.sql import array_of_numbers, run, run_together
 from django_pglock.store.wait import DONE_CHANNEL, ended
 from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
 from django_pglock.tasks.states import TaskStatus
@@ -120,7 +120,7 @@ def release(using: str, awaited: Iterable[int]) -> int:
 def release_on_commit(using: str, awaited: Collection[int]) -> None:
     """Release once the current transaction is committed."""
     if awaited:
-        transaction.on_commit(partial(release, using, awaited), using=using, robust=True)
+        after_commit(using, release, using, awaited)
 
 
 def release_ended_on_commit(using: str, awaited: Collection[int]) -> None:
@@ -128,7 +128,7 @@ def release_ended_on_commit(using: str, awaited: Collection[int]) -> None:
 
     Hardly ever has one, and looking costs less than telling those who wait.
     """
-    transaction.on_commit(partial(_release_ended, using, awaited), using=using, robust=True)
+    after_commit(using, _release_ended, using, awaited)
 
 
 def stray_waiters(using: str, after: int, *, limit: int = WAITERS_AT_ONCE) -> list[tuple[int, int | None]]:
@@ -152,13 +152,14 @@ def _release(using: str, ids: list[int]) -> tuple[list[tuple[int, str, str, str 
     """Tell some of those who wait; return the tasks that this has moved, and how many waiters were told."""
     text = "This task was to run after task %s, which did not succeed or was deleted."
     values = (array_of_numbers(ids), TOLD_AT_ONCE, DEPENDENCY_FAILED, text, DONE_CHANNEL)
+    # As a message, which is READ COMMITTED: at REPEATABLE READ, to wait for a row that changes is a failure.
     try:
-        rows = run(using, RELEASE, *values)
+        rows = run_together(using, (RELEASE, values))
     except OperationalError as error:
         if not isinstance(error.__cause__, LockNotAvailable):
             raise
         # Somebody's open transaction has locked one of the waiting tasks. It must not delay the others.
-        rows = run(using, RELEASE_UNLOCKED, *values)
+        rows = run_together(using, (RELEASE_UNLOCKED, values))
     [told] = {row[-1] for row in rows}
     moved = [row[:-1] for row in rows if row[0] is not None]
     wake(using, (queue for _, status, queue, *_ in moved if status == TaskStatus.READY))

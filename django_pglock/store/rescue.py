@@ -66,8 +66,11 @@ WITH witness AS MATERIALIZED (
     RETURNING task.id, task.attempts, task.attempts - task.uncounted AS number, mine.worker, task.last_attempted_at,
               task.status, task.queue, task.task_path, task.lock_key
 ), recorded AS (
-    INSERT INTO {{attempt}} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
-    SELECT id, number, worker, last_attempted_at, clock_timestamp(), 'LOST', %s, %s FROM rescued
+    INSERT INTO {{attempt}}
+        (task_id, number, worker, worker_name, started_at, finished_at, outcome, exception_path, traceback)
+    SELECT id, number, worker, (SELECT owner.name FROM {{worker}} AS owner WHERE owner.id = rescued.worker),
+           last_attempted_at, clock_timestamp(), 'LOST', %s, %s
+    FROM rescued
 )
 SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued
 """

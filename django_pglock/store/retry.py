@@ -70,6 +70,7 @@ def _retry_once(tasks: Any) -> int:
         "cancel_requested_at": None,
         "meta": RawSQL("CASE WHEN meta ? 'snoozes' THEN meta - 'snoozes' ELSE meta END", ()),
         "progress": None,
+        "fingerprint": None,
         "expires_at": None,
     }
     chosen = _without_duplicates(tasks)

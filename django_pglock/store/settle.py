@@ -29,6 +29,7 @@ from django_pglock.store.outcome import (
 )
 from django_pglock.store.sql import array_of_numbers, filled, run
 from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.fingerprint import fingerprint_of
 from django_pglock.tasks.states import TaskStatus
 
 # Successes, with as few columns as they need, because most outcomes are.
@@ -49,12 +50,13 @@ RETURNING task.id, date_part('epoch', task.finished_at)
 # All other outcomes. The same statement writes the failed attempt: neither can exist without the other.
 # A claim that is given back unused clears ``started_at`` if this claim has set it. A task with a lock key that runs
 # again waits for its key again. A task that somebody asked to end does not run again. Snoozes are counted in ``meta``:
-# hardly any task limits them, and each claim would have to read a column.
+# hardly any task limits them, and each claim would have to read a column. Only a failed task has a fingerprint.
 SETTLE_OTHERS = """
 WITH outcome AS MATERIALIZED (
     SELECT * FROM unnest(
-        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::text[], %s::text[], %s::text[])
-        AS outcome (id, attempt, status, delay, retried, snoozes, record, exception_path, traceback)
+        %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::text[], %s::text[], %s::text[],
+        %s::bigint[])
+        AS outcome (id, attempt, status, delay, retried, snoozes, record, exception_path, traceback, fingerprint)
 ), settled AS (
     UPDATE {task} AS task
     SET status = CASE WHEN outcome.status IN ('SCHEDULED', 'READY') AND task.cancel_requested_at IS NOT NULL
@@ -64,6 +66,7 @@ WITH outcome AS MATERIALIZED (
         retries = task.retries + outcome.retried,
         meta = CASE WHEN outcome.snoozes > 0 THEN jsonb_set(task.meta, '{{snoozes}}', to_jsonb(outcome.snoozes))
                     ELSE task.meta END,
+        fingerprint = outcome.fingerprint,
         uncounted = task.uncounted
             + CASE WHEN outcome.record IS NULL AND outcome.status IN ('SCHEDULED', 'READY') THEN 1 ELSE 0 END,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
@@ -82,10 +85,11 @@ WITH outcome AS MATERIALIZED (
       AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
     RETURNING task.id, task.attempts - task.uncounted AS number, task.last_attempted_at, task.finished_at
 ), recorded AS (
-    INSERT INTO {attempt} (task_id, number, worker, started_at, finished_at, outcome, exception_path, traceback)
-    SELECT settled.id, settled.number, %s, settled.last_attempted_at, clock_timestamp(),
-           outcome.record, outcome.exception_path, outcome.traceback
-    FROM settled JOIN outcome ON outcome.id = settled.id
+    INSERT INTO {attempt}
+        (task_id, number, worker, worker_name, started_at, finished_at, outcome, exception_path, traceback)
+    SELECT settled.id, settled.number, me.id, (SELECT worker.name FROM {worker} AS worker WHERE worker.id = me.id),
+           settled.last_attempted_at, clock_timestamp(), outcome.record, outcome.exception_path, outcome.traceback
+    FROM settled JOIN outcome ON outcome.id = settled.id CROSS JOIN (SELECT %s::uuid AS id) AS me
     WHERE outcome.record IS NOT NULL
 )
 SELECT id, date_part('epoch', finished_at) FROM settled
@@ -188,7 +192,10 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
         status = TaskStatus.READY.value
     failure = getattr(outcome, "failure", None)
     path, traceback = (failure.exception_path, failure.traceback) if failure else (None, None)
-    return claim.id, claim.attempt, status, delay, retried, snoozes, record, path, traceback
+    fingerprint = None
+    if isinstance(outcome, Failed):
+        fingerprint = fingerprint_of(claim.task_path, outcome.failure.exception_path, outcome.failure.place)
+    return claim.id, claim.attempt, status, delay, retried, snoozes, record, path, traceback, fingerprint
 
 
 def _success_columns(pairs: Sequence[tuple[Claim, Outcome]]) -> tuple[str, str, list[str] | None]:

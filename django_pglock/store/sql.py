@@ -38,7 +38,10 @@ OFF = ("enable_sort", "enable_bitmapscan", "jit")
 BY_INDEX = ", ".join(f"set_config('{name}', 'off', true)" for name in OFF)
 
 #: The models besides Task whose tables the statements name.
-_OTHERS = ("attempt", "queue", "rate_limit", "schedule", "waiter", "worker")
+_OTHERS = (
+    *("attempt", "failure_group", "queue", "queue_count", "rate_limit", "schedule"),
+    *("task_history", "waiter", "worker"),
+)
 _QUOTED = '"%s"'
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -26,6 +25,7 @@ from django.db import connections
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals, send
+from django_pglock.store.after_commit import after_commit
 from django_pglock.store.sql import filled, rows_of
 
 #: Workers listen here for tasks that can be claimed; the payload is the queue's name.
@@ -70,7 +70,7 @@ def _wake_on_commit(using: str, channel: str, queue: str) -> None:
         return
     untold = _untold.setdefault(connection, set())
     untold.add((channel, queue))
-    connection.on_commit(partial(_wake_once, untold, using), robust=True)
+    after_commit(using, _wake_once, untold, using)
 
 
 def _wake_once(untold: set[tuple[str, str]], using: str) -> None:

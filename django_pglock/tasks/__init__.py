@@ -7,6 +7,7 @@ from django_pglock.tasks.definition import PostgresTask
 from django_pglock.tasks.flow import Cancel, Retry, Snooze
 from django_pglock.tasks.options import Group, Rate, Unique
 from django_pglock.tasks.retry import Constant, Exponential, Linear
+from django_pglock.tasks.shards import backend_for
 
 __all__ = [
     "Cancel",
@@ -21,6 +22,7 @@ __all__ = [
     "TaskContext",
     "Unique",
     "aenqueue_many",
+    "backend_for",
     "enqueue_many",
     "task",
 ]

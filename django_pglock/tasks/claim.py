@@ -10,6 +10,9 @@ from uuid import UUID
 from django.conf import settings
 from django.utils.timezone import make_naive
 
+#: The attributes of log records about a task.
+LOG_FIELDS = ("task_id", "task_path", "queue", "attempt", "worker")
+
 
 def date_of(seconds: float | None) -> datetime | None:
     """Return seconds since the epoch as a date, to the microsecond; without ``USE_TZ`` it is naive."""
@@ -77,5 +80,11 @@ class Claim:
         return f"Task {self.id} ({self.task_path}) attempt {self.number} of {most}"
 
     def log_fields(self) -> dict[str, Any]:
-        """Return the fields of the task for log records."""
-        return {"task_id": self.id, "task_path": self.task_path, "queue": self.queue, "attempt": self.number}
+        """Return the fields of the task for log records, by the names in ``LOG_FIELDS``."""
+        return {
+            "task_id": self.id,
+            "task_path": self.task_path,
+            "queue": self.queue,
+            "attempt": self.number,
+            "worker": str(self.worker),
+        }

@@ -9,6 +9,7 @@ from typing import Any
 from django_pglock.tasks import compat
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.instrumentation import HEADERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,4 +50,4 @@ class TaskContext(compat.TaskContext):  # type: ignore[type-arg, misc]
 
 
 #: The names in a row's ``meta`` that belong to this package.
-OWN_META = ("options", "rate", "after", "redact", "snoozes")
+OWN_META = ("options", "rate", "after", "redact", "snoozes", HEADERS)

@@ -14,6 +14,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.tasks import registry
 from django_pglock.tasks.call_keys import has_digest, names_in_keys, positional_names
 from django_pglock.tasks.context import OWN_META
+from django_pglock.tasks.instrumentation import HEADERS
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
@@ -46,9 +47,20 @@ def shown(row: Any, field: str) -> Any:
     return _shown_value(field, value, row, _shower(row, redact_hook()))
 
 
+def is_redacted(row: Any) -> bool:
+    """Say whether any value of this row may have to be hidden, by ``redact=`` or by the setting ``REDACT``."""
+    return _hidden_of(row) != frozenset() or redact_hook() is not None
+
+
 def fields_behind_keys() -> tuple[str, ...]:
     """Return the fields that ``shown`` reads besides ``meta`` to show a key, so that a list may load them at once."""
     return ("args", "kwargs") if redact_hook() is not None else ()
+
+
+def redacting_paths() -> list[str]:
+    """Return the functions that hide a value, as this process knows them."""
+    found = ((path, registry.find(path)) for path in registry.known_paths())
+    return [path for path, task in found if task is not None and task.redact not in ((), False)]
 
 
 def _shown_value(field: str, value: Any, row: Any, show: Show) -> Any:
@@ -58,7 +70,9 @@ def _shown_value(field: str, value: Any, row: Any, show: Show) -> Any:
         case "kwargs", dict():
             return {name: show(name, each) for name, each in value.items()}
         case "meta", dict():
-            return {name: each if name in OWN_META else show(name, each) for name, each in value.items()}
+            # Headers may have baggage, which the callers have filled.
+            own = {*OWN_META} - {HEADERS}
+            return {name: each if name in own else show(name, each) for name, each in value.items()}
     return show(RESULT if field == "result" else field, value)
 
 

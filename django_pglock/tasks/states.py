@@ -60,8 +60,9 @@ MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = MappingProxyType(
             }
         ),
         TaskStatus.SUCCESSFUL: frozenset(),
-        # retried by a person
-        TaskStatus.FAILED: frozenset({TaskStatus.READY, TaskStatus.BLOCKED}),
+        # retried by a person | that, with a lock key | discarded by a person
+        TaskStatus.FAILED: frozenset({TaskStatus.READY, TaskStatus.BLOCKED, TaskStatus.CANCELLED}),
+        # retried by a person | that, with a lock key
         TaskStatus.CANCELLED: frozenset({TaskStatus.READY, TaskStatus.BLOCKED}),
     }
 )

@@ -119,7 +119,7 @@ class InFlight:
 
     def remove(self, ended_claims: Sequence[EndedClaim]) -> None:
         """Forget claims that were settled or lost."""
-        for key in map(attrgetter("claim.id", "claim.attempt"), ended_claims):
+        for key in map(attrgetter("id", "attempt"), map(attrgetter("claim"), ended_claims)):
             self.claims.pop(key, None)
         if self._is_held_back:
             self._is_held_back = False

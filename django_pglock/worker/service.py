@@ -95,6 +95,9 @@ class Service:
     def close(self) -> None:
         """Close what a turn may have opened. Called after each failure and at the end."""
 
+    def last_turn(self) -> None:
+        """Do what is left to do after the last turn, with what the turns have open. May fail."""
+
     def finish(self) -> None:
         """Close what the service has had open since its start."""
 
@@ -102,6 +105,7 @@ class Service:
         try:
             while not self.stopping.is_set():
                 self._one_turn()
+            self.last_turn()
         finally:
             self.close()
             self.finish()

@@ -162,8 +162,11 @@ class Worker:
             is_stopping=self._asked_to_stop.is_set,
         )
         counts = self.settler.counts
-        ready_counts = self.upkeep.ready_counts
-        self.metrics = Metrics(self.in_flight, outcomes=counts, ready_counts=ready_counts, health=self.health)
+        queue_counts = self.upkeep.queue_counts
+        history = self.settler.history
+        self.metrics = Metrics(
+            self.in_flight, outcomes=counts, history=history, queue_counts=queue_counts, health=self.health
+        )
         is_one_of_several = self.channel is not None
         self.notifier = SystemdNotifier(
             self.health, self.in_flight, outcomes=counts, is_one_of_several=is_one_of_several

@@ -20,6 +20,7 @@ SETTINGS = "example_project.settings"
 PASSWORD = "admin"  # noqa: S105 - of a database that lives for a minute
 #: Of each page, its address below /admin/django_pglock/, and the greatest height of its picture.
 PAGES = {
+    "overview": ("overview/", 1800),
     "tasks": ("task/", 960),
     "task": ("task/{failed}/change/", 2200),
     "workers": ("worker/", 960),

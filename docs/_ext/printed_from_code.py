@@ -77,6 +77,11 @@ def _box(status: str, label: str) -> str:
 
 def _arrow(source: str, target: str) -> str:
     (x1, y1), (x2, y2) = _corner(source), _corner(target)
+    if x1 == x2:
+        # One below the other: straight from box to box.
+        middle_x, down = x1 + WIDTH / 2, y2 > y1
+        start, end = (middle_x, y1 + HEIGHT * down), (middle_x, y2 + HEIGHT * (not down))
+        return _line(start, start, end)
     forward = x2 > x1
     far = abs(x2 - x1) > WIDTH + GAP_X
     # Backwards and long ways bend around the boxes between; the row decides to which side.
@@ -84,6 +89,10 @@ def _arrow(source: str, target: str) -> str:
     end = (x2, y2 + HEIGHT / 2 - 6) if forward else (x2 + WIDTH, y2 + HEIGHT / 2 + 6)
     bend = 0 if not far else (70 if y2 >= y1 and y1 != _corner("CANCELLED")[1] else -70)
     middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2 + bend)
+    return _line(start, middle, end)
+
+
+def _line(start: tuple[float, float], middle: tuple[float, float], end: tuple[float, float]) -> str:
     return (
         f'<path d="M{start[0]} {start[1]} Q{middle[0]} {middle[1]} {end[0]} {end[1]}" fill="none" '
         'stroke="#7a869a" stroke-width="1.5" marker-end="url(#tip)"/>'

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 
 import pytest
-from django.contrib.auth.models import User
-from django.db import connection
 
 from django_pglock.models import Attempt, Task
-from example_project.demo.processes import free_port
-from tests.conftest import ROOT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -31,34 +22,6 @@ QUIET = [
     *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=3000"),
     *("--enable-logging=stderr", "--v=0"),
 ]
-
-
-@pytest.fixture
-def shop():
-    """The shop's server with a strict policy, and somebody already logged in."""
-    User.objects.create_superuser("admin", password="admin")
-    port = free_port()
-    url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "manage.py"), "serveshop", str(port)],
-        env={
-            **os.environ,
-            "DATABASE_URL": url,
-            "DJANGO_SETTINGS_MODULE": "tests.browser.settings",
-            "PYTHONPATH": str(ROOT),
-        },
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    address = f"http://127.0.0.1:{port}"
-    for _ in range(1200):
-        try:
-            urllib.request.urlopen(f"{address}/admin/", timeout=60).close()
-            break
-        except OSError:
-            time.sleep(0.05)
-    yield address
-    process.terminate()
-    process.wait(60)
 
 
 def console_of(url, tmp_path):
@@ -81,7 +44,7 @@ def test_the_check_notices_a_page_that_breaks_the_policy(shop, tmp_path):
     "page",
     [
         *("task/", "task/{id}/change/", "task/{id}/attempts/", "task/{id}/attempts/1/"),
-        *("worker/", "advisorylock/", "lease/"),
+        *("failuregroup/", "worker/", "advisorylock/", "lease/", "overview/"),
     ],
 )
 def test_our_pages_break_no_rule(shop, tmp_path, page):

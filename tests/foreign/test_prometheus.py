@@ -1,20 +1,33 @@
 """django-prometheus: its cursor class counts each statement, and its backend class each connection.
 
 The class comes in by ``cursor_factory`` in ``get_connection_params()``, so a statement below the cursor is not counted.
+
+The official client's parser reads the metrics of a worker, and its registry has those of tasks for all exporters.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+import urllib.request
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
-from django.db import connection, transaction
-from django.test import Client
+from django.db import OperationalError, connection, transaction
+from django.test import Client, RequestFactory, override_settings
+from django_prometheus.exports import ExportToDjangoView
 from prometheus_client import REGISTRY
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as families_of_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 
 from django_pglock import Lease, LockNotAvailable, enqueue_many, lock, lock_all, semaphore
+from django_pglock.contrib import prometheus
+from django_pglock.models import Queue, QueueCount
 from django_pglock.testing import hold
+from django_pglock.worker import Worker
 from tests.foreign.sample.tasks import nothing
 
 LABELS = {"alias": "default", "vendor": "postgresql"}
@@ -111,3 +124,94 @@ def test_a_request_is_measured_as_ever():
         "django_http_responses_total_by_status_view_method_total",
         {"status": "200", "view": "tests.foreign.sample.urls.post", "method": "GET"},
     )
+
+
+@pytest.fixture
+def counted_anew():
+    """Count at each scrape, as the first one after a while does."""
+    QueueCount.objects.all().delete()
+    yield
+    Queue.objects.all().delete()
+
+
+def metrics_of(text: str, parse: Callable = text_string_to_metric_families) -> dict[str, Metric]:
+    return {family.name: family for family in parse(text) if family.name.startswith("django_pglock_")}
+
+
+def test_the_official_parser_reads_the_metrics_of_a_worker():
+    worker = Worker(threads=1, probe_host="127.0.0.1", probe_port=0)
+    running = threading.Thread(target=worker.run)
+    running.start()
+    try:
+        result = nothing.using(queue_name="let-ters").enqueue()
+        result.wait()
+        while worker.in_flight.claims:
+            time.sleep(0.01)
+        with urllib.request.urlopen(f"http://127.0.0.1:{worker.probes.port}/metrics") as answer:
+            kind, text = answer.headers["Content-Type"], answer.read().decode()
+    finally:
+        worker.stop()
+        running.join()
+    assert kind.startswith("text/plain; version=0.0.4")
+    families = metrics_of(text)
+    # The parser takes a sample whose name is of no family for one of an unknown type.
+    assert {family.type for family in families.values()} <= {"counter", "gauge", "histogram"}
+    assert all(family.documentation for family in families.values())
+    assert [sample.value for sample in families["django_pglock_claims"].samples] == [1]
+    outcomes = {sample.labels["outcome"]: sample.value for sample in families["django_pglock_outcomes"].samples}
+    assert outcomes["succeeded"] == 1
+
+
+def test_django_prometheus_exports_the_metrics_of_tasks(counted_anew):
+    with connection.execute_wrapper(refuse):
+        prometheus.register()
+    prometheus.register()
+    enqueue_many(nothing.using(queue_name="letters"), [{}, {}])
+    nothing.using(queue_name="letters", run_after=timedelta(hours=1)).enqueue()
+    Queue.objects.pause("letters")
+    page = ExportToDjangoView(RequestFactory().get("/metrics")).content.decode()
+    families = metrics_of(page)
+    [ready] = families["django_pglock_tasks_ready"].samples
+    assert (ready.labels, ready.value) == ({"queue": "letters"}, 2)
+    [age] = families["django_pglock_oldest_ready_task_age_seconds"].samples
+    assert age.value >= 0
+    assert [each.value for each in families["django_pglock_workers_alive"].samples] == [0]
+    tasks = {sample.labels["status"]: sample.value for sample in families["django_pglock_queue_tasks"].samples}
+    assert tasks == {"ready": 2, "blocked": 0, "scheduled": 1, "running": 0, "failed": 0}
+    [paused] = families["django_pglock_queue_paused"].samples
+    assert (paused.labels, paused.value) == ({"queue": "letters"}, 1)
+    assert "django_db_execute_total" in page
+
+
+def test_the_view_answers_in_the_format_that_is_asked_for(counted_anew):
+    nothing.enqueue()
+    request = RequestFactory().get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    answer = prometheus.metrics(request)
+    assert answer["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    families = metrics_of(answer.content.decode(), families_of_openmetrics)
+    assert [sample.value for sample in families["django_pglock_tasks_ready"].samples] == [1]
+    assert prometheus.metrics(RequestFactory().get("/metrics"))["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+def test_the_view_is_one_line_of_urls(counted_anew):
+    with override_settings(ROOT_URLCONF="tests.foreign.snippets.prometheus_urls"):
+        answer = Client().get("/metrics")
+    assert "django_pglock_workers_alive" in metrics_of(answer.content.decode())
+
+
+def test_the_view_serves_several_processes_of_a_server(counted_anew, monkeypatch, tmp_path):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    page = prometheus.metrics(RequestFactory().get("/metrics")).content.decode()
+    assert "django_pglock_workers_alive" in metrics_of(page)
+
+
+def test_without_the_database_the_other_metrics_are_still_there(counted_anew, caplog):
+    with connection.execute_wrapper(refuse):
+        page = prometheus.metrics(RequestFactory().get("/metrics")).content.decode()
+    assert not metrics_of(page)
+    assert "django_db_execute_total" in page
+    assert "cannot be read: the database is away" in caplog.text
+
+
+def refuse(*args: object) -> None:
+    raise OperationalError("the database is away")

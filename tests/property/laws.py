@@ -123,7 +123,7 @@ class Laws:
             awaited[task].append(other)
         for task in self.now.values():
             if task.waits_for and task.status not in FINISHED:
-                assert task.waits_for == len(awaited[task.pk])
+                assert task.waits_for == len(awaited[task.pk]), f"{task} does not wait for what it counts"
                 finished = [pk for pk in awaited[task.pk] if pk not in self.now or self.now[pk].status in FINISHED]
                 assert not finished, f"{task} waits for {finished} in vain"
 

@@ -16,6 +16,7 @@ from django_pglock.keys import reserved
 from django_pglock.models import AdvisoryLock, Task, Waiter
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Worker as WorkerRow
+from django_pglock.postgres import selftest
 from django_pglock.store.await_end import await_end
 from django_pglock.testing import assert_no_locks
 from django_pglock.worker import Worker
@@ -103,6 +104,15 @@ def test_a_session_lock_may_stay_behind_for_ever(pgbouncer, alias):
         with pytest.raises(LockLost):
             handle.release()
     assert locks_held() == 1
+
+
+def test_the_self_test_finds_that_session_locks_exclude_nobody(pgbouncer, alias, monkeypatch):
+    monkeypatch.setattr(selftest, "PATIENCE", NEVER)
+    # Notifications are waited for until the end of the patience.
+    monkeypatch.delitem(selftest.QUESTIONS, "notifications")
+    alias("pooled", NAME="two", **pgbouncer)
+    findings = {each.question for each in selftest.selftest("pooled") if not each.is_ok}
+    assert findings == {"sessions", "session_locks", "prepared_statements"}
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import psycopg
 import pytest
 from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
 from django_pglock import Lease, LockError, LockLost, LockNotAvailable, lock, try_lock
@@ -164,3 +166,8 @@ def test_a_failover_ends_advisory_locks_and_no_lease(add_database, eventually):
             LeaseRow.objects.using("new").all().free()
             with Lease("a", using="new") as next_one:
                 assert next_one.token == lease.token + 1
+
+
+def test_the_self_test_refuses_a_standby(two):
+    with pytest.raises(CommandError, match="do not exclude"):
+        call_command("locks", "--selftest", database="standby", stdout=StringIO())

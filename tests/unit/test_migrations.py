@@ -18,8 +18,12 @@ from django.db.models.functions import Now, Random
 from django_pglock import migrations as package
 from django_pglock.migrations._operations import CreateView, TableSQL
 
-#: Operations that take their locks for a moment, whatever the size of the table. TableSQL sets storage parameters.
-ONLINE = (AddConstraintNotValid, ValidateConstraint, migrations.CreateModel, CreateView, TableSQL)
+#: Operations that take their locks for a moment, whatever the size of the table, or none, as options of models do.
+#: TableSQL sets storage parameters.
+ONLINE = (
+    *(AddConstraintNotValid, ValidateConstraint, migrations.CreateModel, CreateView, TableSQL),
+    migrations.AlterModelOptions,
+)
 CONCURRENT = (AddIndexConcurrently, RemoveIndexConcurrently)
 
 

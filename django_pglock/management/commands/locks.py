@@ -1,4 +1,4 @@
-"""``manage.py locks``: show advisory locks and leases, end a session, take a lease away."""
+"""``manage.py locks``: show advisory locks and leases, end a session, take a lease away, test what excludes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.serializers.json import DjangoJSONEncoder
+from django.db import OperationalError
 from django.utils.translation import gettext as _
 
 from django_pglock.conf import get_settings
@@ -19,6 +21,7 @@ from django_pglock.management.pipes import quiet_end
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.models import AdvisoryLock, Lease
 from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.selftest import selftest
 from django_pglock.worker.options import amount
 
 
@@ -61,6 +64,11 @@ class Command(BaseCommand):
             metavar="NAME",
             help=_("Take this lease away from its holder, which notices the loss at its next renewal."),
         )
+        ways.add_argument(
+            "--selftest",
+            action="store_true",
+            help=_("Find out by two clients what excludes on this server. Exit code 1 if locks or claims do not."),
+        )
         parser.add_argument("--database", help=_("Database alias (default: the setting USING)."))
 
     @quiet_end()
@@ -70,6 +78,9 @@ class Command(BaseCommand):
             connection = connection_for(options["database"] or get_settings().USING)
         except ConfigurationError as error:
             raise CommandError(str(error)) from error
+        if options["selftest"]:
+            self._selftest(connection.alias, as_json=options["json"])
+            return
         rows = AdvisoryLock.objects.using(connection.alias)
         if options["terminate"] is not None:
             self._terminate(rows, options["terminate"])
@@ -114,6 +125,22 @@ class Command(BaseCommand):
         if not rows.terminate(pid):
             raise CommandError(_("Session %d neither holds nor waits for an advisory lock of this database.") % pid)
         self.stdout.write(_("Session %d was ended.") % pid)
+
+    def _selftest(self, using: str, *, as_json: bool) -> None:
+        findings = []
+        try:
+            for finding in selftest(using):
+                findings.append(finding)
+                if not as_json:
+                    mark = {True: _("ok"), False: _("NOT OK"), None: _("not tried")}[finding.is_ok]
+                    self.stdout.write(f"{mark:<10} {printable(finding.text)}")
+                    self.stdout.flush()
+        except OperationalError as error:
+            raise CommandError(str(error)) from error
+        if as_json:
+            self.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2))
+        if any(finding.is_needed and finding.is_ok is False for finding in findings):
+            raise CommandError(_("Here, locks or claims do not exclude others. See the lines that are not ok."))
 
     def _show_json(self, rows: Iterable[Any], kind: type[Kind]) -> None:
         found = [{name: getattr(row, name) for name in kind.fields} for row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import getpass
 import json
 import time
@@ -17,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
+from django_pglock.management import failures
 from django_pglock.management.choosing import (
     add_choice,
     add_filters,
@@ -29,6 +31,13 @@ from django_pglock.management.choosing import (
     task_id,
 )
 from django_pglock.management.databases import add_database, database_of_tasks
+from django_pglock.management.history_output import (
+    add_stats_filters,
+    chosen_totals,
+    head_of_totals,
+    total_as_json,
+    total_as_line,
+)
 from django_pglock.management.pipes import quiet_end
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.management.task_output import (
@@ -39,7 +48,7 @@ from django_pglock.management.task_output import (
     queue_as_json,
     queue_as_line,
 )
-from django_pglock.models import Queue, Task, Worker
+from django_pglock.models import Queue, Task, TaskHistory, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts, in_status
 from django_pglock.store.move import WINDOW
 from django_pglock.store.prune import DAY, first_id_since
@@ -71,9 +80,12 @@ class Command(BaseCommand):
             """examples:
   locktasks status                              number of tasks by queue and status
   locktasks list --status FAILED --limit 5      the five latest failed tasks
+  locktasks stats --since 1d                    throughput, failures and times by function
   locktasks show 4711                           one task with its attempts and tracebacks
   locktasks retry 4711 4712                     run these two tasks again
   locktasks retry --task send_mail              run failed tasks of one function again; asks first
+  locktasks failures                            what fails, grouped by function, exception and place
+  locktasks redrive --exception Refused --rate 10
   locktasks cancel --queue mail --dry-run       how many tasks would be cancelled?
   locktasks reset --all --yes                   make running tasks of dead workers ready again
   locktasks prune --older-than 30 --status FAILED
@@ -106,11 +118,14 @@ class Command(BaseCommand):
         self._add_looks(add)
         for name, help_ in (
             ("retry", _("Run failed or cancelled tasks again, with their full number of retries.")),
+            ("discard", _("Cancel failed tasks that nobody will run again. They are no longer among the failures.")),
             ("cancel", _("Cancel unfinished tasks. Running tasks are asked to end.")),
             ("reset", _("Make stuck tasks ready again: running tasks whose worker is dead.")),
             ("run-now", _("Run scheduled tasks now instead of at their time.")),
         ):
             add_choice(add(name, self._act, help_))
+        redrive = add("redrive", self._redrive, _("Retry whole groups of failures, all at once or at a rate."))
+        failures.add_redrive(redrive)
         self._add_prune(add)
         pause = add("pause", self._pause, _("Pause a queue: workers claim no task from it, and running tasks finish."))
         pause.add_argument("queue", type=plain_text, metavar="QUEUE")
@@ -130,13 +145,17 @@ class Command(BaseCommand):
         listing = add("list", self._list, _("List tasks, the newest first."))
         add_filters(listing)
         listing.add_argument("--limit", type=_positive, default=20, help=_("Maximum number of tasks (default: 20)."))
+        groups = add("failures", self._failures, _("Show the failed tasks grouped by function, exception and place."))
+        failures.add_group_filters(groups)
+        stats = add("stats", self._stats, _("Show how many attempts ended, and how long they took, by function."))
+        add_stats_filters(stats)
         show = add("show", self._show, _("Show a task with its attempts and their tracebacks."))
         show.add_argument("id", type=task_id, metavar="ID")
         keda = add(
             "keda", self._keda, _("Print the number of tasks that are ready or due in queues that are not paused.")
         )
         add_queues(keda)
-        for parser in (status, listing, show, keda):
+        for parser in (status, listing, groups, stats, show, keda):
             parser.add_argument("--json", action="store_true", help=_("Print JSON."))
 
     def _add_prune(self, add: Callable[..., CommandParser]) -> None:
@@ -174,8 +193,8 @@ class Command(BaseCommand):
             self._print_json({"queues": [queue_as_json(each) for each in queues], "workers": workers})
             return
         if queues:
-            head = (_("QUEUE"), *COUNTED, _("OLDEST READY"), _("PAUSED"))
-            self._print_table(head, [queue_as_line(each) for each in queues])
+            titles = (_("QUEUE"), *COUNTED, _("OLDEST READY"), _("PAUSED"))
+            self._print_table(titles, [queue_as_line(each) for each in queues])
         else:
             self.stdout.write(_("No task is waiting, running or failed."))
         self.stdout.write(ngettext("%d worker is alive.", "%d workers are alive.", workers) % workers)
@@ -203,7 +222,7 @@ class Command(BaseCommand):
         if options["json"]:
             self._print_json([fields_of_task(row, LISTED) for row in found])
         elif found:
-            head = (_("ID"), _("STATUS"), _("QUEUE"), _("TASK"), _("ATTEMPTS"), _("ENQUEUED"))
+            titles = (_("ID"), _("STATUS"), _("QUEUE"), _("TASK"), _("ATTEMPTS"), _("ENQUEUED"))
             lines = [
                 (
                     *(str(row.pk), row.status, printable(row.queue), printable(row.task_path), str(row.attempts_made)),
@@ -211,7 +230,7 @@ class Command(BaseCommand):
                 )
                 for row in found
             ]
-            self._print_table(head, lines)
+            self._print_table(titles, lines)
         else:
             self.stdout.write(_("No task matches."))
 
@@ -230,6 +249,22 @@ class Command(BaseCommand):
             self.stdout.write("")
             self._print_fields(attempt)
             self.stdout.write("\n".join(f"    {printable(line)}" for line in trace.splitlines()))
+
+    def _failures(self, rows: Any, options: dict[str, Any]) -> None:
+        groups = failures.chosen_groups(rows, options)
+        if options["json"]:
+            self._print_json([dataclasses.asdict(group) for group in groups])
+        else:
+            self.stdout.write(failures.groups_as_table(groups))
+
+    def _stats(self, rows: Any, options: dict[str, Any]) -> None:
+        found, minutes = chosen_totals(TaskHistory.objects.using(rows.db), options)
+        if options["json"]:
+            self._print_json([total_as_json(each, minutes) for each in found])
+        elif found:
+            self._print_table(head_of_totals(), [total_as_line(each, minutes) for each in found])
+        else:
+            self.stdout.write(_("No attempt has ended in this time. Workers write their counts once a minute."))
 
     def _keda(self, rows: Any, options: dict[str, Any]) -> None:
         count = rows.count_workable(options["queue"] or ())
@@ -263,6 +298,10 @@ class Command(BaseCommand):
                 left,
             )
             self.stdout.write(text % left)
+
+    def _redrive(self, rows: Any, options: dict[str, Any]) -> None:
+        progress = self._progress() if options["verbosity"] else None
+        failures.redrive(rows, options, say=self.stdout.write, ask=_ask, progress=progress)
 
     def _prune(self, rows: Any, options: dict[str, Any]) -> None:
         wish = {"older_than": options["older_than"], "statuses": options["status"] or (), "batch": options["batch"]}

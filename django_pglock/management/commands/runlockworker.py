@@ -59,32 +59,46 @@ class Command(BaseCommand):
         show_log(verbosity, channel)
         build = {name: options[name] for name in PASSED_ON + RECYCLING}
         try:
-            build["using"] = chosen_database(options["database"], options["backend"])
+            databases = chosen_databases(options["database"], options["backend"])
             queues = Queues(options["queues"], exclude=options["exclude"], order=options["order"])
-            check_options(**build)
+            for database in databases:
+                check_options(using=database, **build)
         except ConfigurationError as error:
             raise CommandError(str(error)) from None
-        refuse_unknown(queues, build["using"], options["backend"])
-        refuse_ports(options["probe_port"] or 0, options["processes"])
+        for database in databases:
+            refuse_unknown(queues, database, options["backend"])
+        processes = options["processes"] * len(databases)
+        refuse_ports(options["probe_port"] or 0, processes)
         if channel is not None:
-            run_until_signal({**build, "channel": channel})
+            database = databases[(channel.number - 1) % len(databases)]
+            # The first process of each database shows the banner.
+            is_first = channel.number <= len(databases)
+            run_until_signal({**build, "using": database, "channel": channel}, shows_banner=is_first)
             return
-        is_supervised = options["processes"] > 1 or any(options[name] for name in RECYCLING)
+        build["using"] = databases[0]
+        is_supervised = processes > 1 or any(options[name] for name in RECYCLING)
         if reload and (is_supervised or options["drain"]):
             raise CommandError(
-                _("--reload runs one endless process, so it cannot be combined with --processes, --max-… or --drain.")
+                _(
+                    "--reload runs one endless process, so it cannot be combined with --processes, several --database, "
+                    "--max-… or --drain."
+                )
             )
         if is_supervised:
-            sys.exit(supervise(options))
+            sys.exit(supervise(processes, options))
         elif reload or (reload is None and settings.DEBUG and not options["drain"]):
             run_reloading(build)
         else:
             run_until_signal(build)
 
 
-def chosen_database(database: str | None, backend: str | None) -> str:
-    """Return the given database or, without one, that of the given backend, or that of all backends."""
-    return database_of(backend) if backend and database is None else database_of_tasks(database)
+def chosen_databases(databases: list[str] | str | None, backend: str | None) -> list[str]:
+    """Return the given databases, each once, or, without one, that of the given backend, or that of all backends."""
+    if databases:
+        # call_command() may be given a single alias.
+        given = [databases] if isinstance(databases, str) else databases
+        return [database_of_tasks(each) for each in dict.fromkeys(given)]
+    return [database_of(backend) if backend else database_of_tasks(None)]
 
 
 def refuse_unknown(queues: Queues, database: str, alias: str | None) -> None:
@@ -115,11 +129,11 @@ def refuse_ports(first: int, processes: int) -> None:
         )
 
 
-def supervise(options: dict[str, Any]) -> int:
+def supervise(processes: int, options: dict[str, Any]) -> int:
     """Run this command line in child processes. The supervisor has no database session. Return its exit code."""
     return Supervisor(
         autoreload.get_child_arguments(),
-        processes=options["processes"],
+        processes=processes,
         grace=options["grace"],
         silence=get_settings().HEARTBEAT_LIMIT,
         drain=options["drain"],

@@ -3,26 +3,50 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
+from django_pglock.store.histogram import BOUNDS
+from django_pglock.store.history import OUTCOMES as ENDS
+from django_pglock.store.history import Counts
 from django_pglock.store.outcome import Abandoned, Cancelled, Failed, Interrupted, Released, Retried, Snoozed, Succeeded
+from django_pglock.store.shared_counts import SharedCount
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.service import ConnectedService
 
+PREFIX = "django_pglock_"
+#: What Prometheus wants escaped in the value of a label.
+ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = (Succeeded, Failed, Retried, Snoozed, Cancelled, Interrupted, Released, Abandoned)
 
-#: The labels of a sample as name and value, or none, and its number.
-Samples = Iterable[tuple[tuple[str, str] | None, float]]
+#: The statuses of the tasks that are in a queue.
+STATUSES = ("ready", "blocked", "scheduled", "running", "failed")
+#: Which buckets of the history are shown: those whose bounds grow by a factor of 4, up to 70 minutes. Each bucket is a
+#: time series for each function, queue and process.
+SHOWN = {**{bucket: str(BOUNDS[bucket]) for bucket in range(0, 45, 4)}, len(BOUNDS): "+Inf"}
+
+#: The labels of a sample as names and values.
+Labels = tuple[tuple[str, str], ...]
+#: The labels of a sample and its number; of a histogram its buckets and its sum.
+Samples = Iterable[tuple[Labels, float]]
+Histograms = Iterable[tuple[Labels, Sequence[int], float]]
 
 
-class ReadyCounts(Protocol):
-    """The number of ready tasks of each queue, and the age of the oldest in seconds."""
+class QueueCounts(Protocol):
+    """The number of tasks of each queue by status, and the age of the oldest ready one in seconds."""
 
-    def ask(self) -> Mapping[str, tuple[int, float]]:
-        """Return the last count."""
+    def ask(self) -> Mapping[str, SharedCount]:
+        """Return what was counted last."""
+
+
+class History(Protocol):
+    """The attempts that were settled."""
+
+    def totals(self) -> Mapping[tuple[str, str], Counts]:
+        """Return what was counted since the start of the process, by queue and function."""
 
 
 class Metrics:
@@ -33,61 +57,103 @@ class Metrics:
         in_flight: InFlight,
         *,
         outcomes: Counter[type[Any] | None],
-        ready_counts: ReadyCounts,
+        history: History,
+        queue_counts: QueueCounts,
         health: Health,
     ) -> None:
         self.in_flight = in_flight
         self.outcomes = outcomes
-        self.ready_counts = ready_counts
+        self.history = history
+        self.queue_counts = queue_counts
         self.health = health
 
     def exposition(self) -> str:
         """Return all metrics as text. Waits for nothing."""
-        return "".join(
-            line
-            for name, help_text, samples in (*self._counters(), *self._gauges())
-            for line in _lines(f"django_pglock_{name}", help_text, samples)
-        )
+        ended = self.history.totals()
+        simple = (_lines(*each) for each in (*self._counters(ended), *self._gauges()))
+        histograms = (_histogram_lines(*each) for each in self._histograms(ended))
+        return "".join(line for lines in (*simple, *histograms) for line in lines)
 
-    def _counters(self) -> Iterator[tuple[str, str, Samples]]:
-        yield "claims_total", "Tasks claimed.", [(None, self.in_flight.claimed)]
-        outcomes = [(("outcome", kind.__name__.lower()), self.outcomes[kind]) for kind in OUTCOMES]
+    def _counters(self, ended: Mapping[tuple[str, str], Counts]) -> Iterator[tuple[str, str, Samples]]:
+        yield "claims_total", "Tasks claimed.", [((), self.in_flight.claimed)]
+        outcomes = [((("outcome", kind.__name__.lower()),), self.outcomes[kind]) for kind in OUTCOMES]
         yield "outcomes_total", "Claims that ended, by outcome.", outcomes
         yield (
             "claims_lost_total",
             "Claims whose outcome was dropped, because another worker had claimed the task.",
-            [(None, self.outcomes[None])],
+            [((), self.outcomes[None])],
         )
+        attempts = [
+            ((*labels, ("outcome", name)), getattr(counts, name))
+            for labels, counts in _labelled(ended)
+            for name in ENDS
+        ]
+        yield "attempts_total", "Attempts that ended, by queue, function and outcome.", attempts
         connected = [service for service in self.health.services if isinstance(service, ConnectedService)]
-        reconnects = [(("part", service.name), service.reconnects) for service in connected]
+        reconnects = [((("part", service.name),), service.reconnects) for service in connected]
         yield "reconnects_total", "Database sessions opened after one was lost, by part of the worker.", reconnects
 
     def _gauges(self) -> Iterator[tuple[str, str, Samples]]:
         in_flight = self.in_flight
-        yield "worker_ready", "1 while the worker claims tasks, else 0.", [(None, int(self.health.unready() is None))]
-        yield "threads", "Number of threads that run tasks.", [(None, len(in_flight.threads.slots))]
-        yield "tasks_in_hand", "Tasks claimed and not settled yet.", [(None, len(in_flight.claims))]
-        yield "tasks_running", "Tasks that run now.", [(None, in_flight.running)]
-        yield "outcomes_waiting", "Outcomes that wait for the database.", [(None, in_flight.unsettled)]
+        yield "worker_ready", "1 while the worker claims tasks, else 0.", [((), int(self.health.unready() is None))]
+        yield "threads", "Number of threads that run tasks.", [((), len(in_flight.threads.slots))]
+        yield "tasks_in_hand", "Tasks claimed and not settled yet.", [((), len(in_flight.claims))]
+        yield "tasks_running", "Tasks that run now.", [((), in_flight.running)]
+        yield "outcomes_waiting", "Outcomes that wait for the database.", [((), in_flight.unsettled)]
         if (age := self.health.beat_age()) is not None:
-            yield "heartbeat_age_seconds", "Time since the last heartbeat that was written.", [(None, round(age, 3))]
-        ready = self.ready_counts.ask()
-        counts = [(("queue", queue), count) for queue, (count, _) in ready.items()]
-        yield "tasks_ready", "Tasks in the database that can be claimed, up to 10000 or more.", counts
-        ages = [(("queue", queue), round(age, 3)) for queue, (_, age) in ready.items()]
+            yield "heartbeat_age_seconds", "Time since the last heartbeat that was written.", [((), round(age, 3))]
+        yield from self._queues()
+
+    def _queues(self) -> Iterator[tuple[str, str, Samples]]:
+        queues = self.queue_counts.ask().values()
+        ready = [((("queue", each.queue),), each.ready) for each in queues]
+        yield "tasks_ready", "Tasks in the database that can be claimed, up to 10000 or more.", ready
+        ages = [((("queue", each.queue),), round(each.oldest_ready or 0.0, 3)) for each in queues]
         yield "oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", ages
+        others = [
+            ((("queue", each.queue), ("status", status)), getattr(each, status))
+            for each in queues
+            for status in STATUSES
+        ]
+        yield "tasks", "Tasks in the database by queue and status, up to 10000 or more.", others
+        paused = [((("queue", each.queue),), int(each.is_paused)) for each in queues]
+        yield "queue_paused", "1 while the queue is paused, else 0.", paused
+
+    def _histograms(self, ended: Mapping[tuple[str, str], Counts]) -> Iterator[tuple[str, str, Histograms]]:
+        waits = [(labels, counts.wait, counts.wait_seconds) for labels, counts in _labelled(ended)]
+        yield "task_wait_seconds", "Time from ready to claimed, by queue and function.", waits
+        runs = [(labels, counts.run, counts.run_seconds) for labels, counts in _labelled(ended)]
+        yield "task_run_seconds", "Time for which the function ran, by queue and function.", runs
+
+
+def _labelled(ended: Mapping[tuple[str, str], Counts]) -> Iterator[tuple[Labels, Counts]]:
+    for (queue, function), counts in ended.items():
+        yield (("queue", queue), ("function", function)), counts
 
 
 def _lines(name: str, help_text: str, samples: Samples) -> Iterator[str]:
-    yield f"# HELP {name} {help_text}\n# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}\n"
-    for label, value in samples:
-        yield f"{name}{_labels(label)} {value}\n"
+    kind = "counter" if name.endswith("_total") else "gauge"
+    yield _head(name, help_text, kind)
+    for labels, value in samples:
+        yield f"{PREFIX}{name}{_braced(_escaped(labels))} {value}\n"
 
 
-def _labels(label: tuple[str, str] | None) -> str:
-    if label is None:
-        return ""
-    name, value = label
-    for character, escaped in (("\\", r"\\"), ('"', r"\""), ("\n", r"\n")):
-        value = value.replace(character, escaped)
-    return f'{{{name}="{value}"}}'
+def _histogram_lines(name: str, help_text: str, histograms: Histograms) -> Iterator[str]:
+    yield _head(name, help_text, "histogram")
+    for labels, buckets, total in histograms:
+        text, ends = _escaped(labels), list(accumulate(buckets))
+        for bucket, bound in SHOWN.items():
+            yield f'{PREFIX}{name}_bucket{{{text},le="{bound}"}} {ends[bucket]}\n'
+        yield f"{PREFIX}{name}_sum{_braced(text)} {total}\n{PREFIX}{name}_count{_braced(text)} {ends[-1]}\n"
+
+
+def _head(name: str, help_text: str, kind: str) -> str:
+    return f"# HELP {PREFIX}{name} {help_text}\n# TYPE {PREFIX}{name} {kind}\n"
+
+
+def _braced(labels: str) -> str:
+    return f"{{{labels}}}" if labels else ""
+
+
+def _escaped(labels: Labels) -> str:
+    return ",".join(f'{name}="{value.translate(ESCAPES)}"' for name, value in labels)

@@ -35,6 +35,7 @@ from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.flow import Cancel, Retry, Snooze
+from django_pglock.tasks.instrumentation import UNOBSERVED, observe_run
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, delay_after
 from django_pglock.worker.ended_claim import EndedClaim
@@ -49,6 +50,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 
 class Attempt(StoppableAttempt):
     """One attempt of one claim: the function, its decoded arguments, and its result object."""
+
+    #: The observers of the call, once it has begun.
+    observed = UNOBSERVED
 
     def __init__(self, claim: Claim, using: str) -> None:
         definition = registry.find(claim.task_path)
@@ -83,6 +87,10 @@ class Attempt(StoppableAttempt):
         """Whether the function and its completion share a transaction."""
         return bool(self.options.get("atomic", self.definition.atomic))
 
+    def observe(self) -> None:
+        """Begin to observe the call, in the thread or coroutine in which it runs."""
+        self.observed = observe_run(self)
+
     def call(self) -> Any:
         """Call the function. For an async one this returns the coroutine."""
         function = self.definition.func
@@ -106,9 +114,11 @@ class Attempt(StoppableAttempt):
 
     def ended(self, outcome: Outcome | None, *, is_settled: bool = False) -> EndedClaim:
         """Return the claim of this attempt as ended, with a result object if somebody observes the end."""
-        if isinstance(outcome, Succeeded) and not self.has_observers:
-            return EndedClaim(self.claim, outcome, is_settled=is_settled)
+        if self.observed is not UNOBSERVED:
+            self.observed.ended(outcome)
         seconds = None if self.began is None else time.monotonic() - self.began
+        if isinstance(outcome, Succeeded) and not self.has_observers:
+            return EndedClaim(self.claim, outcome, is_settled=is_settled, seconds=seconds)
         return EndedClaim(self.claim, outcome, self.result, is_settled=is_settled, seconds=seconds)
 
     def success(self, value: Any) -> Outcome:
@@ -127,6 +137,7 @@ class Attempt(StoppableAttempt):
 
     def failure(self, error: BaseException) -> Outcome:
         """Return the outcome of a call that raised ``error``, by the function's retry policy."""
+        self.observed.raised(error)
         if isinstance(error, TaskResultError):
             # The function has run to its end, so neither its retry policy nor its timeout applies.
             return Failed(Failure.of(error))

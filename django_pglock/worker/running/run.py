@@ -49,6 +49,7 @@ def end_by_error(claims: Sequence[Claim], error: BaseException) -> EndedClaim:
 
 def run(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
     """Run a sync function to its end. ``call`` calls it in a way that can be stopped."""
+    attempt.observe()
     if attempt.is_atomic:
         return _run_atomic(attempt, call)
     try:
@@ -60,6 +61,7 @@ def run(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
 
 async def run_async(attempt: Attempt, call: Callable[[Attempt], Awaitable[Any]]) -> EndedClaim:
     """Run an async function to its end. ``call`` calls it in a way that can be stopped."""
+    attempt.observe()
     try:
         outcome = attempt.success(await call(attempt))
     except BaseException as error:  # noqa: BLE001 - see the top of the module

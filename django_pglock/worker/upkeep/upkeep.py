@@ -24,16 +24,17 @@ from django_pglock.keys.reserved import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
 from django_pglock.store import schedule
 from django_pglock.store.admit import admit
+from django_pglock.store.history import add_rescued, prune_history
 from django_pglock.store.liveness import SETTLED, forget_dead
 from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
 from django_pglock.store.promote import next_due_in, promote
 from django_pglock.store.prune import ages_of, prune_window
 from django_pglock.store.rate import forget_rates, open_rates
 from django_pglock.store.release import WAITERS_AT_ONCE, release, stray_waiters
-from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
+from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
 from django_pglock.store.sql import BY_INDEX
 from django_pglock.worker.service import ConnectedService, logger
-from django_pglock.worker.upkeep.ready_counts import ReadyCounts
+from django_pglock.worker.upkeep.queue_counts import QueueCounts
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Upkeep(ConnectedService):
         self._registered: dict[str, Timing] = {}
         self._news = threading.Event()
         self.unknown = UnknownReport(using, worker)
-        self.ready_counts = ReadyCounts(using)
+        self.queue_counts = QueueCounts(using)
         self._rescued_at = self._rescue_from = 0.0
         # When this turn began, and when the first of several turns in a row began that were another worker's.
         self._began_at = self._kept_out_since = 0.0
@@ -76,6 +77,8 @@ class Upkeep(ConnectedService):
         self._key, self._waiter = "", 0
         # The task id up to which pruning has come, and when it continues.
         self._pruned_to, self._prune_at = 0, 0.0
+        # What this round has rescued: queue, function and new status.
+        self._rescued: list[tuple[str, str, str]] = []
         # Names of the steps that failed when they were tried last.
         self._failing: set[str] = set()
         # Seconds for which due tasks whose rows are locked are not promoted.
@@ -103,13 +106,14 @@ class Upkeep(ConnectedService):
             self._attempt(self._keep_schedules),
         )
         self._look_for_delay()
-        self._attempt(self.ready_counts.look)
+        self._attempt(self.queue_counts.look)
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         self.note_life(sleep)
         self._news.wait(sleep)
 
     def _round(self) -> float | None:
         """Do one round; return the seconds until the next task is due, None if that is not known."""
+        self._rescued = []
         with transaction.atomic(using=self.using, durable=True):
             if not self._is_my_turn():
                 self._kept_out_since = self._kept_out_since or self._began_at
@@ -128,7 +132,9 @@ class Upkeep(ConnectedService):
                 keys += self._attempt(self._stray_keys) or []
                 awaited = self._attempt(self._stray_waiters) or []
             due_in = self._attempt(next_due_in, self.using)
-        # Outside of the round's transaction, because admission holds the locks of the keys to the end of a transaction.
+        # Outside of the round's transaction, because the rows of the history are locked by all workers in turn.
+        self._attempt(add_rescued, self.using, self._rescued)
+        # This, too, because admission holds the locks of the keys to the end of a transaction.
         if keys or awaited:
             promoted += self._attempt(release, self.using, awaited) or 0
             promoted += self._attempt(admit, self.using, keys) or 0
@@ -200,7 +206,8 @@ class Upkeep(ConnectedService):
         rest = PRUNING_REST
         try:
             count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
-            if forget_rates(self.using) or count or self._pruned_to:
+            forgotten = self._attempt(prune_history, self.using)
+            if forget_rates(self.using) or count or self._pruned_to or forgotten:
                 rest = get_settings().HEARTBEAT_INTERVAL * ROUND
         except IntegrityError as error:
             # A table of the project refers to tasks, with a rule that Django's deletion would have applied.
@@ -213,8 +220,10 @@ class Upkeep(ConnectedService):
             return bool(cursor.fetchone()[0])
 
     def _rescue(self) -> None:
+        found: list[Rescued] = []
         for _ in range(RESCUES):
             rescued = rescue(self.using)
+            found += rescued
             for task in rescued:
                 logger.warning(
                     "Task %d (%r) was taken back from worker %s, which is dead; it is %s now.",
@@ -226,3 +235,4 @@ class Upkeep(ConnectedService):
             if len(rescued) < RESCUED_AT_ONCE:
                 break
         forget_dead(self.using)
+        self._rescued = [(task.queue, task.task_path, task.status) for task in found]

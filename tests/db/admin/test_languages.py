@@ -23,11 +23,15 @@ STATUSES = {
     "CANCELLED": "Abgebrochen",
 }
 # After the column of checkboxes.
-HEADS = ["Aufgabe", "Status", "Warteschlange", "Priorität", "Versuche", "Warte- oder Laufzeit", "eingereiht am"]
+HEADS = [
+    *("Aufgabe", "Status", "Warteschlange", "letzter Fehler", "Priorität", "Versuche", "Warte- oder Laufzeit"),
+    "eingereiht am",
+]
 ACTIONS = [
     "---------",
     "Hängende Aufgaben zurücksetzen",
     "Fehlgeschlagene oder abgebrochene Aufgaben wiederholen",
+    "Fehlgeschlagene Aufgaben verwerfen",
     "Geplante Aufgaben jetzt ausführen",
     "Aufgaben abbrechen",
 ]

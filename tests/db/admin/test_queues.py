@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
+from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
+from django_pglock.admin import queues
 from django_pglock.models import Queue
-from tests.db.admin.visits import act, person, said
+from tests.db.admin.visits import act, make, person, said
 
 pytestmark = pytest.mark.django_db
 
@@ -54,7 +56,7 @@ def test_a_button_pauses_and_another_resumes(client, queue):
     assert said(client.post(button("resume"), follow=True)) == ["1 queue was resumed."]
     assert not is_paused()
     messages = list(LogEntry.objects.filter(user=user).order_by("pk").values_list("object_id", "change_message"))
-    assert messages == [("mail", "pause: mail"), ("mail", "pause: -"), ("mail", "resume: mail")]
+    assert messages == [("mail", "pause: mail (provider is down)"), ("mail", "pause: -"), ("mail", "resume: mail")]
 
 
 def test_buttons_need_post_csrf_and_the_permission(client, queue):
@@ -159,3 +161,48 @@ def test_a_queue_that_is_paused_by_its_name_is_said_to_be_paused(client):
     person(client, "view_queue", "pause_queue")
     response = client.post(reverse("admin:django_pglock_queue_add"), {"name": "mail", "reason": ""}, follow=True)
     assert said(response) == ["Queue mail was paused: workers claim no task from it."]
+
+
+def test_the_list_has_every_queue_and_a_form_to_pause_it(client, queue):
+    person(client, "view_queue", "view_task", "pause_queue")
+    for status in ("READY", "RUNNING", "SCHEDULED", "BLOCKED", "FAILED", "SUCCESSFUL"):
+        make(status, queue=f"of {status}")
+    make("READY", queue="fair", fair_key="x")
+    with connection.cursor() as cursor:
+        # The most common values need rows to be common in.
+        cursor.execute(
+            "INSERT INTO django_pglock_task (queue, task_path, backend, status, finished_at)"
+            " SELECT 'of SUCCESSFUL', 'a.b', 'default', 'SUCCESSFUL', now() FROM generate_series(1, 100)"
+        )
+        cursor.execute("ANALYZE django_pglock_task")
+    page = client.get(LIST)
+    names = set(page.context["pglock_queues"])
+    assert {"of READY", "of RUNNING", "of SCHEDULED", "of BLOCKED", "of FAILED", "of SUCCESSFUL", "fair"} <= names
+    assert "default" in names, "from the settings and the code"
+    assert "mail" not in names, "it has a row"
+    text = page.content.decode()
+    assert "task/?queue=of%20READY" in text
+    form = client.get(f"{ADD}?name=of%20READY").content.decode()
+    assert 'value="of READY"' in form
+    assert 'name="reason"' in form
+    response = client.post(ADD, {"name": "of READY", "reason": "x"}, follow=True)
+    assert is_paused("of READY")
+    assert "of READY" not in response.context["pglock_queues"]
+
+
+def test_who_may_not_pause_sees_no_form_and_who_may_not_see_tasks_no_link(client):
+    person(client, "view_queue")
+    make(queue="bulk")
+    page = client.get(LIST).content.decode()
+    assert "bulk" in page
+    assert "?name=bulk" not in page
+    assert "?queue=bulk" not in page
+
+
+def test_an_empty_list_says_how_a_queue_begins(client, monkeypatch):
+    monkeypatch.setattr(queues, "queues_of_the_code", set)
+    person(client, "view_queue")
+    text = "A queue exists as soon as a task is enqueued into it"
+    assert text in client.get(LIST).content.decode()
+    make()
+    assert text not in client.get(LIST).content.decode()

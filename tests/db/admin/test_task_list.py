@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from uuid import uuid4
 
 import pytest
+from django.db import connection
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 
-from django_pglock.admin import pages
+from django_pglock.admin import pages, task_filters
+from django_pglock.models import Attempt
 from django_pglock.store.liveness import beat
 from tests.db.admin.visits import LIST, make, person
+from tests.sample.tasks import echo
 
 pytestmark = pytest.mark.django_db
 
@@ -18,6 +24,8 @@ pytestmark = pytest.mark.django_db
     ["?status__exact=READY", "?queue=mail", "?task_path=x", "?attention=stuck", "?q=nothing", "?q=1",
      "?q=%00", "?queue=%00", "?task_path=%00", "?status__exact=%00", "?status__exact=NO", "?attention=x",
      "?p=abc", "?p=-1", "?id__lt=abc", "?id__lt=" + "9" * 30, "?_facets=True", "?all=",
+     "?since=%00", "?since=x", "?since=2026-13-01", "?worker=%00", "?key=%00", "?argument=x", "?argument==1",
+     "?argument=a=%00", "?argument=a=NaN", "?argument=a=%5Cu0000", "?metadata=a=%22%5Cu0000%22", "?exception=%00",
      "?o=99", "?q=" + "9" * 30, "?q=%27%3B--", "?o=1", "?p=999", "?id__lt=5"],
 )  # fmt: skip
 def test_filters_and_searches_answer_whatever_is_typed(client, query):
@@ -71,3 +79,119 @@ def test_ready_tasks_that_no_worker_can_run_are_told_of(client):
     assert warning in client.get(LIST).content.decode()
     beat("default", uuid4(), name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
     assert warning not in client.get(LIST).content.decode()
+
+
+def ids(client, **query):
+    """Return the ids in the list, the newest first."""
+    response = client.get(LIST, query)
+    assert response.status_code == 200
+    return [row.pk for row in response.context["cl"].result_list]
+
+
+def fail(task, exception="builtins.ValueError", message="bad", number=1):
+    trace = f"Traceback (most recent call last):\n  File 'a.py', line 1\n{exception.rpartition('.')[2]}: {message}\n"
+    dates = {"started_at": Now(), "finished_at": Now()}
+    Attempt.objects.create(
+        task=task, number=number, outcome="FAILED", exception_path=exception, traceback=trace, **dates
+    )
+
+
+def test_what_has_failed_is_listed_with_its_exception_and_message(client):
+    person(client, "view_task")
+    failed, retried, fine = make("FAILED", attempts=3, uncounted=1), make("SCHEDULED", attempts=1), make("SUCCESSFUL")
+    for number in (1, 2):
+        fail(failed, message=f"<message {number}>", number=number)
+    fail(retried, "shop.errors.Declined", "later")
+    fail(fine)
+    with CaptureQueriesContext(connection) as queries:
+        page = client.get(LIST).content.decode()
+    assert "ValueError</a>: &lt;message 2&gt;" in page
+    assert "message 1" not in page, "the last attempt, not the first"
+    assert "Declined</a>: later" in page
+    assert page.count('"pglock-failure"') == 2, "none of a task that has succeeded"
+    assert len([each for each in queries if "django_pglock_attempt" in each["sql"]]) == 1
+    assert ids(client, exception="builtins.ValueError") == [failed.pk]
+    assert ids(client, exception="shop.errors.Declined") == [], "it has not failed for good"
+
+
+def test_the_time_of_enqueueing_limits_the_list(client):
+    person(client, "view_task")
+    early, late = make(enqueued_at="2026-01-01T10:00Z"), make(enqueued_at="2026-01-02T10:00Z")
+    assert ids(client, since="2026-01-01T10:00:01") == [late.pk]
+    assert ids(client, since="2026-01-01T10:00") == [late.pk, early.pk]
+    assert ids(client, before="2026-01-02T10:00") == [early.pk]
+    assert ids(client, since="2026-01-01T11:00", before="2026-01-02T09:00") == []
+    assert ids(client, since="2026-01-01", queue="default", status__exact="READY") == [late.pk, early.pk]
+
+
+def test_ids_that_are_a_little_out_of_order_are_found_by_time(client):
+    """A transaction may get its ids first and commit last."""
+    person(client, "view_task")
+    late, early = make(enqueued_at="2026-01-01T10:00:30Z"), make(enqueued_at="2026-01-01T10:00:00Z")
+    assert ids(client, since="2026-01-01T10:00:10") == [late.pk]
+    assert ids(client, before="2026-01-01T10:00:10") == [early.pk]
+
+
+def test_the_tasks_of_a_worker_are_found_by_its_name_and_by_its_id(client):
+    person(client, "view_task")
+    worker = uuid4()
+    beat("default", worker, name="mail-1", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    mine, done, _other = make("RUNNING", worker=worker), make("SUCCESSFUL", worker=worker), make("RUNNING")
+    assert ids(client, worker="mail-1") == ids(client, worker=str(worker)) == [done.pk, mine.pk]
+    assert ids(client, worker="mail-1", status__exact="RUNNING") == [mine.pk]
+    assert ids(client, worker="nobody") == []
+
+
+def test_keys_arguments_and_metadata_are_found_by_equality(client):
+    person(client, "view_task")
+    row = make(lock_key="order:7", kwargs={"order": 7, "name": "x"}, meta={"tenant": "acme"})
+    done = make("SUCCESSFUL", lock_key="order:7", kwargs={"order": 7})
+    make(lock_key="order:8", kwargs={"order": 70}, meta={"tenant": "acme2"})
+    assert ids(client, key="order:7") == [row.pk], "by the index, which has unfinished tasks"
+    assert ids(client, key="order:7", status__exact="SUCCESSFUL") == [done.pk]
+    assert ids(client, argument="order=7") == [done.pk, row.pk]
+    assert ids(client, argument="name=x") == ids(client, metadata="tenant=acme") == [row.pk]
+
+
+def test_positional_arguments_are_found_by_name_if_a_function_is_chosen(client):
+    person(client, "view_task")
+    row = make(task_path="tests.sample.tasks.echo", args=["hello"])
+    [name, *_rest] = signature(echo.func).parameters
+    assert ids(client, argument=f"{name}=hello") == []
+    assert ids(client, argument=f"{name}=hello", task_path="tests.sample.tasks.echo") == [row.pk]
+
+
+SECRET = {"kwargs": {"card": "42"}, "meta": {"redact": ["card"], "card": "42"}, "lock_key": "card:42"}
+
+
+@pytest.mark.parametrize("query", [{"argument": "card=42"}, {"metadata": "card=42"}, {"key": "card:42"}])
+def test_no_filter_finds_what_is_redacted(client, settings, query):
+    """Else a user could guess a hidden value, one request for each guess."""
+    person(client, "view_task")
+    make(**SECRET)
+    assert ids(client, **query) == []
+    row = make(**{**SECRET, "meta": {"card": "42"}})
+    assert ids(client, **query) == [row.pk], "nothing of this one is redacted"
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "REDACT": lambda path, name, value: value}
+    page = client.get(LIST, query)
+    assert page.context["cl"].result_list == []
+    assert "because REDACT may hide them" in page.content.decode()
+
+
+def test_no_filter_finds_tasks_of_a_function_that_redacts_now(client, monkeypatch):
+    person(client, "view_task")
+    row = make(kwargs={"card": "42"})
+    monkeypatch.setattr(task_filters, "redacting_paths", lambda: [row.task_path])
+    assert ids(client, argument="card=42") == []
+
+
+def test_functions_and_queues_are_suggestions_and_not_links(client):
+    """Hundreds of links would fill the page."""
+    person(client, "view_task")
+    page = client.get(LIST, {"status__exact": "FAILED", "queue": "no-such", "q": "nothing"}).content.decode()
+    assert '<option value="tests.sample.tasks.nothing">' in page
+    assert "?task_path=" not in page
+    assert '<input type="hidden" name="status__exact" value="FAILED">' in page
+    assert '<input type="hidden" name="queue" value="no-such">' in page
+    assert '<input type="hidden" name="q" value="nothing">' in page
+    assert page.count('name="queue"') > page.count('type="hidden" name="queue"'), "and the input itself"

@@ -60,3 +60,35 @@ def test_a_blocked_task_says_what_it_waits_for(client):
     assert "which is held by no task at the moment" in page(second), "it has never begun"
     Task.objects.filter(pk=first.id).update(status="SUCCESSFUL", finished_at=Now())
     assert "which is held by no task at the moment" in page(second)
+
+
+def page_of(client, task):
+    return client.get(reverse("admin:django_pglock_task_change", args=[task.pk])).content.decode()
+
+
+def test_a_lock_key_leads_to_its_tasks_and_to_its_holder(client):
+    person(client, "view_task")
+    holder, waiting = make("RUNNING", lock_key="order:7"), make("BLOCKED", lock_key="order:7", waits_for=0)
+    done = make("SUCCESSFUL", lock_key="order:7")
+    page = page_of(client, waiting)
+    assert '<a href="../../?key=order%3A7">order:7</a>' in page
+    assert f'held by <a href="../../{holder.pk}/change/">#{holder.pk}</a>' in page
+    assert "held by" not in page_of(client, done), "it is past"
+
+
+def test_a_redacted_lock_key_is_no_link(client, settings):
+    person(client, "view_task")
+    row = make("READY", lock_key="order:7")
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "REDACT": lambda path, name, value: "hidden"}
+    page = page_of(client, row)
+    assert "order:7" not in page
+    assert "order%3A7" not in page
+
+
+def test_a_task_of_a_schedule_leads_to_the_schedule(client):
+    person(client, "view_task", "view_schedule")
+    url = reverse("admin:django_pglock_schedule_change", args=["tests.sample.tasks.nothing"])
+    tick = "2026-01-01T10:00:00+00:00"
+    assert f'<a href="{url}">{tick}</a>' in page_of(client, make(meta={"schedule": tick}))
+    assert url not in page_of(client, make())
+    assert "of a group" in page_of(client, make(group_key="of a group"))

@@ -6,11 +6,13 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
 from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat
+from django_pglock.store.wake import READY_CHANNEL, note_sleep
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -95,3 +97,19 @@ def test_a_claim_that_is_being_made_is_left_alone(claim):
     assert give_back("default", mine.worker, [], before=before) == 0
     assert give_back("default", mine.worker, [], except_keys=["order:1"]) == 0
     assert give_back("default", mine.worker, [], before=server_time("default"), except_keys=["order:2"]) == 1
+
+
+def test_a_sleeping_worker_is_told(claim):
+    """The worker that gives back may have no free thread. Another one that sleeps would find the task by its poll."""
+    sleeping = uuid4()
+    register(sleeping)
+    note_sleep("default", sleeping, is_sleeping=True)
+    tasks.nothing.using(queue_name="mail").enqueue()
+    [mine] = claim(queue="mail")
+    heard = []
+    with connection.cursor() as cursor:
+        cursor.execute(f"LISTEN {READY_CHANNEL}")
+        connection.connection.add_notify_handler(lambda news: heard.append(news.payload))
+        assert give_back("default", mine.worker, []) == 1
+        cursor.execute("UNLISTEN *")
+    assert heard == ["mail"]

@@ -137,6 +137,17 @@ def test_a_worker_without_a_row_is_dead(claim):
     assert (rescued.id, rescued.attempt, rescued.worker, rescued.status) == (mine.id, 1, mine.worker, "READY")
     attempt = Attempt.objects.get()
     assert (attempt.outcome, attempt.number, attempt.worker) == ("LOST", 1, mine.worker)
+    assert attempt.worker_name is None, "nobody knows it any more"
+
+
+def test_the_attempt_of_a_worker_that_died_keeps_its_name(claim, settings):
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    register(mine.worker, silent_for=1000.0)
+    register_witness()
+    assert len(rescue("default")) == 1
+    assert Attempt.objects.get().worker_name == "w"
 
 
 def test_a_rescue_spends_no_retry_and_keeps_the_token(claim):

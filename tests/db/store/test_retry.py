@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
@@ -226,3 +226,17 @@ def test_thousands_that_are_retried_together_wait_again(claim):
     assert Task.objects.retry() == 5002
     assert Task.objects.filter(status="BLOCKED").count() == 5001
     assert (waits_for(last), Waiter.objects.count()) == (5000, 10_000)
+
+
+def test_at_repeatable_read_a_unique_key_that_was_taken_after_the_snapshot_is_an_error(claim, in_threads):
+    """The transaction does not see the other task. PostgreSQL refuses the key, and nothing is retried."""
+    keyed.rebuild.enqueue(1)
+    [mine] = claim()
+    settle_one(mine, Failed(FAILURE))
+    with pytest.raises(IntegrityError), transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert Task.objects.count() == 1
+        in_threads(lambda number: keyed.rebuild.enqueue(1), 1)
+        Task.objects.all().retry()
+    assert statuses() == ["FAILED", "READY"]

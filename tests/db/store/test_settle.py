@@ -11,6 +11,7 @@ from django.db.utils import IntegrityError
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Attempt, Task
+from django_pglock.store.liveness import beat
 from django_pglock.store.outcome import Abandoned, Failed, Failure, Interrupted, Released, Retried, Succeeded
 from django_pglock.store.settle import settle
 from django_pglock.tasks.states import MOVES, TaskStatus
@@ -152,3 +153,16 @@ def test_no_verb_makes_a_move_that_the_table_does_not_know(source, verb):
 def test_the_database_refuses_rows_that_cannot_be(broken):
     with pytest.raises(IntegrityError):
         Task.objects.create(**{**ROW, **broken})
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_an_attempt_keeps_the_name_of_its_worker(claim, is_known):
+    """The row of a worker is deleted when the worker ends."""
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    if is_known:
+        about = {"hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
+        beat("default", mine.worker, name="mail-1", **about)
+    settle_one(mine, Failed(FAILURE))
+    attempt = Attempt.objects.get()
+    assert (attempt.worker, attempt.worker_name) == (mine.worker, "mail-1" if is_known else None)

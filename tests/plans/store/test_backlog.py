@@ -39,7 +39,7 @@ pytestmark = pytest.mark.django_db
 #: Statements of transactions or sessions in which indexes are walked in their order.
 ORDERED = (
     *("ADMIT", "ADMIT_NEXT", "ADMIT_OWN", "BLOCKED_KEYS", "CLAIM_FAIR", "ENQUEUE_AT_KEY", "ENQUEUE_AT_RATE"),
-    *("NEXT_DUE", "READY_QUEUES", "RESCUE", "TAKE_ALONG", "TAKE_NEXT", "promotion"),
+    *("KNOWN_QUEUES", "NEXT_DUE", "READY_QUEUES", "RESCUE", "TAKE_ALONG", "TAKE_NEXT", "promotion"),
 )
 
 
@@ -56,7 +56,7 @@ def plans(worker, ids):
     first = Task.objects.earliest("pk").pk
     Task.objects.filter(pk=first).update(status="FAILED")
     retried = _retriable(rows.filter(pk=first)).order_by("pk")
-    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts)
+    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts, ids)
     calls = {
         "a claim of one": (plain.sql(1, "default"), None),
         "a claim of some": (plain.sql(BATCH, "default"), None),
@@ -78,6 +78,12 @@ def plans(worker, ids):
         "DOUBTFUL": (None, 6.6),
         "COUNT_READY": (["default", "other"], 3, BATCH, BATCH),
         "COUNT_FAILED": (BATCH,),
+        "FAILURE_GROUPS": (BATCH, True, BATCH, 24, BATCH, BATCH),
+        "UNMARKED_FAILURES": (BATCH,),
+        "LAST_TRACEBACKS": (BATCH, ids),
+        "FIRST_SINCE": ("2026-01-01 00:00:00+00",),
+        "ABOVE_SUCCEEDED": None,
+        "COUNT_FAILED_IN": (["default", "other"], BATCH),
         "NEXT_AT": (0.0, ids[0]),
         "COUNT_OTHERS": (BATCH,),
         "STRAY_WAITERS": (0, BATCH),
@@ -96,6 +102,7 @@ def plans(worker, ids):
         "LOCK_AWAITED": (f"{{{ids[0]}}}",),
         "RELEASE": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
         "RELEASE_UNLOCKED": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
+        "KNOWN_QUEUES": (BATCH, ["default"]),
         "READY_QUEUES": None,
         "NEXT_DUE": None,
         "ADMIT": (["backlog"],),
@@ -126,8 +133,10 @@ def plans(worker, ids):
 
 
 #: Constants that are not read here, because they look at no backlog: what they insert, lock, send, set or are part of,
-#: and the few rows of the two small tables.
+#: the few rows of the two small tables, and the history, which test_history.py reads.
 ELSEWHERE = {
+    "END_TURN", "FORGET_COUNTS", "READ_COUNTS", "TAKE_TURN", "WRITE_COUNTS",
+    "ADD_HISTORY", "CLOCK", "HISTORY_OF", "HISTORY_OF_FUNCTION", "PRUNE_HISTORY", "TOTAL_HISTORY",
     "BEAT", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "FIND_QUEUES", "FIRST_READY",
     "FORGET_RATES", "LAST_ID", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_IS_HELD", "LOCK_KEY", "LOCK_KEYS", "NOTIFY_CANCEL",
     "OPEN_RATES", "PRUNE", "REGISTER_SCHEDULES", "RESTORE_WAITS", "SCHEDULES", "WAKE",

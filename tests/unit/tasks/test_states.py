@@ -12,10 +12,11 @@ def test_every_status_says_where_it_may_go():
     assert set(MOVES) == set(TaskStatus)
 
 
-def test_only_a_retry_by_hand_leaves_a_finished_status():
-    """Finished means finished: no worker may touch the row again."""
-    for status in FINISHED:
+def test_only_a_person_moves_a_task_that_is_finished():
+    """By a retry or, if it has failed, by a discard. No worker may touch the row again."""
+    for status in FINISHED - {TaskStatus.FAILED}:
         assert MOVES[status] <= {TaskStatus.READY, TaskStatus.BLOCKED}
+    assert MOVES[TaskStatus.FAILED] == {TaskStatus.READY, TaskStatus.BLOCKED, TaskStatus.CANCELLED}
     assert MOVES[TaskStatus.SUCCESSFUL] == frozenset()
 
 

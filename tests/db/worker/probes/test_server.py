@@ -16,16 +16,17 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 from django.db.models import F
+from django.db.models.functions import Now
 from django.test import override_settings
 
 from django_pglock.errors import ConfigurationError
-from django_pglock.models import Task
+from django_pglock.models import Queue, QueueCount, Task
 from django_pglock.worker import service
 from django_pglock.worker.probes import health
 from django_pglock.worker.probes import server as probes
 from django_pglock.worker.probes.server import ProbeServer
 from django_pglock.worker.supervising.channel import REPLACE, SupervisorChannel
-from django_pglock.worker.upkeep import ready_counts
+from django_pglock.worker.upkeep import queue_counts
 from tests.conftest import NEVER
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
@@ -35,7 +36,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 PARTS = ("heartbeat", "settler", "upkeep", "listener", "fetcher")
 ENDS = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-SAMPLE = re.compile(r'(django_pglock_[a-z_]+)(?:\{([a-z]+)="((?:[^"\\\n]|\\.)*)"\})? (-?[0-9.]+)')
+LABEL = r'[a-z]+="(?:[^"\\\n]|\\.)*"'
+SAMPLE = re.compile(rf"(django_pglock_[a-z_]+)(?:\{{({LABEL}(?:,{LABEL})*)\}})? (-?[0-9.e-]+)")
 
 
 def ask(worker, path, method="GET"):
@@ -60,9 +62,10 @@ def metrics(worker):
             assert (kind == "counter") == name.endswith("_total")
             kinds[name] = kind
         elif not line.startswith("# HELP "):
-            name, label, value, number = SAMPLE.fullmatch(line).groups()
-            assert name in kinds
-            samples[name.removeprefix("django_pglock_") + (f" {label}={value}" if label else "")] = float(number)
+            name, labels, number = SAMPLE.fullmatch(line).groups()
+            assert kinds[name if name in kinds else re.sub("_(bucket|sum|count)$", "", name)]
+            values = re.sub(r'="((?:[^"\\]|\\.)*)"', r"=\1", labels or "")
+            samples[f"{name.removeprefix('django_pglock_')} {values}".rstrip()] = float(number)
     return samples
 
 
@@ -279,6 +282,29 @@ def test_what_became_of_claims_is_counted(probed, eventually, monkeypatch):
     assert 0 <= found["heartbeat_age_seconds"] < NEVER
 
 
+def test_attempts_are_counted_by_function_with_their_times(probed, eventually):
+    worker = probed()
+    tasks.nothing.using(queue_name="mail").enqueue()
+    tasks.fail_twice.enqueue("a")
+    eventually(lambda: not Task.objects.filter(finished_at=None).exists())
+    path = "function=tests.sample.tasks.fail_twice"
+    name = f"attempts_total queue=default,{path}"
+    found = eventually(lambda: (found := metrics(worker)).get(f"{name},outcome=succeeded") and found)
+    assert (found[f"{name},outcome=retried"], found[f"{name},outcome=failed"]) == (2, 0)
+    assert found["attempts_total queue=mail,function=tests.sample.tasks.nothing,outcome=succeeded"] == 1
+    times = f"task_run_seconds_bucket queue=default,{path},le="
+    buckets = [found[key] for key in found if key.startswith(times)]
+    assert buckets == sorted(buckets)
+    assert [key.removeprefix(times) for key in found if key.startswith(times)][:3] == ["0.001", "0.004", "0.016"]
+    assert found[f"{times}+Inf"] == found[f"task_run_seconds_count queue=default,{path}"] == 3
+    assert 0 < found[f"task_run_seconds_sum queue=default,{path}"] < NEVER
+    assert found[f"task_wait_seconds_count queue=default,{path}"] == 1
+    worker.settler.history._write_at = 0.0
+    worker.settler.wake()
+    eventually(lambda: worker.settler.history.due_in() is None)
+    assert metrics(worker)[f"{name},outcome=succeeded"] == 1, "counters grow on after they were written"
+
+
 def test_what_is_in_flight_is_counted(probed, eventually):
     worker = probed(threads=1)
     running_tasks.wait_for_note.enqueue("go on")
@@ -288,28 +314,34 @@ def test_what_is_in_flight_is_counted(probed, eventually):
     assert (found["tasks_in_hand"], found["tasks_running"]) == (1, 1)
 
 
-def test_ready_tasks_are_counted_while_somebody_asks_and_never_by_who_asks(probed, eventually, monkeypatch):
+def test_queues_are_counted_while_somebody_asks_and_never_by_who_asks(probed, eventually, monkeypatch):
     worker = probed(queues=["other"])
-    counted = []
-    count = ready_counts.ready_counts
-    monkeypatch.setattr(ready_counts, "ready_counts", lambda using: counted.append(1) or count(using))
+    read = []
+    shared = queue_counts.shared_counts
+    monkeypatch.setattr(queue_counts, "shared_counts", lambda using: read.append(1) or shared(using))
     for _ in range(3):
         tasks.nothing.using(queue_name='an "odd\\one"').enqueue()
-    worker.upkeep.ready_counts.look()
-    assert not counted, "counted before anybody asked"
+    Queue.objects.pause("mail")
+    worker.upkeep.queue_counts.look()
+    assert not read, "counted before anybody asked"
 
-    name = 'tasks_ready queue=an \\"odd\\\\one\\"'
-    eventually(lambda: metrics(worker).get(name) == 3, why="it was not counted")
-    assert 0 < metrics(worker)[name.replace("tasks_ready", "oldest_ready_task_age_seconds")] < NEVER
+    odd = 'queue=an \\"odd\\\\one\\"'
+    eventually(lambda: metrics(worker).get(f"tasks_ready {odd}") == 3, why="it was not counted")
+    found = metrics(worker)
+    assert 0 < found[f"oldest_ready_task_age_seconds {odd}"] < NEVER
+    statuses = ("ready", "blocked", "scheduled", "running", "failed")
+    assert [found[f"tasks {odd},status={status}"] for status in statuses] == [3, 0, 0, 0, 0]
+    assert (found[f"queue_paused {odd}"], found["queue_paused queue=mail"]) == (0, 1)
     for _ in range(20):
         metrics(worker)
-        worker.upkeep.ready_counts.look()
-    assert len(counted) == 1
-    monkeypatch.setattr("django_pglock.worker.upkeep.ready_counts.BETWEEN_COUNTS", 0.1)
+        worker.upkeep.queue_counts.look()
+    assert len(read) == 1
+    monkeypatch.setattr("django_pglock.worker.upkeep.queue_counts.BETWEEN_COUNTS", 0.1)
     Task.objects.all().delete()
-    eventually(lambda: metrics(worker)[name] == 0, why="an empty queue is shown as such")
-    monkeypatch.setattr("django_pglock.worker.upkeep.ready_counts.TOO_OLD", 0.0)
-    assert name not in metrics(worker)
+    QueueCount.objects.update(count_again_at=Now())
+    eventually(lambda: metrics(worker)[f"tasks_ready {odd}"] == 0, why="an empty queue is shown as such")
+    monkeypatch.setattr("django_pglock.worker.upkeep.queue_counts.TOO_OLD", 0.0)
+    assert f"tasks_ready {odd}" not in metrics(worker)
 
 
 def test_scrapes_send_no_statement(probed, django_assert_num_queries):

@@ -80,6 +80,7 @@ def test_a_failure_is_one_line_at_error_with_message_and_traceback(ended, lines,
     assert (kind, str(error)) == (LookupError, "there is no order 7")
     assert [each.name for each in traceback.extract_tb(trace)] == ["fail_deep", "look_up"], "so it groups by function"
     assert (record.task_path, record.queue, record.attempt) == (path, "default", 1)
+    assert record.worker == str(Task.objects.get(pk=result.id).worker)
 
 
 def test_each_attempt_that_fails_has_its_line(ended, lines):

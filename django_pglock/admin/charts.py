@@ -1,0 +1,114 @@
+"""Charts as SVG, drawn from plain numbers: bars for counts, lines for times, and the numbers in a table below.
+
+An SVG contains only shapes, with classes for the stylesheet: no text, which would shrink with the picture on a phone,
+and no inline style. Screen readers get the title and the description, and can open the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from django.template.loader import render_to_string
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+#: The size of the drawing, in units of its own: the stylesheet stretches it to the width of its column.
+WIDTH, HEIGHT = 600.0, 120.0
+#: The share of its place that a bar fills.
+FILLED = 0.8
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of numbers in a chart. ``kind`` is the class of its shapes: ``pglock-chart-<kind>``."""
+
+    label: str
+    kind: str
+    #: One value for each bucket; None where there is nothing to show.
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Some lines over the same buckets.
+
+    ``moments``: the name of each bucket, such as a time. ``shown`` turns a value into text, with its unit. ``stacked``:
+    bars above each other instead of lines.
+    """
+
+    name: str
+    title: str
+    moments: Sequence[str]
+    lines: Sequence[Line]
+    shown: Callable[[float], str]
+    stacked: bool = False
+
+    @property
+    def top(self) -> float:
+        """The value at the upper edge; 0 if all values are 0 or missing."""
+        columns: Iterator[Sequence[float | None]] = zip(*(line.values for line in self.lines), strict=True)
+        join = sum if self.stacked else max
+        return max((join(each or 0.0 for each in column) for column in columns), default=0.0)
+
+    @property
+    def description(self) -> str:
+        """The greatest value of each line, in words."""
+        return "; ".join(f"{line.label}: {self.shown(max(_known(line), default=0.0))}" for line in self.lines)
+
+    @property
+    def drawing(self) -> SafeString:
+        """The SVG."""
+        shapes = _bars(self) if self.stacked else _curves(self)
+        return format_html(
+            '<svg class="pglock-chart" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img"'
+            ' aria-labelledby="pglock-{}-title pglock-{}-text">'
+            '<title id="pglock-{}-title">{}</title><desc id="pglock-{}-text">{}</desc>{}</svg>',
+            *(int(WIDTH), int(HEIGHT), self.name, self.name, self.name, self.title, self.name, self.description),
+            format_html_join("", '<path class="pglock-chart-{}" d="{}"/>', shapes),
+        )
+
+    @property
+    def rows(self) -> Iterator[tuple[str, list[str]]]:
+        """The rows of the table: the moment, and the value of each line."""
+        for at, moment in enumerate(self.moments):
+            values = [line.values[at] for line in self.lines]
+            yield moment, ["-" if value is None else self.shown(value) for value in values]
+
+    def __str__(self) -> str:
+        return render_to_string("admin/django_pglock/overview/chart.html", {"chart": self})
+
+    __html__ = __str__
+
+
+def _known(line: Line) -> list[float]:
+    return [value for value in line.values if value is not None]
+
+
+def _bars(chart: Chart) -> Iterator[tuple[str, str]]:
+    """Yield the class and the path of each line: a box for each bucket, on top of the boxes of the lines before."""
+    place, scale = WIDTH / max(len(chart.moments), 1), HEIGHT / (chart.top or 1.0)
+    floor = [HEIGHT] * len(chart.moments)
+    for line in chart.lines:
+        boxes = []
+        for at, value in enumerate(line.values):
+            if value:
+                height = value * scale
+                boxes.append(
+                    f"M{at * place:.1f} {floor[at]:.1f}h{place * FILLED:.1f}v{-height:.1f}h{-place * FILLED:.1f}z"
+                )
+                floor[at] -= height
+        yield line.kind, "".join(boxes)
+
+
+def _curves(chart: Chart) -> Iterator[tuple[str, str]]:
+    """Yield the class and the path of each line: broken where a value is missing, a dash if it stands alone."""
+    place, scale = WIDTH / max(len(chart.moments), 1), HEIGHT / (chart.top or 1.0)
+    for line in chart.lines:
+        parts = []
+        for is_known, group in groupby(enumerate(line.values), key=lambda each: each[1] is not None):
+            points = [f"{(at + 0.5) * place:.1f} {HEIGHT - (value or 0.0) * scale:.1f}" for at, value in group]
+            if is_known:
+                parts.append(f"M{'L'.join(points)}" + (f"h{place / 2:.1f}" if len(points) == 1 else ""))
+        yield line.kind, "".join(parts)

@@ -1,0 +1,224 @@
+"""The admin page of failures: failed tasks in groups, and what one may do with a whole group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.db import router, transaction
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.http import urlencode
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+
+from django_pglock.admin.actions import perform, record
+from django_pglock.admin.pages import AtLeast, ReadOnlyAdmin, elapsed
+from django_pglock.errors import ConfigurationError
+from django_pglock.models import FailureGroup, Task
+from django_pglock.store.failures import FailureCounts, Group, group_of, in_group, mute, unmute
+from django_pglock.store.move import WINDOW
+from django_pglock.verbs import TASK_VERBS
+
+#: The size of the chart of the last hours: the width of a bar with its gap, the width of a bar, the height.
+STEP, BAR, HEIGHT = 5, 4, 24
+
+
+@dataclass(frozen=True)
+class Row:
+    """One group as a line of the table."""
+
+    group: FailureCounts
+    count: int
+    first: str
+    last: str
+    chart: str
+    tasks_url: str
+    newest_url: str
+    #: The task that retries the group at this moment, and its page.
+    redrive: Any
+    redrive_url: str
+
+
+class FailureGroupAdmin(ReadOnlyAdmin):
+    """The page of all groups, the confirmation of a change of all tasks of a group, and the buttons that mute."""
+
+    #: The permission of each verb.
+    permissions: ClassVar[dict[str, str]] = {
+        "retry": "django_pglock.retry_task",
+        "discard": "django_pglock.cancel_task",
+        "mute": "django_pglock.mute_failuregroup",
+        "unmute": "django_pglock.mute_failuregroup",
+    }
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may view tasks: groups have no permission of their own."""
+        return request.user.has_perm("django_pglock.view_task")
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Return whether the index lists the page."""
+        return self.has_view_permission(request)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the page, and the address of the verbs of a group."""
+        view = self.admin_site.admin_view
+        return [
+            path("", view(self.changelist_view), name="django_pglock_failuregroup_changelist"),
+            path("<int:number>/do/<str:verb>/", view(self.verb_view), name="django_pglock_failuregroup_verb"),
+        ]
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Show the groups."""
+        if request.method not in ("GET", "HEAD"):
+            return HttpResponseNotAllowed(["GET", "HEAD"])
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        context = {
+            "title": capfirst(self.opts.verbose_name_plural),
+            "rows": list(self._rows()),
+            "may": self._may(request),
+        }
+        return self._answer(request, "change_list", {**context, **(extra_context or {})})
+
+    def verb_view(self, request: HttpRequest, number: int, verb: str) -> HttpResponse:
+        """Apply a verb to a group by POST, with CSRF protection; ask for confirmation by GET if it changes tasks."""
+        if verb not in self.permissions or not self.has_view_permission(request) or verb not in self._may(request):
+            raise PermissionDenied
+        if request.method not in (["GET", "HEAD", "POST"] if verb in TASK_VERBS else ["POST"]):
+            return HttpResponseNotAllowed(["POST"])
+        if number >= 2**63:
+            raise Http404
+        using = router.db_for_write(Task)
+        group = group_of(using, number)
+        if group is None:
+            messages.warning(request, _("No task of this group is failed any more."))
+        elif verb not in TASK_VERBS:
+            self._mute(request, group, is_muted=verb == "mute")
+        elif request.method != "POST":
+            return self._confirmation(request, group, verb)
+        elif verb == "retry" and request.POST.get("rate"):
+            self._redrive(request, group)
+        else:
+            perform(TASK_VERBS[verb], request, in_group(Task.objects.using(using), group))
+        return HttpResponseRedirect(self._address("changelist"))
+
+    def _may(self, request: HttpRequest) -> list[str]:
+        """Return the verbs that the user may apply."""
+        return [verb for verb, permission in self.permissions.items() if request.user.has_perm(permission)]
+
+    # The page
+
+    def _rows(self) -> Iterator[Row]:
+        groups, now = Task.objects.failures(), timezone.now()
+        redrives = _redrives_of([group.fingerprint for group in groups])
+        for group in groups:
+            redrive = redrives.get(group.fingerprint)
+            yield Row(
+                group=group,
+                count=AtLeast(group.count) if group.is_capped else group.count,
+                first=elapsed(group.first_at, now),
+                last=elapsed(group.last_at, now),
+                chart=chart_of(group.by_hour),
+                tasks_url=self._tasks_url(group.group),
+                newest_url=self._task_url(group.newest),
+                redrive=redrive,
+                redrive_url=self._task_url(redrive.pk) if redrive else "",
+            )
+
+    def _tasks_url(self, group: Group) -> str:
+        """Return the address of the list of the tasks of a group; without fingerprint, of all failed of a function."""
+        name: dict[str, str | int]
+        name = {"task_path": group.task_path} if group.has_unmarked else {"fingerprint__exact": group.fingerprint}
+        url = reverse("admin:django_pglock_task_changelist", current_app=self.admin_site.name)
+        return f"{url}?{urlencode({'status__exact': 'FAILED', **name})}"
+
+    def _task_url(self, id_: int) -> str:
+        return reverse("admin:django_pglock_task_change", args=[id_], current_app=self.admin_site.name)
+
+    # Verbs
+
+    def _confirmation(self, request: HttpRequest, group: Group, verb: str) -> HttpResponse:
+        count = in_group(Task.objects.using(router.db_for_write(Task)), group).count()
+        context = {
+            "title": TASK_VERBS[verb].button,
+            "group": group,
+            "question": TASK_VERBS[verb].said(TASK_VERBS[verb].question, count),
+            "is_crowd": count > WINDOW,
+            "takes_rate": verb == "retry",
+            "list_url": self._address("changelist"),
+        }
+        return self._answer(request, "confirm", context)
+
+    def _redrive(self, request: HttpRequest, group: Group) -> None:
+        # Here, because the decorator needs a backend: a project that uses only locks has none.
+        from django_pglock.redrive import enqueue_redrive
+
+        try:
+            rate = float(request.POST["rate"])
+            with transaction.atomic(using=router.db_for_write(Task)):
+                made, is_new = enqueue_redrive(router.db_for_write(Task), group, rate)
+                if is_new:
+                    text = f"redrive: group {group.fingerprint}, {rate:g} tasks a second, by #{made}"
+                    record(request, FailureGroup, text, object_id=str(group.fingerprint))
+        except ValueError:
+            messages.error(request, _("Enter a number of tasks a second, such as 10."))
+            return
+        text = _("A worker retries the tasks, at most {rate} a second. Progress, and a button to cancel: {link}")
+        if not is_new:
+            text = _("The group is retried already, so nothing was changed. Progress, and a button to cancel: {link}")
+        link = format_html('<a href="{}">#{}</a>', self._task_url(made), made)
+        messages.info(request, format_html(text, rate=f"{rate:g}", link=link))
+
+    def _mute(self, request: HttpRequest, group: Group, *, is_muted: bool) -> None:
+        using = router.db_for_write(FailureGroup)
+        change = partial(mute, by=request.user.get_username()) if is_muted else unmute
+        with transaction.atomic(using=using):
+            has_changed = change(using, group.fingerprint)
+            verb = "mute" if is_muted else "unmute"
+            record(request, FailureGroup, f"{verb}: {group.fingerprint}", object_id=str(group.fingerprint))
+        text = _("The group was muted: it is at the end of the list, and not in the overview.")
+        if not is_muted:
+            text = _("The group is no longer muted.")
+        (messages.success if has_changed else messages.warning)(request, text)
+
+    def _address(self, page: str, *arguments: Any) -> str:
+        name = f"admin:django_pglock_failuregroup_{page}"
+        return reverse(name, args=arguments, current_app=self.admin_site.name)
+
+    def _answer(self, request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
+        request.current_app = self.admin_site.name
+        about = {"opts": self.opts, "media": self.media}
+        template = f"admin/django_pglock/failuregroup/{name}.html"
+        return TemplateResponse(request, template, {**self.admin_site.each_context(request), **about, **context})
+
+
+def chart_of(by_hour: tuple[int, ...]) -> str:
+    """Return bars for the failures of the last hours as SVG, with the numbers as its title."""
+    most = max(by_hour)
+    # Rounded up, so that one failure among thousands can be seen.
+    heights = [-(-count * HEIGHT // most) if most else 0 for count in by_hour]
+    bars = [(STEP * hour, HEIGHT - height, BAR, height) for hour, height in enumerate(heights) if height]
+    title = _("Failures in each of the last {hours} hours: {numbers}")
+    return format_html(
+        '<svg class="pglock-hours" role="img" viewBox="0 0 {} {}" preserveAspectRatio="none"><title>{}</title>{}</svg>',
+        *(STEP * len(by_hour), HEIGHT, title.format(hours=len(by_hour), numbers=", ".join(map(str, by_hour)))),
+        format_html_join("", '<rect x="{}" y="{}" width="{}" height="{}"/>', bars),
+    )
+
+
+def _redrives_of(numbers: list[int]) -> dict[int, Any]:
+    """Return the unfinished redrives of groups; none if this project has no backend, so that there can be none."""
+    if not numbers:
+        return {}
+    try:
+        from django_pglock.redrive import redrives
+    except ConfigurationError:
+        return {}
+    return redrives(Task.objects.db, numbers)

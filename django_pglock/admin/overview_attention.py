@@ -1,0 +1,196 @@
+"""What needs attention, in sentences with links. Each function finds one kind of problem, by one statement or two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from django.db.models.functions import Now
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_pglock.admin.overview_facts import Facts
+from django_pglock.admin.pages import MOST_COUNTED, AtLeast, elapsed
+from django_pglock.admin.schedules import OVERDUE
+from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
+from django_pglock.store.count import in_status
+from django_pglock.store.lock_keys import blocked_keys
+from django_pglock.store.unknown import unknown
+from django_pglock.tasks.states import TaskStatus
+from django_pglock.worker.options import our_backends
+
+#: Sentences of one kind that are shown. One more sentence says how many there are besides.
+FEW = 3
+#: A task that has been ready or blocked for longer than this, and a lock that a session has waited for.
+LONG, LONG_FOR_LOCK = timedelta(minutes=10), timedelta(seconds=10)
+#: Lock keys, sessions and rows of other kinds that are read.
+MOST_KEYS = MOST_ROWS = 100
+#: Tasks of each queue that are compared with the functions that workers know.
+FIRST = 10
+
+
+class Sentence(NamedTuple):
+    """A problem, and the page that shows it. ``key`` stays the same while the problem lasts."""
+
+    key: str
+    text: str
+    url: str
+
+
+def attention(facts: Facts) -> list[Sentence]:
+    """Return what needs attention, among what the user may see, the most urgent first."""
+    return [sentence for model, find in SENTENCES if facts.may_view(model) for sentence in find(facts)]
+
+
+def no_worker(facts: Facts) -> Iterator[Sentence]:
+    """No worker is alive. A project without a backend of this package needs none."""
+    if not facts.workers and our_backends():
+        text = _("No worker is running. Start one: python manage.py runlockworker")
+        yield Sentence("no-worker", text, facts.address("worker_changelist"))
+
+
+def stuck_tasks(facts: Facts) -> Iterator[Sentence]:
+    """Tasks whose worker is dead."""
+    count = Task.objects.using(facts.using).all().stuck().order_by()[: MOST_COUNTED + 1].count()
+    if count:
+        text = ngettext(
+            "%(count)s running task is stuck: its worker is dead.",
+            "%(count)s running tasks are stuck: their workers are dead.",
+            count,
+        )
+        url = facts.address("task_changelist", attention="stuck")
+        yield Sentence("stuck", text % {"count": _capped(count, MOST_COUNTED)}, url)
+
+
+def paused_queues(facts: Facts) -> Iterator[Sentence]:
+    """Queues that somebody has paused."""
+    for queue in list(facts.paused.values())[:FEW]:
+        about = {"queue": queue.pk, "by": queue.paused_by, "since": _moment(queue.paused_at)}
+        if queue.paused_by:
+            text = _("Queue %(queue)s has been paused by %(by)s since %(since)s.") % about
+        else:
+            text = _("Queue %(queue)s has been paused since %(since)s.") % about
+        reason = _("Reason: %(reason)s") % {"reason": queue.reason} if queue.reason else ""
+        url = facts.address("queue_changelist", paused=1)
+        yield Sentence(f"paused:{queue.pk}", f"{text} {reason}".strip(), url)
+    if (more := len(facts.paused) - FEW) > 0:
+        text = ngettext("%(count)s more queue is paused.", "%(count)s more queues are paused.", more)
+        yield Sentence("paused", text % {"count": more}, facts.address("queue_changelist", paused=1))
+
+
+def late_tasks(facts: Facts) -> Iterator[Sentence]:
+    """The scheduled task that has been due for longest, although workers make due tasks ready within seconds."""
+    late = Task.objects.using(facts.using).all().due().filter(run_after__lte=Now() - OVERDUE)
+    for key, path, since in late.values_list("pk", "task_path", "run_after")[:1]:
+        text = _("The oldest due task has been due for %(time)s, and no worker has made it ready: %(task)s #%(id)s.")
+        about = {"time": elapsed(since), "task": path.rpartition(".")[2], "id": key}
+        yield Sentence("late", text % about, facts.address("task_change", key))
+
+
+def long_waits(facts: Facts) -> Iterator[Sentence]:
+    """Queues whose oldest ready task has waited for long, although they are not paused."""
+    late = {queue: age for queue, age in facts.ages.items() if age > LONG.total_seconds() and queue not in facts.paused}
+    now = timezone.now()
+    for queue, age in list(late.items())[:FEW]:
+        text = _("The oldest ready task of queue %(queue)s has waited for %(time)s.")
+        about = {"queue": queue, "time": elapsed(now - timedelta(seconds=age), now)}
+        url = facts.address("task_changelist", status__exact="READY", queue=queue)
+        yield Sentence(f"waits:{queue}", text % about, url)
+    if (more := len(late) - FEW) > 0:
+        text = ngettext(
+            "%(count)s more queue has had a ready task for more than 10 minutes.",
+            "%(count)s more queues have had a ready task for more than 10 minutes.",
+            more,
+        )
+        yield Sentence("waits", text % {"count": more}, facts.address("task_changelist", status__exact="READY"))
+
+
+def blocked_tasks(facts: Facts) -> Iterator[Sentence]:
+    """The lock keys for which tasks wait, if the oldest of these tasks has waited for long."""
+    blocked = in_status(Task.objects.using(facts.using), TaskStatus.BLOCKED).order_by("status", "pk")
+    for key, since in blocked.values_list("pk", "enqueued_at")[:1]:
+        keys = len(blocked_keys(facts.using, "", limit=MOST_KEYS))
+        if timezone.now() - since < LONG or not keys:
+            return
+        text = ngettext(
+            "Tasks wait for %(count)s lock key; the oldest blocked task, #%(id)s, has waited for %(time)s.",
+            "Tasks wait for %(count)s lock keys; the oldest blocked task, #%(id)s, has waited for %(time)s.",
+            keys,
+        )
+        about = {"count": _capped(keys, MOST_KEYS - 1), "id": key, "time": elapsed(since)}
+        yield Sentence("blocked", text % about, facts.address("task_changelist", status__exact="BLOCKED"))
+
+
+def unknown_functions(facts: Facts) -> Iterator[Sentence]:
+    """Functions with ready tasks that no living worker knows. Without a worker, all would be unknown."""
+    found = unknown(facts.using, limit=FIRST) if facts.workers else []
+    oldest: dict[str, datetime] = {}
+    for each in found:
+        oldest.setdefault(each.task_path, each.oldest)
+    for path, since in list(oldest.items())[:FEW]:
+        text = _("No worker knows %(task)s; the oldest of its ready tasks has waited for %(time)s.")
+        url = facts.address("task_changelist", status__exact="READY", task_path=path)
+        yield Sentence(f"unknown:{path}", text % {"task": path, "time": elapsed(since)}, url)
+    if (more := len(oldest) - FEW) > 0:
+        text = ngettext("No worker knows %(count)s more function.", "No worker knows %(count)s more functions.", more)
+        yield Sentence("unknown", text % {"count": more}, facts.address("task_changelist", status__exact="READY"))
+
+
+def overdue_schedules(facts: Facts) -> Iterator[Sentence]:
+    """Schedules whose tick no worker has enqueued."""
+    late = Schedule.objects.using(facts.using).filter(is_enabled=True, next_at__lt=Now() - OVERDUE).order_by("next_at")
+    found = list(late.values_list("pk", "next_at")[: MOST_ROWS + 1])
+    for path, since in found[:FEW]:
+        text = _("The schedule of %(task)s has been overdue for %(time)s: no worker enqueues it.")
+        url = facts.address("schedule_changelist", is_enabled__exact=1)
+        yield Sentence(f"schedule:{path}", text % {"task": path, "time": elapsed(since)}, url)
+    if (more := len(found) - FEW) > 0:
+        text = ngettext("%(count)s more schedule is overdue.", "%(count)s more schedules are overdue.", more)
+        yield Sentence("schedule", text % {"count": more}, facts.address("schedule_changelist", is_enabled__exact=1))
+
+
+def awaited_locks(facts: Facts) -> Iterator[Sentence]:
+    """Advisory locks for which a session has waited for long."""
+    waiting = AdvisoryLock.objects.all().waiting().filter(key__isnull=False, since__lte=Now() - LONG_FOR_LOCK)
+    first: dict[int, Any] = {}
+    for each in waiting.order_by("since", "pid")[:MOST_ROWS]:
+        first.setdefault(each.key, each)
+    for row in list(first.values())[:FEW]:
+        text = ngettext(
+            "%(count)s session waits for the lock %(lock)s, for %(time)s.",
+            "%(count)s sessions wait for the lock %(lock)s, the first for %(time)s.",
+            row.waiters,
+        )
+        about = {"count": row.waiters, "lock": str(row), "time": elapsed(row.since)}
+        yield Sentence(f"lock:{row.key}", text % about, facts.address("advisorylock_changelist", is_granted__exact=0))
+    if (more := len(first) - FEW) > 0:
+        text = ngettext("Sessions wait for %(count)s more lock.", "Sessions wait for %(count)s more locks.", more)
+        yield Sentence("lock", text % {"count": more}, facts.address("advisorylock_changelist", is_granted__exact=0))
+
+
+#: What needs attention, by urgency, each with the model that a user must be allowed to view.
+SENTENCES: tuple[tuple[Any, Callable[[Facts], Iterator[Sentence]]], ...] = (
+    (Worker, no_worker),
+    (Task, stuck_tasks),
+    (Task, unknown_functions),
+    (Queue, paused_queues),
+    (Task, late_tasks),
+    (Schedule, overdue_schedules),
+    (Task, long_waits),
+    (Task, blocked_tasks),
+    (AdvisoryLock, awaited_locks),
+)
+
+
+def _capped(count: int, most: int) -> int:
+    return AtLeast(most) if count > most else count
+
+
+def _moment(at: Any) -> str:
+    """Return the time of a moment, with its date if that is not today."""
+    now = timezone.now()
+    if timezone.is_aware(at):
+        at, now = timezone.localtime(at), timezone.localtime(now)
+    return str(at.strftime("%H:%M" if at.date() == now.date() else "%Y-%m-%d %H:%M"))

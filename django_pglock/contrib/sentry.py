@@ -1,0 +1,312 @@
+"""Sentry: failed tasks as issues, traces from caller to task, and check-ins of schedules; the extra ``[sentry]``::
+
+    from django_pglock.contrib.sentry import PGLockIntegration
+
+    sentry_sdk.init(dsn=..., integrations=[PGLockIntegration()])
+
+A failure is reported when its task has failed for good, as Sentry's own integrations of Celery and RQ do: a retry is
+part of normal operation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import sentry_sdk
+from sentry_sdk import traces
+from sentry_sdk.consts import OP, SPANDATA
+from sentry_sdk.crons import MonitorStatus, capture_checkin
+from sentry_sdk.integrations import Integration
+from sentry_sdk.scope import add_global_event_processor, should_send_default_pii
+from sentry_sdk.tracing import TransactionSource
+from sentry_sdk.tracing_utils import has_span_streaming_enabled
+from sentry_sdk.utils import event_from_exception, has_data_collection_enabled
+
+from django_pglock.errors import TaskCancelled
+from django_pglock.store.outcome import Cancelled, Failed, Retried, Succeeded
+from django_pglock.tasks import instrumentation
+from django_pglock.tasks.arguments import from_json
+from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.fields import TaskFields
+from django_pglock.tasks.flow import Cancel, FlowWord, Retry
+from django_pglock.tasks.instrumentation import AttemptInfo, EnqueueObserver, RunObserver, headers_of
+from django_pglock.tasks.redaction import is_redacted, shown
+from django_pglock.tasks.schedules import EVERY, is_scheduled, timing_of
+from django_pglock.worker.logs import NAMES
+
+INSTRUMENT = "sentry"
+ORIGIN = "auto.queue.django_pglock"
+OWN_FRAMES = "django_pglock.worker."
+#: The loggers that tell how each task ended. Sentry makes events of their records, too.
+LOGGERS = ("django_pglock.worker", *NAMES)
+#: The attribute of exceptions that were reported with their tasks.
+REPORTED = "_django_pglock_reported"
+#: The most characters of a monitor's slug.
+LONGEST_SLUG = 50
+#: Sentry's units of an interval, in seconds. It knows no shorter ones.
+UNITS = {"day": 86400, "hour": 3600, "minute": 60}
+
+
+class PGLockIntegration(Integration):  # type: ignore[misc]
+    """The integration for ``sentry_sdk.init(integrations=[...])``.
+
+    ``report_retries``: report failures that will be retried, too. ``monitor_schedules``: send check-ins of functions
+    with ``cron`` or ``every`` to Sentry's Crons, which makes a monitor for each. Off by default, because Sentry bills
+    monitors.
+    """
+
+    identifier = "django_pglock"
+    origin = ORIGIN
+
+    def __init__(self, *, report_retries: bool = False, monitor_schedules: bool = False) -> None:
+        self.report_retries = report_retries
+        self.monitor_schedules = monitor_schedules
+
+    @staticmethod
+    def setup_once() -> None:
+        """Observe the tasks of this process. Called by Sentry, once."""
+        instrumentation.add(SentryInstrument())
+        add_global_event_processor(_without_reported)
+
+
+class SentryInstrument:
+    """The instrument. It observes while the client of the process has the integration."""
+
+    name = INSTRUMENT
+
+    def enqueuing(self, task: TaskFields) -> EnqueueObserver:
+        """Begin a span ``queue.publish``, if the caller has one, and pass the caller's trace on."""
+        return EnqueueObserver() if _integration() is None else Publishing(task)
+
+    def running(self, attempt: AttemptInfo) -> RunObserver:
+        """Begin a transaction, with a scope of its own, in the trace of the caller."""
+        integration = _integration()
+        return RunObserver() if integration is None else Running(attempt, integration)
+
+
+class Publishing(EnqueueObserver):
+    """A call that enqueues."""
+
+    def __init__(self, task: TaskFields) -> None:
+        data = {SPANDATA.MESSAGING_SYSTEM: "postgresql", SPANDATA.MESSAGING_DESTINATION_NAME: task.queue_name}
+        with ExitStack() as block:
+            self.span = _child_span(OP.QUEUE_PUBLISH, task.module_path, data)
+            if self.span is not None:
+                block.enter_context(self.span)
+            self.headers = dict(sentry_sdk.get_current_scope().iter_trace_propagation_headers())
+            self.block = block.pop_all()
+
+    def ended(self, ids: Sequence[str], error: BaseException | None) -> None:
+        """End the span."""
+        with self.block:
+            if self.span is not None:
+                _set(self.span, {SPANDATA.MESSAGING_MESSAGE_ID: ids[0]} if len(ids) == 1 else {})
+                _end(self.span, is_error=error is not None)
+
+
+class Running(RunObserver):
+    """An attempt that runs."""
+
+    def __init__(self, attempt: AttemptInfo, integration: PGLockIntegration) -> None:
+        self.attempt = attempt
+        self.integration = integration
+        self.claim = attempt.claims[0]
+        self.meta = from_json(self.claim.meta)
+        self.event: tuple[Any, Any] | None = None
+        self.error: BaseException | None = None
+        self.check_in = _check_in_of(attempt, self.meta) if integration.monitor_schedules else None
+        with ExitStack() as block:
+            scope = block.enter_context(sentry_sdk.isolation_scope())
+            scope.clear_breadcrumbs()
+            scope.add_event_processor(self.describe)
+            self.span = block.enter_context(_root_span(self.claim))
+            if self.check_in is not None:
+                capture_checkin(**self.check_in, status=MonitorStatus.IN_PROGRESS)
+            self.block = block.pop_all()
+
+    def raised(self, error: BaseException) -> None:
+        """Make the event of an exception now, while its frames have their variables, if it may be reported."""
+        if self._may_report(error):
+            self.error, self.event = error, self._event(error)
+
+    def ended(self, outcome: Any) -> None:
+        """Report the outcome, and end the span."""
+        failure = getattr(outcome, "failure", None)
+        with self.block:
+            if isinstance(outcome, Failed) or (isinstance(outcome, Retried) and self.integration.report_retries):
+                self._report(outcome.failure.exception)
+            if self.check_in is not None and isinstance(outcome, Succeeded | Failed | Cancelled):
+                status = MonitorStatus.OK if isinstance(outcome, Succeeded) else MonitorStatus.ERROR
+                capture_checkin(**self.check_in, status=status)
+            # Without an outcome, another worker has the task now.
+            is_error = outcome is None or (failure is not None and not isinstance(outcome, Cancelled))
+            _end(self.span, is_error=is_error)
+
+    def describe(self, event: Any, hint: Any) -> Any:
+        """Add the task to an event of this attempt, also to events that the function itself sends."""
+        claim, row = self.claim, self._row()
+        task = {"id": str(claim.id), "function": claim.task_path, "queue": claim.queue, "attempt": claim.number}
+        if _may_send_arguments():
+            task.update(args=shown(row, "args"), kwargs=shown(row, "kwargs"))
+        if is_redacted(row):
+            # Arguments are variables of frames.
+            for frame in (frame for stack in _stacks_of(event) for frame in stack["frames"]):
+                frame.pop("vars", None)
+        event.setdefault("contexts", {})["task"] = task
+        event.setdefault("tags", {}).update(task_id=str(claim.id), task=claim.task_path, queue=claim.queue)
+        return event
+
+    def _row(self) -> Any:
+        """Return the values of the row, for the functions that hide some of them."""
+        attempt = self.attempt
+        return SimpleNamespace(task_path=self.claim.task_path, meta=self.meta, args=attempt.args, kwargs=attempt.kwargs)
+
+    def _may_report(self, error: BaseException) -> bool:
+        claim = self.claim
+        if (isinstance(error, FlowWord) and not isinstance(error, Retry)) or isinstance(error, TaskCancelled):
+            return False
+        will_retry = isinstance(error, Retry) or self.attempt.definition.can_retry(error)
+        return self.integration.report_retries or claim.retries >= claim.max_retries or not will_retry
+
+    def _event(self, error: BaseException) -> tuple[Any, Any]:
+        mechanism = {"type": PGLockIntegration.identifier, "handled": False}
+        event, hint = event_from_exception(error, sentry_sdk.get_client().options, mechanism)
+        for stack in _stacks_of(event):
+            own = [str(frame.get("module")).startswith(OWN_FRAMES) for frame in stack["frames"]]
+            stack["frames"] = stack["frames"][own.index(False) if False in own else 0 :]
+        event["fingerprint"] = [self.claim.task_path, f"{type(error).__module__}.{type(error).__qualname__}"]
+        return event, hint
+
+    def _report(self, error: BaseException | None) -> None:
+        if error is None:
+            return
+        # If the attempt had to stop, the exception of the function is only the cause of the one that counts.
+        event, hint = self.event if self.event is not None and error is self.error else self._event(error)
+        sentry_sdk.capture_event(event, hint=hint)
+        # Not setattr(): the class of the exception is the user's.
+        object.__setattr__(error, REPORTED, True)
+
+
+def _integration() -> PGLockIntegration | None:
+    return sentry_sdk.get_client().get_integration(PGLockIntegration)  # type: ignore[no-any-return]
+
+
+def _stacks_of(event: Any) -> Iterator[dict[str, Any]]:
+    """Yield the stacks of an event: of its exceptions, and of the thread in which it was made."""
+    for part in ("exception", "threads"):
+        for value in (event.get(part) or {}).get("values") or ():
+            if (value.get("stacktrace") or {}).get("frames"):
+                yield value["stacktrace"]
+
+
+def _without_reported(event: Any, hint: Any) -> Any:
+    """Drop the event that Sentry makes of a log record about a task that was reported here, or that was cancelled."""
+    if event.get("logger") not in LOGGERS:
+        return event
+    error = (hint.get("exc_info") or (None, None))[1]
+    is_known = isinstance(error, Cancel | TaskCancelled) or getattr(error, REPORTED, False)
+    return None if is_known else event
+
+
+def _may_send_arguments() -> bool:
+    options = sentry_sdk.get_client().options
+    if has_data_collection_enabled(options):
+        return bool(options["data_collection"]["queues"])
+    return bool(should_send_default_pii())
+
+
+# Spans. Sentry has two ways to send them, with an API each.
+
+
+def _is_streaming() -> bool:
+    return bool(has_span_streaming_enabled(sentry_sdk.get_client().options))
+
+
+def _root_span(claim: Claim) -> Any:
+    """Return the span of an attempt, in the trace of the call that has enqueued the task."""
+    due = max(claim.enqueued_at, claim.run_after or 0.0)
+    data = {
+        SPANDATA.MESSAGING_SYSTEM: "postgresql",
+        SPANDATA.MESSAGING_DESTINATION_NAME: claim.queue,
+        SPANDATA.MESSAGING_MESSAGE_ID: str(claim.id),
+        SPANDATA.MESSAGING_MESSAGE_RETRY_COUNT: claim.retries,
+        SPANDATA.MESSAGING_MESSAGE_RECEIVE_LATENCY: round(max(0.0, claim.last_attempted_at - due) * 1000),
+    }
+    headers, path = dict(headers_of(claim.meta, INSTRUMENT)), claim.task_path
+    if _is_streaming():
+        traces.continue_trace(headers)
+        details = {"sentry.op": OP.QUEUE_PROCESS, "sentry.origin": ORIGIN, "sentry.segment.name.source": "task", **data}
+        return traces.start_span(name=path, attributes=details, parent_span=None)
+    options = {"op": OP.QUEUE_PROCESS, "name": path, "source": TransactionSource.TASK, "origin": ORIGIN}
+    transaction = sentry_sdk.start_transaction(sentry_sdk.continue_trace(headers, **options))
+    _set(transaction, data)
+    return transaction
+
+
+def _child_span(operation: str, name: str, data: Mapping[str, Any]) -> Any:
+    """Return a span inside of the caller's span, None if the caller has none."""
+    if (traces if _is_streaming() else sentry_sdk).get_current_span() is None:
+        return None
+    if _is_streaming():
+        return traces.start_span(name=name, attributes={"sentry.op": operation, "sentry.origin": ORIGIN, **data})
+    span = sentry_sdk.start_span(op=operation, name=name, origin=ORIGIN)
+    _set(span, data)
+    return span
+
+
+def _set(span: Any, data: Mapping[str, Any]) -> None:
+    note = span.set_attribute if _is_streaming() else span.set_data
+    for name, value in data.items():
+        note(name, value)
+
+
+def _end(span: Any, *, is_error: bool) -> None:
+    if _is_streaming():
+        span.status = "error" if is_error else "ok"
+    else:
+        span.set_status("internal_error" if is_error else "ok")
+
+
+# Check-ins
+
+
+def _check_in_of(attempt: AttemptInfo, meta: Any) -> dict[str, Any] | None:
+    """Return what identifies the check-in of a tick, in all attempts; None if Sentry cannot monitor this task."""
+    tick = meta.get("schedule") if isinstance(meta, dict) else None
+    if tick is None or not is_scheduled(attempt.definition):
+        return None
+    config = _monitor_of(attempt.definition)
+    if config is None:
+        return None
+    claim = attempt.claims[0]
+    return {
+        "monitor_slug": slug_of(claim.task_path),
+        "monitor_config": config,
+        "check_in_id": uuid.uuid5(uuid.NAMESPACE_URL, f"{claim.task_path} {tick} {claim.id}").hex,
+    }
+
+
+def _monitor_of(task: TaskFields) -> dict[str, Any] | None:
+    timing = timing_of(task)
+    if not timing.expression.startswith(EVERY):
+        return {"schedule": {"type": "crontab", "value": timing.expression}, "timezone": timing.zone}
+    seconds = float(timing.expression.split()[1])
+    for unit, length in UNITS.items():
+        if seconds % length == 0:
+            return {"schedule": {"type": "interval", "value": int(seconds // length), "unit": unit}}
+    return None
+
+
+def slug_of(path: str) -> str:
+    """Return the slug of a function's monitor: its path, with a digest for what a long one leaves out."""
+    slug = re.sub(r"[^a-z0-9_-]+", "-", path.lower())
+    if len(slug) <= LONGEST_SLUG:
+        return slug
+    digest = hashlib.sha256(path.encode()).hexdigest()[:8]
+    return f"{digest}-{slug[len(digest) + 1 - LONGEST_SLUG :].lstrip('-_')}"

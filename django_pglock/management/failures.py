@@ -1,0 +1,139 @@
+"""``manage.py locktasks failures`` and ``redrive``: the groups of failed tasks, and retrying whole groups."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.utils.translation import gettext as _
+
+from django_pglock.errors import ConfigurationError
+from django_pglock.management.choosing import plain_text
+from django_pglock.management.tables import ago, aligned, printable
+from django_pglock.store.failures import MOST_FOUND, FailureCounts, Group, in_group
+from django_pglock.verbs import TASK_VERBS
+
+
+def add_group_filters(parser: CommandParser) -> None:
+    """Add the options that select groups of failures."""
+    parser.add_argument(
+        "--fingerprint",
+        action="append",
+        type=_fingerprint,
+        metavar="NUMBER",
+        help=_("Only the group of failures with this number. Can be repeated."),
+    )
+    parser.add_argument(
+        "--function",
+        type=plain_text,
+        metavar="FUNCTION",
+        help=_("Only failures of this function: its path, or its name without the module."),
+    )
+    parser.add_argument(
+        "--exception",
+        type=plain_text,
+        metavar="CLASS",
+        help=_("Only failures with this exception: the path of its class, or its name without the module."),
+    )
+
+
+def add_redrive(parser: CommandParser) -> None:
+    """Add the options of ``redrive``."""
+    add_group_filters(parser)
+    parser.add_argument(
+        "--rate",
+        type=_rate,
+        metavar="N",
+        help=_("Retry at most N tasks of a group a second, in the background. Default: all at once, by this command."),
+    )
+    parser.add_argument("--yes", action="store_true", help=_("Do not ask for confirmation."))
+    parser.add_argument(
+        "--dry-run", action="store_true", help=_("Print how many tasks would be changed, and change nothing.")
+    )
+
+
+def chosen_groups(rows: Any, options: dict[str, Any]) -> list[FailureCounts]:
+    """Return the groups that match the options."""
+    numbers, function, exception = options["fingerprint"], options["function"], options["exception"]
+    return [
+        group
+        for group in rows.failures(limit=MOST_FOUND)
+        if (not numbers or group.fingerprint in numbers)
+        and (function is None or function in (group.task_path, group.name))
+        and (exception is None or exception in (group.exception_path, group.exception))
+    ]
+
+
+def redrive(
+    rows: Any,
+    options: dict[str, Any],
+    *,
+    say: Callable[[str], Any],
+    ask: Callable[[], None],
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Retry the groups that the options select, or enqueue tasks that do so at a rate."""
+    if not (options["fingerprint"] or options["function"] is not None or options["exception"] is not None):
+        raise CommandError(_("No failures are selected. Give --fingerprint, --function or --exception."))
+    groups = [each.group for each in chosen_groups(rows, options)]
+    verb = TASK_VERBS["retry"]
+    count = sum(in_group(rows, group).count() for group in groups)
+    say(verb.said(verb.question, count))
+    if options["dry_run"] or not count:
+        return
+    if not options["yes"]:
+        ask()
+    if options["rate"] is None:
+        say(verb.said(verb.done, sum(verb.apply(in_group(rows, group), progress) for group in groups)))
+    else:
+        _enqueue(rows.db, groups, options["rate"], say)
+
+
+def _enqueue(using: str, groups: list[Group], rate: float, say: Callable[[str], Any]) -> None:
+    # Here, because the decorator needs a backend: a project that uses only locks has none.
+    from django_pglock.redrive import enqueue_redrive
+
+    for group in groups:
+        try:
+            made, is_new = enqueue_redrive(using, group, rate)
+        except (ConfigurationError, ValueError) as error:
+            raise CommandError(str(error)) from error
+        text = _("Task %(id)d retries the failures of group %(group)d. To stop it: manage.py locktasks cancel %(id)d")
+        if not is_new:
+            text = _("Task %(id)d retries the failures of group %(group)d already. Cancel it to change the rate.")
+        say(text % {"id": made, "group": group.fingerprint})
+
+
+def groups_as_table(groups: list[FailureCounts]) -> str:
+    """Return the table of groups, or the sentence that there are none."""
+    if not groups:
+        return _("No task has failed.")
+    head = (_("FINGERPRINT"), _("FAILED"), _("LAST"), _("TASK"), _("EXCEPTION"), _("PLACE"), _("MUTED"))
+    lines = [
+        (
+            *(str(group.fingerprint), f"{group.count}{'+' if group.is_capped else ''}"),
+            *(_("%s ago") % ago(group.last_at), printable(group.task_path), printable(group.exception_path) or "-"),
+            *(printable(group.place) or "-", printable(group.muted_by) or _("yes") if group.muted_at else "-"),
+        )
+        for group in groups
+    ]
+    return "\n".join(aligned(head, lines))
+
+
+def _fingerprint(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 2**63):
+        raise argparse.ArgumentTypeError(_("%r is not a fingerprint; run: manage.py locktasks failures") % text)
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not rate > 0:
+        raise argparse.ArgumentTypeError(_("%r is not a number of tasks a second") % text)
+    return rate

@@ -1,0 +1,21 @@
+from django.contrib.postgres.operations import AddIndexConcurrently
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    # CREATE INDEX CONCURRENTLY does not run in a transaction.
+    atomic = False
+
+    dependencies = [("django_pglock", "0005_fingerprint")]
+
+    operations = [
+        AddIndexConcurrently(
+            "task",
+            models.Index(
+                fields=["fingerprint", "id"],
+                include=["finished_at"],
+                name="pglock_task_fingerprint",
+                condition=models.Q(status="FAILED"),
+            ),
+        )
+    ]

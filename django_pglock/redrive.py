@@ -1,0 +1,78 @@
+"""Retrying a whole group of failures at a rate, as a task with progress that can be cancelled.
+
+Between two batches the task snoozes. So it occupies no thread of a worker, which may be needed by the tasks that it
+retries, and a worker that stops does not wait for it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from django_pglock.bulk import PRIORITY, backend_of, queue_of
+from django_pglock.errors import DuplicateTask
+from django_pglock.store.failures import Group
+from django_pglock.store.move import WINDOW
+from django_pglock.store.redrive import redrive
+from django_pglock.store.sql import rows_of
+from django_pglock.tasks.compat import task_backends
+from django_pglock.tasks.decorator import task
+from django_pglock.tasks.flow import Snooze
+from django_pglock.tasks.options import Unique
+from django_pglock.tasks.states import UniqueScope
+
+#: The lowest and the highest rate in tasks a second: one in a quarter of an hour, and one window.
+LOWEST_RATE, HIGHEST_RATE = 0.001, float(WINDOW)
+
+
+@task(
+    takes_context=True,
+    backend=backend_of().alias,
+    unique=Unique("{fingerprint}", while_="unfinished", on_conflict="raise"),
+    # The statements may fail while a server restarts.
+    max_attempts=10,
+)
+def redrive_tasks(context: Any, fingerprint: int, task_path: str, exception_path: str, rate: float) -> int:
+    """Retry the failed tasks of a group, at most ``rate`` a second. Returns how many were retried."""
+    context.check()
+    began, result = time.monotonic(), context.task_result
+    backend: Any = task_backends[result.backend]
+    limit = max(1, math.floor(rate))
+    redriven = redrive(
+        backend.database,
+        Group(fingerprint, task_path, exception_path),
+        before=result.enqueued_at,
+        limit=limit,
+        by=int(result.id),
+        attempt=context.fencing_token,
+    )
+    if redriven.is_over:
+        return redriven.done
+    raise Snooze(max(0.0, limit / rate - (time.monotonic() - began)))
+
+
+def enqueue_redrive(using: str, group: Group, rate: float) -> tuple[int, bool]:
+    """Enqueue the task that retries a group of failures, at most ``rate`` tasks a second.
+
+    Returns its id, and whether it is new: a group has one redrive at a time. Raises ``ValueError`` for a rate that is
+    too low or too high, and ``ConfigurationError`` if no backend stores its tasks in the database ``using``.
+    """
+    if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        raise ValueError(f"The rate is {rate:g} tasks a second; use {LOWEST_RATE:g} to {HIGHEST_RATE:g}.")
+    backend = backend_of(using)
+    work = redrive_tasks.using(backend=backend.alias, queue_name=queue_of(backend), priority=PRIORITY)
+    try:
+        return int(work.enqueue(*group, rate).id), True
+    except DuplicateTask as there:
+        return int(there.result_id), False
+
+
+def redrives(using: str, fingerprints: Iterable[int]) -> dict[int, Any]:
+    """Return the unfinished redrives of these groups, by fingerprint: their tasks with id, status and progress."""
+    keys = {f"{redrive_tasks.module_path} {each}": each for each in fingerprints}
+    rows = rows_of("Task", using).filter(
+        unique_key__in=list(keys), unique_scope=UniqueScope.UNFINISHED, finished_at=None
+    )
+    return {keys[row.unique_key]: row for row in rows.only("id", "status", "progress", "unique_key")}

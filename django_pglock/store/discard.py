@@ -1,0 +1,20 @@
+"""Failed tasks become CANCELLED because a person gives them up: nobody has to look at them any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_pglock.store.move import Progress, by_windows, move
+from django_pglock.tasks.states import TaskStatus
+
+_FAILED = (TaskStatus.FAILED.value,)
+
+
+def discard(tasks: Any, *, progress: Progress | None = None) -> int:
+    """Make failed tasks CANCELLED. Returns how many. Their attempts stay, and so does the date of their end."""
+    return by_windows(tasks, tasks.filter(status__in=_FAILED).order_by("pk"), _discard, progress)
+
+
+def _discard(tasks: Any) -> int:
+    changes = {"status": TaskStatus.CANCELLED.value, "fingerprint": None}
+    return len(move(tasks, TaskStatus.CANCELLED, changes, among=_FAILED))

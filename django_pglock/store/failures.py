@@ -1,0 +1,271 @@
+"""Failed tasks in groups: those of one function with one exception, raised in one place, have the same fingerprint.
+
+A worker writes the fingerprint with the failure (settle.py). Tasks that failed in another way have none: in a version
+without fingerprints, or with their worker. They are grouped by function and exception, under the fingerprint that a
+failure without a place has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.db.models import CharField, OuterRef, Subquery, Value
+from django.db.models.functions import Coalesce, Now
+
+from django_pglock.store.count import MOST_COUNTED
+from django_pglock.store.sql import rows_of, run
+from django_pglock.tasks.fingerprint import fingerprint_of
+from django_pglock.tasks.states import TaskStatus
+from django_pglock.tasks.tracebacks import message_in, place_in
+
+#: Groups that are returned, and groups that are looked at to find those with the latest failures.
+MOST_GROUPS, MOST_FOUND = 100, 1000
+#: Failed tasks without a fingerprint that are read: each is a row, and another one for its exception.
+MOST_UNMARKED = 500
+#: Characters of a traceback that are read, from its end.
+MOST_READ = 20_000
+#: Hours for which failures are counted by the hour.
+HOURS = 24
+
+# The groups of failed tasks: muted ones last, else those with the latest failures first. Fingerprints are found by one
+# index probe each. A group is counted along the same index, the newest tasks first, up to a limit; the dates are in the
+# index. ready.py says why the limits are subqueries. Hour 24 is the last one, hour 0 all time before the first.
+FAILURE_GROUPS = """
+WITH RECURSIVE found AS (
+    (SELECT fingerprint, 1 AS number FROM {task} WHERE status = 'FAILED' AND fingerprint IS NOT NULL
+     ORDER BY fingerprint LIMIT 1)
+    UNION ALL
+    SELECT next.fingerprint, found.number + 1 FROM found CROSS JOIN LATERAL (
+        SELECT task.fingerprint FROM {task} AS task
+        WHERE task.status = 'FAILED' AND task.fingerprint > found.fingerprint
+        ORDER BY task.fingerprint LIMIT 1) AS next
+    WHERE found.number < %s
+), shown AS MATERIALIZED (
+    SELECT found.fingerprint, newest.id, muted.muted_at, muted.muted_by
+    FROM found CROSS JOIN LATERAL (
+        SELECT task.id, task.finished_at FROM {task} AS task
+        WHERE task.status = 'FAILED' AND task.fingerprint = found.fingerprint
+        ORDER BY task.fingerprint DESC, task.id DESC LIMIT 1) AS newest
+    LEFT JOIN {failure_group} AS muted ON muted.fingerprint = found.fingerprint AND muted.muted_at IS NOT NULL
+    WHERE %s OR muted.muted_at IS NULL
+    ORDER BY muted.muted_at IS NOT NULL, newest.finished_at DESC LIMIT (SELECT %s::bigint)
+), hour AS MATERIALIZED (
+    SELECT array_agg(statement_timestamp() - make_interval(hours => n) ORDER BY n DESC) AS begins
+    FROM generate_series(1, %s) AS n
+)
+SELECT shown.fingerprint, task.task_path, COALESCE(last.exception_path, ''), COALESCE(last.trace, ''), shown.id,
+       counted.count, LEAST(counted.first_at, oldest.finished_at), counted.last_at, counted.hours, counted.counts,
+       shown.muted_at, COALESCE(shown.muted_by, '')
+FROM shown JOIN {task} AS task ON task.id = shown.id
+CROSS JOIN LATERAL (
+    SELECT sum(each.count)::bigint AS count, min(each.first_at) AS first_at, max(each.last_at) AS last_at,
+           array_agg(each.hour) AS hours, array_agg(each.count) AS counts
+    FROM (SELECT width_bucket(entry.finished_at, (SELECT begins FROM hour)) AS hour, count(*) AS count,
+                 min(entry.finished_at) AS first_at, max(entry.finished_at) AS last_at
+          FROM (SELECT task.finished_at FROM {task} AS task
+                WHERE task.status = 'FAILED' AND task.fingerprint = shown.fingerprint
+                ORDER BY task.fingerprint DESC, task.id DESC LIMIT (SELECT %s::bigint)) AS entry
+          GROUP BY 1) AS each) AS counted
+CROSS JOIN LATERAL (
+    SELECT task.finished_at FROM {task} AS task
+    WHERE task.status = 'FAILED' AND task.fingerprint = shown.fingerprint
+    ORDER BY task.fingerprint, task.id LIMIT 1) AS oldest
+LEFT JOIN LATERAL (
+    SELECT attempt.exception_path, right(attempt.traceback, %s) AS trace FROM {attempt} AS attempt
+    WHERE attempt.task_id = shown.id ORDER BY attempt.number DESC LIMIT 1) AS last ON true
+"""
+
+# The newest failed tasks without a fingerprint, each with its exception. They are the last in the index.
+UNMARKED_FAILURES = """
+WITH newest AS MATERIALIZED (
+    SELECT id, task_path, finished_at FROM {task} WHERE status = 'FAILED' AND fingerprint IS NULL
+    ORDER BY fingerprint DESC, id DESC LIMIT (SELECT %s::bigint)
+)
+SELECT newest.id, newest.task_path, COALESCE(last.exception_path, ''), newest.finished_at,
+       EXTRACT(EPOCH FROM statement_timestamp() - newest.finished_at)::float8
+FROM newest LEFT JOIN LATERAL (
+    SELECT attempt.exception_path FROM {attempt} AS attempt
+    WHERE attempt.task_id = newest.id ORDER BY attempt.number DESC LIMIT 1) AS last ON true
+ORDER BY newest.id DESC
+"""
+
+# The end of the last traceback of each of a few tasks.
+LAST_TRACEBACKS = """
+SELECT wanted.id, (SELECT right(attempt.traceback, %s) FROM {attempt} AS attempt
+                   WHERE attempt.task_id = wanted.id ORDER BY attempt.number DESC LIMIT 1)
+FROM unnest(%s::bigint[]) AS wanted (id)
+"""
+
+
+class Group(NamedTuple):
+    """What names a group of failures. The two paths find the tasks without a fingerprint."""
+
+    fingerprint: int
+    task_path: str
+    #: Empty if no attempt is recorded.
+    exception_path: str
+
+    @property
+    def has_unmarked(self) -> bool:
+        """Whether tasks without a fingerprint may belong to the group."""
+        return self.fingerprint == fingerprint_of(self.task_path, self.exception_path)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCounts:
+    """Failed tasks of one function with one exception, raised in one place of the project."""
+
+    #: The number that the tasks of the group have in the column of this name; also that of a group without one.
+    fingerprint: int
+    task_path: str
+    #: The path of the exception's class; empty if no attempt is recorded.
+    exception_path: str
+    #: The last own frame of the newest task, such as ``bank.py:88``, and its message; empty if not known.
+    place: str
+    message: str
+    #: The id of the newest task.
+    newest: int
+    count: int
+    #: Whether there may be more tasks than ``count``.
+    is_capped: bool
+    #: When the first and the last of these tasks failed. If ``is_capped``, the first is that with the lowest id.
+    first_at: datetime
+    last_at: datetime
+    #: How many failed in each of the last 24 hours, the oldest hour first.
+    by_hour: tuple[int, ...]
+    #: Since when somebody has muted the group, and who.
+    muted_at: datetime | None = None
+    muted_by: str = ""
+
+    @property
+    def group(self) -> Group:
+        """What names the group."""
+        return Group(self.fingerprint, self.task_path, self.exception_path)
+
+    @property
+    def name(self) -> str:
+        """The name of the function without its module."""
+        return self.task_path.rpartition(".")[2]
+
+    @property
+    def exception(self) -> str:
+        """The name of the exception without its module."""
+        return self.exception_path.rpartition(".")[2]
+
+
+def failures(
+    using: str, *, limit: int = MOST_GROUPS, most: int = MOST_COUNTED, with_muted: bool = True
+) -> list[FailureCounts]:
+    """Return the groups of failed tasks: muted ones last, else those with the latest failures first.
+
+    - ``limit``: at most so many groups are returned, chosen among a thousand.
+    - ``most``: at most so many tasks of a group are counted, and 500 of all those without a fingerprint.
+    - ``with_muted``: False leaves the muted groups out.
+    """
+    rows = run(using, FAILURE_GROUPS, MOST_FOUND, with_muted, limit, HOURS, most, MOST_READ)
+    groups = {row[0]: _marked(row, most) for row in rows}
+    for group in _unmarked_groups(using):
+        known = groups.get(group.fingerprint)
+        if known is None and (with_muted or group.muted_at is None):
+            groups[group.fingerprint] = group
+        elif known is not None:
+            groups[group.fingerprint] = _joined(known, group)
+    newest_first = sorted(groups.values(), key=lambda group: group.last_at, reverse=True)
+    return sorted(newest_first, key=lambda group: group.muted_at is not None)[:limit]
+
+
+def group_of(using: str, fingerprint: int) -> Group | None:
+    """Return the group of this number; None if no task of it is known."""
+    newest = marked(rows_of("Task", using), fingerprint).order_by("-fingerprint", "-pk")
+    for id_, task_path in newest.values_list("pk", "task_path")[:1]:
+        attempts = rows_of("Attempt", using).filter(task=id_).order_by("-number")
+        return Group(fingerprint, task_path, next(iter(attempts.values_list("exception_path", flat=True)[:1]), ""))
+    return next((each.group for each in _unmarked_groups(using) if each.fingerprint == fingerprint), None)
+
+
+def in_group(tasks: Any, group: Group) -> Any:
+    """Return those of the tasks that have failed and belong to a group."""
+    known = marked(tasks, group.fingerprint)
+    if not group.has_unmarked:
+        return known
+    return known | tasks.filter(pk__in=unmarked(tasks, group).order_by().values("pk"))
+
+
+def marked(tasks: Any, fingerprint: int) -> Any:
+    """Return those of the tasks that have failed with this fingerprint.
+
+    It is a range: if the tasks are also ordered by fingerprint and id, only the index of groups has that order. With
+    "=" the planner may walk the primary key instead, past all tasks that have succeeded.
+    """
+    return tasks.filter(status=TaskStatus.FAILED, fingerprint__range=(fingerprint, fingerprint))
+
+
+def unmarked(tasks: Any, group: Group) -> Any:
+    """Return those of the tasks that have failed with the function and the exception of a group, and no fingerprint."""
+    _, task_path, exception_path = group
+    attempts = rows_of("Attempt", tasks.db).filter(task=OuterRef("pk")).order_by("-number")
+    exception = Coalesce(Subquery(attempts.values("exception_path")[:1]), Value(""), output_field=CharField())
+    failed = tasks.filter(status=TaskStatus.FAILED, fingerprint=None, task_path=task_path)
+    return failed.alias(_exception=exception).filter(_exception=exception_path)
+
+
+def mute(using: str, fingerprint: int, *, by: str = "") -> bool:
+    """Let a group sink to the end of the list, and leave it out of overviews; say whether it was not muted before."""
+    rows = rows_of("FailureGroup", using)
+    rows.bulk_create([rows.model(fingerprint=fingerprint)], ignore_conflicts=True)
+    return bool(rows.filter(pk=fingerprint, muted_at=None).update(muted_at=Now(), muted_by=by))
+
+
+def unmute(using: str, fingerprint: int) -> bool:
+    """Show a group like the others again; say whether it was muted."""
+    return bool(rows_of("FailureGroup", using).filter(pk=fingerprint).exclude(muted_at=None).update(muted_at=None))
+
+
+def _marked(row: tuple[Any, ...], most: int) -> FailureCounts:
+    fingerprint, path, exception, trace, newest, count, first, last, hours, counts, muted_at, muted_by = row
+    by_hour = dict(zip(hours, counts, strict=True))
+    return FailureCounts(
+        *(fingerprint, path, exception, place_in(trace), message_in(trace, exception), newest, count, count >= most),
+        *(first, last, tuple(by_hour.get(hour, 0) for hour in range(1, HOURS + 1)), muted_at, muted_by),
+    )
+
+
+def _unmarked_groups(using: str) -> Iterable[FailureCounts]:
+    rows = run(using, UNMARKED_FAILURES, MOST_UNMARKED)
+    by_kind: dict[tuple[str, str], list[tuple[int, datetime, float]]] = {}
+    for id_, path, exception, finished_at, age in rows:
+        by_kind.setdefault((path, exception), []).append((id_, finished_at, age))
+    if not by_kind:
+        return []
+    traces = dict(run(using, LAST_TRACEBACKS, MOST_READ, [found[0][0] for found in by_kind.values()]))
+    muted = rows_of("FailureGroup", using).exclude(muted_at=None).in_bulk([fingerprint_of(*kind) for kind in by_kind])
+    groups = []
+    for (path, exception), found in by_kind.items():
+        newest, fingerprint, by_hour = found[0][0], fingerprint_of(path, exception), [0] * HOURS
+        for _, _, age in found:
+            if 0 <= age < HOURS * 3600:
+                by_hour[HOURS - 1 - int(age / 3600)] += 1
+        dates, trace, row = [date for _, date, _ in found], traces[newest] or "", muted.get(fingerprint)
+        groups.append(
+            FailureCounts(
+                *(fingerprint, path, exception, place_in(trace), message_in(trace, exception), newest, len(found)),
+                *(len(rows) >= MOST_UNMARKED, min(dates), max(dates), tuple(by_hour)),
+                *((row.muted_at, row.muted_by) if row else ()),
+            )
+        )
+    return groups
+
+
+def _joined(group: FailureCounts, other: FailureCounts) -> FailureCounts:
+    """Return a group with the tasks that belong to it and have no fingerprint."""
+    return replace(
+        group if group.newest > other.newest else other,
+        count=group.count + other.count,
+        is_capped=group.is_capped or other.is_capped,
+        first_at=min(group.first_at, other.first_at),
+        last_at=max(group.last_at, other.last_at),
+        by_hour=tuple(map(sum, zip(group.by_hour, other.by_hour, strict=True))),
+    )

@@ -1,0 +1,334 @@
+"""The history of attempts: how many ended with which outcome, how long they waited and ran, per minute and hour.
+
+Workers count the attempts that they have settled, and add the numbers once a minute to the rows of the minute and of
+the hour. So nothing has to be summed up later: rows of minutes are deleted after two days, rows of hours after ninety.
+What a worker has counted and not yet written is lost if the worker is killed.
+
+Each period has a row for each queue and function, one for each queue, and one for everything, so that a chart reads one
+row a point. A row of everything has no queue and no function, that of a queue no function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from operator import add
+from typing import Any, cast
+
+from django_pglock.store.histogram import BUCKETS, quantile
+from django_pglock.store.move import WINDOW
+from django_pglock.store.retry import LIMIT_WAITS
+from django_pglock.store.sql import run, run_together
+from django_pglock.tasks.claim import date_of
+
+#: Seconds of the two kinds of periods, and for how many seconds their rows are kept.
+MINUTE, HOUR = 60, 3600
+KEPT = {MINUTE: 2 * 86_400, HOUR: 90 * 86_400}
+#: How an attempt may have ended. ``lost``: with its worker or its connection, so that nobody knows how far it came.
+OUTCOMES = ("succeeded", "failed", "retried", "cancelled", "snoozed", "lost")
+#: Queue and function of the rows that sum up: no queue and no function has an empty name.
+ALL = ""
+#: How long the settler, which has outcomes to write, waits for a lock.
+LONGEST_WAIT = "1s"
+#: The most steps of a series.
+MOST_POINTS = 10_000
+
+# Adds to the rows of periods, element by element. Workers write the same rows, so the rows come sorted. An array ends
+# with the last bucket that is not empty, so one may be longer than the other.
+ADD_HISTORY = """
+INSERT INTO {task_history} AS history
+    (seconds, started_at, queue, task_path, succeeded, failed, retried, cancelled, snoozed, lost,
+     wait_seconds, run_seconds, wait, run)
+SELECT each.seconds, to_timestamp(each.started), each.queue, each.path,
+       each.succeeded, each.failed, each.retried, each.cancelled, each.snoozed, each.lost,
+       each.wait_seconds, each.run_seconds, each.wait::bigint[], each.run::bigint[]
+FROM unnest(
+    %s::int[], %s::float8[], %s::text[], %s::text[],
+    %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
+    %s::float8[], %s::float8[], %s::text[], %s::text[])
+    AS each (seconds, started, queue, path, succeeded, failed, retried, cancelled, snoozed, lost,
+             wait_seconds, run_seconds, wait, run)
+ON CONFLICT (seconds, task_path, queue, started_at) DO UPDATE SET
+    succeeded = history.succeeded + EXCLUDED.succeeded,
+    failed = history.failed + EXCLUDED.failed,
+    retried = history.retried + EXCLUDED.retried,
+    cancelled = history.cancelled + EXCLUDED.cancelled,
+    snoozed = history.snoozed + EXCLUDED.snoozed,
+    lost = history.lost + EXCLUDED.lost,
+    wait_seconds = history.wait_seconds + EXCLUDED.wait_seconds,
+    run_seconds = history.run_seconds + EXCLUDED.run_seconds,
+    wait = ARRAY(SELECT COALESCE(mine, 0) + COALESCE(other, 0)
+                 FROM unnest(history.wait, EXCLUDED.wait) WITH ORDINALITY AS pair (mine, other, place) ORDER BY place),
+    run = ARRAY(SELECT COALESCE(mine, 0) + COALESCE(other, 0)
+                FROM unnest(history.run, EXCLUDED.run) WITH ORDINALITY AS pair (mine, other, place) ORDER BY place)
+"""
+
+CLOCK = "SELECT date_part('epoch', clock_timestamp())"
+
+# The rows of some periods of one length: of one queue and function, either of which may be the empty name.
+HISTORY_OF = """
+SELECT date_part('epoch', started_at), succeeded, failed, retried, cancelled, snoozed, lost,
+       wait_seconds, run_seconds, wait, run
+FROM {task_history}
+WHERE seconds = %s AND task_path = %s AND queue = %s AND started_at >= %s AND started_at < %s
+ORDER BY started_at
+"""
+
+# The same of one function in all queues.
+HISTORY_OF_FUNCTION = """
+SELECT date_part('epoch', started_at), succeeded, failed, retried, cancelled, snoozed, lost,
+       wait_seconds, run_seconds, wait, run
+FROM {task_history}
+WHERE seconds = %s AND task_path = %s AND queue <> '' AND started_at >= %s AND started_at < %s
+"""
+
+# All rows of some periods, of queues or of functions. The numbers are summed up here and the buckets of the histograms
+# in the same pass: each row is read once.
+TOTAL_HISTORY = """
+WITH found AS MATERIALIZED (
+    SELECT queue, task_path, succeeded, failed, retried, cancelled, snoozed, lost, wait_seconds, run_seconds, wait, run
+    FROM {task_history}
+    WHERE seconds = %s AND started_at >= %s AND started_at < %s AND (task_path <> '') = %s AND queue <> ''
+      AND queue = COALESCE(%s::text, queue) AND task_path = COALESCE(%s::text, task_path)
+), wait AS (
+    SELECT queue, task_path, array_agg(count ORDER BY bucket) AS counts FROM (
+        SELECT queue, task_path, bucket, sum(count)::bigint AS count
+        FROM found CROSS JOIN LATERAL unnest(found.wait) WITH ORDINALITY AS each (count, bucket)
+        GROUP BY queue, task_path, bucket) AS buckets
+    GROUP BY queue, task_path
+), run AS (
+    SELECT queue, task_path, array_agg(count ORDER BY bucket) AS counts FROM (
+        SELECT queue, task_path, bucket, sum(count)::bigint AS count
+        FROM found CROSS JOIN LATERAL unnest(found.run) WITH ORDINALITY AS each (count, bucket)
+        GROUP BY queue, task_path, bucket) AS buckets
+    GROUP BY queue, task_path
+), sums AS (
+    SELECT queue, task_path, sum(succeeded)::bigint, sum(failed)::bigint, sum(retried)::bigint, sum(cancelled)::bigint,
+           sum(snoozed)::bigint, sum(lost)::bigint, sum(wait_seconds), sum(run_seconds)
+    FROM found GROUP BY queue, task_path
+)
+SELECT sums.*, COALESCE(wait.counts, '{{}}'), COALESCE(run.counts, '{{}}')
+FROM sums LEFT JOIN wait USING (queue, task_path) LEFT JOIN run USING (queue, task_path)
+"""
+
+# Rows that are too old, some at a time. Two workers may do it at once: each skips what the other has locked.
+PRUNE_HISTORY = """
+WITH old AS MATERIALIZED (
+    SELECT id FROM {task_history}
+    WHERE seconds = %s AND started_at < clock_timestamp() - make_interval(secs => %s)
+    ORDER BY started_at LIMIT %s FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {task_history} WHERE id = ANY (ARRAY(SELECT id FROM old))
+RETURNING id
+"""
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many attempts ended with which outcome, and how long they waited and ran.
+
+    ``wait`` and ``run`` are the numbers of attempts by the bucket of ``histogram.py``, ``wait_seconds`` and
+    ``run_seconds`` the sums. An attempt whose function was not called has neither. A task that somebody has made ready
+    by hand has no wait.
+    """
+
+    succeeded: int = 0
+    failed: int = 0
+    retried: int = 0
+    cancelled: int = 0
+    snoozed: int = 0
+    lost: int = 0
+    wait_seconds: float = 0.0
+    run_seconds: float = 0.0
+    wait: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    run: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+
+    @property
+    def attempts(self) -> int:
+        """The number of all attempts."""
+        return sum(getattr(self, outcome) for outcome in OUTCOMES)
+
+    @property
+    def finished(self) -> int:
+        """The number of attempts that were the last of their task."""
+        return self.succeeded + self.failed + self.cancelled
+
+    def wait_quantile(self, share: float) -> float | None:
+        """Return the seconds that ``share`` of the attempts waited at most, from ready to claimed; None without any."""
+        return quantile(self.wait, share)
+
+    def run_quantile(self, share: float) -> float | None:
+        """Return the seconds that ``share`` of the attempts ran at most; None without any."""
+        return quantile(self.run, share)
+
+    def add(self, other: Counts) -> None:
+        """Add other numbers to these."""
+        for name in (*OUTCOMES, "wait_seconds", "run_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.wait = list(map(add, self.wait, other.wait))
+        self.run = list(map(add, self.run, other.run))
+
+    def columns(self) -> tuple[Any, ...]:
+        """Return the values of a row."""
+        numbers = [getattr(self, name) for name in (*OUTCOMES, "wait_seconds", "run_seconds")]
+        return *numbers, _array(self.wait), _array(self.run)
+
+    @classmethod
+    def of(cls, *columns: Any) -> Counts:
+        """Return the numbers of a row."""
+        counts = cls(*columns)
+        for buckets in (counts.wait, counts.run):
+            buckets.extend([0] * (BUCKETS - len(buckets)))
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One step of a series: when it began, and what ended in it."""
+
+    started_at: datetime
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What ended in a queue, or of one function in a queue; ``task_path`` is then not empty."""
+
+    queue: str
+    task_path: str
+    counts: Counts
+
+
+#: Counted attempts: by the second since the epoch at which their minute began, by queue and function.
+Counted = Mapping[tuple[int, str, str], Counts]
+
+
+def add_history(using: str, counted: Counted) -> float:
+    """Add what was counted in some minutes to the rows of these minutes, of their hours, and of the sums.
+
+    Returns the database's time in seconds since the epoch. One message. Raises ``OperationalError`` if somebody has
+    locked the table or a row for longer than a second.
+    """
+    # Every worker writes the rows in this order, so no two can deadlock. Those that all workers share come last.
+    rows = sorted(_rows(counted).items(), reverse=True)
+    values = [(seconds, float(started), queue, path, *each.columns()) for (seconds, path, queue, started), each in rows]
+    columns = list(map(list, zip(*values, strict=True)))
+    # The lock of a table is taken before a statement begins, so another statement has to limit the wait for it.
+    [(seconds,)] = run_together(using, (LIMIT_WAITS, [LONGEST_WAIT]), (ADD_HISTORY, columns), (CLOCK, []))
+    return float(seconds)
+
+
+def add_rescued(using: str, rescued: Iterable[tuple[str, str, str]]) -> None:
+    """Count attempts that ended with their workers now: each by its queue, its function and the status of the task.
+
+    If that is FAILED or CANCELLED, the attempt was the last of its task; else it is ``lost``.
+    """
+    names = {"FAILED": "failed", "CANCELLED": "cancelled"}
+    by_outcome = Counter((queue, path, names.get(status, "lost")) for queue, path, status in rescued)
+    if by_outcome:
+        minute = int(clock(using) // MINUTE * MINUTE)
+        counted: dict[tuple[int, str, str], Counts] = {}
+        for (queue, path, name), number in by_outcome.items():
+            setattr(counted.setdefault((minute, queue, path), Counts()), name, number)
+        add_history(using, counted)
+
+
+def series(
+    using: str,
+    since: datetime,
+    until: datetime,
+    step: timedelta | float,
+    queue: str | None = None,
+    task_path: str | None = None,
+) -> list[Point]:
+    """Return what ended between two moments, in steps of ``step`` seconds: one point a step, also where nothing ended.
+
+    ``queue`` and ``task_path`` choose one queue, one function, or one function in one queue; without them all are
+    counted. Steps are whole minutes and begin at multiples of ``step`` since the epoch, the first at or before
+    ``since``. Minutes are known for two days and hours for ninety: with a step of whole hours, hours are read. What
+    workers have counted in the last minute may be missing. Raises ``ValueError`` for a step that is not a whole number
+    of minutes, and for more than ``MOST_POINTS`` steps.
+    """
+    seconds = int(step.total_seconds() if isinstance(step, timedelta) else step)
+    if seconds < MINUTE or seconds % MINUTE:
+        raise ValueError(f"step is {step!r}; give a whole number of minutes, in seconds.")
+    first, end = _floor(since, seconds), until.timestamp()
+    starts = range(first, math.ceil(end), seconds)
+    if len(starts) > MOST_POINTS:
+        raise ValueError(f"There are {len(starts):,} steps; give a step with which there are {MOST_POINTS:,} at most.")
+    points = {start: Counts() for start in starts}
+    period = MINUTE if seconds % HOUR else HOUR
+    for started, *columns in _history_of(using, period, queue, task_path, (first, end)):
+        points[int(started) // seconds * seconds].add(Counts.of(*columns))
+    return [Point(cast("datetime", date_of(started)), counts) for started, counts in points.items()]
+
+
+def totals(
+    using: str,
+    since: datetime,
+    until: datetime,
+    *,
+    by_function: bool = True,
+    queue: str | None = None,
+    task_path: str | None = None,
+) -> list[Total]:
+    """Return what ended between two moments, by queue and function, or by queue alone; most attempts first.
+
+    ``queue`` and ``task_path`` choose one queue or function. Up to three hours are read by the minute, more by the
+    hour. The periods in which ``since`` and ``until`` lie are read as a whole.
+    """
+    period = MINUTE if (until - since).total_seconds() <= 3 * HOUR else HOUR
+    span = (_date(_floor(since, period)), _date(until.timestamp()))
+    found = run(using, TOTAL_HISTORY, period, *span, by_function or task_path is not None, queue, task_path)
+    result = [Total(queue_, path, Counts.of(*columns)) for queue_, path, *columns in found]
+    return sorted(result, key=lambda total: (-total.counts.attempts, total.queue, total.task_path))
+
+
+def clock(using: str) -> float:
+    """Return the database's time in seconds since the epoch."""
+    [(seconds,)] = run(using, CLOCK)
+    return float(seconds)
+
+
+def prune_history(using: str, *, batch: int = WINDOW) -> int:
+    """Delete rows that are older than they are kept, ``batch`` of minutes and of hours at most. Returns how many."""
+    return sum(len(run(using, PRUNE_HISTORY, seconds, float(age), batch)) for seconds, age in KEPT.items())
+
+
+def _rows(counted: Counted) -> dict[tuple[int, str, str, int], Counts]:
+    """Return what to add to which row, by seconds, function, queue and start."""
+    rows: dict[tuple[int, str, str, int], Counts] = {}
+    for (minute, queue, path), counts in counted.items():
+        for seconds in KEPT:
+            for key in ((path, queue), (ALL, queue), (ALL, ALL)):
+                rows.setdefault((seconds, *key, minute // seconds * seconds), Counts()).add(counts)
+    return rows
+
+
+def _history_of(
+    using: str, period: int, queue: str | None, task_path: str | None, span: tuple[float, float]
+) -> Iterator[tuple[Any, ...]]:
+    dates = map(_date, span)
+    if task_path is not None and queue is None:
+        yield from run(using, HISTORY_OF_FUNCTION, period, task_path, *dates)
+    else:
+        yield from run(using, HISTORY_OF, period, task_path or ALL, queue or ALL, *dates)
+
+
+def _array(counts: list[int]) -> str:
+    """Return the counts as PostgreSQL writes an array, without the empty buckets at the end."""
+    filled = len(counts)
+    while filled and not counts[filled - 1]:
+        filled -= 1
+    return "{" + ",".join(map(str, counts[:filled])) + "}"
+
+
+def _floor(moment: datetime, seconds: int) -> int:
+    return int(moment.timestamp() // seconds * seconds)
+
+
+def _date(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, tz=timezone.utc)

@@ -1,0 +1,158 @@
+"""Where tracing and error tracking attach: an instrument is told when tasks are enqueued and when an attempt runs.
+
+``contrib/opentelemetry.py`` and ``contrib/sentry.py`` add one each. In a process without instruments this costs one
+look at an empty tuple. An instrument can harm no task: its exceptions are logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from django_pglock.tasks.arguments import from_json
+
+if TYPE_CHECKING:
+    from django_pglock.tasks.claim import Claim
+    from django_pglock.tasks.fields import TaskFields
+
+logger = logging.getLogger("django_pglock.tasks")
+
+#: The name in a row's ``meta`` of the headers of all instruments.
+HEADERS = "headers"
+
+
+class AttemptInfo(Protocol):
+    """An attempt as an instrument sees it: the function, its arguments, and the claims that this call serves."""
+
+    definition: TaskFields
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+    @property
+    def claims(self) -> Sequence[Claim]: ...
+
+
+class EnqueueObserver:
+    """One ``enqueue()`` or ``enqueue_many()``, observed by one instrument."""
+
+    #: Stored with the tasks, for the instrument of the same name in the process that runs them. JSON values.
+    headers: Mapping[str, Any] = {}
+
+    def ended(self, ids: Sequence[str], error: BaseException | None) -> None:
+        """Take the ids of the tasks, or the exception that was raised. Called in the thread of the caller."""
+
+
+class RunObserver:
+    """One attempt, observed by one instrument. Called where the function runs: in its thread, or in its coroutine."""
+
+    def raised(self, error: BaseException) -> None:
+        """Take the exception of the function, while its frames still have their variables."""
+
+    def ended(self, outcome: Any) -> None:
+        """Take the outcome of the attempt, as in ``store/outcome.py``; None if another worker has the task now."""
+
+
+class Instrument(Protocol):
+    """Observes the enqueues and the attempts of this process."""
+
+    #: The headers of a task are stored under this name.
+    name: str
+
+    def enqueuing(self, task: TaskFields) -> EnqueueObserver:
+        """Begin to observe a call that enqueues."""
+
+    def running(self, attempt: AttemptInfo) -> RunObserver:
+        """Begin to observe an attempt. Context variables that are set here are those of the function."""
+
+
+_instruments: tuple[Instrument, ...] = ()
+
+
+def add(instrument: Instrument) -> None:
+    """Let an instrument observe this process, instead of the one of the same name if there is one."""
+    global _instruments
+    remove(instrument.name)
+    _instruments = (*_instruments, instrument)
+
+
+def remove(name: str) -> None:
+    """Let the instrument of this name observe nothing that begins from now on."""
+    global _instruments
+    _instruments = tuple(each for each in _instruments if each.name != name)
+
+
+class ObservedEnqueue:
+    """A block that enqueues, with the observers of all instruments."""
+
+    def __init__(self, task: TaskFields | None = None, instruments: Sequence[Instrument] = ()) -> None:
+        observers = {each.name: _call(each.enqueuing, task) for each in instruments}
+        self._observers: dict[str, EnqueueObserver] = {name: each for name, each in observers.items() if each}
+        self.headers = {name: {**each.headers} for name, each in self._observers.items() if each.headers}
+        self._ids: Sequence[str] = ()
+
+    def __enter__(self) -> ObservedEnqueue:
+        return self
+
+    def enqueued(self, ids: Sequence[str]) -> None:
+        """Note the tasks that the block has enqueued."""
+        if self._observers:
+            self._ids = ids
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        for observer in reversed(self._observers.values()):
+            _call(observer.ended, self._ids, error)
+
+
+class ObservedRun:
+    """An attempt that runs, with the observers of all instruments."""
+
+    def __init__(self, attempt: AttemptInfo | None = None, instruments: Sequence[Instrument] = ()) -> None:
+        observers = [_call(each.running, attempt) for each in instruments]
+        self._observers: list[RunObserver] = [each for each in observers if each]
+
+    def raised(self, error: BaseException) -> None:
+        """Pass the exception of the function to all."""
+        for observer in self._observers:
+            _call(observer.raised, error)
+
+    def ended(self, outcome: Any) -> None:
+        """Pass the outcome to all, once."""
+        observers, self._observers = self._observers, []
+        for observer in reversed(observers):
+            _call(observer.ended, outcome)
+
+
+#: An attempt, and a block, that nobody observes.
+UNOBSERVED = ObservedRun()
+_UNOBSERVED_ENQUEUE = ObservedEnqueue()
+
+
+def observe_enqueue(task: TaskFields) -> ObservedEnqueue:
+    """Return the context manager for a block that enqueues ``task``."""
+    return ObservedEnqueue(task, _instruments) if _instruments else _UNOBSERVED_ENQUEUE
+
+
+def observe_run(attempt: AttemptInfo) -> ObservedRun:
+    """Begin to observe an attempt, here and now."""
+    return ObservedRun(attempt, _instruments) if _instruments else UNOBSERVED
+
+
+def headers_of(meta: str, name: str) -> Mapping[str, Any]:
+    """Return the headers that the instrument of this name has stored in a row; none for what others have written.
+
+    ``meta`` is the JSON text of the row's column.
+    """
+    found = from_json(meta) if HEADERS in meta else None
+    for key in (HEADERS, name):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Exception:
+        logger.exception("%s raised. The task is not affected.", getattr(function, "__qualname__", function))
+        return None

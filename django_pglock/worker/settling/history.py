@@ -1,0 +1,171 @@
+"""Counting attempts that are settled, for the history and for metrics. store/history.py says what is counted."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any
+
+from django.db import Error as DatabaseFailure
+
+from django_pglock.store.histogram import bucket_of
+from django_pglock.store.history import MINUTE, Counts, add_history, clock
+from django_pglock.store.outcome import (
+    Abandoned,
+    Cancelled,
+    Failed,
+    Interrupted,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from django_pglock.tasks.claim import Claim
+from django_pglock.worker.ended_claim import EndedClaim
+
+logger = logging.getLogger("django_pglock.worker")
+
+#: The name of each outcome in the history.
+NAMES: dict[type[Any], str] = {
+    Succeeded: "succeeded",
+    Failed: "failed",
+    Retried: "retried",
+    Cancelled: "cancelled",
+    Snoozed: "snoozed",
+    Interrupted: "lost",
+    Abandoned: "lost",
+}
+# Read of thousands of ended claims, so by functions in C.
+CLAIM, OUTCOME = attrgetter("claim"), attrgetter("outcome")
+QUEUE, PATH = attrgetter("queue"), attrgetter("task_path")
+#: Of a batch of more attempts that ended alike, the times of about so many are measured and stand for all. To measure
+#: each of a thousand tasks that took some microseconds would cost 5 % of such tasks.
+MEASURED = 8
+#: Minutes whose counts are kept while the database refuses them, beside the present one.
+MOST_MINUTES = 10
+
+
+class History:
+    """What the settler has counted: since the last write, by minute; and since the start of the process.
+
+    The settler counts and writes, in its own thread and session; the metrics read. Nothing here may keep outcomes from
+    being settled: if a write fails, the worker tries again a minute later, and drops the counts after ten minutes.
+    """
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self._pending: dict[int, dict[tuple[str, str], Counts]] = {}
+        self._totals: dict[tuple[str, str], Counts] = {}
+        # What is pending moves to the totals at once for a reader.
+        self._moving = threading.Lock()
+        # The database's clock minus time.monotonic().
+        self._clock = time.time() - time.monotonic()
+        # Workers that have started together do not write together.
+        self._write_at = time.monotonic() + random.uniform(MINUTE / 2, MINUTE)  # noqa: S311
+        self._is_failing = False
+
+    def set_clock(self) -> None:
+        """Read the database's clock, which the minutes are of. Call it with each new session."""
+        self._clock = clock(self.using) - time.monotonic()
+
+    def count(self, ended_claims: list[EndedClaim]) -> None:
+        """Count claims that were settled just now."""
+        minute = int((time.monotonic() + self._clock) // MINUTE * MINUTE)
+        for (queue, path, kind), alike in _alike(ended_claims).items():
+            # A claim that was given back before it began is no attempt.
+            if kind is not Released:
+                present = self._pending.setdefault(minute, {})
+                _count(present.setdefault((queue, path), Counts()), NAMES[kind], alike)
+
+    def due_in(self) -> float | None:
+        """Return in how many seconds there is something to write; None: there is nothing."""
+        return max(0.0, self._write_at - time.monotonic()) if self._pending else None
+
+    def write(self) -> None:
+        """Write what was counted since the last write."""
+        self._write_at = time.monotonic() + MINUTE
+        if not self._pending:
+            return
+        pending = {(minute, *key): counts for minute, by_key in self._pending.items() for key, counts in by_key.items()}
+        try:
+            self._clock = add_history(self.using, pending) - time.monotonic()
+        except DatabaseFailure:
+            if not self._is_failing:
+                logger.warning("The history of tasks cannot be written. The worker keeps trying.", exc_info=True)
+            self._is_failing = True
+            self._forget(sorted(self._pending)[:-MOST_MINUTES])
+        else:
+            if self._is_failing:
+                logger.warning("The history of tasks is written again.")
+            self._is_failing = False
+            self._forget(list(self._pending))
+
+    def totals(self) -> dict[tuple[str, str], Counts]:
+        """Return what was counted since the start of the process, by queue and function. For other threads."""
+        with self._moving:
+            parts = [self._totals, *self._pending.values()]
+            totals: dict[tuple[str, str], Counts] = {}
+            for part in parts:
+                _add(totals, part.copy())
+        return totals
+
+    def _forget(self, minutes: Iterable[int]) -> None:
+        with self._moving:
+            for minute in minutes:
+                _add(self._totals, self._pending.pop(minute))
+
+
+def waited(claim: Claim) -> float | None:
+    """Return for how many seconds the task was ready until this claim; None: nobody knows when it became ready.
+
+    Nothing says when a person or the upkeep has made a task ready again.
+    """
+    since = claim.enqueued_at
+    if claim.run_after is not None and claim.run_after > since:
+        since = claim.run_after
+    if claim.attempt > 1 and since < claim.started_at < claim.last_attempted_at:
+        return None
+    return max(0.0, claim.last_attempted_at - since)
+
+
+def _alike(ended_claims: list[EndedClaim]) -> dict[tuple[str, str, type[Any]], list[EndedClaim]]:
+    """Return the ended claims by queue, function and outcome. Most batches are alike."""
+    claims = list(map(CLAIM, ended_claims))
+    parts = {*map(QUEUE, claims)}, {*map(PATH, claims)}, {*map(type, map(OUTCOME, ended_claims))}
+    if {*map(len, parts)} == {1}:
+        return {(parts[0].pop(), parts[1].pop(), parts[2].pop()): ended_claims}
+    alike: dict[tuple[str, str, type[Any]], list[EndedClaim]] = {}
+    for ended in ended_claims:
+        alike.setdefault((ended.claim.queue, ended.claim.task_path, type(ended.outcome)), []).append(ended)
+    return alike
+
+
+def _count(counts: Counts, name: str, ended_claims: list[EndedClaim]) -> None:
+    number = len(ended_claims)
+    setattr(counts, name, getattr(counts, name) + number)
+    step = max(1, number // MEASURED)
+    measured = ended_claims[::step]
+    # The first stands for as many as are left.
+    _measure(counts, measured[:1], number - step * (len(measured) - 1))
+    _measure(counts, measured[1:], step)
+
+
+def _measure(counts: Counts, ended_claims: list[EndedClaim], weight: int) -> None:
+    """Add the times of these attempts, each as many times as ``weight`` says."""
+    for ended in ended_claims:
+        if ended.seconds is not None:
+            counts.run[bucket_of(ended.seconds)] += weight
+            counts.run_seconds += ended.seconds * weight
+            wait = waited(ended.claim)
+            if wait is not None:
+                counts.wait[bucket_of(wait)] += weight
+                counts.wait_seconds += wait * weight
+
+
+def _add(to: dict[tuple[str, str], Counts], part: dict[tuple[str, str], Counts]) -> None:
+    for key, counts in part.items():
+        to.setdefault(key, Counts()).add(counts)

@@ -1,0 +1,28 @@
+"""A redrive outlives the worker that runs it."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from django_pglock.models import Task
+from django_pglock.redrive import enqueue_redrive
+from tests.db.store.test_failures import fail
+from tests.db.store.test_redrive import SEVEN
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+
+def test_a_redrive_whose_worker_is_killed_half_way_goes_on_elsewhere(worker_process, eventually):
+    """No task is forgotten, and none is counted twice: the count is committed together with the retries."""
+    for _ in range(20):
+        fail(fingerprint=7, queue="elsewhere")
+    victim = worker_process("--threads", "1", "default")
+    made, _ = enqueue_redrive("default", SEVEN, 5)
+    eventually(lambda: Task.objects.filter(pk=made, progress__done__gt=0).exists(), why="it did not begin")
+    victim.send(signal.SIGKILL)
+    worker_process("--threads", "1", "default")
+    ended = eventually(lambda: Task.objects.filter(pk=made, status="SUCCESSFUL").first(), why="it did not go on")
+    assert (ended.result, ended.progress["done"], ended.progress["total"]) == (20, 20, 20)
+    assert Task.objects.filter(queue="elsewhere", status="READY").count() == 20

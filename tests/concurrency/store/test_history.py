@@ -1,0 +1,49 @@
+"""Workers that add to the same rows of the history, while others delete old ones."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from django_pglock.models import TaskHistory
+from django_pglock.store.history import KEPT, Counts, add_history, prune_history, series
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+WORKERS, ROUNDS, FUNCTIONS = 4, 15, 40
+
+
+def test_workers_that_write_the_same_rows_lose_nothing_and_never_deadlock(in_threads, monkeypatch):
+    """Each has met the functions in an order of its own, and holds the rows that it has written to its commit."""
+    monkeypatch.setattr("django_pglock.store.history.LONGEST_WAIT", "0")
+    now = datetime.now(timezone.utc)
+    minute = int(now.timestamp() // 60 * 60)
+
+    def write(worker):
+        for _ in range(ROUNDS):
+            functions = range(FUNCTIONS) if worker % 2 else reversed(range(FUNCTIONS))
+            counts = {(minute, "mail", f"app.task_{number}"): Counts(succeeded=1) for number in functions}
+            add_history("default", counts)
+
+    in_threads(write, WORKERS)
+    [point, *_] = series("default", now, now + timedelta(minutes=1), 60)
+    assert point.counts.succeeded == WORKERS * ROUNDS * FUNCTIONS
+    rows = TaskHistory.objects.exclude(task_path="").values_list("succeeded", flat=True)
+    assert set(rows) == {WORKERS * ROUNDS}
+
+
+def test_workers_that_delete_old_rows_at_the_same_time_delete_each_once(in_threads):
+    now = int(datetime.now(timezone.utc).timestamp() // 3600 * 3600)
+    old = [now - KEPT[3600] - 3600 * number for number in range(1, 101)]
+    add_history("default", {(started, "mail", "app.send"): Counts(succeeded=1) for started in [now, *old]})
+
+    def prune(_worker):
+        deleted = 0
+        while count := prune_history("default", batch=20):
+            deleted += count
+        return deleted
+
+    # A round may end early where the others have locked what is left, so another worker looks once more.
+    assert sum(in_threads(prune, WORKERS)) + prune(0) == 2 * 3 * len(old)
+    assert TaskHistory.objects.count() == 2 * 3

@@ -1,0 +1,52 @@
+"""Workers that are asked for metrics at the same moment: one of them counts."""
+
+from __future__ import annotations
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import Queue, QueueCount, Task
+from django_pglock.store import shared_counts
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+WORKERS = 6
+
+
+def test_one_worker_counts_for_all(in_threads, monkeypatch):
+    counted = []
+    count = shared_counts.queue_counts
+    monkeypatch.setattr(shared_counts, "queue_counts", lambda using: counted.append(1) or count(using))
+    for _ in range(3):
+        tasks.nothing.using(queue_name="mail").enqueue()
+    Queue.objects.pause("bulk")
+
+    in_threads(lambda _: shared_counts.shared_counts("default"), WORKERS)
+    assert len(counted) == 1
+    found = {each.queue: each for each in shared_counts.shared_counts("default")}
+    assert (found["mail"].ready, found["mail"].is_paused, found["bulk"].is_paused) == (3, False, True)
+    assert found["mail"].oldest_ready > 0
+    assert len(counted) == 1
+
+    # Its turn ends, and queues in which nothing is left are forgotten.
+    Task.objects.all().delete()
+    Queue.objects.resume("bulk")
+    QueueCount.objects.update(count_again_at=Now())
+    in_threads(lambda _: shared_counts.shared_counts("default"), WORKERS)
+    assert len(counted) == 2
+    assert shared_counts.shared_counts("default") == []
+
+
+def test_a_count_that_takes_long_is_made_less_often(monkeypatch, db):
+    monkeypatch.setattr(shared_counts, "REST", 1e9)
+    shared_counts.shared_counts("default")
+    [turn] = QueueCount.objects.all()
+    assert 39 < (turn.count_again_at - turn.counted_at).total_seconds() < 41
+
+
+def test_counts_that_nobody_has_renewed_are_not_shown(monkeypatch):
+    tasks.nothing.enqueue()
+    assert shared_counts.shared_counts("default")
+    monkeypatch.setattr(shared_counts, "TOO_OLD", 0.0)
+    assert shared_counts.shared_counts("default") == []

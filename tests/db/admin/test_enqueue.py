@@ -1,0 +1,135 @@
+"""Enqueueing by form: any function, or a task again with other arguments."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.urls import reverse
+
+from django_pglock import task
+from django_pglock.admin.enqueue_form import EnqueueForm
+from django_pglock.models import Task
+from tests.db.admin.visits import LIST, make, person, said
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("own_registry")]
+
+PAGE = reverse("admin:django_pglock_task_enqueue")
+
+
+def greet(name: str, times: int = 1, *more, loud=False, **extras): ...
+
+
+def pay(order_id: int, card, /, note: str = ""): ...
+
+
+def with_context(context, value): ...
+
+
+def enqueue(client, function, **arguments):
+    data = {f"argument-{name}": value for name, value in arguments.items()}
+    return client.post(f"{PAGE}?function={function.module_path}", data, follow=True)
+
+
+def test_a_task_is_enqueued_from_the_signature_of_its_function(client):
+    person(client, "view_task", "add_task")
+    greeting = task(greet)
+    page = client.get(PAGE, {"function": greeting.module_path}).content.decode()
+    for name in ("name", "times", "more", "loud", "extras"):
+        assert f'name="argument-{name}"' in page
+    response = enqueue(client, greeting, name="007", times="3", loud="true", extras='{"a": [1]}')
+    [row] = Task.objects.all()
+    assert (row.args, row.kwargs) == ([], {"name": "007", "times": 3, "loud": True, "a": [1]})
+    assert response.redirect_chain[-1][0] == reverse("admin:django_pglock_task_change", args=[row.pk])
+    assert said(response) == [f'Task <a href="{response.redirect_chain[-1][0]}">#{row.pk}</a> was enqueued.']
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.change_message) == (str(row.pk), f"enqueue: {greeting.module_path} #{row.pk}")
+
+
+@pytest.mark.parametrize(
+    ("function", "typed", "call"),
+    [
+        (greet, {"name": "x"}, ([], {"name": "x"})),
+        (greet, {"name": "x", "more": "[1, 2]"}, (["x", 1, 1, 2], {})),
+        (pay, {"order_id": "7", "card": '{"n": 1}'}, ([7, {"n": 1}], {})),
+        (with_context, {"value": '"x"'}, ([], {"value": "x"})),
+    ],
+)
+def test_values_are_passed_as_the_function_takes_them(function, typed, call):
+    definition = task(takes_context=True)(function) if function is with_context else task(function)
+    form = EnqueueForm(definition, {f"argument-{name}": value for name, value in typed.items()})
+    assert form.is_valid(), form.errors
+    assert form.call() == call
+
+
+@pytest.mark.parametrize(
+    ("typed", "error"),
+    [
+        ({}, "This field is required."),
+        ({"name": "x", "times": "many"}, "Enter a whole number."),
+        ({"name": "x", "loud": "yes"}, "Enter a valid JSON."),
+        ({"name": "x", "more": "1"}, "Give a JSON list"),
+        ({"name": "x", "extras": "[1]"}, "Give a JSON object"),
+        ({"name": "x", "loud": "NaN"}, "NaN or infinity"),
+        ({"name": "x", "extras": '{"name": 1}'}, "Give each argument in its own field."),
+    ],
+)
+def test_what_enqueue_would_refuse_is_an_error_in_the_form(client, typed, error):
+    person(client, "view_task", "add_task")
+    response = enqueue(client, task(greet), **typed)
+    assert response.status_code == 200
+    assert error in response.content.decode()
+    assert not Task.objects.exists()
+    assert not LogEntry.objects.exists()
+
+
+def test_a_function_that_this_process_does_not_know_is_not_imported(client):
+    person(client, "view_task", "add_task")
+    page = client.get(PAGE, {"function": "os.abort"}).content.decode()
+    assert "This process does not know the function os.abort." in page
+    assert 'method="post" autocomplete' not in page
+
+
+def test_each_form_needs_its_own_permission(client):
+    row = make("FAILED")
+    again = reverse("admin:django_pglock_task_again", args=[row.pk])
+    person(client, "view_task", "change_task", "retry_task")
+    assert client.get(PAGE).status_code == 403
+    assert 'href="enqueue/"' not in client.get(LIST).content.decode()
+    assert client.get(again).status_code == 200
+    person(client, "view_task", "add_task", "retry_task")
+    assert client.get(again).status_code == 403
+    assert again not in client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).content.decode()
+    assert 'href="enqueue/"' in client.get(LIST).content.decode()
+
+
+SECRET = "4111-1111"
+
+
+def test_a_task_runs_again_with_other_arguments_and_hidden_ones_stay_hidden(client):
+    person(client, "view_task", "change_task")
+    paying = task(redact=("card",), queue_name="default")(pay)
+    row = make("FAILED", task_path=paying.module_path, args=[7, SECRET], kwargs={"note": "first"}, priority=5,
+               meta={"redact": ["card"]})  # fmt: skip
+    url = reverse("admin:django_pglock_task_again", args=[row.pk])
+    page = client.get(url).content.decode()
+    assert SECRET not in page
+    assert "first" in page
+    response = client.post(url, {"argument-order_id": "8", "argument-card": "", "argument-note": "second"}, follow=True)
+    made = Task.objects.exclude(pk=row.pk).get()
+    assert (made.args, made.kwargs) == ([8, SECRET], {"note": "second"}), "left empty: the value of the earlier task"
+    assert (made.queue, made.priority, made.status) == (row.queue, 5, "READY")
+    assert SECRET not in response.content.decode()
+    row.refresh_from_db()
+    assert row.status == "FAILED", "it is another task"
+    assert SECRET not in client.post(url, {"argument-order_id": "x"}).content.decode()
+
+
+def test_a_value_with_a_hidden_part_is_hidden_as_a_whole(client):
+    person(client, "view_task", "change_task")
+    paying = task(redact=("number",))(pay)
+    row = make("FAILED", task_path=paying.module_path, args=[7, {"number": SECRET, "cvc": "123"}],
+               meta={"redact": ["number"]})  # fmt: skip
+    url = reverse("admin:django_pglock_task_again", args=[row.pk])
+    assert "[redacted]" not in client.get(url).content.decode(), "it would be enqueued as the value"
+    client.post(url, {"argument-order_id": "7", "argument-card": ""})
+    assert Task.objects.exclude(pk=row.pk).get().args == [7, {"number": SECRET, "cvc": "123"}]

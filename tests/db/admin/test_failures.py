@@ -1,0 +1,201 @@
+"""The admin page of failures: groups, their verbs with permission, by POST, with a log entry."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+from django.urls import reverse
+
+from django_pglock.admin import failures as page_of_failures
+from django_pglock.models import FailureGroup, Task
+from django_pglock.redrive import enqueue_redrive
+from django_pglock.store import failures as store
+from tests.db.admin.visits import LIST as TASKS
+from tests.db.admin.visits import person, said
+from tests.db.store.test_failures import PATH, fail
+
+pytestmark = pytest.mark.django_db
+
+PAGE = reverse("admin:django_pglock_failuregroup_changelist")
+
+
+def button(verb, number=7):
+    return reverse("admin:django_pglock_failuregroup_verb", args=[number, verb])
+
+
+def logged():
+    return list(LogEntry.objects.order_by("pk").values_list("change_message", flat=True))
+
+
+def statuses(rows):
+    return [Task.objects.get(pk=row.pk).status for row in rows]
+
+
+@pytest.fixture
+def failed():
+    return [fail(fingerprint=7, hours_ago=3), fail(fingerprint=7), fail("shop.Closed", fingerprint=8, hours_ago=2)]
+
+
+def test_the_page_shows_each_group_with_links_to_its_tasks(client, failed):
+    person(client, "view_task")
+    page = client.get(PAGE).content.decode()
+    for text in ("Refused", "order 7", "bank.py:88", "nothing", "Closed", "3 hours"):
+        assert text in page.replace("\xa0", " ")
+    assert page.index("Refused") < page.index("Closed"), "the latest failure first"
+    [address] = re.findall(r'href="([^"]+fingerprint__exact=7)"', page)
+    tasks = client.get(address.replace("&amp;", "&"))
+    assert [row.pk for row in tasks.context["cl"].result_list] == [failed[1].pk, failed[0].pk]
+    assert reverse("admin:django_pglock_task_change", args=[failed[1].pk]) in page
+
+
+def test_tasks_without_a_fingerprint_are_listed_by_their_function(client):
+    task = fail()
+    person(client, "view_task")
+    [address] = re.findall(rf'href="({TASKS}[^"]+task_path[^"]+)"', client.get(PAGE).content.decode())
+    assert [row.pk for row in client.get(address.replace("&amp;", "&")).context["cl"].result_list] == [task.pk]
+
+
+def test_the_chart_is_readable_without_eyes():
+    drawing = page_of_failures.chart_of((0, 1, 1000))
+    assert "<title>Failures in each of the last 3 hours: 0, 1, 1000</title>" in drawing
+    assert re.findall(r'height="(\d+)"', drawing) == ["1", "24"], "a single failure can be seen"
+    assert "<rect" not in page_of_failures.chart_of((0, 0))
+
+
+def test_an_empty_page_says_so(client):
+    person(client, "view_task")
+    assert "No task has failed." in client.get(PAGE).content.decode()
+
+
+def test_a_count_that_stopped_says_so(client, failed, monkeypatch):
+    monkeypatch.setattr(Task.objects.__class__, "failures", lambda self: store.failures("default", most=2))
+    person(client, "view_task")
+    assert ">2+<" in client.get(PAGE).content.decode()
+
+
+def test_a_group_is_retried_at_once_after_a_confirmation(client, failed):
+    person(client, "view_task", "retry_task")
+    assert button("retry") in client.get(PAGE).content.decode()
+    question = client.get(button("retry")).content.decode()
+    assert "2 tasks would run again." in question
+    assert "bank.Refused" in question
+    assert statuses(failed) == ["FAILED"] * 3, "to look at the question changes nothing"
+    assert said(client.post(button("retry"), {"rate": ""}, follow=True)) == ["2 tasks will run again."]
+    assert statuses(failed) == ["READY", "READY", "FAILED"]
+    assert logged() == [f"retry: 2 of #{failed[0].pk}, #{failed[1].pk}"]
+
+
+def test_a_group_is_retried_at_a_rate_by_a_task(client, failed):
+    person(client, "view_task", "retry_task")
+    [text] = said(client.post(button("retry"), {"rate": "2.5"}, follow=True))
+    made = Task.objects.get(status="READY")
+    assert made.args == [7, PATH, "bank.Refused", 2.5]
+    assert f"#{made.pk}" in text
+    assert statuses(failed) == ["FAILED"] * 3
+    assert logged() == [f"redrive: group 7, 2.5 tasks a second, by #{made.pk}"]
+    [text] = said(client.post(button("retry"), {"rate": "9"}, follow=True))
+    assert text.startswith("The group is retried already")
+    assert len(logged()) == 1
+    assert Task.objects.filter(status="READY").count() == 1
+
+
+def test_the_page_shows_how_far_a_redrive_has_come(client, failed):
+    made, _ = enqueue_redrive("default", store.Group(7, PATH, "bank.Refused"), 1)
+    person(client, "view_task")
+    assert "Will be retried" in client.get(PAGE).content.decode()
+    Task.objects.filter(pk=made).update(progress={"done": 1, "total": 2, "last_id": 5})
+    page = client.get(PAGE).content.decode()
+    assert "Retrying: 1 of 2" in page
+    assert reverse("admin:django_pglock_task_change", args=[made]) in page
+
+
+def test_a_group_is_discarded_after_a_confirmation(client, failed):
+    person(client, "view_task", "cancel_task")
+    page = client.get(PAGE).content.decode()
+    assert button("discard") in page
+    assert button("retry") not in page
+    question = client.get(button("discard")).content.decode()
+    assert "2 failed tasks would be cancelled." in question
+    assert 'name="rate"' not in question
+    assert said(client.post(button("discard"), {"rate": "5"}, follow=True)) == ["2 failed tasks were cancelled."]
+    assert statuses(failed) == ["CANCELLED", "CANCELLED", "FAILED"]
+    assert logged() == [f"discard: 2 of #{failed[0].pk}, #{failed[1].pk}"]
+
+
+@pytest.mark.parametrize("rate", ["x", "0", "-1", "nan", "1e9"])
+def test_a_rate_that_cannot_be_is_refused(client, failed, rate):
+    person(client, "view_task", "retry_task")
+    assert said(client.post(button("retry"), {"rate": rate}, follow=True)) == [
+        "Enter a number of tasks a second, such as 10."
+    ]
+    assert (statuses(failed), logged()) == (["FAILED"] * 3, [])
+    assert not Task.objects.filter(status="READY").exists()
+
+
+def test_a_muted_group_sinks_to_the_end(client, failed):
+    user = person(client, "view_task", "mute_failuregroup")
+    page = client.post(button("mute"), follow=True)
+    assert said(page) == ["The group was muted: it is at the end of the list, and not in the overview."]
+    text = page.content.decode()
+    assert text.index("Closed") < text.index("Refused")
+    assert f"Muted by {user.username}" in text
+    assert button("unmute") in text
+    assert button("mute") not in text
+    assert FailureGroup.objects.get().muted_by == user.username
+    client.post(button("unmute"))
+    assert FailureGroup.objects.get().muted_at is None
+    assert logged() == ["mute: 7", "unmute: 7"]
+    assert set(LogEntry.objects.values_list("object_id", flat=True)) == {"7"}
+
+
+def test_verbs_need_post_csrf_and_their_permissions(client, failed):
+    person(client)
+    assert client.get(PAGE).status_code == 403
+    person(client, "view_task")
+    page = client.get(PAGE).content.decode()
+    for verb in ("retry", "discard", "mute", "unmute"):
+        assert button(verb) not in page
+        assert client.post(button(verb)).status_code == 403
+    assert client.get(button("retry")).status_code == 403
+    person(client, "retry_task", "mute_failuregroup")
+    assert client.post(button("retry")).status_code == 403, "what one does not see"
+    user = person(client, "view_task", "retry_task", "mute_failuregroup")
+    assert client.get(button("mute")).status_code == 405
+    assert client.put(button("retry")).status_code == 405
+    assert client.post(PAGE).status_code == 405
+    assert client.post(button("explode")).status_code == 403
+    assert client.post(button("retry", 2**63)).status_code == 404
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(user)
+    for verb in ("retry", "mute"):
+        assert strict.post(button(verb)).status_code == 403
+    client.logout()
+    assert "login" in client.post(button("retry"))["Location"]
+    assert (statuses(failed), logged()) == (["FAILED"] * 3, [])
+
+
+def test_a_group_that_is_gone_says_so(client, failed):
+    person(client, "view_task", "retry_task", "mute_failuregroup")
+    for verb in ("retry", "mute"):
+        assert said(client.post(button(verb, 9), follow=True)) == ["No task of this group is failed any more."]
+    assert not FailureGroup.objects.exists()
+
+
+def test_a_large_group_is_changed_by_a_task(client, failed, monkeypatch):
+    monkeypatch.setattr(page_of_failures, "WINDOW", 1)
+    monkeypatch.setattr("django_pglock.admin.actions.WINDOW", 1)
+    person(client, "view_task", "retry_task")
+    assert "in the background" in client.get(button("retry")).content.decode()
+    client.post(button("retry"))
+    [made] = Task.objects.filter(status="READY")
+    assert made.args == ["retry", [failed[0].pk, failed[1].pk]]
+
+
+def test_the_index_of_the_admin_lists_the_page_for_whoever_may_view_tasks(client):
+    person(client, "view_task")
+    assert PAGE in client.get(reverse("admin:index")).content.decode()
+    person(client, "view_queue")
+    assert PAGE not in client.get(reverse("admin:index")).content.decode()

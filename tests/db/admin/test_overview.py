@@ -1,0 +1,194 @@
+"""The overview: who may see it and which sections, how one gets there, and what it costs."""
+
+from __future__ import annotations
+
+import re
+from uuid import uuid4
+
+import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_pglock.admin import overview_facts
+from django_pglock.admin.overview import VIEWED, Overview
+from django_pglock.models import FailureGroup, Queue
+from django_pglock.store.liveness import beat
+from tests.db.admin.test_security import refuse_activity
+from tests.db.admin.visits import make, person
+
+pytestmark = pytest.mark.django_db
+
+PAGE = reverse("admin:django_pglock_overview_changelist")
+FRAGMENT = reverse("admin:django_pglock_overview_fragment")
+#: The most statements of the page, with those that log the user in.
+MOST_STATEMENTS = 20
+
+
+def start_worker(name="worker-1"):
+    worker = uuid4()
+    about = {
+        "hostname": "h",
+        "pid": 1,
+        "threads": 1,
+        "is_stopping": False,
+        "task_paths": ["tests.sample.tasks.nothing"],
+    }
+    beat("default", worker, name=name, queues=["mail"], **about)
+    return worker
+
+
+def sections(response):
+    return re.findall(r'<h2 id="pglock-(\w+)"', response.content.decode())
+
+
+@pytest.mark.parametrize("address", [PAGE, FRAGMENT])
+def test_the_overview_asks_for_permission(client, address):
+    assert client.get(address).status_code == 302
+    person(client)
+    assert client.get(address).status_code == 403
+    person(client, "view_task")
+    assert client.get(address).status_code == 200
+    assert client.post(address).status_code == 405
+
+
+@pytest.mark.parametrize("name", ["index", "app_list"])
+def test_the_indexes_lead_to_the_overview(client, name):
+    address = reverse(f"admin:{name}", args=["django_pglock"] if name == "app_list" else [])
+    person(client, "view_worker")
+    assert f'href="{PAGE}"' in client.get(address).content.decode()
+    User.objects.filter(is_staff=True).delete()
+    person(client, "view_user")
+    page = client.get(reverse("admin:index")).content.decode()
+    assert "/auth/user/" in page
+    assert PAGE not in page
+
+
+def test_each_permission_to_view_opens_it(client):
+    for model in VIEWED:
+        person(client, f"view_{model._meta.model_name}")
+        assert client.get(PAGE).status_code == 200, model
+    ours = {model for model in admin.site._registry if model._meta.app_label == "django_pglock"}
+    # Failures are viewed with the permission to view tasks.
+    assert ours == {Overview, FailureGroup, *VIEWED}, "a new page of this package is in the list, too"
+
+
+@pytest.mark.parametrize(
+    ("permissions", "shown"),
+    [
+        (["view_schedule"], ["attention"]),
+        (["view_worker"], ["attention", "workers"]),
+        (["view_task"], ["attention", "queues"]),
+        (["view_task", "view_worker"], ["attention", "queues", "workers"]),
+    ],
+)
+def test_sections_hide_what_one_may_not_see(client, permissions, shown):
+    Queue.objects.pause("mail")
+    person(client, *permissions)
+    page = client.get(PAGE)
+    assert sections(page) == shown
+    assert "has been paused" not in page.content.decode()
+
+
+def test_one_who_may_view_workers_only_sees_no_tasks(client):
+    make("RUNNING", worker=start_worker())
+    person(client, "view_worker")
+    assert "nothing #" not in client.get(PAGE).content.decode()
+    person(client, "view_worker", "view_task")
+    assert "nothing #" in client.get(PAGE).content.decode()
+
+
+def test_a_quiet_system_needs_no_attention(client):
+    start_worker()
+    person(client, "view_task", "view_worker")
+    page = client.get(PAGE).content.decode()
+    assert "Nothing needs attention." in page
+
+
+def test_a_queue_shows_its_depth_and_its_failures_with_links(client, monkeypatch):
+    monkeypatch.setattr(overview_facts, "MOST_IN_QUEUE", 3)
+    worker = start_worker()
+    for status, count in (("READY", 4), ("RUNNING", 2), ("FAILED", 1)):
+        for _ in range(count):
+            make(status, queue="mail", run_after=None, worker=worker)
+    Queue.objects.pause("quiet")
+    person(client, "view_task", "view_queue")
+    table = client.get(PAGE).context["queues"]
+    rows = {row.name: (str(row.ready), row.running, row.failed, row.paused_at is not None) for row in table.rows}
+    assert rows == {"mail": ("3+", 2, 1, False), "quiet": ("0", 0, 0, True)}
+    [mail, _] = table.rows
+    assert mail.ready_url == "/admin/django_pglock/task/?status__exact=READY&queue=mail"
+    assert client.get(mail.failed_url).status_code == 200
+
+
+def test_a_worker_shows_what_it_runs_and_since_when(client):
+    worker = start_worker()
+    start_worker("idle")
+    tasks = [make("RUNNING", worker=worker) for _ in range(5)]
+    person(client, "view_task", "view_worker")
+    table = client.get(PAGE).context["workers"]
+    [busy, idle] = table.rows
+    assert (busy.name, busy.queues, busy.more) == ("worker-1", "mail", 2)
+    text, url = busy.tasks[0]
+    assert re.fullmatch(rf"nothing #{tasks[0].pk} for \d+ s", text)
+    assert client.get(url).status_code == 200
+    assert (idle.name, idle.tasks) == ("idle", [])
+    assert (table.count, table.running) == (2, 5)
+
+
+def test_long_tables_stop_and_say_so(client, monkeypatch):
+    monkeypatch.setattr("django_pglock.admin.overview_tables.MOST_SHOWN", 2)
+    for number in range(5):
+        start_worker(f"w{number}")
+        make(queue=f"q{number}")
+    person(client, "view_task", "view_worker")
+    page = client.get(PAGE).content.decode()
+    assert "3 more queues are not shown." in page
+    assert "3 more workers are not shown." in page
+
+
+def test_the_fragment_is_the_part_of_the_page_that_changes(client):
+    person(client, "view_task", "view_worker")
+    page, fragment = (client.get(url, {"span": "day"}).content.decode() for url in (PAGE, FRAGMENT))
+    assert fragment.strip() in page
+    assert "<html" not in fragment
+    assert f'data-url="{FRAGMENT}?span=day"' in page
+    assert 'href="?span=day">Refresh</a>' in page, "the page works without JavaScript"
+
+
+def test_hostile_names_are_only_shown(client):
+    evil = '<script>alert(1)</script>"onmouseover="z'
+    Queue.objects.pause(evil, by=evil, reason=evil)
+    make(queue=evil, task_path=evil)
+    start_worker(evil)
+    person(client, "view_task", "view_worker", "view_queue")
+    for url in (PAGE, FRAGMENT):
+        page = refuse_activity(client.get(url))
+        assert "&lt;script&gt;" in page
+
+
+def test_the_page_sends_the_same_number_of_statements_however_much_there_is(client):
+    def cost():
+        with CaptureQueriesContext(connection) as queries:
+            assert client.get(PAGE).status_code == 200
+        return len(queries)
+
+    person(client, *(f"view_{model._meta.model_name}" for model in VIEWED))
+    worker = start_worker()
+    first = cost()
+    for number in range(5):
+        make(queue=f"q{number}")
+        make("RUNNING", queue=f"q{number}", worker=worker)
+        make("FAILED", queue=f"q{number}")
+        Queue.objects.pause(f"q{number}")
+    assert first <= cost() <= MOST_STATEMENTS
+
+
+def test_migrations_do_not_know_it():
+    """It has no table, and no project gets a migration for it."""
+    call_command("makemigrations", "django_pglock", check=True, dry_run=True, verbosity=0)
+    assert Overview not in apps.get_models()

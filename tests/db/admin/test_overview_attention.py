@@ -1,0 +1,208 @@
+"""The sentences of the overview: each says one kind of problem, and leads to the list that shows it."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from inspect import isgeneratorfunction
+from uuid import uuid4
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.db import connections
+from django.db.models.functions import Now
+from django.test import RequestFactory
+from django.utils import timezone
+
+from django_pglock import lock
+from django_pglock.admin import overview_attention as sentences
+from django_pglock.admin.overview_facts import Facts
+from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
+from django_pglock.store.liveness import beat
+from tests.conftest import NEVER
+from tests.db.admin.visits import make
+from tests.db.locks.sessions import Somebody
+
+pytestmark = pytest.mark.django_db
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def facts(db):
+    """What a superuser may see."""
+    request = RequestFactory().get("/")
+    request.user = User.objects.create_superuser("root")
+    return Facts(request, admin.site)
+
+
+def start_worker(*paths, silent_for=0.0):
+    worker = uuid4()
+    about = {"hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
+    beat("default", worker, name="w", task_paths=[*paths], **about)
+    Worker.objects.filter(pk=worker).update(heartbeat_at=Now() - timedelta(seconds=silent_for))
+    return worker
+
+
+def texts(found):
+    return [each.text for each in found]
+
+
+def test_no_worker_is_running(facts):
+    [sentence] = sentences.no_worker(facts)
+    assert sentence.text == "No worker is running. Start one: python manage.py runlockworker"
+    assert sentence.url == "/admin/django_pglock/worker/"
+
+
+def test_one_living_worker_is_enough(facts):
+    start_worker()
+    start_worker(silent_for=3600)
+    assert texts(sentences.no_worker(facts)) == []
+
+
+def test_a_project_without_tasks_needs_no_worker(facts, settings):
+    settings.TASKS = {}
+    assert texts(sentences.no_worker(facts)) == []
+
+
+def test_running_tasks_of_a_dead_worker_are_stuck(facts):
+    make("RUNNING", worker=start_worker())
+    assert texts(sentences.stuck_tasks(facts)) == []
+    make("RUNNING")
+    [sentence] = sentences.stuck_tasks(facts)
+    assert sentence.text == "1 running task is stuck: its worker is dead."
+    assert sentence.url == "/admin/django_pglock/task/?attention=stuck"
+
+
+def test_paused_queues_with_name_time_and_reason(facts):
+    Queue.objects.create(name="open")
+    Queue.objects.pause("mail", by="anna", reason="The provider is down.")
+    Queue.objects.pause("reports")
+    since = sentences._moment(Queue.objects.get(pk="mail").paused_at)
+    assert texts(sentences.paused_queues(facts)) == [
+        f"Queue mail has been paused by anna since {since}. Reason: The provider is down.",
+        f"Queue reports has been paused since {since}.",
+    ]
+
+
+def test_no_more_than_a_few_paused_queues_are_named(facts):
+    for number in range(sentences.FEW + 2):
+        Queue.objects.pause(f"q{number}")
+    found = texts(sentences.paused_queues(facts))
+    assert (len(found), found[-1]) == (sentences.FEW + 1, "2 more queues are paused.")
+
+
+def test_the_moment_of_another_day_has_a_date():
+    now = timezone.localtime()
+    assert sentences._moment(now) == f"{now:%H:%M}"
+    assert sentences._moment(now - timedelta(days=400)) == f"{now - timedelta(days=400):%Y-%m-%d %H:%M}"
+
+
+def test_the_oldest_due_task(facts):
+    make("SCHEDULED")
+    make("SCHEDULED", run_after=Now() + HOUR)
+    assert texts(sentences.late_tasks(facts)) == []
+    late = make("SCHEDULED", run_after=Now() - HOUR)
+    make("SCHEDULED", run_after=Now() - HOUR / 2)
+    [sentence] = sentences.late_tasks(facts)
+    assert sentence.text.startswith("The oldest due task has been due for 1\xa0hour,")
+    assert sentence.text.endswith(f"nothing #{late.pk}.")
+    assert sentence.url == f"/admin/django_pglock/task/{late.pk}/change/"
+
+
+def test_queues_whose_oldest_ready_task_has_waited_for_long(facts):
+    Queue.objects.pause("paused")
+    for queue, hours in (("mail", 1), ("reports", 2), ("new", 0), ("paused", 3)):
+        make(queue=queue, run_after=None, enqueued_at=Now() - hours * HOUR)
+    assert texts(sentences.long_waits(facts)) == [
+        "The oldest ready task of queue reports has waited for 2\xa0hours.",
+        "The oldest ready task of queue mail has waited for 1\xa0hour.",
+    ]
+    [first, _] = sentences.long_waits(facts)
+    assert first.url == "/admin/django_pglock/task/?status__exact=READY&queue=reports"
+
+
+def test_tasks_that_have_waited_for_their_lock_keys_for_long(facts):
+    make("BLOCKED", lock_key="order:1", waits_for=0)
+    assert texts(sentences.blocked_tasks(facts)) == []
+    Task.objects.update(enqueued_at=Now() - HOUR)
+    make("BLOCKED", lock_key="order:2", waits_for=0)
+    oldest = Task.objects.earliest("pk").pk
+    [sentence] = sentences.blocked_tasks(facts)
+    assert sentence.text == (
+        f"Tasks wait for 2 lock keys; the oldest blocked task, #{oldest}, has waited for 1\xa0hour."
+    )
+    assert "order" not in sentence.text, "a key may have redacted values"
+    assert sentence.url == "/admin/django_pglock/task/?status__exact=BLOCKED"
+
+
+def test_tasks_that_wait_only_for_other_tasks_need_no_attention(facts):
+    make("BLOCKED", enqueued_at=Now() - HOUR)
+    assert texts(sentences.blocked_tasks(facts)) == []
+
+
+def test_ready_tasks_that_no_worker_knows(facts):
+    make(enqueued_at=Now() - HOUR)
+    start_worker("another.function")
+    [sentence] = sentences.unknown_functions(facts)
+    path = "tests.sample.tasks.nothing"
+    assert sentence.text == f"No worker knows {path}; the oldest of its ready tasks has waited for 1\xa0hour."
+    assert sentence.url == f"/admin/django_pglock/task/?status__exact=READY&task_path={path}"
+    start_worker(path)
+    assert texts(sentences.unknown_functions(facts)) == []
+
+
+def test_without_a_worker_no_function_is_called_unknown(facts):
+    make()
+    assert texts(sentences.unknown_functions(facts)) == []
+
+
+def test_schedules_that_are_overdue(facts):
+    for name, hours, is_enabled in (("a.late", 1, True), ("a.disabled", 1, False), ("a.coming", -1, True)):
+        Schedule.objects.create(task_path=name, expression="*", next_at=Now() - hours * HOUR, is_enabled=is_enabled)
+    [sentence] = sentences.overdue_schedules(facts)
+    assert sentence.text == "The schedule of a.late has been overdue for 1\xa0hour: no worker enqueues it."
+    assert sentence.url == "/admin/django_pglock/schedule/?is_enabled__exact=1"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lock_with_waiters(facts, monkeypatch, eventually):
+    somebody = Somebody()
+    waiter = threading.Thread(target=wait_for_lock, args=("report",), daemon=True)
+    try:
+        somebody.holds("report")
+        waiter.start()
+        eventually(lambda: AdvisoryLock.objects.all().waiting().filter(since__isnull=False).exists())
+        monkeypatch.setattr(sentences, "LONG_FOR_LOCK", sentences.LONG)
+        assert texts(sentences.awaited_locks(facts)) == [], "a short wait is no problem"
+        monkeypatch.setattr(sentences, "LONG_FOR_LOCK", timedelta(0))
+        [sentence] = sentences.awaited_locks(facts)
+        assert sentence.text.startswith("1 session waits for the lock report, for ")
+        assert sentence.url == "/admin/django_pglock/advisorylock/?is_granted__exact=0"
+    finally:
+        somebody.leaves()
+        waiter.join(NEVER)
+
+
+def wait_for_lock(name):
+    with lock(name):
+        pass
+    connections.close_all()
+
+
+def test_the_most_urgent_sentence_comes_first(facts):
+    Queue.objects.pause("mail")
+    make("RUNNING")
+    keys = [each.key for each in sentences.attention(facts)]
+    assert keys == ["no-worker", "stuck", "paused:mail"]
+
+
+@pytest.mark.parametrize("count", [99, 100, 101])
+def test_counts_stop(count):
+    assert str(sentences._capped(count, 100)) == ("100+" if count > 100 else str(count))
+
+
+def test_every_kind_of_sentence_is_on_the_page():
+    named = {find.__name__ for _, find in sentences.SENTENCES}
+    assert named == {name for name, each in vars(sentences).items() if isgeneratorfunction(each)}

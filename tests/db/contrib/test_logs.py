@@ -1,0 +1,84 @@
+"""The log filter: records that are made while a task runs have its fields."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from logging.config import DictConfigurator
+
+import pytest
+
+from django_pglock.contrib.logs import TaskFilter
+from django_pglock.tasks import instrumentation
+from django_pglock.tasks.claim import LOG_FIELDS
+from django_pglock.worker.running.run import prepare, run, run_async
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def task_filter():
+    yield TaskFilter()
+    instrumentation.remove("logs")
+
+
+def fields_of(task_filter, **extra):
+    """Make a record as any code may, and return the fields that it has then."""
+    record = logging.makeLogRecord({"msg": "charged", **extra})
+    assert task_filter.filter(record)
+    return {name: getattr(record, name) for name in LOG_FIELDS}
+
+
+def test_a_record_of_a_running_function_has_its_task(task_filter, claim):
+    result = tasks.nothing.using(queue_name="default").enqueue()
+    [claimed] = claim()
+    inside = []
+    run(prepare(claimed, "default"), lambda attempt: inside.append(fields_of(task_filter)))
+    assert inside == [claimed.log_fields()]
+    assert inside[0] == {
+        "task_id": int(result.id),
+        "task_path": tasks.nothing.module_path,
+        "queue": "default",
+        "attempt": 1,
+        "worker": str(claimed.worker),
+    }
+    assert fields_of(task_filter) == dict.fromkeys(LOG_FIELDS), "it has ended"
+
+
+def test_coroutines_that_run_at_once_have_their_own_tasks(task_filter, claim):
+    for _ in range(2):
+        tasks.sleep_async.enqueue(0)
+    claims = claim(2)
+    begun = []
+
+    async def call(attempt):
+        begun.append(attempt)
+        while len(begun) < 2:
+            await asyncio.sleep(0)
+        return fields_of(task_filter)["task_id"]
+
+    async def run_all():
+        return await asyncio.gather(*(run_async(prepare(each, "default"), call) for each in claims))
+
+    ended = asyncio.run(run_all())
+    assert [each.outcome.result for each in ended] == [str(each.id) for each in claims]
+
+
+def test_a_record_about_a_task_keeps_its_fields(task_filter, claim):
+    tasks.nothing.enqueue()
+    seen = []
+    run(prepare(claim()[0], "default"), lambda attempt: seen.append(fields_of(task_filter, task_id=7)))
+    assert seen[0]["task_id"] == 7
+
+
+def test_a_logging_configuration_can_name_it(task_filter):
+    configurator = DictConfigurator({"version": 1})
+    made = configurator.configure_filter({"()": "django_pglock.contrib.logs.TaskFilter"})
+    assert fields_of(made) == dict.fromkeys(LOG_FIELDS)
+
+
+def test_without_a_task_a_formatter_finds_nothing_missing(task_filter):
+    record = logging.makeLogRecord({"msg": "started"})
+    task_filter.filter(record)
+    assert logging.Formatter("%(message)s %(task_id)s").format(record) == "started None"

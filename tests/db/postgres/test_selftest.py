@@ -1,0 +1,116 @@
+"""The self-test: what excludes on this server, and what only says so."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection, connections
+
+from django_pglock.postgres import selftest as module
+from django_pglock.postgres.selftest import QUESTIONS, selftest
+from tests.conftest import NEVER
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: A function that is found before PostgreSQL's own, and lets everybody in.
+LIE = """
+CREATE SCHEMA lies;
+CREATE FUNCTION lies.{name}(bigint) RETURNS bool LANGUAGE sql AS 'SELECT true';
+"""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", NEVER)
+
+
+@pytest.fixture
+def options(monkeypatch):
+    """Connect as a project would with these options of the server."""
+
+    def choose(options):
+        settings = connections["default"].settings_dict
+        monkeypatch.setitem(settings, "OPTIONS", {**settings["OPTIONS"], "options": options})
+
+    return choose
+
+
+@pytest.fixture
+def lying(options):
+    """Let two clients have what only one may have."""
+
+    def lie(name):
+        with connection.cursor() as cursor:
+            cursor.execute(LIE.format(name=name))
+        options("-c search_path=lies,pg_catalog,public")
+
+    yield lie
+    with connection.cursor() as cursor:
+        cursor.execute("DROP SCHEMA lies CASCADE")
+
+
+def not_ok():
+    return {finding.question for finding in selftest("default") if not finding.is_ok}
+
+
+def test_a_server_of_ones_own_is_ok_and_nothing_is_left():
+    out = StringIO()
+    call_command("locks", "--selftest", stdout=out)
+    lines = out.getvalue().splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["ok"] * len(QUESTIONS), out.getvalue()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT relname FROM pg_class WHERE relname LIKE '%%selftest%%'")
+        assert cursor.fetchall() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "question"),
+    [("pg_try_advisory_lock", "session_locks"), ("pg_try_advisory_xact_lock", "transaction_locks")],
+)
+def test_a_lock_that_everybody_gets_is_found(lying, name, question):
+    """The statements succeed, as they do on engines that only accept the functions."""
+    lying(name)
+    out = StringIO()
+    with pytest.raises(CommandError, match="do not exclude"):
+        call_command("locks", "--selftest", "--json", stdout=out)
+    findings = {each["question"]: each["is_ok"] for each in json.loads(out.getvalue())}
+    assert findings == {each: each != question for each in QUESTIONS}
+
+
+def test_session_locks_are_not_needed_with_the_scope_transaction(lying, settings):
+    lying("pg_try_advisory_lock")
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "SCOPE": "transaction"}
+    call_command("locks", "--selftest", stdout=StringIO())
+
+
+@pytest.mark.parametrize(
+    ("option", "question"),
+    [
+        ("default_transaction_isolation=serializable", "isolation"),
+        ("idle_session_timeout=1h", "limits"),
+        ("default_transaction_read_only=on", "writes"),
+    ],
+)
+def test_a_setting_that_limits_locks_is_found(options, option, question):
+    options(f"-c {option}")
+    assert question in not_ok()
+
+
+def test_an_answer_that_never_comes_is_a_finding(monkeypatch):
+    def asks_for_ever(first, second):
+        first.execute("SELECT pg_sleep(3600)")
+
+    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    monkeypatch.setattr(module, "QUESTIONS", {"rows": asks_for_ever})
+    [finding] = selftest("default")
+    assert (finding.is_ok, finding.is_needed) == (False, True)
+    assert "no answer" in finding.text
+
+
+def test_a_server_that_nobody_reaches_is_an_error(monkeypatch):
+    monkeypatch.setitem(connections["default"].settings_dict, "HOST", "/nowhere")
+    with pytest.raises(CommandError):
+        call_command("locks", "--selftest", stdout=StringIO())

@@ -1,0 +1,154 @@
+"""Failed tasks in groups: what a worker writes, what is counted, and which tasks belong to a group."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.models import Attempt, FailureGroup, Task
+from django_pglock.store import failures as store
+from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
+from django_pglock.store.settle import settle
+from django_pglock.tasks.fingerprint import fingerprint_of
+from tests.db.admin.visits import make
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db
+
+PATH = tasks.nothing.module_path
+TRACE = 'Traceback\n  File "/srv/shop/bank.py", line 88, in pay\n    post()\nbank.Refused: order 7'
+REFUSED = Failure("bank.Refused", TRACE, place="bank:pay")
+
+
+def fail(exception="bank.Refused", *, fingerprint=None, trace=TRACE, hours_ago=0.0, **fields):
+    """Make a failed task with its attempt."""
+    task = make("FAILED", fingerprint=fingerprint, **fields)
+    Task.objects.filter(pk=task.pk).update(finished_at=Now() - timedelta(hours=hours_ago))
+    if exception:
+        Attempt.objects.create(
+            task=task, number=1, outcome="FAILED", exception_path=exception, traceback=trace, started_at=Now(),
+            finished_at=Now(),
+        )  # fmt: skip
+    return task
+
+
+@pytest.mark.parametrize("outcome", [Succeeded(), Retried(REFUSED, 1), Retried(REFUSED, 0), Cancelled(REFUSED)])
+def test_only_a_failure_has_a_fingerprint(claim, outcome):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    settle("default", [(mine, outcome)], mine.worker)
+    assert Task.objects.get().fingerprint is None
+
+
+def test_a_failure_is_settled_with_its_fingerprint_and_retried_without(claim):
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    with CaptureQueriesContext(connection) as queries:
+        settle("default", [(mine, Failed(REFUSED))], mine.worker)
+    assert len(queries) == 1
+    assert Task.objects.get().fingerprint == fingerprint_of(PATH, "bank.Refused", "bank:pay")
+    assert Task.objects.all().retry() == 1
+    assert Task.objects.get().fingerprint is None, "else a task that succeeds now would keep it"
+
+
+def test_a_group_says_what_failed_where_how_often_and_when():
+    oldest = fail(fingerprint=7, hours_ago=30)
+    for hours_ago in (2.5, 2.2, 0.5):
+        newest = fail(fingerprint=7, hours_ago=hours_ago)
+    [group] = Task.objects.failures()
+    assert (group.fingerprint, group.task_path, group.exception_path) == (7, PATH, "bank.Refused")
+    assert (group.name, group.exception, group.place, group.message) == ("nothing", "Refused", "bank.py:88", "order 7")
+    assert (group.newest, group.count, group.is_capped) == (newest.pk, 4, False)
+    oldest.refresh_from_db()
+    newest.refresh_from_db()
+    assert (group.first_at, group.last_at) == (oldest.finished_at, newest.finished_at)
+    assert group.by_hour == (*[0] * 21, 2, 0, 1)
+    assert (group.muted_at, group.muted_by) == (None, "")
+
+
+def test_the_latest_failures_come_first_and_muted_ones_last():
+    for fingerprint, hours_ago in ((5, 3), (6, 1), (7, 2)):
+        fail(fingerprint=fingerprint, hours_ago=hours_ago)
+    assert store.mute("default", 6, by="ann")
+    assert not store.mute("default", 6, by="bob"), "it is muted already"
+    groups = Task.objects.failures()
+    assert [each.fingerprint for each in groups] == [7, 5, 6]
+    assert (groups[2].muted_at is not None, groups[2].muted_by) == (True, "ann")
+    assert [each.fingerprint for each in Task.objects.failures(with_muted=False)] == [7, 5]
+    assert [each.fingerprint for each in Task.objects.failures(limit=1)] == [7]
+    assert store.unmute("default", 6)
+    assert not store.unmute("default", 6)
+    assert [each.fingerprint for each in Task.objects.failures()] == [6, 7, 5]
+
+
+def test_counts_stop(monkeypatch):
+    first = [fail(fingerprint=7, hours_ago=3), *(fail(fingerprint=7) for _ in range(4))][0]
+    [group] = Task.objects.failures(most=3)
+    assert (group.count, group.is_capped) == (3, True)
+    first.refresh_from_db()
+    assert group.first_at == first.finished_at
+    monkeypatch.setattr(store, "MOST_FOUND", 2)
+    fail(fingerprint=8)
+    fail(fingerprint=9)
+    assert {each.fingerprint for each in Task.objects.failures()} == {7, 8}
+
+
+def test_tasks_without_a_fingerprint_are_grouped_by_function_and_exception(monkeypatch):
+    """They failed in an older version, or with their worker."""
+    rows = [fail(), fail(hours_ago=1.5), fail("bank.Closed"), fail(task_path="other"), fail(exception=None)]
+    groups = {(each.task_path, each.exception_path): each for each in Task.objects.failures()}
+    assert {kind: each.count for kind, each in groups.items()} == {
+        (PATH, "bank.Refused"): 2, (PATH, "bank.Closed"): 1, ("other", "bank.Refused"): 1, (PATH, ""): 1,
+    }  # fmt: skip
+    group = groups[PATH, "bank.Refused"]
+    assert (group.newest, group.place, group.message, group.is_capped) == (rows[1].pk, "bank.py:88", "order 7", False)
+    assert group.by_hour == (*[0] * 22, 1, 1)
+    assert group.fingerprint == fingerprint_of(PATH, "bank.Refused")
+    store.mute("default", group.fingerprint)
+    assert len(Task.objects.failures(with_muted=False)) == 3
+    assert Task.objects.failures()[-1].fingerprint == group.fingerprint
+    monkeypatch.setattr(store, "MOST_UNMARKED", 2)
+    assert [each.is_capped for each in Task.objects.failures()] == [True, True]
+
+
+def test_a_failure_without_a_place_is_in_the_group_of_those_without_a_fingerprint():
+    number = fingerprint_of(PATH, "bank.Refused")
+    fail(hours_ago=2)
+    fail(fingerprint=number, hours_ago=1)
+    [group] = Task.objects.failures()
+    assert (group.fingerprint, group.count, sum(group.by_hour)) == (number, 2, 2)
+    assert store.in_group(Task.objects.all(), store.Group(number, PATH, "bank.Refused")).count() == 2
+
+
+def test_only_failed_tasks_are_in_a_group():
+    mine = [fail(fingerprint=7), fail(fingerprint=7)]
+    fail(fingerprint=8)
+    old, other = fail(), fail("bank.Closed")
+    make("SUCCESSFUL", fingerprint=7)
+    found = store.in_group(Task.objects.order_by("pk"), store.Group(7, PATH, "bank.Refused"))
+    assert list(found) == mine
+    refused = store.Group(fingerprint_of(PATH, "bank.Refused"), PATH, "bank.Refused")
+    assert list(store.in_group(Task.objects.all(), refused)) == [old]
+    without = fail(exception=None)
+    unknown = store.Group(fingerprint_of(PATH, ""), PATH, "")
+    assert list(store.in_group(Task.objects.all(), unknown)) == [without]
+    assert store.group_of("default", 7) == store.Group(7, PATH, "bank.Refused")
+    assert store.group_of("default", refused.fingerprint) == refused
+    assert store.group_of("default", unknown.fingerprint) == unknown
+    assert store.group_of("default", 9) is None
+    assert other not in found
+
+
+def test_no_failures_are_no_groups():
+    make("SUCCESSFUL")
+    assert Task.objects.failures() == []
+
+
+def test_a_muted_group_says_so():
+    store.mute("default", 7, by="ann")
+    row = FailureGroup.objects.get()
+    assert (str(row), repr(row)) == ("7", "<FailureGroup 7 muted>")

@@ -1,0 +1,152 @@
+"""The history of attempts: rows that workers add to, what is read from them, and when they are deleted."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.models import TaskHistory
+from django_pglock.store.histogram import bucket_of
+from django_pglock.store.history import KEPT, MOST_POINTS, Counts, add_history, prune_history, series, totals
+
+pytestmark = pytest.mark.django_db
+
+NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+MINUTE = int(NOON.timestamp())
+
+
+def counts(*, wait=0.0, run=0.0, **outcomes):
+    made = Counts(**outcomes)
+    made.wait_seconds, made.run_seconds = wait * made.attempts, run * made.attempts
+    made.wait[bucket_of(wait)] = made.run[bucket_of(run)] = made.attempts
+    return made
+
+
+def minutes(**span):
+    return series("default", NOON, NOON + timedelta(minutes=3), 60, **span)
+
+
+def test_numbers_are_added_to_minutes_hours_queues_and_the_whole():
+    add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=3, run=2.0)})
+    add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1, failed=2, run=0.1)})
+    add_history("default", {(MINUTE + 60, "bulk", "app.send"): counts(retried=5, run=30.0)})
+
+    whole = [
+        (point.started_at, point.counts.succeeded, point.counts.failed, point.counts.retried) for point in minutes()
+    ]
+    assert whole == [(NOON, 4, 2, 0), (NOON + timedelta(minutes=1), 0, 0, 5), (NOON + timedelta(minutes=2), 0, 0, 0)]
+    assert [point.counts.attempts for point in minutes(queue="mail")] == [6, 0, 0]
+    assert [point.counts.attempts for point in minutes(task_path="app.send")] == [6, 5, 0]
+    assert [point.counts.attempts for point in minutes(queue="bulk", task_path="app.send")] == [0, 5, 0]
+    assert [point.counts.attempts for point in minutes(queue="unknown")] == [0, 0, 0]
+    [hour] = series("default", NOON, NOON + timedelta(hours=1), 3600)
+    assert (hour.counts.attempts, hour.counts.run_seconds) == (11, pytest.approx(156.3))
+    assert set(TaskHistory.objects.values_list("seconds", flat=True)) == {60, 3600}
+
+
+def test_histograms_are_added_element_by_element_whichever_is_longer():
+    first, second = counts(succeeded=95, wait=0.002, run=50.0), counts(succeeded=5, wait=90.0, run=0.01)
+    for each in (first, second):
+        add_history("default", {(MINUTE, "mail", "app.send"): each})
+
+    found = minutes()[0].counts
+    assert (sum(found.wait), sum(found.run)) == (100, 100)
+    assert found.wait_quantile(0.95) == pytest.approx(0.002, rel=0.42)
+    assert found.wait_quantile(0.96) == pytest.approx(90, rel=0.42)
+    assert found.run_quantile(0.5) == pytest.approx(50, rel=0.42)
+    assert found.run_quantile(0.05) == pytest.approx(0.01, rel=0.42)
+
+
+def test_one_message_adds_everything_that_a_worker_has_counted():
+    counted = {
+        (MINUTE + 60 * minute, f"queue {queue}", f"app.task_{path}"): counts(succeeded=1)
+        for minute in (0, 1)
+        for queue in range(3)
+        for path in range(10)
+    }
+    with CaptureQueriesContext(connection) as queries:
+        add_history("default", counted)
+    assert len(queries) == 1
+    assert [point.counts.succeeded for point in minutes()] == [30, 30, 0]
+
+
+def test_the_manager_asks_the_same():
+    add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
+    span = (NOON, NOON + timedelta(minutes=3))
+    assert TaskHistory.objects.series(*span, 60, queue="mail") == minutes(queue="mail")
+    assert TaskHistory.objects.totals(*span, task_path="app.send") == totals("default", *span)
+    assert TaskHistory.objects.totals(*span, by_function=False) == totals("default", *span, by_function=False)
+
+
+def test_a_step_of_several_minutes_begins_at_a_multiple_of_itself():
+    add_history("default", {(MINUTE - 60 * ago, "mail", "app.send"): counts(succeeded=1) for ago in range(10)})
+    found = series("default", NOON - timedelta(minutes=8), NOON + timedelta(minutes=1), timedelta(minutes=5))
+    assert [(point.started_at.minute, point.counts.succeeded) for point in found] == [(50, 4), (55, 5), (0, 1)]
+
+
+def test_steps_of_whole_hours_read_hours_which_are_kept_longer():
+    add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
+    TaskHistory.objects.filter(seconds=60).delete()
+    day = series("default", NOON - timedelta(hours=12), NOON + timedelta(hours=6), timedelta(hours=6))
+    assert [point.counts.succeeded for point in day] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("step", [0, 59, 61, 0.5, -60])
+def test_a_step_is_a_whole_number_of_minutes(step):
+    with pytest.raises(ValueError, match="whole number of minutes"):
+        series("default", NOON, NOON + timedelta(hours=1), step)
+
+
+def test_a_series_has_an_end():
+    with pytest.raises(ValueError, match=f"{MOST_POINTS:,} at most"):
+        series("default", NOON - timedelta(days=365), NOON, 60)
+
+
+def test_dates_are_naive_without_use_tz(settings):
+    add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
+    settings.USE_TZ = False
+    since = datetime.fromtimestamp(MINUTE)
+    found = series("default", since, since + timedelta(minutes=1), 60)
+    assert [(point.started_at, point.counts.succeeded) for point in found] == [(since, 1)]
+    assert len(totals("default", since, since + timedelta(minutes=1))) == 1
+
+
+@pytest.mark.parametrize("span", [timedelta(hours=1), timedelta(days=1)])
+def test_totals_by_function_and_by_queue(span):
+    add_history(
+        "default",
+        {
+            (MINUTE, "mail", "app.send"): counts(succeeded=2, run=1.0),
+            (MINUTE + 60, "mail", "app.send"): counts(failed=3, run=64.0),
+            (MINUTE, "mail", "app.open"): counts(succeeded=1, run=1.0),
+            (MINUTE, "bulk", "app.send"): counts(succeeded=9),
+        },
+    )
+    found = totals("default", NOON, NOON + span)
+    assert [(each.queue, each.task_path, each.counts.attempts) for each in found] == [
+        ("bulk", "app.send", 9),
+        ("mail", "app.send", 5),
+        ("mail", "app.open", 1),
+    ]
+    assert (found[1].counts.failed, found[1].counts.run_seconds) == (3, 194.0)
+    assert found[1].counts.run_quantile(1) == pytest.approx(64, rel=0.42)
+    assert found[1].counts.run_quantile(0.2) == pytest.approx(1, rel=0.42)
+    queues = totals("default", NOON, NOON + span, by_function=False)
+    assert [(each.queue, each.task_path, each.counts.attempts) for each in queues] == [("bulk", "", 9), ("mail", "", 6)]
+    assert [each.task_path for each in totals("default", NOON, NOON + span, queue="mail")] == ["app.send", "app.open"]
+    assert [each.queue for each in totals("default", NOON, NOON + span, task_path="app.send")] == ["bulk", "mail"]
+    assert totals("default", NOON + span, NOON + 2 * span) == []
+
+
+def test_old_rows_are_deleted_minutes_before_hours():
+    now = datetime.now(timezone.utc).timestamp() // 3600 * 3600
+    for age in (0, KEPT[60] - 3600, KEPT[60] + 3600, KEPT[3600] + 7200):
+        add_history("default", {(int(now - age), "mail", "app.send"): counts(succeeded=1)})
+    while prune_history("default", batch=2):
+        pass
+    left = TaskHistory.objects.filter(task_path="app.send")
+    assert (left.filter(seconds=60).count(), left.filter(seconds=3600).count()) == (2, 3)
+    assert not TaskHistory.objects.filter(seconds=3600, started_at__lt=NOON - timedelta(days=95)).exists()

@@ -1,0 +1,95 @@
+"""A redrive retries the tasks of a group in the order of their ids, each once, and knows how far it has come."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from django_pglock.errors import ClaimLost
+from django_pglock.models import Task
+from django_pglock.store.failures import Group
+from django_pglock.store.redrive import redrive
+from django_pglock.tasks.fingerprint import fingerprint_of
+from tests.db.admin.visits import make
+from tests.db.store.test_failures import PATH, fail
+
+pytestmark = pytest.mark.django_db
+
+SEVEN = Group(7, PATH, "bank.Refused")
+#: After all that the tests let fail, and before what they let fail again.
+LATER = timedelta(hours=1)
+
+
+@pytest.fixture
+def step():
+    """Retry the next tasks as one running task does."""
+    own = make("RUNNING", attempts=1)
+
+    def step(group=SEVEN, limit=2, attempt=1):
+        before = timezone.now() + LATER
+        return redrive("default", group, before=before, limit=limit, by=own.pk, attempt=attempt)
+
+    step.own = own
+    return step
+
+
+def statuses(rows):
+    return [Task.objects.get(pk=row.pk).status for row in rows]
+
+
+def test_each_step_retries_the_next_and_the_last_says_so(step):
+    rows = [fail(fingerprint=7) for _ in range(5)]
+    other = fail(fingerprint=8)
+    assert step() == (2, 5, False)
+    assert statuses(rows) == ["READY"] * 2 + ["FAILED"] * 3
+    assert step() == (4, 5, False)
+    assert step() == (5, 5, True)
+    assert statuses([*rows, other]) == ["READY"] * 5 + ["FAILED"]
+    step.own.refresh_from_db()
+    assert step.own.progress == {"done": 5, "total": 5, "last_id": rows[-1].pk}
+
+
+def test_what_has_failed_again_meanwhile_is_not_retried_again(step):
+    """Else a redrive of tasks that always fail would never end."""
+    rows = [fail(fingerprint=7) for _ in range(3)]
+    step()
+    Task.objects.filter(pk=rows[0].pk).update(status="FAILED", finished_at=Now() + 2 * LATER, fingerprint=7)
+    late = fail(fingerprint=7)
+    Task.objects.filter(pk=late.pk).update(finished_at=Now() + 2 * LATER)
+    assert step() == (3, 3, True)
+    assert statuses([*rows, late]) == ["FAILED", "READY", "READY", "FAILED"]
+
+
+def test_whoever_has_lost_the_claim_retries_nothing(step):
+    rows = [fail(fingerprint=7)]
+    with pytest.raises(ClaimLost):
+        step(attempt=2)
+    assert statuses(rows) == ["FAILED"]
+
+
+def test_what_cannot_be_retried_is_passed_over(step):
+    """Its unique key is taken by another task. Else the redrive would look at the same tasks for ever."""
+    make("READY", unique_key="taken", unique_scope="UNFINISHED")
+    rows = [fail(fingerprint=7, unique_key="taken", unique_scope="UNFINISHED") for _ in range(2)]
+    rows.append(fail(fingerprint=7))
+    assert step() == (0, 3, False)
+    assert step() == (1, 3, True)
+    assert statuses(rows) == ["FAILED", "FAILED", "READY"]
+
+
+def test_tasks_without_a_fingerprint_are_retried_in_the_same_order(step):
+    number = fingerprint_of(PATH, "bank.Refused")
+    rows = [fail(fingerprint=number if n % 2 else None) for n in range(5)]
+    others = [fail("bank.Closed"), fail(task_path="other")]
+    group = Group(number, PATH, "bank.Refused")
+    assert step(group) == (2, 5, False)
+    assert statuses(rows) == ["READY"] * 2 + ["FAILED"] * 3
+    assert step(group, 9) == (5, 5, True)
+    assert statuses([*rows, *others]) == ["READY"] * 5 + ["FAILED"] * 2
+
+
+def test_an_empty_group_is_over_at_once(step):
+    assert step() == (0, 0, True)

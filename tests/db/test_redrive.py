@@ -1,0 +1,79 @@
+"""A redrive is a task: a worker runs it, it snoozes between two batches, and a group has one at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.models import Task
+from django_pglock.redrive import HIGHEST_RATE, LOWEST_RATE, enqueue_redrive, redrive_tasks, redrives
+from django_pglock.store.failures import Group
+from django_pglock.tasks.context import TaskContext
+from django_pglock.tasks.flow import Snooze
+from tests.db.store.test_failures import PATH, fail
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SEVEN = Group(7, PATH, "bank.Refused")
+
+
+def retried():
+    return Task.objects.filter(queue="elsewhere", status="READY").count()
+
+
+def run_once(claim):
+    """Run the redrive once, as a worker does."""
+    [mine] = claim()
+    context = TaskContext(
+        task_result=redrive_tasks.get_result(str(mine.id)), _claims=[mine], _reason_to_stop=lambda: None
+    )
+    return redrive_tasks.func(context, *SEVEN, Task.objects.get(pk=mine.id).args[-1])
+
+
+def test_a_worker_retries_all_of_them_and_reports(worker, eventually):
+    for _ in range(5):
+        fail(fingerprint=7, queue="elsewhere")
+    made, is_new = enqueue_redrive("default", SEVEN, 20)
+    assert is_new
+    assert redrives("default", [6, 7])[7].pk == made
+    worker(queues=["default"])
+    ended = eventually(lambda: Task.objects.filter(pk=made, status="SUCCESSFUL").first())
+    assert (ended.result, ended.progress["done"], ended.progress["total"]) == (5, 5, 5)
+    assert retried() == 5
+    assert redrives("default", [6, 7]) == {}
+
+
+@pytest.mark.parametrize(("rate", "batch", "longest"), [(2.9, 2, 2 / 2.9), (0.5, 1, 2.0)])
+def test_a_batch_takes_as_long_as_the_rate_wants(claim, rate, batch, longest):
+    for _ in range(5):
+        fail(fingerprint=7, queue="elsewhere")
+    enqueue_redrive("default", SEVEN, rate)
+    with pytest.raises(Snooze) as snoozed:
+        run_once(claim)
+    assert retried() == batch
+    assert 0 <= snoozed.value.seconds <= longest
+
+
+def test_a_redrive_that_is_cancelled_leaves_the_rest(claim):
+    rows = [fail(fingerprint=7, queue="elsewhere") for _ in range(3)]
+    made, _ = enqueue_redrive("default", SEVEN, 1)
+    with pytest.raises(Snooze):
+        run_once(claim)
+    Task.objects.filter(pk=made).update(status="READY")
+    assert Task.objects.filter(pk=made).cancel() == 1
+    assert claim() == []
+    assert [Task.objects.get(pk=row.pk).status for row in rows] == ["READY", "FAILED", "FAILED"]
+
+
+def test_a_group_has_one_redrive_at_a_time():
+    first, _ = enqueue_redrive("default", SEVEN, 1)
+    assert enqueue_redrive("default", SEVEN, 5) == (first, False)
+    assert enqueue_redrive("default", SEVEN._replace(fingerprint=8), 1)[1]
+    Task.objects.all().cancel()
+    assert enqueue_redrive("default", SEVEN, 1)[1]
+
+
+@pytest.mark.parametrize("rate", [0, -1, LOWEST_RATE / 2, HIGHEST_RATE + 1, float("nan"), float("inf")])
+def test_a_rate_that_cannot_be_is_refused(rate):
+    with pytest.raises(ValueError, match="tasks a second"):
+        enqueue_redrive("default", SEVEN, rate)
+    assert not Task.objects.exists()

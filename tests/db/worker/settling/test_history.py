@@ -1,0 +1,186 @@
+"""What the settler counts for the history: each settled attempt once, whatever its outcome."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+
+import pytest
+from django.db import OperationalError
+
+from django_pglock.models import Task, TaskHistory
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.history import OUTCOMES, add_history, series
+from django_pglock.store.outcome import Abandoned, Cancelled, Failure, Released, Succeeded
+from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.settling.history import MOST_MINUTES, History, waited
+from tests.sample import keyed_tasks, tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def history(**chosen):
+    """Return the numbers of the last hour that are not zero, and how many waits and run times there are."""
+    now = datetime.now(timezone.utc)
+    points = series("default", now - timedelta(minutes=59), now + timedelta(minutes=2), 60, **chosen)
+    numbers = {name: sum(getattr(point.counts, name) for point in points) for name in OUTCOMES}
+    waits, runs = (sum(sum(getattr(point.counts, name)) for point in points) for name in ("wait", "run"))
+    return {name: number for name, number in numbers.items() if number}, waits, runs
+
+
+CALLS = {
+    "success": (lambda: tasks.nothing.enqueue(), {"succeeded": 1}, 1, 1),
+    "failure": (lambda: tasks.fail.enqueue(), {"failed": 1}, 1, 1),
+    # Nobody knows when a task was ready that ran again at once.
+    "retries": (lambda: tasks.fail_twice.enqueue("x"), {"retried": 2, "succeeded": 1}, 1, 3),
+    "a later retry": (lambda: tasks.say.enqueue("retry", after=0.01), {"retried": 1, "succeeded": 1}, 2, 2),
+    "snooze": (lambda: tasks.say.enqueue("snooze"), {"snoozed": 1, "succeeded": 1}, 2, 2),
+    "cancel": (lambda: tasks.say.enqueue("cancel"), {"cancelled": 1}, 1, 1),
+    "own transaction": (lambda: tasks.record_atomically.enqueue("x"), {"succeeded": 1}, 1, 1),
+    "coroutine": (lambda: tasks.sleep_async.enqueue(0), {"succeeded": 1}, 1, 1),
+    "group": (lambda: [keyed_tasks.digest.enqueue(user=1, text=n) for n in range(3)], {"succeeded": 3}, 3, 3),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_each_attempt_counts_once_by_its_outcome(worker, eventually, call):
+    enqueue, *expected = CALLS[call]
+    enqueue()
+    running = worker()
+    eventually(lambda: not Task.objects.filter(finished_at=None).exists())
+    running.shutdown()
+    assert list(history()) == expected
+    [path] = set(Task.objects.values_list("task_path", flat=True))
+    assert list(history(queue="default", task_path=path)) == expected
+
+
+def test_a_claim_that_was_lost_or_given_back_counts_nothing(worker, claim, eventually):
+    running = worker(queues=["another"])
+    for _ in range(4):
+        tasks.nothing.enqueue()
+    lost, given_back, never_begun, abandoned = claim(4, worker=running.identity.id)
+    Task.objects.filter(pk=lost.id).update(attempts=9)
+    for each, outcome in (
+        (lost, Succeeded()),
+        (given_back, Released()),
+        (never_begun, Cancelled(Failure("x", "y"))),
+        (abandoned, Abandoned(3600.0)),
+    ):
+        running.in_flight.add([each])
+        running.in_flight.end(EndedClaim(each, outcome))
+    eventually(lambda: not running.in_flight.claims)
+    running.shutdown()
+    assert history() == ({"cancelled": 1, "lost": 1}, 0, 0)
+
+
+def test_what_was_counted_is_written_from_time_to_time(worker, eventually):
+    running = worker()
+    tasks.nothing.enqueue()
+    eventually(lambda: running.settler.history.due_in() is not None)
+    assert not TaskHistory.objects.exists()
+    running.settler.history._write_at = 0.0
+    running.settler.wake()
+    eventually(lambda: history()[0] == {"succeeded": 1})
+    assert running.settler.history.due_in() is None
+    assert running.settler.history.totals()["default", tasks.nothing.module_path].succeeded == 1
+
+
+def test_a_history_that_cannot_be_written_delays_no_outcome_and_is_written_later(
+    worker, eventually, caplog, monkeypatch
+):
+    """A migration may have locked the table."""
+    ended = []
+
+    def add(*args):
+        try:
+            return add_history(*args)
+        finally:
+            ended.append(1)
+
+    monkeypatch.setattr("django_pglock.worker.settling.history.add_history", add)
+    running, other = worker(), dedicated_connection("default")
+    counted = running.settler.history
+
+    def write(number):
+        tasks.nothing.enqueue()
+        eventually(lambda: not Task.objects.filter(finished_at=None).exists())
+        eventually(lambda: counted.due_in() is not None)
+        counted._write_at = 0.0
+        running.settler.wake()
+        eventually(lambda: len(ended) == number)
+
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("LOCK TABLE django_pglock_taskhistory IN EXCLUSIVE MODE")
+        write(1)
+        write(2)
+    finally:
+        other.close()
+    assert not TaskHistory.objects.exists()
+    write(3)
+    eventually(lambda: counted.due_in() is None)
+    assert history()[0] == {"succeeded": 3}
+    texts = [record.message for record in caplog.records if "history" in record.message]
+    assert texts == [
+        "The history of tasks cannot be written. The worker keeps trying.",
+        "The history of tasks is written again.",
+    ]
+    assert running.settler.reconnects == 0
+
+
+def test_what_cannot_be_written_for_long_is_dropped(monkeypatch):
+    counted = History("default")
+    monkeypatch.setattr("django_pglock.worker.settling.history.add_history", refuse)
+    for minute in range(MOST_MINUTES + 5):
+        counted._clock = minute * 60.0
+        counted.count([ended()])
+        counted.write()
+    assert len(counted._pending) == MOST_MINUTES
+    assert counted.totals()["mail", "app.send"].succeeded == MOST_MINUTES + 5
+
+
+def refuse(*args):
+    raise OperationalError("locked")
+
+
+def ended(**changes):
+    claim = {"queue": "mail", "task_path": "app.send", "attempt": 1, "enqueued_at": 100.0, "run_after": None}
+    claim = SimpleNamespace(**{**claim, "started_at": 110.0, "last_attempted_at": 110.0, **changes})
+    return EndedClaim(claim, Succeeded(), seconds=2.0)
+
+
+@pytest.mark.parametrize("number", [1, 7, 15, 16, 17, 23, 999, 1500])
+def test_some_times_stand_for_all_of_a_large_batch(number):
+    """Each attempt counts once, also in the histograms."""
+    counted = History("default")
+    counted.count([ended() for _ in range(number)])
+    [counts] = counted.totals().values()
+    assert (counts.succeeded, sum(counts.run), sum(counts.wait)) == (number, number, number)
+    assert (counts.run_seconds, counts.wait_seconds) == (2.0 * number, 10.0 * number)
+
+
+def test_a_batch_of_several_functions_and_outcomes():
+    counted = History("default")
+    counted.count([ended(), ended(queue="bulk"), EndedClaim(ended().claim, Cancelled(Failure("x", "y")))])
+    found = counted.totals()
+    assert {key: each.attempts for key, each in found.items()} == {("mail", "app.send"): 2, ("bulk", "app.send"): 1}
+    assert (found["mail", "app.send"].cancelled, sum(found["mail", "app.send"].run)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 10.0),
+        ({"run_after": 107.0}, 3.0),
+        ({"run_after": 50.0}, 10.0),
+        # Run early, by hand.
+        ({"run_after": 500.0}, 0.0),
+        # Given back before: its first start is this one.
+        ({"attempt": 2}, 10.0),
+        ({"attempt": 2, "last_attempted_at": 200.0}, None),
+        ({"attempt": 2, "run_after": 195.0, "last_attempted_at": 200.0}, 5.0),
+    ],
+)
+def test_a_task_has_waited_since_it_was_due(changes, expected):
+    assert waited(ended(**changes).claim) == expected

@@ -1,0 +1,3 @@
+from django_pglock.contrib.opentelemetry import PGLockInstrumentor
+
+PGLockInstrumentor().instrument()

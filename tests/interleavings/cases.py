@@ -1,0 +1,156 @@
+"""The cases: which verbs meet in which world, and where the first of them stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+from zlib import crc32
+
+from django.db import connection
+from psycopg import Notify
+
+from django_pglock.store import wake
+from tests.interleavings.judge import Judge
+from tests.interleavings.stage import (
+    COMMIT,
+    READ_COMMITTED,
+    REPEATABLE_READ,
+    ROLL_BACK,
+    Actor,
+    Turn,
+    interleave,
+    swallowed_errors,
+)
+from tests.interleavings.verbs import VERBS, Ledger, Verb
+from tests.interleavings.worlds import World
+
+#: Verbs that change who has a key, of which three meet.
+AT_KEYS = {
+    *("enqueue_at_a_key", "enqueue_at_a_free_key", "enqueue_beside_others", "enqueue_for_a_group", "enqueue_at_a_rate"),
+    *("take_the_place_of_another_at_another_key", "succeed", "fail_for_now", "leave", "retry", "cancel"),
+    *("cancel_in_a_transaction", "rescue_claims", "sweep", "claim_ready", "give_back_lost_answers", "promote_due"),
+}
+#: The short form plays one of so many triples.
+ONE_TRIPLE_IN = 60
+
+
+@dataclass(frozen=True)
+class Case:
+    """Verbs in a world: the first stops at a statement, the others start, and the first goes on or dies.
+
+    ``level`` is that of the sessions that are not a worker's.
+    """
+
+    world: str
+    first: str
+    stop_at: int
+    ending: str
+    others: tuple[str, ...]
+    level: str = READ_COMMITTED
+
+    def __str__(self) -> str:
+        stop = f"{self.first} ({self.ending} at statement {self.stop_at})"
+        return f"{self.world}: {', '.join([stop, *self.others])}; {self.level}"
+
+
+class Company:
+    """The sessions that play cases in one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.actors = [Actor(name) for name in ("first", "second", "third")]
+        self.blocked = 0
+        #: The queues of which sleeping workers were told in this case.
+        self.told: set[str] = set()
+        with connection.cursor() as cursor:
+            cursor.execute(f"LISTEN {wake.READY_CHANNEL}")
+        connection.connection.add_notify_handler(self._hear)
+
+    def leave(self) -> None:
+        """End the sessions."""
+        connection.connection.remove_notify_handler(self._hear)
+        with connection.cursor() as cursor:
+            cursor.execute("UNLISTEN *")
+        for actor in self.actors:
+            actor.leave()
+
+    def rehearse(self, verb: Verb) -> Turn:
+        """Run a verb alone and note its statements, and which of their transactions have written."""
+        self.world.reset()
+        ledger = Ledger()
+        turn = Turn(lambda: verb.call(self.world, ledger), is_rehearsal=True)
+        self.actors[0].play(turn)
+        self.actors[0].ends()
+        assert turn.error is None, f"{verb.name} in {self.world.name}: {turn.error!r}"
+        return turn
+
+    def rehearse_all(self) -> dict[str, Turn]:
+        """Return the verbs that do something in this world."""
+        turns = {verb.name: self.rehearse(verb) for verb in VERBS.values() if self.world.name in verb.worlds}
+        return {name: turn for name, turn in turns.items() if any(turn.writes)}
+
+    def play(self, case: Case) -> None:
+        """Play one case and judge it."""
+        wake._nobody_slept_at.clear()
+        self.world.reset()
+        self.told.clear()
+        ledger = Ledger()
+        verbs = [VERBS[name] for name in (case.first, *case.others)]
+        turns = [Turn(self._bound(verb, ledger), level=self._level(case, verb)) for verb in verbs]
+        turns[0].stop_at = case.stop_at
+        with swallowed_errors() as swallowed:
+            self.blocked += interleave(self.actors, turns, case.ending)
+        Judge(self.world, ledger, verbs, self.told).judge(turns, swallowed.errors)
+
+    def _hear(self, news: Notify) -> None:
+        self.told.add(news.payload)
+
+    def _bound(self, verb: Verb, ledger: Ledger) -> Any:
+        return lambda: verb.call(self.world, ledger)
+
+    @staticmethod
+    def _level(case: Case, verb: Verb) -> str:
+        return READ_COMMITTED if verb.is_workers else case.level
+
+
+def pairs(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:
+    """Yield the pairs of the verbs that do something in a world.
+
+    The first stops at each of its statements, and goes on or dies there. ``is_short``: each pair in one of its two
+    orders, and at one of the statements.
+    """
+    for first, second in product(rehearsed, repeat=2):
+        if is_short and first != second and _draw(world, *sorted((first, second))) % 2 == (first < second):
+            continue
+        yield from _cases(world, first, (second,), rehearsed[first], is_short=is_short)
+
+
+def triples(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:
+    """Yield triples of the verbs that change who has a key. ``is_short``: some of them."""
+    for first, *others in product(filter(AT_KEYS.__contains__, rehearsed), repeat=3):
+        if not is_short or _draw(world, first, *others) % ONE_TRIPLE_IN == 0:
+            yield from _cases(world, first, tuple(others), rehearsed[first], is_short=is_short)
+
+
+def _cases(world: str, first: str, others: tuple[str, ...], turn: Turn, *, is_short: bool) -> Iterator[Case]:
+    stops = [(number, COMMIT) for number in stops_of(first, turn)]
+    stops += [(number, ROLL_BACK) for number, _ in stops if turn.writes[number - 1]]
+    # At REPEATABLE READ a caller's transaction goes on to see what it has seen before.
+    level = REPEATABLE_READ if any(VERBS[name].is_in_transaction for name in others) else READ_COMMITTED
+    for number, ending in [stops[_draw(world, first, *others) // 64 % len(stops)]] if is_short else stops:
+        yield Case(world, first, number, ending, others, level)
+
+
+def _draw(*names: str) -> int:
+    return crc32(" ".join(names).encode())
+
+
+def stops_of(name: str, turn: Turn) -> list[int]:
+    """Return the statements after which others may come in."""
+    if VERBS[name].is_in_transaction:
+        # Others see nothing of it before its end. What follows the commit is as without the transaction.
+        return [max(number for number, has_written in enumerate(turn.writes, 1) if has_written)]
+    last = len(turn.statements)
+    return [*range(1, last + 1)] if turn.writes[-1] else [*range(1, last)] or [1]

@@ -1,0 +1,28 @@
+"""The sessions of a world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from django_pglock.store import cancel, retry
+from django_pglock.worker.settling import settler
+from tests.interleavings import people, workers  # noqa: F401 - they fill the table of verbs
+from tests.interleavings.cases import Company
+from tests.interleavings.worlds import World
+
+
+@pytest.fixture
+def company(transactional_db, settings, monkeypatch, request) -> Iterator[Company]:
+    """Two or three sessions in a world."""
+    # No worker of a world counts as dead because its cases take long.
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 60_000.0, "HEARTBEAT_LIMIT": 200_000.0}
+    for module, name in ((cancel, "BETWEEN_TRIES"), (retry, "BETWEEN_TRIES"), (settler, "BETWEEN_LOCK_CHECKS")):
+        monkeypatch.setattr(module, name, 0.001)
+    world = World(request.param.__name__, request.param)
+    world.make()
+    company = Company(world)
+    yield company
+    company.leave()
+    world.drop()

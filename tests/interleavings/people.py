@@ -1,0 +1,181 @@
+"""What people and their code do with tasks."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+
+from django_pglock import enqueue_many
+from django_pglock.errors import DuplicateTask
+from django_pglock.models import Queue, Task
+from django_pglock.store.wait import ended, note_waits
+from tests.interleavings.verbs import VERBS, Ledger, in_a_transaction, verb
+from tests.interleavings.worlds import World, amend
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+IN_AN_HOUR = timedelta(hours=1)
+
+# People and their code
+
+
+@verb("plain")
+def enqueue(world: World, ledger: Ledger) -> None:
+    tasks.nothing.enqueue()
+
+
+@verb("plain")
+def enqueue_later(world: World, ledger: Ledger) -> None:
+    tasks.nothing.using(run_after=IN_AN_HOUR).enqueue()
+
+
+@verb("plain")
+def enqueue_several(world: World, ledger: Ledger) -> None:
+    enqueue_many(tasks.nothing, [1, 2])
+
+
+@verb("key", "after")
+def enqueue_at_a_key(world: World, ledger: Ledger) -> None:
+    keyed.step.enqueue("a")
+
+
+@verb("key")
+def enqueue_at_a_free_key(world: World, ledger: Ledger) -> None:
+    keyed.step.enqueue("free")
+
+
+@verb("key")
+def enqueue_at_several_keys(world: World, ledger: Ledger) -> None:
+    enqueue_many(keyed.step, ["free", "b", "a"])
+
+
+@verb("concurrent")
+def enqueue_beside_others(world: World, ledger: Ledger) -> None:
+    keyed.call.enqueue("x")
+
+
+@verb("group")
+def enqueue_for_a_group(world: World, ledger: Ledger) -> None:
+    keyed.digest.enqueue(user=1, text="")
+
+
+@verb("group")
+def enqueue_for_a_group_at_a_key(world: World, ledger: Ledger) -> None:
+    keyed.note.enqueue(order_id="a", author=1, text="")
+
+
+@verb("shared")
+def enqueue_at_a_rate(world: World, ledger: Ledger) -> None:
+    keyed.trickle.enqueue("a")
+
+
+@verb("shared")
+def enqueue_several_at_a_rate(world: World, ledger: Ledger) -> None:
+    enqueue_many(keyed.trickle, ["new", "a", "new"])
+
+
+@verb("shared")
+def enqueue_in_turns(world: World, ledger: Ledger) -> None:
+    keyed.serve.enqueue("m")
+
+
+@verb("unique")
+def enqueue_while_waiting(world: World, ledger: Ledger) -> None:
+    keyed.refresh.enqueue(1)
+
+
+@verb("unique")
+def enqueue_while_unfinished(world: World, ledger: Ledger) -> None:
+    keyed.rebuild.enqueue(1)
+
+
+@verb("unique")
+def enqueue_for_a_period(world: World, ledger: Ledger) -> None:
+    with suppress(DuplicateTask):
+        keyed.remind.enqueue(1)
+
+
+@verb("unique")
+def enqueue_several_unique(world: World, ledger: Ledger) -> None:
+    enqueue_many(keyed.rebuild, [3, 2, 1])
+
+
+@verb("unique")
+def enqueue_several_unique_backwards(world: World, ledger: Ledger) -> None:
+    enqueue_many(keyed.rebuild, [1, 2, 3])
+
+
+@verb("unique")
+def take_the_place_of_another(world: World, ledger: Ledger) -> None:
+    keyed.save.enqueue(1, text="y")
+
+
+@verb("unique")
+def take_the_place_of_another_at_another_key(world: World, ledger: Ledger) -> None:
+    amend.enqueue(2, text="y")
+
+
+@verb("after")
+def enqueue_after(world: World, ledger: Ledger) -> None:
+    keyed.step.using(after=world.parents).enqueue("a")
+
+
+@verb("after")
+def enqueue_several_after(world: World, ledger: Ledger) -> None:
+    enqueue_many(keyed.step.using(after=world.parents), ["a", "b"])
+
+
+@verb(retries=True)
+def retry(world: World, ledger: Ledger) -> None:
+    Task.objects.all().retry()
+
+
+@verb()
+def cancel(world: World, ledger: Ledger) -> None:
+    Task.objects.all().cancel()
+
+
+@verb("plain", "key", "shared")
+def run_now(world: World, ledger: Ledger) -> None:
+    Task.objects.all().run_now()
+
+
+@verb()
+def reset_stuck(world: World, ledger: Ledger) -> None:
+    ledger.taken_back |= {each.id for each in world.zombies}
+    Task.objects.all().reset_stuck()
+
+
+@verb("plain", "unique", "after", prunes=True)
+def prune(world: World, ledger: Ledger) -> None:
+    Task.objects.all().prune(older_than=0, statuses=["SUCCESSFUL", "FAILED", "CANCELLED"])
+
+
+@verb("plain")
+def pause(world: World, ledger: Ledger) -> None:
+    Queue.objects.all().pause("default")
+
+
+@verb("plain")
+def pause_and_resume(world: World, ledger: Ledger) -> None:
+    Queue.objects.all().pause("default")
+    Queue.objects.all().resume("default")
+
+
+@verb("plain", "key")
+def hold_rows(world: World, ledger: Ledger) -> None:
+    """Lock what is ready for the length of a transaction, as a caller of ``claim()`` does, and change nothing."""
+    with Task.objects.ready().order_by("pk").claim(2) as rows:
+        list(rows)
+
+
+@verb()
+def wait_for_results(world: World, ledger: Ledger) -> None:
+    ids = [each.id for each in (*world.claims, *world.zombies)]
+    note_waits("default", ids, instead_of=[])
+    ended("default", ids)
+
+
+for name in [*VERBS]:
+    if name not in ("wait_for_results", "hold_rows", "pause_and_resume"):
+        in_a_transaction(name)

@@ -1,0 +1,210 @@
+"""Two persistent sessions, each in a thread of its own, that stop at a chosen statement with its transaction open.
+
+A verb runs unchanged. An execute wrapper of its connection counts the statements. At the chosen one the wrapper opens
+the transaction that the statement would have had for itself, so that the statement is executed and not committed when
+the verb stops. The director then lets others go on until they end or wait for a lock, as the server says, and decides
+whether the statement is committed or rolled back. Nobody sleeps.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from django.db import OperationalError, connection, connections
+from psycopg.errors import LockNotAvailable
+from psycopg.pq import TransactionStatus
+
+from tests.conftest import NEVER
+
+#: What a stopped session may be told to do with its statement.
+COMMIT, ROLL_BACK = "commit", "roll back"
+READ_COMMITTED, REPEATABLE_READ = "read committed", "repeatable read"
+#: Whether the session's transaction has changed or locked anything so far.
+HAS_WRITTEN = """
+SELECT pg_current_xact_id_if_assigned() IS NOT NULL
+    OR EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory')
+"""
+
+
+class Died(BaseException):
+    """The process of the verb has ended here: what was not committed is undone, and nothing follows."""
+
+
+@dataclass
+class Turn:
+    """One run of a verb: where it stops, and what came of it."""
+
+    verb: Callable[[], Any]
+    level: str = READ_COMMITTED
+    #: The number of the statement at which it stops; 0: nowhere.
+    stop_at: int = 0
+    #: Only for a look at the verb alone: note of each statement whether its transaction has written.
+    is_rehearsal: bool = False
+    statements: list[str] = field(default_factory=list)
+    writes: list[bool] = field(default_factory=list)
+    error: BaseException | None = None
+    #: A statement has waited for a lock for longer than its own limit, and the verb has left something to upkeep.
+    gave_up: bool = False
+
+
+class Actor:
+    """A session with a thread. ``play`` starts a verb, and ``settles`` returns when it can do no more by itself."""
+
+    def __init__(self, name: str) -> None:
+        self.turn = Turn(lambda: None)
+        self.has_ended = self.has_stopped = False
+        self.pid = 0
+        self._rests = threading.Event()
+        self._turns: SimpleQueue[Turn | None] = SimpleQueue()
+        self._decisions: SimpleQueue[str] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        self.play(Turn(self._open))
+        self.ends()
+
+    def play(self, turn: Turn) -> None:
+        """Start a verb."""
+        self.turn = turn
+        self.has_ended = self.has_stopped = False
+        self._rests.clear()
+        self._turns.put(turn)
+
+    def go_on(self, decision: str = COMMIT) -> None:
+        """Let the stopped verb go on: to the moment after the commit of its statement, and then to its end."""
+        self.has_stopped = False
+        self._rests.clear()
+        self._decisions.put(decision)
+
+    def leave(self) -> None:
+        """End the thread and its session."""
+        self._turns.put(None)
+        self._thread.join(NEVER)
+
+    def settles(self) -> None:
+        """Return when the verb has ended, has stopped, or waits for another session, as the server says."""
+        deadline = time.monotonic() + NEVER
+        # The usual case needs no question to the server.
+        while not self._rests.wait(0.002) and not self._is_blocked():
+            assert time.monotonic() < deadline, f"neither ended nor blocked: {self.turn.statements[-1:]}"
+
+    def ends(self) -> None:
+        """Wait for the end of the verb, and for no other session's help."""
+        assert self._rests.wait(NEVER), f"waits for ever: {self.turn.statements[-1:]}"
+        assert self.has_ended
+
+    def _is_blocked(self) -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [self.pid])
+            return bool(cursor.fetchone()[0])
+
+    def _open(self) -> None:
+        wrapper = connections["default"]
+        wrapper.ensure_connection()
+        wrapper.execute_wrappers.append(self._execute)
+        self.pid = wrapper.connection.info.backend_pid
+
+    def _run(self) -> None:
+        level = READ_COMMITTED
+        while (turn := self._turns.get()) is not None:
+            try:
+                if turn.level != level:
+                    level = turn.level
+                    raw = connections["default"].connection
+                    raw.execute(f"SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {level}")
+                turn.verb()
+            except BaseException as error:
+                turn.error = error
+            self.has_ended = True
+            self._rests.set()
+        connections.close_all()
+
+    def _execute(self, execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        turn, raw = self.turn, connections["default"].connection
+        turn.statements.append(sql)
+        if not turn.is_rehearsal and len(turn.statements) != turn.stop_at:
+            return self._try(execute, sql, *rest)
+        # Settling in the task's own transaction ends with the COMMIT in the same message.
+        sql, ends, _ = sql.partition(";COMMIT") if sql.endswith(";COMMIT") else (sql, "", "")
+        opens = raw.autocommit and raw.pgconn.transaction_status == TransactionStatus.IDLE
+        if opens:
+            raw.execute("BEGIN")
+        try:
+            answer = self._try(execute, sql, *rest)
+            if turn.is_rehearsal:
+                turn.writes.append(raw.execute(HAS_WRITTEN).fetchone()[0])
+            elif self._stop() == ROLL_BACK:
+                raise Died
+        except BaseException:
+            if opens:
+                raw.execute("ROLLBACK")
+            raise
+        if opens or ends:
+            raw.execute("COMMIT")
+        if not turn.is_rehearsal:
+            self._stop()
+        return answer
+
+    def _try(self, execute: Callable[..., Any], *statement: Any) -> Any:
+        try:
+            return execute(*statement)
+        except OperationalError as error:
+            self.turn.gave_up |= isinstance(error.__cause__, LockNotAvailable)
+            raise
+
+    def _stop(self) -> str:
+        self.has_stopped = True
+        self._rests.set()
+        return self._decisions.get()
+
+
+class SwallowedErrors(logging.Handler):
+    """Collects the exceptions that Django logs and does not raise: those of functions that run after a commit."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.errors: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1]:
+            self.errors.append(record.exc_info[1])
+
+
+@contextmanager
+def swallowed_errors() -> Iterator[SwallowedErrors]:
+    """Collect what Django logs of functions that fail after a commit."""
+    handler, logger = SwallowedErrors(), logging.getLogger("django.db.backends.base")
+    was_propagating, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = was_propagating
+
+
+def interleave(actors: Sequence[Actor], turns: Sequence[Turn], ending: str) -> bool:
+    """Run verbs: the first stops at its statement, the others start one by one; say whether one of them had to wait.
+
+    Then the first commits or dies. The others go on as far as they can before the first takes its next step.
+    """
+    for actor, turn in zip(actors, turns, strict=False):
+        actor.play(turn)
+        actor.settles()
+    first, *others = actors[: len(turns)]
+    was_blocked = not all(actor.has_ended for actor in others)
+    if first.has_stopped:
+        first.go_on(ending)
+        for actor in (first, *others):
+            actor.settles()
+        if first.has_stopped:
+            first.go_on()
+    for actor in (first, *others):
+        actor.ends()
+    return was_blocked

@@ -1,0 +1,81 @@
+"""The table of verbs: how each is called in a world, by whom, and where it matters.
+
+``people.py`` and ``workers.py`` fill it. ``test_interleavings.py`` compares it with the files and statements of
+``store/``: a new verb has to be added.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+
+from django_pglock.store.outcome import (
+    Outcome,
+)
+from django_pglock.tasks.claim import Claim
+from tests.interleavings.worlds import FIRST, SECOND, THIRD, World
+
+EVERYWHERE = frozenset({"plain", "key", "concurrent", "unique", "after", "group", "shared"})
+
+
+class Ledger:
+    """What the verbs of one case were told: claims, accepted outcomes, and claims that were taken back."""
+
+    def __init__(self) -> None:
+        self.claims: list[Claim] = []
+        self.accepted: list[tuple[Claim, Outcome]] = []
+        self.taken_back: set[int] = set()
+        self.workers: Iterator[UUID] = iter((FIRST, SECOND, THIRD))
+        self._lock = threading.Lock()
+
+    def worker(self) -> UUID:
+        """Return a worker of its own for each verb that claims."""
+        with self._lock:
+            return next(self.workers)
+
+
+@dataclass(frozen=True)
+class Verb:
+    """``call`` is what it does in a world. ``is_workers``: a worker's session is READ COMMITTED whatever the role says.
+
+    ``worlds``: where it meets others; a verb that does nothing in a world is left out by itself. ``retries`` and
+    ``prunes``: it may move finished tasks, or delete them.
+    """
+
+    name: str
+    call: Callable[[World, Ledger], Any]
+    is_workers: bool = False
+    worlds: frozenset[str] = EVERYWHERE
+    retries: bool = False
+    prunes: bool = False
+    is_in_transaction: bool = False
+
+
+VERBS: dict[str, Verb] = {}
+
+
+def verb(*worlds: str, **facts: Any) -> Callable[[Callable[[World, Ledger], Any]], Callable[[World, Ledger], Any]]:
+    """Add a function to the table."""
+
+    def add(call: Callable[[World, Ledger], Any]) -> Callable[[World, Ledger], Any]:
+        VERBS[call.__name__] = Verb(call.__name__, call, worlds=frozenset(worlds) or EVERYWHERE, **facts)
+        return call
+
+    return add
+
+
+def in_a_transaction(name: str) -> None:
+    """Add the same verb inside of the caller's transaction."""
+    plain = VERBS[name]
+
+    def call(world: World, ledger: Ledger) -> None:
+        with transaction.atomic():
+            plain.call(world, ledger)
+
+    inside = f"{name}_in_a_transaction"
+    VERBS[inside] = replace(plain, name=inside, call=call, is_in_transaction=True)

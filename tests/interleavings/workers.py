@@ -1,0 +1,220 @@
+"""What workers do with tasks."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import suppress
+from typing import Any
+
+from django.db import transaction
+
+from django_pglock.errors import ClaimLost
+from django_pglock.store.admit import admit
+from django_pglock.store.claim_fair import claim_fair
+from django_pglock.store.claim_group import claim_group
+from django_pglock.store.give_back import give_back
+from django_pglock.store.history import add_rescued, prune_history
+from django_pglock.store.liveness import depart, forget_dead
+from django_pglock.store.lock_keys import blocked_keys
+from django_pglock.store.outcome import (
+    Abandoned,
+    Cancelled,
+    Interrupted,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
+from django_pglock.store.progress import note_progress
+from django_pglock.store.promote import promote
+from django_pglock.store.prune import prune_window
+from django_pglock.store.rate import forget_rates, open_rates
+from django_pglock.store.release import release, stray_waiters
+from django_pglock.store.rescue import rescue
+from django_pglock.store.settle import settle_and_commit
+from django_pglock.store.shared_counts import shared_counts
+from django_pglock.tasks.claim import Claim
+from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.settling import settler
+from django_pglock.worker.settling.progress import Progress
+from tests.interleavings.verbs import VERBS, Ledger, Verb, verb
+from tests.interleavings.worlds import DEAD, FAILED, LIVING, THIRD, World
+from tests.property.simulation import beat_of, claim
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+from tests.sample.models import Effect
+
+FUNCTIONS = (
+    *(keyed.step, keyed.call, keyed.refresh, keyed.rebuild, keyed.remind, keyed.save),
+    *(keyed.digest, keyed.note, keyed.serve, keyed.trickle, tasks.nothing),
+)
+PATHS = [function.module_path for function in FUNCTIONS]
+GROUPED = (keyed.digest.module_path, keyed.note.module_path)
+
+
+@verb(is_workers=True)
+def claim_ready(world: World, ledger: Ledger) -> None:
+    worker = ledger.worker()
+    taken = claim(worker, 10, PATHS)
+    ledger.claims += taken
+    for each in taken:
+        if each.task_path in GROUPED:
+            ledger.claims += claim_group("default", each, limit=2, gather=0)
+
+
+@verb("shared", is_workers=True)
+def claim_in_turns(world: World, ledger: Ledger) -> None:
+    ledger.claims += claim_fair("default", worker=ledger.worker(), queue="default", paths=PATHS, after="", limit=2)[0]
+
+
+def settling(world: World, ledger: Ledger, outcomes: list[tuple[Claim, Outcome]]) -> None:
+    """Do what the worker's settler does with these."""
+    if not outcomes:
+        return
+    in_flight = InFlight(1)
+    worker = outcomes[0][0].worker
+    service = settler.Settler(
+        in_flight, "default", worker, progress=Progress(in_flight, "default"), scheduled=lambda: None
+    )
+    for held, outcome in outcomes:
+        in_flight.claims[held.id, held.attempt] = held
+        in_flight.outbox.put(EndedClaim(held, outcome))
+    note_accepted(service, ledger)
+    while in_flight.claims:
+        service.turn()
+
+
+def note_accepted(service: settler.Settler, ledger: Ledger) -> None:
+    """Note in the ledger which outcomes the database accepts."""
+    write = service._settle_alike
+
+    def settle_alike(ended_claims: list[EndedClaim]) -> dict[int, Any]:
+        accepted = write(ended_claims)
+        ledger.accepted += [(each.claim, each.outcome) for each in ended_claims if each.claim.id in accepted]
+        return accepted
+
+    service._settle_alike = settle_alike  # type: ignore[method-assign]
+
+
+OUTCOMES: dict[str, Outcome] = {
+    "succeed": Succeeded(),
+    "fail": FAILED,
+    "fail_for_now": Retried(FAILED.failure, 0),
+    "fail_until_later": Retried(FAILED.failure, 60),
+    "interrupt": Interrupted(FAILED.failure, 0),
+    "leave": Released(),
+    "abandon": Abandoned(60),
+    "snooze": Snoozed(60),
+    "give_up": Cancelled(FAILED.failure),
+}
+
+
+def settles(name: str, outcome: Outcome) -> None:
+    """Add a verb that settles all claims of the living worker."""
+
+    def call(world: World, ledger: Ledger) -> None:
+        settling(world, ledger, [(each, outcome) for each in world.claims])
+
+    VERBS[name] = Verb(name, call, is_workers=True)
+
+
+for name, outcome in OUTCOMES.items():
+    settles(name, outcome)
+
+
+@verb(is_workers=True)
+def settle_too_late(world: World, ledger: Ledger) -> None:
+    """The worker that counts as dead comes back and settles."""
+    settling(world, ledger, [(each, Succeeded()) for each in world.zombies])
+
+
+@verb()
+def succeed_atomically(world: World, ledger: Ledger) -> None:
+    """The task's own transaction ends with its settling; then the settler lets others through."""
+    for each in world.claims[:1]:
+        with suppress(ClaimLost), transaction.atomic():
+            Effect.objects.count()
+            settle_and_commit("default", [(each, Succeeded())])
+            ledger.accepted.append((each, Succeeded()))
+        release("default", [each.id])
+        admit("default", [each.lock_key])
+
+
+@verb(is_workers=True)
+def report_progress(world: World, ledger: Ledger) -> None:
+    reporting = [copy.copy(each) for each in world.claims]
+    for each in reporting:
+        each.progress = "[1, 2]"
+    note_progress("default", reporting)
+
+
+@verb(is_workers=True)
+def give_back_lost_answers(world: World, ledger: Ledger) -> None:
+    ledger.taken_back |= {each.id for each in world.claims}
+    give_back("default", LIVING, [], older_than=0)
+
+
+@verb(is_workers=True)
+def rescue_claims(world: World, ledger: Ledger) -> None:
+    ledger.taken_back |= {each.id for each in world.zombies}
+    with transaction.atomic():
+        rescue("default")
+
+
+@verb("plain", "key", "shared", is_workers=True)
+def promote_due(world: World, ledger: Ledger) -> None:
+    with transaction.atomic():
+        promote("default")
+
+
+@verb("shared", is_workers=True)
+def open_buckets(world: World, ledger: Ledger) -> None:
+    admit("default", open_rates("default"))
+
+
+@verb("key", "concurrent", "unique", "after", "group", is_workers=True)
+def sweep(world: World, ledger: Ledger) -> None:
+    """What upkeep does for tasks that a crash has left waiting."""
+    release("default", (awaited for _, awaited in stray_waiters("default", 0) if awaited is not None))
+    admit("default", blocked_keys("default", ""))
+
+
+@verb("plain", "unique", "after", is_workers=True, prunes=True)
+def prune_a_window(world: World, ledger: Ledger) -> None:
+    prune_window("default", 0, {"SUCCESSFUL": 0, "FAILED": 0, "CANCELLED": 0})
+
+
+@verb("shared", is_workers=True)
+def forget_buckets(world: World, ledger: Ledger) -> None:
+    forget_rates("default")
+
+
+@verb("plain", is_workers=True)
+def forget_workers(world: World, ledger: Ledger) -> None:
+    depart("default", THIRD)
+    forget_dead("default")
+
+
+@verb("plain", is_workers=True)
+def beat(world: World, ledger: Ledger) -> None:
+    """The worker that counts as dead sends a heartbeat."""
+    beat_of(DEAD)
+
+
+@verb("plain", is_workers=True)
+def write_history(world: World, ledger: Ledger) -> None:
+    add_rescued("default", [("default", "first", "READY"), ("mail", "second", "FAILED")])
+    prune_history("default")
+
+
+@verb("plain", is_workers=True)
+def write_history_backwards(world: World, ledger: Ledger) -> None:
+    """As another worker, which has counted the same in another order."""
+    add_rescued("default", [("mail", "second", "READY"), ("default", "first", "READY")])
+
+
+@verb("plain", is_workers=True)
+def count_for_all(world: World, ledger: Ledger) -> None:
+    shared_counts("default")

@@ -1,0 +1,23 @@
+"""Tasks of many customers, each customer on one of two servers. For the settings tests.servers.shards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from django_pglock import backend_for, task
+
+
+@task(lock="customer:{customer}")
+def note(customer: int, number: int) -> None:
+    """Append to a file: one write, so lines of several processes are not mixed."""
+    with Path(os.environ["SHARDS_FILE"]).open("a") as file:
+        file.write(f"{customer} {number}\n")
+
+
+def enqueue(numbers: Sequence[int], *, backends: Sequence[str]) -> None:
+    """Enqueue these numbers for each of twenty customers."""
+    for number in numbers:
+        for customer in range(20):
+            note.using(backend=backend_for("customer", customer, backends=backends)).enqueue(customer, number)

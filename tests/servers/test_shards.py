@@ -1,0 +1,112 @@
+"""Tasks on two servers: one command runs both, and the tasks of a key stay on one, in their order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+
+import psycopg
+import pytest
+
+from example_project.postgres import PrivatePostgres
+from tests.conftest import NEVER, ROOT, WorkerProcess
+
+pytestmark = pytest.mark.acceptance
+
+BOTH = ("--database", "default", "--database", "south")
+
+
+@pytest.fixture(scope="module")
+def servers():
+    with PrivatePostgres() as north, PrivatePostgres() as south:
+        yield {"default": north, "south": south}
+
+
+@pytest.fixture
+def project(servers, tmp_path, monkeypatch):
+    """The environment of a project with tables on both servers, and without tasks."""
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.servers.shards")
+    monkeypatch.setenv("SHARDS_FILE", str(tmp_path / "notes"))
+    monkeypatch.setenv("NORTH_URL", servers["default"].url)
+    monkeypatch.setenv("SOUTH_URL", servers["south"].url)
+    for name, server in servers.items():
+        manage("migrate", "--verbosity", "0", "--database", name)
+        ask(server, "TRUNCATE django_pglock_task CASCADE")
+    return tmp_path / "notes"
+
+
+def manage(*arguments):
+    return run([sys.executable, str(ROOT / "manage.py"), *arguments])
+
+
+def enqueue(numbers, *backends):
+    code = "import django; django.setup(); from tests.sample.shard_tasks import enqueue"
+    run([sys.executable, "-c", f"{code}; enqueue({numbers}, backends={backends})"])
+
+
+def run(command):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=NEVER)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def ask(server, sql):
+    with psycopg.connect(host=str(server.folder), user="postgres", dbname="postgres", autocommit=True) as connection:
+        cursor = connection.execute(sql)
+        return cursor.fetchall() if cursor.description else None
+
+
+def customers(server):
+    return {number for (number,) in ask(server, "SELECT DISTINCT (args->>0)::int FROM django_pglock_task")}
+
+
+def numbers_by_customer(notes):
+    found = defaultdict(list)
+    for line in notes.read_text().splitlines():
+        customer, number = map(int, line.split())
+        found[customer].append(number)
+    return dict(found)
+
+
+def test_one_command_runs_the_tasks_of_both_servers(project, servers):
+    enqueue([1, 2, 3], "default", "south")
+    north, south = (customers(server) for server in servers.values())
+    assert north | south == set(range(20))
+    assert not north & south
+    assert min(len(north), len(south)) > 3
+    manage("runlockworker", *BOTH, "--drain", "--threads", "2")
+    assert numbers_by_customer(project) == {key: [1, 2, 3] for key in range(20)}
+    for server in servers.values():
+        assert ask(server, "SELECT DISTINCT status FROM django_pglock_task") == [("SUCCESSFUL",)]
+
+
+def test_a_second_server_is_added_and_the_order_of_each_key_is_kept(project, servers):
+    """As docs/scaling.md says: the new server is paused until the old one has run what it had."""
+    enqueue([1, 2], "default")
+    manage("locktasks", "pause", "default", "--database", "south")
+    enqueue([3, 4], "default", "south")
+    manage("runlockworker", *BOTH, "--drain", "--threads", "2")
+    moved = customers(servers["south"])
+    found = numbers_by_customer(project)
+    assert moved
+    assert found == {customer: [1, 2] if customer in moved else [1, 2, 3, 4] for customer in range(20)}
+    manage("locktasks", "resume", "default", "--database", "south")
+    manage("runlockworker", *BOTH, "--drain", "--threads", "2")
+    assert numbers_by_customer(project) == {key: [1, 2, 3, 4] for key in range(20)}
+
+
+def test_one_server_that_is_gone_leaves_the_other_at_work(project, monkeypatch, eventually):
+    with PrivatePostgres() as lost:
+        monkeypatch.setenv("SOUTH_URL", lost.url)
+        manage("migrate", "--verbosity", "0", "--database", "south")
+        process = WorkerProcess(*BOTH, "--threads", "1", url=lost.url, DJANGO_SETTINGS_MODULE="tests.servers.shards")
+        try:
+            eventually(lambda: process.output.count("is ready") == 2, why=process.output)
+            lost.stop()
+            enqueue([1], "default")
+            eventually(lambda: project.exists() and len(numbers_by_customer(project)) == 20, why=process.output)
+        finally:
+            process.end()

@@ -1,0 +1,73 @@
+"""Charts drawn from plain numbers."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from django_pglock.admin.charts import HEIGHT, WIDTH, Chart, Line
+
+
+def chart(*lines, stacked=False, **about):
+    moments = [f"14:0{at}" for at in range(len(lines[0].values))]
+    values = {"name": "speed", "title": "Throughput", "moments": moments, "lines": lines, **about}
+    return Chart(shown=lambda value: f"{value:g} a minute", stacked=stacked, **values)
+
+
+def paths(drawn):
+    root = ElementTree.fromstring(drawn.drawing)
+    return {path.get("class"): path.get("d") for path in root.iter("path")}
+
+
+def numbers(path):
+    return [float(each) for each in re.findall(r"-?[0-9.]+", path)]
+
+
+def test_bars_stand_on_each_other_and_fill_the_height():
+    drawn = chart(Line("good", "good", [3, 0]), Line("bad", "bad", [1, 2]), stacked=True)
+    assert drawn.top == 4
+    found = paths(drawn)
+    x, y, width, height, _ = numbers(found["pglock-chart-good"])
+    assert (x, y, height) == (0, HEIGHT, -HEIGHT * 3 / 4)
+    assert 0 < width <= WIDTH / 2
+    first, second = found["pglock-chart-bad"].split("z")[:2]
+    assert numbers(first)[1] == HEIGHT / 4, "the first one stands on the good ones"
+    assert numbers(second)[:2] == [WIDTH / 2, HEIGHT], "an empty bar has no box"
+
+
+def test_a_line_is_broken_where_nothing_is_known():
+    drawn = chart(Line("p50", "half", [1, 2, None, 4]))
+    [path] = paths(drawn).values()
+    assert path.count("M") == 2
+    assert path.count("L") == 1
+    assert path.endswith(f"{WIDTH / 4 * 3.5:.1f} 0.0h{WIDTH / 8:.1f}"), "a single value is a dash"
+
+
+@pytest.mark.parametrize("values", [[], [0, 0], [None, None]])
+@pytest.mark.parametrize("stacked", [True, False])
+def test_nothing_is_drawn_of_nothing(values, stacked):
+    drawn = chart(Line("none", "half", values), stacked=stacked)
+    assert drawn.top == 0
+    ElementTree.fromstring(drawn.drawing)
+
+
+def test_screen_readers_get_a_title_a_description_and_a_table():
+    drawn = chart(Line("p50", "half", [1, None]), Line("p95", "most", [5, 2.5]))
+    root = ElementTree.fromstring(drawn.drawing)
+    named = root.get("aria-labelledby").split()
+    texts = {each.get("id"): each.text for each in root if each.get("id")}
+    assert root.get("role") == "img"
+    assert [texts[name] for name in named] == ["Throughput", "p50: 1 a minute; p95: 5 a minute"]
+    page = str(drawn)
+    for row in ('<th scope="row">14:00</th><td>1 a minute</td><td>5 a minute</td>', "<td>-</td><td>2.5 a minute</td>"):
+        assert row in page
+
+
+def test_no_text_becomes_markup():
+    line = Line("<b>label</b>", "half", [1])
+    page = str(chart(line, title="<i>title</i>", moments=["<u>now</u>"]))
+    assert not re.search("<[biu]>", page)
+    assert " style=" not in page
+    assert "<script" not in page

@@ -1,0 +1,56 @@
+"""The backend of a key: the same everywhere, evenly spread, and with as few moves as possible."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from django_pglock import LockKeyError, backend_for
+
+KEYS = range(3000)
+
+
+def places(*backends):
+    return {key: backend_for("customer", key, backends=backends) for key in KEYS}
+
+
+def test_it_is_the_same_in_each_process_and_version():
+    """Another answer after an upgrade would send the tasks of a key to two servers."""
+    assert [backend_for("customer", key, backends=["a", "b", "c"]) for key in range(8)] == list("cacaccba")
+
+
+def test_the_order_of_the_backends_does_not_matter():
+    assert places("a", "b", "c") == places("c", "a", "b")
+
+
+def test_the_keys_are_spread_evenly():
+    counts = Counter(places("a", "b", "c", "d").values())
+    assert all(650 <= count <= 850 for count in counts.values())
+
+
+def test_a_new_backend_takes_its_share_and_no_other_key_moves():
+    before, after = places("a", "b", "c"), places("a", "b", "c", "d")
+    moved = {key for key in KEYS if before[key] != after[key]}
+    assert {after[key] for key in moved} == {"d"}
+    assert 650 <= len(moved) <= 850
+
+
+def test_only_the_keys_of_a_backend_that_is_removed_move():
+    before, after = places("a", "b", "c"), places("a", "b")
+    assert {before[key] for key in KEYS if before[key] != after[key]} == {"c"}
+
+
+def test_a_name_and_its_parts_are_one_key():
+    assert backend_for("customer", 7, backends=["a", "b"]) == backend_for("customer:7", backends=["a", "b"])
+
+
+@pytest.mark.parametrize("backends", [[], (), "tasks"])
+def test_wrong_backends_are_refused(backends):
+    with pytest.raises(ValueError, match="give the aliases of at least one backend"):
+        backend_for(1, backends=backends)
+
+
+def test_what_cannot_name_a_lock_is_refused():
+    with pytest.raises(LockKeyError):
+        backend_for(None, backends=["a"])

@@ -1,0 +1,41 @@
+"""How often a worker asks for the counts of the queues, and for how long."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from django_pglock.worker.upkeep import queue_counts
+from django_pglock.worker.upkeep.queue_counts import INTEREST, QueueCounts
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return the time as a list of one number, and the moments at which counts were read."""
+    now, read = [100.0], []
+    monkeypatch.setattr(queue_counts, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(queue_counts, "shared_counts", lambda using: read.append(now[0]) or [])
+    return now, read
+
+
+def test_counts_are_read_every_ten_seconds_however_often_somebody_asks(clock):
+    (now, read), counts = clock, QueueCounts("default")
+    for second in range(100):
+        now[0] = 100.0 + second
+        counts.ask()
+        counts.look()
+    assert {later - earlier for earlier, later in itertools.pairwise(read)} == {10.0}
+
+
+def test_counts_are_read_while_somebody_asks(clock):
+    (now, read), counts = clock, QueueCounts("default")
+    counts.look()
+    assert not read
+    counts.ask()
+    now[0] += INTEREST - 1
+    counts.look()
+    now[0] += INTEREST
+    counts.look()
+    assert len(read) == 1
