@@ -23,7 +23,7 @@ from django_pglock.keys.reserved import WORKER, draw_number
 from django_pglock.postgres.connections import backend_pid
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
 from django_pglock.store.cancel import cancel_requests
-from django_pglock.store.give_back import give_back
+from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat, depart
 from django_pglock.tasks import registry
 from django_pglock.worker.identity import Identity
@@ -213,7 +213,9 @@ class Heartbeat(ConnectedService):
         if time.monotonic() - self._compared_at < limit:
             return
         self._compared_at = time.monotonic()
-        lost = give_back(self.using, self.identity.id, self.in_flight.task_ids(), older_than=limit)
+        # This process may freeze between the list and the statement, and what it claims meanwhile is not in the list.
+        before, known = server_time(self.using), self.in_flight.task_ids()
+        lost = give_back(self.using, self.identity.id, known, older_than=limit, before=before)
         if lost:
             logger.warning("Gave back %d tasks that were claimed for this worker and never reached it.", lost)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from datetime import timedelta
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -13,6 +16,7 @@ from django_pglock.models import Task, Worker
 from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat
 from django_pglock.store.wake import READY_CHANNEL, note_sleep
+from django_pglock.worker.liveness.heartbeat import Heartbeat
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -113,3 +117,24 @@ def test_a_sleeping_worker_is_told(claim):
         assert give_back("default", mine.worker, []) == 1
         cursor.execute("UNLISTEN *")
     assert heard == ["mail"]
+
+
+def test_a_claim_is_not_given_back_because_the_heartbeat_froze_after_its_list(claim, settings):
+    """The worker claims after the list is made, and the statement comes later than HEARTBEAT_LIMIT allows for."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.02, "HEARTBEAT_LIMIT": 0.06}
+    worker = uuid4()
+    tasks.nothing.enqueue()
+
+    def list_and_freeze():
+        claim(worker=worker)
+        time.sleep(0.1)
+        return []
+
+    heartbeat = SimpleNamespace(
+        using="default",
+        identity=SimpleNamespace(id=worker),
+        in_flight=SimpleNamespace(task_ids=list_and_freeze),
+        _compared_at=-math.inf,
+    )
+    Heartbeat._compare(heartbeat)
+    assert Task.objects.get().status == "RUNNING"
