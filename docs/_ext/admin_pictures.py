@@ -22,6 +22,7 @@ PASSWORD = "admin"  # noqa: S105 - of a database that lives for a minute
 PAGES = {
     "overview": ("overview/", 1800),
     "tasks": ("task/", 960),
+    "failures": ("failuregroup/", 960),
     "task": ("task/{failed}/change/", 2200),
     "workers": ("worker/", 960),
     "locks": ("advisorylock/", 960),
