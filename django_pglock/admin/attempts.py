@@ -47,7 +47,7 @@ class AttemptInline(AnyInline):
     model = Attempt
     formset = LastAttempts
     verbose_name_plural = _("latest failed and lost attempts")
-    fields = ("number", "outcome", "by", "started_at", "finished_at", "exception_path", "trace")
+    fields = ("number", "outcome", "by", "started_at", "finished_at", "exception", "trace")
     readonly_fields = fields
     extra = 0
     can_delete = False
@@ -68,6 +68,11 @@ class AttemptInline(AnyInline):
     def by(self, attempt: Attempt) -> str:
         """Return the name of the worker, which the attempt keeps, or its id."""
         return str(attempt.worker_name or attempt.worker or "-")
+
+    @admin.display(description=_("exception"))
+    def exception(self, attempt: Attempt) -> str:
+        """Return the path of the exception's class. A long path is broken, so that the table fits the page."""
+        return format_html('<span class="pglock-path">{}</span>', attempt.exception_path)
 
     @admin.display(description=_("traceback"))
     def trace(self, attempt: Attempt) -> str:

@@ -12,6 +12,7 @@ from django.db import router, transaction
 from django.forms import ModelForm
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
@@ -84,7 +85,7 @@ class QueueAdmin(ReadOnlyAdmin):
     """The queues that have been paused at least once, and below them all others. To add a row pauses a queue."""
 
     form = QueueForm
-    list_display = ["name", "state", "since", "paused_by", "reason"]
+    list_display = ["shown_name", "state", "since", "paused_by", "reason"]
     list_filter = [IsPaused]
     search_fields = ["name"]
     ordering = ["name"]
@@ -161,6 +162,11 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def _address(self, page: str, *arguments: Any) -> str:
         return reverse(f"admin:django_pglock_queue_{page}", args=arguments, current_app=self.admin_site.name)
+
+    @admin.display(description=_("name"))
+    def shown_name(self, queue: Queue) -> str:
+        """Return the name, cut if it is long: it would push the other columns off the screen."""
+        return format_html('<span class="pglock-name" title="{0}">{0}</span>', queue.name)
 
     @admin.display(description=_("state"))
     def state(self, queue: Queue) -> str:

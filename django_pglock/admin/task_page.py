@@ -174,4 +174,6 @@ def _text_of(task: Task, field: str) -> str | None:
 
 def _as_json(value: Any) -> str:
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    return format_html('<pre class="pglock-json">{}</pre>', text[:MOST_SHOWN] + ("…" if len(text) > MOST_SHOWN else ""))
+    return format_html(
+        '<pre class="pglock-json" tabindex="0">{}</pre>', text[:MOST_SHOWN] + ("…" if len(text) > MOST_SHOWN else "")
+    )

@@ -172,6 +172,10 @@ class TaskAdmin(ReadOnlyAdmin):
         shown = ((title, [each for each in about["fields"] if has_value(obj, each)]) for title, about in self.fieldsets)
         return [(title, {"fields": fields}) for title, fields in shown if fields]
 
+    def get_inlines(self, request: HttpRequest, obj: Any) -> list[Any]:
+        """Leave out the attempts of a task that has never been started."""
+        return list(self.inlines) if obj is not None and obj.attempts else []
+
     # Verbs
 
     def get_urls(self) -> list[URLPattern]:

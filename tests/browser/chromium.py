@@ -79,8 +79,8 @@ class Chromium:
         self._await_page_after(before)
 
     def evaluate(self, script: str) -> Any:
-        """Return the value of a JavaScript expression on the page."""
-        answer = self.do("Runtime.evaluate", expression=script, returnByValue=True)
+        """Return the value of a JavaScript expression on the page; of a promise, its result."""
+        answer = self.do("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{script}: {answer['exceptionDetails']}")
         return answer["result"].get("value")

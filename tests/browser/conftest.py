@@ -11,7 +11,14 @@ from django.contrib.auth.models import User
 from django.db import connection
 
 from example_project.demo.processes import free_port
+from tests.browser.chromium import Chromium
 from tests.conftest import ROOT
+
+
+@pytest.fixture
+def browser():
+    with Chromium() as found:
+        yield found
 
 
 @pytest.fixture

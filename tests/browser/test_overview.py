@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_pglock.models import Queue
-from tests.browser.chromium import PROGRAM, Chromium
+from tests.browser.chromium import PROGRAM
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -16,12 +16,6 @@ pytestmark = [
 NEWS = "document.getElementById('pglock-news').textContent"
 BUTTON = "document.getElementById('pglock-pause').textContent"
 FOCUSED = "document.activeElement.getAttribute('href') || document.activeElement.id"
-
-
-@pytest.fixture
-def browser():
-    with Chromium() as found:
-        yield found
 
 
 def press(browser, key, code):

@@ -56,6 +56,12 @@ def test_the_overview_asks_for_permission(client, address):
     assert client.post(address).status_code == 405
 
 
+def test_the_options_in_the_context_have_an_app(admin_client):
+    """Themes such as django-unfold show the name of ``opts.app_config``; a model without registry has none."""
+    opts = admin_client.get(PAGE).context.get("opts")
+    assert opts is None or opts.app_config is not None
+
+
 @pytest.mark.parametrize("name", ["index", "app_list"])
 def test_the_indexes_lead_to_the_overview(client, name):
     address = reverse(f"admin:{name}", args=["django_pglock"] if name == "app_list" else [])
