@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
 from django.apps.registry import Apps
 from django.core.exceptions import PermissionDenied
 from django.db import models
