@@ -27,7 +27,8 @@ def add_group_filters(parser: CommandParser) -> None:
         help=_("Only the group of failures with this number. Can be repeated."),
     )
     parser.add_argument(
-        "--function",
+        "--task",
+        dest="function",
         type=plain_text,
         metavar="FUNCTION",
         help=_("Only failures of this function: its path, or its name without the module."),
@@ -77,7 +78,7 @@ def redrive(
 ) -> None:
     """Retry the groups that the options select, or enqueue tasks that do so at a rate."""
     if not (options["fingerprint"] or options["function"] is not None or options["exception"] is not None):
-        raise CommandError(_("No failures are selected. Give --fingerprint, --function or --exception."))
+        raise CommandError(_("No failures are selected. Give --fingerprint, --task or --exception."))
     groups = [each.group for each in chosen_groups(rows, options)]
     verb = TASK_VERBS["retry"]
     count = sum(in_group(rows, group).count() for group in groups)

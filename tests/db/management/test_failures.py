@@ -47,11 +47,11 @@ def test_groups_are_json(failed):
     [
         (["--fingerprint", 7], [7]),
         (["--fingerprint", 7, "--fingerprint", 8], [7, 8]),
-        (["--function", "shop.tasks.ship"], [8]),
-        (["--function", "ship"], [8]),
+        (["--task", "shop.tasks.ship"], [8]),
+        (["--task", "ship"], [8]),
         (["--exception", "bank.Refused"], [7]),
         (["--exception", "Refused"], [7]),
-        (["--exception", "Refused", "--function", "ship"], []),
+        (["--exception", "Refused", "--task", "ship"], []),
     ],
 )
 def test_options_select_groups(failed, options, found):
