@@ -78,6 +78,17 @@ SELECT (SELECT max(id) FROM django_pglock_task WHERE status = 'FAILED'), n, now(
 FROM generate_series(2, 1000) AS n
 """
 
+# What workers would have written: of all queues together and of each, three hours by the minute and a week by the hour.
+HISTORY = """
+INSERT INTO django_pglock_taskhistory (seconds, started_at, queue, task_path, succeeded, failed, retried, cancelled,
+    snoozed, lost, wait_seconds, run_seconds, wait, run)
+SELECT kind.seconds, date_trunc(kind.unit, now()) - n * make_interval(secs => kind.seconds), queue, '', 200, 3, 1, 0, 0,
+    0, 100, 40, array_fill(10, ARRAY[20]), array_fill(10, ARRAY[20])
+FROM (VALUES (60, 'minute', 180), (3600, 'hour', 168)) AS kind (seconds, unit, count),
+     generate_series(0, kind.count) AS n,
+     (SELECT '' AS queue UNION ALL SELECT 'queue-' || q FROM generate_series(0, %(queues)s - 1) AS q) AS named
+"""
+
 PAGES = {
     "overview": "overview/",
     "overview, the part that refreshes": "overview/now/",
@@ -140,6 +151,7 @@ def fill(tasks: int) -> None:
             cursor.execute(INSERT.format(queues=QUEUES - 1, functions=FUNCTIONS - 1, workers=WORKERS), values)
         cursor.execute(ATTEMPTS)
         cursor.execute(STUBBORN)
+        cursor.execute(HISTORY, {"queues": QUEUES - 1})
         cursor.execute("VACUUM ANALYZE")
         cursor.execute("CHECKPOINT")
 

@@ -17,11 +17,11 @@ from django_pglock.store.failures import Group
 from django_pglock.store.move import WINDOW
 from django_pglock.store.redrive import redrive
 from django_pglock.store.sql import rows_of
+from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.decorator import task
 from django_pglock.tasks.flow import Snooze
 from django_pglock.tasks.options import Unique
-from django_pglock.tasks.states import UniqueScope
 
 #: The lowest and the highest rate in tasks a second: one in a quarter of an hour, and one window.
 LOWEST_RATE, HIGHEST_RATE = 0.001, float(WINDOW)
@@ -72,7 +72,6 @@ def enqueue_redrive(using: str, group: Group, rate: float) -> tuple[int, bool]:
 def redrives(using: str, fingerprints: Iterable[int]) -> dict[int, Any]:
     """Return the unfinished redrives of these groups, by fingerprint: their tasks with id, status and progress."""
     keys = {f"{redrive_tasks.module_path} {each}": each for each in fingerprints}
-    rows = rows_of("Task", using).filter(
-        unique_key__in=list(keys), unique_scope=UniqueScope.UNFINISHED, finished_at=None
-    )
+    # In these words the planner can use no other index than that of unique keys.
+    rows = rows_of("Task", using).filter(HAS_UNIQUE_KEY, unique_key__in=list(keys))
     return {keys[row.unique_key]: row for row in rows.only("id", "status", "progress", "unique_key")}

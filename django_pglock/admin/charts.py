@@ -53,6 +53,11 @@ class Chart:
         return max((join(each or 0.0 for each in column) for column in columns), default=0.0)
 
     @property
+    def top_text(self) -> str:
+        """The value at the upper edge as text."""
+        return self.shown(self.top)
+
+    @property
     def description(self) -> str:
         """The greatest value of each line, in words."""
         return "; ".join(f"{line.label}: {self.shown(max(_known(line), default=0.0))}" for line in self.lines)

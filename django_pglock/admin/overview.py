@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.apps import apps
 from django.apps.registry import Apps
 from django.core.exceptions import PermissionDenied
 from django.db import models
@@ -15,6 +14,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.overview_attention import attention
+from django_pglock.admin.overview_charts import charts_of, choice_of
 from django_pglock.admin.overview_facts import Facts
 from django_pglock.admin.overview_tables import queue_table, worker_table
 from django_pglock.admin.pages import ReadOnlyAdmin
@@ -75,9 +75,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         url = reverse("admin:django_pglock_overview_fragment", current_app=site.name)
         # As the fragment asks for what the page shows, it has the page's query string.
         query = request.GET.urlencode()
-        # Not "opts": themes ask them for the app's name, and the options of a model without registry have none.
-        about = {"app_label": self.opts.app_label, "title": capfirst(self.opts.verbose_name), "media": self.media}
-        about["app_name"] = apps.get_app_config(self.opts.app_label).verbose_name
+        about = {"title": capfirst(self.opts.verbose_name), "media": self.media}
         about["fragment_url"] = f"{url}?{query}" if query else url
         return self._answer(request, "page", {**site.each_context(request), **about})
 
@@ -92,9 +90,11 @@ class OverviewAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         request.current_app = self.admin_site.name
         facts = Facts(request, self.admin_site)
-        context |= {
-            "sentences": attention(facts),
-            "queues": queue_table(facts) if facts.may_view(Task) else None,
-            "workers": worker_table(facts) if facts.may_view(Worker) else None,
-        }
+        context["sentences"] = attention(facts)
+        if facts.may_view(Task):
+            queues = queue_table(facts)
+            choice = choice_of(request, facts, [queue.name for queue in queues.rows])
+            context |= {"queues": queues, "choice": choice, "charts": charts_of(facts, choice)}
+        if facts.may_view(Worker):
+            context["workers"] = worker_table(facts)
         return TemplateResponse(request, f"admin/django_pglock/overview/{template}.html", context)

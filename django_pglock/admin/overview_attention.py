@@ -14,7 +14,7 @@ from django.utils.translation import ngettext
 from django_pglock.admin.overview_facts import Facts
 from django_pglock.admin.pages import MOST_COUNTED, AtLeast, elapsed
 from django_pglock.admin.schedules import OVERDUE
-from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
+from django_pglock.models import AdvisoryLock, FailureGroup, Queue, Schedule, Task, Worker
 from django_pglock.store.count import in_status
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.unknown import unknown
@@ -27,8 +27,10 @@ FEW = 3
 LONG, LONG_FOR_LOCK = timedelta(minutes=10), timedelta(seconds=10)
 #: Lock keys, sessions and rows of other kinds that are read.
 MOST_KEYS = MOST_ROWS = 100
+#: Kinds of failures that are compared.
+MOST_GROUPS = 20
 #: Tasks of each queue that are compared with the functions that workers know.
-FIRST = 10
+FIRST = 5
 
 
 class Sentence(NamedTuple):
@@ -42,6 +44,28 @@ class Sentence(NamedTuple):
 def attention(facts: Facts) -> list[Sentence]:
     """Return what needs attention, among what the user may see, the most urgent first."""
     return [sentence for model, find in SENTENCES if facts.may_view(model) for sentence in find(facts)]
+
+
+def failing_functions(facts: Facts) -> Iterator[Sentence]:
+    """What has failed within a day, by function, exception and place, without what somebody has muted."""
+    groups = Task.objects.using(facts.using).all().failures(limit=MOST_GROUPS, with_muted=False)
+    recent = sorted((each for each in groups if any(each.by_hour)), key=lambda each: -each.count)
+    url = facts.address("failuregroup_changelist")
+    for group in recent[:FEW]:
+        text = ngettext(
+            "%(count)s failure of %(task)s since %(since)s: %(exception)s",
+            "%(count)s failures of %(task)s since %(since)s: %(exception)s",
+            group.count,
+        )
+        count = AtLeast(group.count) if group.is_capped else group.count
+        place = _("%(exception)s in %(place)s") % {"exception": group.exception, "place": group.place}
+        about = {"count": count, "task": group.name, "since": _moment(group.first_at)}
+        about["exception"] = (place if group.place else group.exception) or _("the exception is not known")
+        yield Sentence(f"failures:{group.fingerprint}", text % about, url)
+    if (more := len(recent) - FEW) > 0:
+        text = ngettext("%(count)s more kind of failure.", "%(count)s more kinds of failures.", more)
+        about = {"count": AtLeast(more) if len(groups) >= MOST_GROUPS else more}
+        yield Sentence("failures", text % about, url)
 
 
 def no_worker(facts: Facts) -> Iterator[Sentence]:
@@ -173,6 +197,7 @@ def awaited_locks(facts: Facts) -> Iterator[Sentence]:
 #: What needs attention, by urgency, each with the model that a user must be allowed to view.
 SENTENCES: tuple[tuple[Any, Callable[[Facts], Iterator[Sentence]]], ...] = (
     (Worker, no_worker),
+    (FailureGroup, failing_functions),
     (Task, stuck_tasks),
     (Task, unknown_functions),
     (Queue, paused_queues),

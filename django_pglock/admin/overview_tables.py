@@ -27,6 +27,8 @@ class QueueRow:
     ready: int
     oldest: str
     running: int
+    #: Finished tasks per minute.
+    rate: str
     failed: int
     paused_at: datetime | None
     #: Addresses of the lists of its ready and its failed tasks.
@@ -70,7 +72,7 @@ def queue_table(facts: Facts) -> QueueTable:
     configured = [queue for backend in task_backends.all() for queue in sorted(backend.queues)]
     names = list(dict.fromkeys([*facts.ages, *facts.paused, *facts.running_by_queue, *configured]))
     shown = names[:MOST_SHOWN]
-    depths, failed, now = facts.depths(shown), facts.failed(shown), timezone.now()
+    depths, failed, rates, now = facts.depths(shown), facts.failed(shown), facts.rates(shown), timezone.now()
     rows = []
     for name in shown:
         age, paused = facts.ages.get(name), facts.paused.get(name)
@@ -79,6 +81,7 @@ def queue_table(facts: Facts) -> QueueTable:
             ready=depths.get(name, 0),
             oldest="-" if age is None else elapsed(now - timedelta(seconds=age), now),
             running=facts.running_by_queue.get(name, 0),
+            rate=f"{rates.get(name, 0):,.{0 if rates.get(name, 0) >= 10 else 1}f}",
             failed=failed.get(name, 0),
             paused_at=paused.paused_at if paused else None,
             ready_url=facts.address("task_changelist", status__exact="READY", queue=name),

@@ -22,6 +22,7 @@ PASSWORD = "admin"  # noqa: S105 - of a database that lives for a minute
 PAGES = {
     "overview": ("overview/", 1800),
     "tasks": ("task/", 960),
+    "failures": ("failuregroup/", 960),
     "task": ("task/{failed}/change/", 2200),
     "workers": ("worker/", 960),
     "locks": ("advisorylock/", 960),
@@ -32,6 +33,8 @@ END = "document.querySelector('#content').getBoundingClientRect().bottom + 20"
 #: Of each kind of picture: the width, and whether it is dark. A phone shows no more than 844 pixels.
 KINDS = {"": (1500, False), "-dark": (1500, True), "-narrow": (390, False)}
 PHONE = 844
+#: Minutes of work before the pictures of charts are taken.
+MINUTES = 8
 
 
 def take() -> None:
@@ -92,6 +95,7 @@ def enqueue_work() -> str:
     from django_pglock.models import Queue, Task
     from example_project.shop import tasks
 
+    work_for_minutes()
     for number in range(6):
         tasks.count.enqueue(number)
         tasks.count_once.enqueue(number)
@@ -108,6 +112,24 @@ def enqueue_work() -> str:
         tasks.count_slowly.enqueue(number, 600.0)
     until(lambda: Task.objects.filter(status="RUNNING", started_at__lte=F("last_attempted_at")).count() == 2)
     return failed.id
+
+
+def work_for_minutes() -> None:
+    """Run tasks until the history has some minutes, for the charts. The tasks are deleted: other pictures show few."""
+    from django_pglock.models import Task, TaskHistory
+    from example_project.shop import tasks
+
+    for second in range(60 * MINUTES):
+        at = timedelta(seconds=second)
+        for number in range(second % 50 // 5):
+            tasks.count.using(run_after=at).enqueue(number)
+        if second % 7 == 0:
+            tasks.count_with_luck.using(run_after=at).enqueue(second)
+        if second % 40 == 0:
+            tasks.send_receipt.using(run_after=at).enqueue(order_id=404)
+    until(lambda: TaskHistory.objects.filter(seconds=60, queue="").count() > MINUTES)
+    until(lambda: not Task.objects.exclude(status__in=["SUCCESSFUL", "FAILED"]).exists())
+    Task.objects.all().prune(older_than=0, statuses=["SUCCESSFUL", "FAILED"])
 
 
 def hold_locks(stack: ExitStack) -> None:

@@ -13,6 +13,7 @@ import pytest
 from django.db import connections
 
 from tests.conftest import NEVER, ROOT, WorkerProcess
+from tests.sample.later_version import LAST
 
 pytestmark = pytest.mark.acceptance
 
@@ -68,7 +69,7 @@ def test_a_worker_waits_for_its_migrations_and_then_works(empty_database, eventu
     try:
         process.wait_for("manage.py migrate django_pglock --database default")
         port = int(process.output.partition("127.0.0.1 port ")[2].partition(".")[0])
-        migrate(empty_database, "0001")
+        migrate(empty_database, LAST)
         assert readiness(port) == "Migrations of django_pglock are pending.\n"
         assert "is ready" not in process.output
         migrate(empty_database)

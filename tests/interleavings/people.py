@@ -135,6 +135,11 @@ def cancel(world: World, ledger: Ledger) -> None:
     Task.objects.all().cancel()
 
 
+@verb("plain", "unique", "after", retries=True)
+def discard(world: World, ledger: Ledger) -> None:
+    Task.objects.all().discard()
+
+
 @verb("plain", "key", "shared")
 def run_now(world: World, ledger: Ledger) -> None:
     Task.objects.all().run_now()

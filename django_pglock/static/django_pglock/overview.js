@@ -21,6 +21,7 @@ document.addEventListener("DOMContentLoaded", () => {
   };
 
   const isInUse = () => {
+    if (overview.contains(document.activeElement) && document.activeElement.closest("form")) return true;
     const selection = window.getSelection();
     return selection && !selection.isCollapsed && overview.contains(selection.anchorNode);
   };

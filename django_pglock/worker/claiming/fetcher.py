@@ -136,11 +136,7 @@ class Fetcher(ConnectedService):
         rooms = self._look_around(is_last_look=is_last_look)
         if not rooms:
             self._pause(HOARDING)
-        elif claims := self._claim(rooms):
-            # The threads have waited for these claims, and not the claims for the threads: the answer may have been
-            # slow.
-            self._got_on_at = self._found_at = time.monotonic()
-            self.in_flight.begin_all(self._exclusive_run.sift(claims))
+        elif self._claim_and_begin(rooms):
             self._note_busy()
             if self.in_flight.claims_left == 0:
                 self.spent()
@@ -171,6 +167,19 @@ class Fetcher(ConnectedService):
             self.claimer.was_full = False
         self._looked_at = time.monotonic()
         return self.claimer.rooms()
+
+    def _claim_and_begin(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
+        """Claim tasks and have them begun; say whether there were any."""
+        self.in_flight.is_claiming = True
+        try:
+            if claims := self._claim(rooms):
+                # The threads have waited for these claims, and not the claims for the threads: the answer may have been
+                # slow.
+                self._got_on_at = self._found_at = time.monotonic()
+                self.in_flight.begin_all(self._exclusive_run.sift(claims))
+        finally:
+            self.in_flight.is_claiming = False
+        return bool(claims)
 
     def _claim(self, rooms: list[tuple[FunctionKind, int]]) -> list[Claim]:
         told, self._told = self._told, set()

@@ -23,7 +23,7 @@ from django_pglock.keys.reserved import WORKER, draw_number
 from django_pglock.postgres.connections import backend_pid
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
 from django_pglock.store.cancel import cancel_requests
-from django_pglock.store.give_back import give_back
+from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat, depart
 from django_pglock.tasks import registry
 from django_pglock.worker.identity import Identity
@@ -212,8 +212,15 @@ class Heartbeat(ConnectedService):
         limit = get_settings().HEARTBEAT_LIMIT
         if time.monotonic() - self._compared_at < limit:
             return
+        # This process may freeze between the list and the statement, and what it claims meanwhile is not in the list. A
+        # claim that is under way may have waited for a lock for longer than the limit, and its date is that of its
+        # message. The order matters: a claim that begins after the first line is excluded by its date.
+        before, under_way = server_time(self.using), self.in_flight.group_keys_being_claimed()
+        if self.in_flight.is_claiming:
+            return
         self._compared_at = time.monotonic()
-        lost = give_back(self.using, self.identity.id, self.in_flight.task_ids(), older_than=limit)
+        known = self.in_flight.task_ids()
+        lost = give_back(self.using, self.identity.id, known, older_than=limit, before=before, except_keys=under_way)
         if lost:
             logger.warning("Gave back %d tasks that were claimed for this worker and never reached it.", lost)
 

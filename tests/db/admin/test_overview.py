@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db
 PAGE = reverse("admin:django_pglock_overview_changelist")
 FRAGMENT = reverse("admin:django_pglock_overview_fragment")
 #: The most statements of the page, with those that log the user in.
-MOST_STATEMENTS = 20
+MOST_STATEMENTS = 24
 
 
 def start_worker(name="worker-1"):
@@ -88,8 +88,8 @@ def test_each_permission_to_view_opens_it(client):
     [
         (["view_schedule"], ["attention"]),
         (["view_worker"], ["attention", "workers"]),
-        (["view_task"], ["attention", "queues"]),
-        (["view_task", "view_worker"], ["attention", "queues", "workers"]),
+        (["view_task"], ["attention", "queues", "history"]),
+        (["view_task", "view_worker"], ["attention", "queues", "workers", "history"]),
     ],
 )
 def test_sections_hide_what_one_may_not_see(client, permissions, shown):

@@ -18,7 +18,8 @@ from django.utils import timezone
 from django_pglock import lock
 from django_pglock.admin import overview_attention as sentences
 from django_pglock.admin.overview_facts import Facts
-from django_pglock.models import AdvisoryLock, Queue, Schedule, Task, Worker
+from django_pglock.models import AdvisoryLock, Attempt, Queue, Schedule, Task, Worker
+from django_pglock.store.failures import mute
 from django_pglock.store.liveness import beat
 from tests.conftest import NEVER
 from tests.db.admin.visits import make
@@ -27,6 +28,11 @@ from tests.db.locks.sessions import Somebody
 pytestmark = pytest.mark.django_db
 
 HOUR = timedelta(hours=1)
+TRACE = """Traceback (most recent call last):
+  File "/home/shop/bank.py", line 88, in charge
+    connect()
+ConnectionError: the bank is away
+"""
 
 
 @pytest.fixture
@@ -47,6 +53,43 @@ def start_worker(*paths, silent_for=0.0):
 
 def texts(found):
     return [each.text for each in found]
+
+
+def fail(count, path="shop.bank.charge", *, exception="builtins.ConnectionError", at=None, trace=TRACE, fingerprint=7):
+    about = {"task_path": path, "fingerprint": fingerprint, "finished_at": at or Now()}
+    for row in [make("FAILED", **about) for _ in range(count)]:
+        Attempt.objects.create(
+            task=row, number=1, started_at=Now(), finished_at=Now(), outcome="FAILED", exception_path=exception,
+            traceback=trace,
+        )  # fmt: skip
+
+
+def test_failures_of_a_function_with_exception_and_place(facts):
+    fail(1)
+    [sentence] = sentences.failing_functions(facts)
+    since = sentences._moment(Task.objects.get().finished_at)
+    assert sentence.text == f"1 failure of charge since {since}: ConnectionError in bank.py:88"
+    assert sentence.url == "/admin/django_pglock/failuregroup/"
+    fail(2)
+    [sentence] = sentences.failing_functions(facts)
+    assert sentence.text.startswith("3 failures of charge since ")
+
+
+def test_failures_of_another_day_and_muted_ones_need_no_attention(facts):
+    fail(1, at=Now() - timedelta(days=2))
+    fail(1, "shop.mail.send", fingerprint=8)
+    assert len(texts(sentences.failing_functions(facts))) == 1
+    mute("default", 8)
+    assert texts(sentences.failing_functions(facts)) == []
+
+
+def test_most_failures_come_first_and_only_a_few_kinds_are_named(facts):
+    for number in range(sentences.FEW + 2):
+        fail(1 + number % 2, f"shop.f{number}", fingerprint=number, trace="", exception="")
+    found = texts(sentences.failing_functions(facts))
+    assert found[0].startswith("2 failures of f1 since ") or found[0].startswith("2 failures of f3 since ")
+    assert found[0].endswith(": the exception is not known")
+    assert (len(found), found[-1]) == (sentences.FEW + 1, "2 more kinds of failures.")
 
 
 def test_no_worker_is_running(facts):

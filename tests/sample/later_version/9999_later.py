@@ -2,9 +2,11 @@
 
 from django.db import migrations
 
+from tests.sample.later_version import LAST
+
 
 class Migration(migrations.Migration):
     """A migration that can be missing."""
 
-    dependencies = [("django_pglock", "0001_initial")]
+    dependencies = [("django_pglock", LAST)]
     operations: list[object] = []

@@ -1,0 +1,253 @@
+/*
+Which workers are dead: heartbeats, session locks, witnesses, and the rescue that relies on them.
+
+Time passes in heartbeat intervals. An interval ends when every worker that runs and reaches the server has written its
+heartbeat: this is what the model assumes of a living worker, and docs/worker.md says what it takes.
+*/
+
+#include "common.pml"
+
+#ifndef WORKERS
+#define WORKERS 2
+#endif
+#ifndef FAULTS
+#define FAULTS 3
+#endif
+#define EACH each : 0 .. WORKERS - 1
+
+#define NO_WITNESS (planted == 1) /* finds !living_condemned: silence proves a death while all are silent */
+#define SEAMLESS (planted == 2) /* finds !living_condemned: heartbeats in a new session continue those of the last one */
+#define NO_SESSION (planted == 3) /* finds !frozen_condemned: two missing heartbeats are enough although the session is there */
+#define NO_LIMIT (planted == 4) /* finds claims_come_back: a session keeps a frozen worker alive for ever */
+#define NO_UPKEEP (planted == 5) /* finds claims_come_back: nobody looks for claims of dead workers */
+#define FORGET_OWNERS (planted == 6) /* finds !living_condemned: rows of silent workers are removed while there is no witness */
+
+/* Intervals: two heartbeats missed, the hard limit, a late heartbeat, a settled witness. */
+#define MISSED 3
+#define LIMIT 4
+#define LATE 1
+#define SETTLED 2
+
+#define RUNS 0
+#define FROZEN 1
+#define DEAD 2
+
+byte process[WORKERS];
+bool is_cut[WORKERS];
+/* A session that holds the lock of the worker. */
+bool session[WORKERS];
+/* The row of the worker: whether it is there, heartbeat_at and beating_since as intervals since then. */
+bool row[WORKERS];
+byte age[WORKERS];
+byte steady[WORKERS];
+bool has_beaten[WORKERS];
+/* Whether the worker has beaten at all: it claims nothing before. */
+bool has_begun[WORKERS];
+/* Whether the worker has a RUNNING task. */
+bool owns[WORKERS];
+bool is_up = true;
+byte faults = 0;
+
+/* Whole intervals for which the worker was frozen or cut off while the server was there. */
+byte absent[WORKERS];
+
+bool living_condemned = false;
+bool frozen_condemned = false;
+
+#define reaches(me) (process[me] == RUNS && is_up && !is_cut[me])
+
+/* store/liveness.py: witnesses `beating_since__lte=_ago(SETTLED * interval)`; store/rescue.py: RESCUE `witness AS MATERIALIZED` */
+#define is_witness(me) (row[me] && age[me] <= LATE && steady[me] >= SETTLED)
+#if WORKERS > 2
+#define is_watched (is_witness(0) || is_witness(1) || is_witness(2) || NO_WITNESS)
+#else
+#define is_watched (is_witness(0) || is_witness(1) || NO_WITNESS)
+#endif
+
+/* store/rescue.py: RESCUE `WHERE NOT EXISTS (SELECT FROM witness)`, LOCK_IS_HELD */
+#define is_alive(me) (row[me] && (!is_watched || age[me] < MISSED || (session[me] && !NO_SESSION && (age[me] < LIMIT || NO_LIMIT))))
+
+/* store/liveness.py: BEAT `CASE WHEN %s OR worker.heartbeat_at <`; worker/liveness/heartbeat.py: HOLD_LOCK */
+inline beat(me) {
+    reaches(me) && !has_beaten[me];
+    if
+    :: !row[me] || ((!session[me] || age[me] > LATE) && !SEAMLESS) -> steady[me] = 0
+    :: else
+    fi;
+    session[me] = true;
+    row[me] = true;
+    age[me] = 0;
+    absent[me] = 0;
+    has_beaten[me] = true;
+    has_begun[me] = true
+}
+
+/* store/claim.py: claim_statement; worker/liveness/heartbeat.py: first_beat */
+inline claim(me) {
+    reaches(me) && !owns[me] && has_begun[me];
+    owns[me] = true
+}
+
+/* store/settle.py: settle */
+inline settle(me) {
+    reaches(me) && owns[me];
+    owns[me] = false
+}
+
+/* store/rescue.py: RESCUE `WHERE task.status = 'RUNNING' AND NOT EXISTS (SELECT FROM alive WHERE alive.id = task.worker)` */
+inline rescue(me) {
+    owns[me] && !is_alive(me) && !NO_UPKEEP && is_up;
+    must_not(living_condemned, process[me] == RUNS && absent[me] == 0);
+    must_not(frozen_condemned, process[me] != DEAD && session[me] && absent[me] < LIMIT - 1);
+    owns[me] = false
+}
+
+/* store/liveness.py: forget_dead `Exists(witnesses(workers))` */
+inline forget(me) {
+    is_up && row[me] && age[me] >= LIMIT && ((!owns[me] && is_watched) || FORGET_OWNERS);
+    row[me] = false
+}
+
+/* worker/liveness/heartbeat_process_main.py: report_death */
+inline report_death(me) {
+    process[me] == DEAD && is_up && row[me];
+    row[me] = false
+}
+
+#define may_end(me) (!reaches(me) || has_beaten[me])
+
+/* environment: an interval ends */
+inline tick() {
+#if WORKERS > 2
+    may_end(0) && may_end(1) && may_end(2);
+#else
+    may_end(0) && may_end(1);
+#endif
+    byte each;
+    for (EACH) {
+        has_beaten[each] = false;
+        age[each] = (age[each] < LIMIT -> age[each] + 1 : LIMIT);
+        steady[each] = (steady[each] < SETTLED -> steady[each] + 1 : SETTLED);
+        absent[each] = (is_up && (process[each] == FROZEN || is_cut[each]) && absent[each] < LIMIT -> absent[each] + 1 : absent[each])
+    }
+    each = 0
+}
+
+/* environment: SIGKILL. The server notices that the session is gone. */
+inline die(me) {
+    process[me] != DEAD && faults < FAULTS;
+    faults++;
+    process[me] = DEAD;
+    session[me] = false
+}
+
+/* environment: SIGSTOP, a suspended machine */
+inline freeze(me) {
+    process[me] == RUNS && faults < FAULTS;
+    faults++;
+    process[me] = FROZEN
+}
+
+/* environment: SIGCONT */
+inline thaw(me) {
+    process[me] == FROZEN;
+    process[me] = RUNS
+}
+
+/* environment: the session of the heartbeat is lost. The next heartbeat has a new one. */
+inline lose_session(me) {
+    session[me] && faults < FAULTS;
+    faults++;
+    session[me] = false
+}
+
+/* environment: no session reaches the server, until the network is mended */
+inline cut_off(me) {
+    !is_cut[me] && faults < FAULTS;
+    faults++;
+    is_cut[me] = true;
+    session[me] = false
+}
+
+/* environment: the network is mended */
+inline mend(me) {
+    is_cut[me];
+    is_cut[me] = false
+}
+
+/* environment: the server crashes */
+inline crash() {
+    is_up && faults < FAULTS;
+    faults++;
+    is_up = false;
+    byte each;
+    for (EACH) { session[each] = false }
+    each = 0
+}
+
+/* environment: the server is back */
+inline restart() {
+    !is_up;
+    is_up = true
+}
+
+proctype Heartbeat(byte me) while_observed {
+    end_heartbeat: do
+    :: atomic { beat(me) }
+    od
+}
+
+proctype Worker(byte me) while_observed {
+    end_worker: do
+    :: atomic { claim(me) }
+    :: atomic { settle(me) }
+    od
+}
+
+proctype Upkeep(byte me) while_observed {
+    end_upkeep: do
+    :: atomic { rescue(me) }
+    :: atomic { forget(me) }
+    od
+}
+
+/* The last worker is spared, so that somebody is there to rescue. */
+proctype Faults(byte me) while_observed {
+    end_faults: do
+    :: atomic { me < WORKERS - 1 -> die(me) }
+    :: atomic { me < WORKERS - 1 -> freeze(me) }
+    :: atomic { thaw(me) }
+    :: atomic { lose_session(me) }
+    :: atomic { me < WORKERS - 1 -> cut_off(me) }
+    :: atomic { mend(me) }
+    :: atomic { report_death(me) }
+    od
+}
+
+proctype Time() while_observed {
+    end_time: do
+    :: atomic { tick() }
+    od
+}
+
+proctype Server() while_observed {
+    end_server: do
+    :: atomic { crash() }
+    :: atomic { restart() }
+    od
+}
+
+init {
+    atomic {
+        start();
+        byte each;
+        for (EACH) {
+            run Heartbeat(each); run Worker(each); run Upkeep(each); run Faults(each)
+        }
+        each = 0;
+        run Time();
+        run Server()
+    }
+}
+
+ltl claims_come_back { [] ((process[0] != RUNS && owns[0]) -> <> (process[0] == RUNS || !owns[0])) }
