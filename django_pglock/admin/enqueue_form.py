@@ -21,6 +21,16 @@ _FIELDS: dict[str, Any] = {"int": forms.IntegerField, "float": forms.FloatField}
 _GROUPED = inspect.Signature([_Parameter("arguments", _Parameter.VAR_KEYWORD)])
 
 
+class _Decoder(json.JSONDecoder):
+    """Refuses JSON that is nested too deeply for Python to read, as other invalid JSON."""
+
+    def decode(self, s: str, *arguments: Any) -> Any:
+        try:
+            return super().decode(s, *arguments)
+        except RecursionError:
+            raise json.JSONDecodeError("Nested too deeply", s, 0) from None
+
+
 class EnqueueForm(forms.Form):
     """The arguments of one call. ``stored`` are those of an earlier call, of which hidden ones stay hidden."""
 
@@ -54,7 +64,7 @@ class EnqueueForm(forms.Form):
             return forms.CharField(strip=False, empty_value=None, **options)
         if "help_text" not in options:
             options["help_text"] = _as_json_help(parameter)
-        return forms.JSONField(widget=forms.Textarea(attrs={"rows": 2, "cols": 60}), **options)
+        return forms.JSONField(decoder=_Decoder, widget=forms.Textarea(attrs={"rows": 2, "cols": 60}), **options)
 
     def clean(self) -> dict[str, Any]:
         """Refuse a list of positional arguments that is no list, and keyword arguments that are no object."""

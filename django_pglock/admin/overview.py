@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
 from django.apps.registry import Apps
 from django.core.exceptions import PermissionDenied
 from django.db import models
@@ -75,7 +76,9 @@ class OverviewAdmin(ReadOnlyAdmin):
         url = reverse("admin:django_pglock_overview_fragment", current_app=site.name)
         # As the fragment asks for what the page shows, it has the page's query string.
         query = request.GET.urlencode()
-        about = {"title": capfirst(self.opts.verbose_name), "media": self.media}
+        # Not "opts": themes ask them for the app's name, and the options of a model without registry have none.
+        about = {"app_label": self.opts.app_label, "title": capfirst(self.opts.verbose_name), "media": self.media}
+        about["app_name"] = apps.get_app_config(self.opts.app_label).verbose_name
         about["fragment_url"] = f"{url}?{query}" if query else url
         return self._answer(request, "page", {**site.each_context(request), **about})
 

@@ -89,7 +89,10 @@ class TimeFilter(FormFilter):
             raise IncorrectLookupParameters
         if timezone.is_naive(moment) and timezone.is_aware(timezone.now()):
             moment = timezone.make_aware(moment)
-        return self.on_side(queryset, moment)
+        try:
+            return self.on_side(queryset, moment)
+        except OverflowError:  # a moment at the end of the calendar
+            raise IncorrectLookupParameters from None
 
     def on_side(self, queryset: Any, moment: datetime) -> Any:
         """Keep the rows before or after the moment, and set ``ids``."""
@@ -282,5 +285,5 @@ def _pair(text: str) -> tuple[str, list[Any]]:
         raise IncorrectLookupParameters
     try:
         return name.strip(), [value.strip(), json.loads(value, parse_constant=lambda name: name)]
-    except ValueError:
+    except (ValueError, RecursionError):
         return name.strip(), [value.strip()]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
+from django.utils.timesince import timesince
 
 
 def aligned(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -21,5 +23,14 @@ def printable(text: str) -> str:
 
 
 def ago(since: Any, now: Any = None) -> str:
-    """Return the seconds from a moment to ``now`` (default: this host's time) as text, "-" without a moment."""
-    return f"{((now or timezone.now()) - since).total_seconds():.0f} s" if since else "-"
+    """Return the time from a moment to ``now`` (default: this host's time) as text, "-" without a moment."""
+    return lasting(((now or timezone.now()) - since).total_seconds()) if since else "-"
+
+
+def lasting(seconds: float) -> str:
+    """Return a length of time: in seconds below two minutes, from then on as Django's ``timesince``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    now = timezone.now()
+    # In a terminal a no-break space may not be a space.
+    return timesince(now - timedelta(seconds=seconds), now).replace("\xa0", " ")

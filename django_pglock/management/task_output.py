@@ -9,7 +9,7 @@ from typing import Any
 from django.core.serializers.json import DjangoJSONEncoder
 from django.utils.translation import gettext as _
 
-from django_pglock.management.tables import ago, printable
+from django_pglock.management.tables import ago, lasting, printable
 from django_pglock.models import Task
 from django_pglock.store.count import COUNTED, QueueCounts
 from django_pglock.tasks.redaction import shown
@@ -48,7 +48,7 @@ def queue_as_json(queue: QueueCounts) -> dict[str, Any]:
 def queue_as_line(queue: QueueCounts) -> tuple[str, ...]:
     """Return the counts of a queue as a line of the table; "10000+" means "at least 10000"."""
     counts = (f"{queue.counts[status]}{'+' if status in queue.at_least else ''}" for status in COUNTED)
-    oldest = "-" if queue.oldest_ready is None else f"{queue.oldest_ready:.0f} s"
+    oldest = "-" if queue.oldest_ready is None else lasting(queue.oldest_ready)
     return (printable(queue.queue), *counts, oldest, _("%s ago") % ago(queue.paused_at) if queue.paused_at else "-")
 
 

@@ -30,8 +30,9 @@ GARBAGE = 10_000
 def run_until_signal(build: dict[str, Any], *, shows_banner: bool = True) -> None:
     """Run one worker in the main thread. SIGTERM and SIGINT stop the worker."""
     # Not at module level: it needs a backend. A busy worker looks only every half minute for functions that it does not
-    # know, and a bulk change has to begin at once.
+    # know, and a bulk change and a redrive have to begin at once.
     import_module("django_pglock.bulk")
+    import_module("django_pglock.redrive")
     silence_unhandled_loggers()
     worker = Worker(**build)
     if shows_banner:

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Collate
+from django.db.models.functions import Collate, Now
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from django_pglock.store.after import wait_again
@@ -64,7 +64,8 @@ def _retry_once(tasks: Any) -> int:
         "waits_for": 0,
         "retries": 0,
         "rescues": 0,
-        "run_after": None,
+        # Ready since now: the age of the oldest ready task, and its wait, do not count the time before the retry.
+        "run_after": Now(),
         "worker": None,
         "finished_at": None,
         "cancel_requested_at": None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db.models.functions import Now
+
 from django_pglock.store.move import WAITS, Progress, by_windows, move
 from django_pglock.tasks.states import TaskStatus
 
@@ -14,4 +16,5 @@ def run_now(tasks: Any, *, progress: Progress | None = None) -> int:
 
 
 def _run_now(tasks: Any) -> int:
-    return len(move(tasks, TaskStatus.READY, {"status": WAITS, "run_after": None}, among={TaskStatus.SCHEDULED}))
+    # Ready since now: the age of the oldest ready task does not count the time before.
+    return len(move(tasks, TaskStatus.READY, {"status": WAITS, "run_after": Now()}, among={TaskStatus.SCHEDULED}))

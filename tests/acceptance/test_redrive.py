@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from django_pglock.models import Task
-from django_pglock.redrive import enqueue_redrive
+from django_pglock.models import Task, Worker
+from django_pglock.redrive import enqueue_redrive, redrive_tasks
 from tests.db.store.test_failures import fail
 from tests.db.store.test_redrive import SEVEN
 
@@ -26,3 +26,10 @@ def test_a_redrive_whose_worker_is_killed_half_way_goes_on_elsewhere(worker_proc
     ended = eventually(lambda: Task.objects.filter(pk=made, status="SUCCESSFUL").first(), why="it did not go on")
     assert (ended.result, ended.progress["done"], ended.progress["total"]) == (20, 20, 20)
     assert Task.objects.filter(queue="elsewhere", status="READY").count() == 20
+
+
+def test_a_worker_knows_the_function_of_a_redrive_from_its_start(worker_process, eventually):
+    """A busy worker looks only every half minute for functions that it does not know."""
+    worker_process("default")
+    [known] = eventually(lambda: list(Worker.objects.values_list("task_paths", flat=True)), why="it did not start")
+    assert redrive_tasks.module_path in known

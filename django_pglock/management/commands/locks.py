@@ -18,7 +18,7 @@ from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import read_by
 from django_pglock.management.pipes import quiet_end
-from django_pglock.management.tables import ago, aligned, printable
+from django_pglock.management.tables import ago, aligned, lasting, printable
 from django_pglock.models import AdvisoryLock, Lease
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.selftest import selftest
@@ -222,7 +222,7 @@ class Leases:
     def line(row: Any) -> tuple[str, ...]:
         """Return the columns of a lease."""
         now = row.server_time
-        ends = _("never") if row.expires_at is None else f"{(row.expires_at - now).total_seconds():.0f} s"
+        ends = _("never") if row.expires_at is None else lasting((row.expires_at - now).total_seconds())
         return (
             *(printable(row.name), printable(row.owner), str(row.token)),
             *(ago(row.acquired_at, now), ago(row.renewed_at, now), ends),

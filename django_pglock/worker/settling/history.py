@@ -122,7 +122,7 @@ class History:
 def waited(claim: Claim) -> float | None:
     """Return for how many seconds the task was ready until this claim; None: nobody knows when it became ready.
 
-    Nothing says when a person or the upkeep has made a task ready again.
+    A retry by a person sets ``run_after``. Nothing says when the upkeep has made a task ready again.
     """
     since = claim.enqueued_at
     if claim.run_after is not None and claim.run_after > since:

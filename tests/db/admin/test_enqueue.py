@@ -67,6 +67,7 @@ def test_values_are_passed_as_the_function_takes_them(function, typed, call):
         ({}, "This field is required."),
         ({"name": "x", "times": "many"}, "Enter a whole number."),
         ({"name": "x", "loud": "yes"}, "Enter a valid JSON."),
+        ({"name": "x", "loud": "[" * 100_000}, "Enter a valid JSON."),
         ({"name": "x", "more": "1"}, "Give a JSON list"),
         ({"name": "x", "extras": "[1]"}, "Give a JSON object"),
         ({"name": "x", "loud": "NaN"}, "NaN or infinity"),

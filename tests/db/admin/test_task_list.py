@@ -124,6 +124,14 @@ def test_the_time_of_enqueueing_limits_the_list(client):
     assert ids(client, since="2026-01-01", queue="default", status__exact="READY") == [late.pk, early.pk]
 
 
+@pytest.mark.parametrize("name", ["since", "before"])
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00", "9999-12-31T23:59", "0001-01-01T00:00+14:00"])
+def test_a_moment_at_the_end_of_the_calendar_is_refused_like_other_invalid_values(client, name, moment):
+    person(client, "view_task")
+    make()
+    assert client.get(LIST, {name: moment}).status_code in (200, 302)
+
+
 def test_ids_that_are_a_little_out_of_order_are_found_by_time(client):
     """A transaction may get its ids first and commit last."""
     person(client, "view_task")

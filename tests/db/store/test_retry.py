@@ -13,8 +13,10 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock import enqueue_many
 from django_pglock.models import Task, Waiter
 from django_pglock.store import move
+from django_pglock.store.count import queue_counts
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.settle import settle
+from django_pglock.worker.settling.history import waited
 from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -43,8 +45,31 @@ def test_a_retried_task_begins_anew(claim):
     assert Task.objects.all().retry() == 1
     row = Task.objects.get()
     assert (row.retries, row.rescues, row.progress, row.meta) == (0, 0, None, {"trace": "a"})
-    assert (row.run_after, row.expires_at, row.cancel_requested_at) == (None, None, None)
+    assert (row.expires_at, row.cancel_requested_at) == (None, None)
     assert row.attempts == 1, "the token only grows"
+
+
+def test_a_retried_task_is_ready_since_its_retry(claim):
+    """Else the alarm for tasks that wait too long would ring for each task that failed yesterday and is retried now."""
+    tasks.nothing.enqueue()
+    [mine] = claim()
+    settle_one(mine, Failed(FAILURE))
+    Task.objects.update(enqueued_at=Now() - timedelta(days=1), started_at=Now() - timedelta(days=1))
+    assert Task.objects.all().retry() == 1
+    [counted] = queue_counts("default")
+    assert counted.oldest_ready is not None
+    assert counted.oldest_ready < 3600
+    [again] = claim()
+    assert (waited(again) or 0) < 3600
+
+
+def test_a_task_that_a_person_runs_now_is_ready_since_then():
+    tasks.nothing.using(run_after=timedelta(days=1)).enqueue()
+    Task.objects.update(enqueued_at=Now() - timedelta(days=1))
+    assert Task.objects.all().run_now() == 1
+    [counted] = queue_counts("default")
+    assert counted.oldest_ready is not None
+    assert counted.oldest_ready < 3600
 
 
 @pytest.mark.parametrize("status", ["SCHEDULED", "READY", "RUNNING", "SUCCESSFUL"])

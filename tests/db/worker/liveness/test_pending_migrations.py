@@ -54,7 +54,7 @@ def test_nothing_is_pending_here():
 
 @override_settings(MIGRATION_MODULES={"django_pglock": "tests.sample.later_version"})
 def test_what_is_not_recorded_is_pending():
-    assert pending_migrations("default") == ["0002_later"]
+    assert pending_migrations("default") == ["9999_later"]
 
 
 def test_tables_that_were_made_without_migrations_are_taken_as_they_are():
