@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ERROR_FLAG
+from django.contrib.messages import WARNING
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import (
@@ -239,7 +241,9 @@ class TaskAdmin(ReadOnlyAdmin):
         return self._address("change", task_id)
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Add whether the user may export and enqueue."""
+        """Add whether the user may export and enqueue. Say so if Django has dropped the filters."""
+        if ERROR_FLAG in request.GET:
+            self.message_user(request, gettext("A filter could not be read, so the list is not filtered."), WARNING)
         may = {"export": self.has_export_permission(request), "enqueue": self.has_enqueue_permission(request)}
         context = {"pglock_may": may, **(extra_context or {})}
         return super().changelist_view(request, context)

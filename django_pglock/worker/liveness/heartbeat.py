@@ -213,7 +213,7 @@ class Heartbeat(ConnectedService):
         if time.monotonic() - self._compared_at < limit:
             return
         # This process may freeze between the list and the statement, and what it claims meanwhile is not in the list. A
-        # claim in flight may have waited for a lock for longer than the limit, and its date is that of its
+        # claim that is being made may have waited for a lock for longer than the limit, and its date is that of its
         # message. The order matters: a claim that begins after the first line is excluded by its date.
         before, under_way = server_time(self.using), self.in_flight.group_keys_being_claimed()
         if self.in_flight.is_claiming:

@@ -124,6 +124,14 @@ def test_the_time_of_enqueueing_limits_the_list(client):
     assert ids(client, since="2026-01-01", queue="default", status__exact="READY") == [late.pk, early.pk]
 
 
+def test_a_filter_that_cannot_be_read_is_not_dropped_silently(client):
+    """Else an action on the whole list would change tasks that the filter was to leave out."""
+    person(client, "view_task")
+    page = client.get(LIST, {"argument": "order_id 7"}, follow=True).content.decode()
+    assert "A filter could not be read, so the list is not filtered." in page
+    assert "could not be read" not in client.get(LIST).content.decode()
+
+
 @pytest.mark.parametrize("name", ["since", "before"])
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00", "9999-12-31T23:59", "0001-01-01T00:00+14:00"])
 def test_a_moment_at_the_end_of_the_calendar_is_refused_like_other_invalid_values(client, name, moment):
