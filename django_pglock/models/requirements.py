@@ -13,6 +13,7 @@ class OnPostgreSQL:
 
     required_db_vendor = "postgresql"
     required_db_features = (
+        "supports_covering_indexes",
         "supports_expression_defaults",
         "supports_json_field",
         "supports_partial_indexes",

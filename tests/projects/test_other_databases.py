@@ -22,6 +22,9 @@ def ship(number):
 TABLES = {
     *("attempt", "lease", "queue", "ratelimit", "schedule", "task", "waiter", "worker"),
     "advisorylock",
+    "failuregroup",
+    "queuecount",
+    "taskhistory",
 }
 
 
