@@ -50,6 +50,9 @@ def run_tests():
     import pytest
 
     os.chdir(ROOT)
+    # The tests start hundreds of processes. Without files of compiled code each would compile the project again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     arguments = [each for each in sys.argv[2:] if each != "--all"]
     if len(sys.argv) == 2:
         arguments = ["@tests/quick.txt"]
