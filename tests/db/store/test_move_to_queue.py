@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_pglock.models import Task
+from django_pglock.models import Task, Worker
 from django_pglock.tasks.states import WAITING, TaskStatus
 from tests.db.admin.visits import make
 from tests.sample import tasks
@@ -53,8 +53,10 @@ def test_a_task_whose_row_is_locked_stays(locked):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_sleeping_worker_of_the_queue_runs_the_tasks_at_once(worker, eventually):
-    worker(queues=["other"])
+def test_a_sleeping_worker_of_the_queue_is_woken(worker, eventually, settings):
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
     result = tasks.nothing.enqueue()
+    worker(queues=["other"])
+    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
     assert Task.objects.all().move_to_queue("other") == 1
     eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
