@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.db import connection
+from django.db.models.functions import Now
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.admin import queues
-from django_pglock.models import Queue
+from django_pglock.models import Queue, QueueCount
+from django_pglock.store.shared_counts import TOO_OLD, shared_counts
 from tests.db.admin.visits import act, make, person, said
 
 pytestmark = pytest.mark.django_db
@@ -188,6 +193,24 @@ def test_the_list_has_every_queue_and_a_form_to_pause_it(client, queue):
     response = client.post(ADD, {"name": "of READY", "reason": "x"}, follow=True)
     assert is_paused("of READY")
     assert "of READY" not in response.context["pglock_queues"]
+
+
+def test_with_young_counts_the_list_is_read_from_these_and_says_so(client, queue):
+    """With hundreds of queues it would read thousands of pages of the indexes."""
+    person(client, "view_queue")
+    make("FAILED", queue="counted")
+    shared_counts("default")
+    make("FAILED", queue="younger")
+    with CaptureQueriesContext(connection) as statements:
+        page = client.get(LIST)
+    assert "counted" in page.context["pglock_queues"]
+    assert not {"younger", "mail"} & {*page.context["pglock_queues"]}
+    assert "A worker has counted the queues" in page.content.decode()
+    assert not [each["sql"] for each in statements if "WITH RECURSIVE" in each["sql"]]
+    QueueCount.objects.update(counted_at=Now() - timedelta(seconds=TOO_OLD + 1))
+    page = client.get(LIST)
+    assert {"counted", "younger"} <= {*page.context["pglock_queues"]}
+    assert "A worker has counted the queues" not in page.content.decode()
 
 
 def test_who_may_not_pause_sees_no_form_and_who_may_not_see_tasks_no_link(client):
