@@ -26,11 +26,22 @@ from tests.interleavings.stage import (
 from tests.interleavings.verbs import VERBS, Ledger, Verb
 from tests.interleavings.worlds import World
 
-#: Verbs that change who has a key, of which three meet.
-AT_KEYS = {
+#: Verbs of which three meet: those that change who has a key, a tick, a change or a row.
+BY_THREE = {
     *("enqueue_at_a_key", "enqueue_at_a_free_key", "enqueue_beside_others", "enqueue_for_a_group", "enqueue_at_a_rate"),
     *("take_the_place_of_another_at_another_key", "succeed", "fail_for_now", "leave", "retry", "cancel"),
     *("cancel_in_a_transaction", "rescue_claims", "sweep", "claim_ready", "give_back_lost_answers", "promote_due"),
+    *(
+        "tick",
+        "register_again",
+        "enable",
+        "remove",
+        "run_schedules_now",
+        "change_one",
+        "run_captured",
+        "enqueue_by_hand",
+    ),
+    *("take_two", "bring_back", "lose", "write_off", "write_history", "count_for_all", "mute"),
 }
 #: The short form plays one of so many triples.
 ONE_TRIPLE_IN = 60
@@ -138,8 +149,8 @@ def _is_order(world: str, first: str, second: str) -> bool:
 
 
 def triples(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:
-    """Yield triples of the verbs that change who has a key. ``is_short``: some of them."""
-    for first, *others in product(filter(AT_KEYS.__contains__, rehearsed), repeat=3):
+    """Yield triples of verbs. ``is_short``: some of them."""
+    for first, *others in product(filter(BY_THREE.__contains__, rehearsed), repeat=3):
         if not is_short or _draw(world, first, *others) % ONE_TRIPLE_IN == 0:
             yield from _cases(world, first, tuple(others), rehearsed[first], is_short=is_short)
 
