@@ -94,7 +94,7 @@ NO_VERB = {
         "move",
     ),
     *("outcome", "plans", "ready", "result", "result_listener", "sql", "unknown", "wake", "why_unfinished"),
-    *("capture", "schedule", "transition"),
+    *("capture", "schedule", "schedule_runs", "transition"),
 }
 
 

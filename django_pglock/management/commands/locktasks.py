@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
-from django_pglock.management import failures
+from django_pglock.management import failures, schedules
 from django_pglock.management.choosing import (
     add_choice,
     add_filters,
@@ -84,6 +84,7 @@ class Command(BaseCommand):
   locktasks show 4711                           one task with its attempts and tracebacks
   locktasks retry 4711 4712                     run these two tasks again
   locktasks retry --task send_mail              run failed tasks of one function again; asks first
+  locktasks schedules                           when functions run by the clock, and how they ended last
   locktasks failures                            what fails, grouped by function, exception and place
   locktasks redrive --exception Refused --rate 10
   locktasks cancel --queue mail --dry-run       how many tasks would be cancelled?
@@ -149,13 +150,14 @@ class Command(BaseCommand):
         failures.add_group_filters(groups)
         stats = add("stats", self._stats, _("Show how many attempts ended, and how long they took, by function."))
         add_stats_filters(stats)
+        ticks = add("schedules", self._schedules, _("Show the schedules, with the status of the last task of each."))
         show = add("show", self._show, _("Show a task with its attempts and their tracebacks."))
         show.add_argument("id", type=task_id, metavar="ID")
         keda = add(
             "keda", self._keda, _("Print the number of tasks that are ready or due in queues that are not paused.")
         )
         add_queues(keda)
-        for parser in (status, listing, groups, stats, show, keda):
+        for parser in (status, listing, groups, stats, ticks, show, keda):
             parser.add_argument("--json", action="store_true", help=_("Print JSON."))
 
     def _add_prune(self, add: Callable[..., CommandParser]) -> None:
@@ -265,6 +267,15 @@ class Command(BaseCommand):
             self._print_table(head_of_totals(), [total_as_line(each, minutes) for each in found])
         else:
             self.stdout.write(_("No attempt has ended in this time. Workers write their counts once a minute."))
+
+    def _schedules(self, rows: Any, options: dict[str, Any]) -> None:
+        found = schedules.listed(rows)
+        if options["json"]:
+            self._print_json(found)
+        elif found:
+            self._print_table(schedules.titles(), [schedules.as_line(each) for each in found])
+        else:
+            self.stdout.write(_("There is no schedule. A worker writes the schedules of the functions that it knows."))
 
     def _keda(self, rows: Any, options: dict[str, Any]) -> None:
         count = rows.count_workable(options["queue"] or ())
