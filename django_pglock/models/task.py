@@ -95,6 +95,7 @@ class Task(models.Model):
             ("cancel_task", _("Can cancel tasks")),
             ("reset_task", _("Can reset stuck tasks")),
             ("export_task", _("Can export tasks")),
+            ("stack_task", _("Can see the stacks of running tasks")),
         ]
         # Few and partial: every change of a status adds an entry to each index that contains the row.
         indexes = [

@@ -39,7 +39,7 @@ BY_INDEX = ", ".join(f"set_config('{name}', 'off', true)" for name in OFF)
 
 #: The models besides Task whose tables the statements name.
 _OTHERS = (
-    *("attempt", "failure_group", "queue", "queue_count", "rate_limit", "schedule"),
+    *("attempt", "failure_group", "queue", "queue_count", "rate_limit", "running_stack", "schedule"),
     *("task_history", "waiter", "worker"),
 )
 _QUOTED = '"%s"'

@@ -93,8 +93,8 @@ NO_VERB = {
         "marking",
         "move",
     ),
-    *("outcome", "plans", "ready", "result", "result_listener", "sql", "unknown", "wake", "why_unfinished"),
-    *("capture", "schedule", "schedule_runs", "transition"),
+    *("outcome", "plans", "ready", "requests", "result", "result_listener", "sql", "unknown", "wake", "why_unfinished"),
+    *("capture", "schedule", "schedule_runs", "stacks", "transition"),
 }
 
 

@@ -18,7 +18,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
-from django_pglock.management import failures, schedules
+from django_pglock.management import failures, schedules, stack
+from django_pglock.management.arguments import positive
 from django_pglock.management.choosing import (
     add_choice,
     add_filters,
@@ -82,6 +83,7 @@ class Command(BaseCommand):
   locktasks list --status FAILED --limit 5      the five latest failed tasks
   locktasks stats --since 1d                    throughput, failures and times by function
   locktasks show 4711                           one task with its attempts and tracebacks
+  locktasks stack 4711                          where a running task is in its code
   locktasks retry 4711 4712                     run these two tasks again
   locktasks retry --task send_mail              run failed tasks of one function again; asks first
   locktasks schedules                           when functions run by the clock, and how they ended last
@@ -145,7 +147,7 @@ class Command(BaseCommand):
         )
         listing = add("list", self._list, _("List tasks, the newest first."))
         add_filters(listing)
-        listing.add_argument("--limit", type=_positive, default=20, help=_("Maximum number of tasks (default: 20)."))
+        listing.add_argument("--limit", type=positive, default=20, help=_("Maximum number of tasks (default: 20)."))
         groups = add("failures", self._failures, _("Show the failed tasks grouped by function, exception and place."))
         failures.add_group_filters(groups)
         stats = add("stats", self._stats, _("Show how many attempts ended, and how long they took, by function."))
@@ -153,6 +155,8 @@ class Command(BaseCommand):
         ticks = add("schedules", self._schedules, _("Show the schedules, with the status of the last task of each."))
         show = add("show", self._show, _("Show a task with its attempts and their tracebacks."))
         show.add_argument("id", type=task_id, metavar="ID")
+        where = add("stack", self._stack, _("Ask the worker of a running task where the task is in its code."))
+        where.add_argument("id", type=task_id, metavar="ID")
         keda = add(
             "keda", self._keda, _("Print the number of tasks that are ready or due in queues that are not paused.")
         )
@@ -176,7 +180,7 @@ class Command(BaseCommand):
         )
         prune.add_argument(
             "--batch",
-            type=_positive,
+            type=positive,
             default=WINDOW,
             help=_("Number of rows that one statement examines (default: %d).") % WINDOW,
         )
@@ -251,6 +255,9 @@ class Command(BaseCommand):
             self.stdout.write("")
             self._print_fields(attempt)
             self.stdout.write("\n".join(f"    {printable(line)}" for line in trace.splitlines()))
+
+    def _stack(self, rows: Any, options: dict[str, Any]) -> None:
+        self.stdout.write(stack.stack_text(rows, options["id"]))
 
     def _failures(self, rows: Any, options: dict[str, Any]) -> None:
         groups = failures.chosen_groups(rows, options)
@@ -386,9 +393,3 @@ def _who() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "locktasks"
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(_("%r is not a number from 1 to 1,000,000") % text)
-    return int(text)

@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 from django.db.models.functions import Now
 
 from django_pglock.management.commands import locktasks as command
-from django_pglock.models import Attempt, Queue, Schedule, Task
+from django_pglock.models import Attempt, Queue, Task
 from django_pglock.store.liveness import beat
 from tests.db.store.test_prune import ago, left, make
 from tests.sample import keyed_tasks as keyed
@@ -362,23 +362,6 @@ def test_a_container_without_users_can_pause(monkeypatch):
     monkeypatch.setattr(command.getpass, "getuser", refuse)
     locktasks("pause", "mail")
     assert Queue.objects.get().paused_by == "locktasks"
-
-
-def test_schedules_are_shown_with_the_status_of_their_last_task():
-    assert "There is no schedule" in locktasks("schedules")
-    row = make("FAILED", days=0)
-    dates = {"expression": "every 60 s", "timezone": "", "next_at": "2030-01-01T00:00:00Z"}
-    Schedule.objects.create(task_path="a.fetch", last_task=row.pk, last_at="2029-12-31T00:00:00Z", **dates)
-    Schedule.objects.create(task_path="b.gone\x1b", last_task=row.pk + 1, is_enabled=False, **dates)
-    head, fetch, gone = locktasks("schedules").splitlines()
-    assert head.split("  ")[0] == "TASK"
-    assert fetch.split() == [
-        *("a.fetch", "every", "60", "s", "2030-01-01", "00:00:00+0000", "2029-12-31", "00:00:00+0000"),
-        *(str(row.pk), "FAILED"),
-    ]
-    assert gone.split() == ["b.gone?", "every", "60", "s", "disabled", "-", str(row.pk + 1), "-"]
-    first, second = json.loads(locktasks("schedules", "--json"))
-    assert (first["task_path"], first["last_status"], second["last_status"]) == ("a.fetch", "FAILED", None)
 
 
 def test_keda_gets_one_number():
