@@ -115,7 +115,7 @@ def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number:
 
 def newest_first(rows: Any) -> Any:
     """Return the attempts in the order of the index on task and number, without their tracebacks."""
-    return rows.order_by("-number").defer("traceback")
+    return rows.order_by("-number").defer("traceback", "log")
 
 
 def seen_task(model_admin: Any, request: HttpRequest, task_id: int) -> Task:

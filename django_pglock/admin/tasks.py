@@ -109,7 +109,10 @@ class TaskAdmin(ReadOnlyAdmin):
                 ]
             },
         ),
-        (_("Attempts"), {"fields": [attempts_made, "retries", "max_retries", "rescues", "shown_attempts"]}),
+        (
+            _("Attempts"),
+            {"fields": [attempts_made, "retries", "max_retries", "rescues", "shown_attempts", task_page.shown_log]},
+        ),
         (
             _("Times"),
             {
@@ -131,7 +134,7 @@ class TaskAdmin(ReadOnlyAdmin):
         """Do not load the columns that a list does not show: arguments may have megabytes."""
         rows = super().get_queryset(request)
         is_shown = _page_of(request) not in _WITHOUT_ARGUMENTS
-        return rows if is_shown else rows.defer("args", "kwargs", "result", "meta")
+        return rows if is_shown else rows.defer("args", "kwargs", "result", "meta", "log")
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         """Search by id, by the name of the function, or by the beginning of its path."""

@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import OuterRef, Subquery
 from django.utils.translation import gettext as _
 
-from django_pglock.management.tables import printable
+from django_pglock.management.tables import aligned, printable
 from django_pglock.models import Schedule
 
 _SHOWN = ("task_path", "expression", "timezone", "is_enabled", "next_at", "last_at", "last_task", "last_status")
@@ -23,13 +23,15 @@ def listed(rows: Any) -> list[dict[str, Any]]:
     return list(found.order_by("next_at", "task_path").values(*_SHOWN))
 
 
-def titles() -> tuple[str, ...]:
-    """Return the head of the table."""
-    return _("TASK"), _("WHEN"), _("NEXT TICK"), _("LAST TICK"), _("LAST TASK"), _("LAST STATUS")
+def as_table(found: list[dict[str, Any]]) -> str:
+    """Return the schedules as a table."""
+    if not found:
+        return _("There is no schedule. A worker writes the schedules of the functions that it knows.")
+    titles = (_("TASK"), _("WHEN"), _("NEXT TICK"), _("LAST TICK"), _("LAST TASK"), _("LAST STATUS"))
+    return "\n".join(aligned(titles, [_as_line(each) for each in found]))
 
 
-def as_line(schedule: dict[str, Any]) -> tuple[str, ...]:
-    """Return a schedule as a line of the table."""
+def _as_line(schedule: dict[str, Any]) -> tuple[str, ...]:
     when = " ".join(filter(None, (schedule["expression"], schedule["timezone"])))
     return (
         printable(schedule["task_path"]),

@@ -29,6 +29,13 @@ class Migration(migrations.Migration):
             },
             managers=[("for_dumpdata", models.Manager())],
         ),
+        # Columns without a default: PostgreSQL does not write the rows.
+        migrations.AddField(
+            "task",
+            "log",
+            models.TextField(null=True, editable=False, help_text="Log records of the last attempt.", verbose_name="log"),
+        ),
+        migrations.AddField("attempt", "log", models.TextField(null=True, verbose_name="log")),
         migrations.AlterModelOptions(
             "task",
             {

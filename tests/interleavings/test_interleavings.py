@@ -89,6 +89,7 @@ NO_VERB = {
         "id_range",
         "known_queues",
         "lock_keys",
+        "logs",
         "managers",
         "marking",
         "move",

@@ -249,12 +249,15 @@ class Command(BaseCommand):
         if options["json"]:
             self._print_json({**about, "failures": attempts})
             return
+        log = about.pop("log")
         self._print_fields({name: value for name, value in about.items() if value is not None})
+        self._print_text("log:", log)
         for attempt in attempts:
-            trace = attempt.pop("traceback")
+            texts = {f"{name}:": attempt.pop(name) for name in ("traceback", "log")}
             self.stdout.write("")
             self._print_fields(attempt)
-            self.stdout.write("\n".join(f"    {printable(line)}" for line in trace.splitlines()))
+            for title, text in texts.items():
+                self._print_text(title, text)
 
     def _stack(self, rows: Any, options: dict[str, Any]) -> None:
         self.stdout.write(stack.stack_text(rows, options["id"]))
@@ -279,10 +282,8 @@ class Command(BaseCommand):
         found = schedules.listed(rows)
         if options["json"]:
             self._print_json(found)
-        elif found:
-            self._print_table(schedules.titles(), [schedules.as_line(each) for each in found])
         else:
-            self.stdout.write(_("There is no schedule. A worker writes the schedules of the functions that it knows."))
+            self.stdout.write(schedules.as_table(found))
 
     def _keda(self, rows: Any, options: dict[str, Any]) -> None:
         count = rows.count_workable(options["queue"] or ())
@@ -373,6 +374,10 @@ class Command(BaseCommand):
 
     def _print_table(self, head: Any, lines: Any) -> None:
         self.stdout.write("\n".join(aligned(head, lines)))
+
+    def _print_text(self, title: str, text: str | None) -> None:
+        for line in (title, *(f"    {each}" for each in text.splitlines())) if text else ():
+            self.stdout.write(printable(line))
 
     def _print_fields(self, fields: dict[str, Any]) -> None:
         self.stdout.write("\n".join(lines_of_fields(fields)))

@@ -59,7 +59,7 @@ def plans(worker, ids):
     retried = _retriable(rows.filter(pk=first)).order_by("pk")
     for before, id_ in pairwise(sorted(ids)):
         Task.objects.filter(pk=id_).update(meta={"previous_run": before})
-    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts, ids)
+    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts, ids, texts)
     calls = {
         "a claim of one": (plain.sql(1, "default"), None),
         "a claim of some": (plain.sql(BATCH, "default"), None),
@@ -77,6 +77,7 @@ def plans(worker, ids):
         "ASK_STACK": (ids[0], 600.0, ids[0]),
         "ANSWER_STACK": ("", ids[0], 1, worker),
         "NOTE_PROGRESS": (ids, ones, texts),
+        "NOTE_LOGS": (ids, ones, texts),
         "NOTE_LAST_PROGRESS": (ids, ones, texts),
         "WHY_UNFINISHED": (30.0, ids[0]),
         "SCHEDULE_RUNS": (max(ids), PATH, PATH, BATCH),
