@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from django_pglock.store.sql import run
 from django_pglock.tasks.claim import Claim
 
-# Also if an attempt has logged nothing: else the log of the attempt before would stay. An atomic task has ended already,
-# so the status is not asked. Locked rows are skipped, because other outcomes wait.
+# Also if an attempt has logged nothing: else the log of the attempt before would stay. An atomic task has ended
+# already, so the status is not asked. Locked rows are skipped, because other outcomes wait.
 NOTE_LOGS = """
 WITH said AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::int[], %s::text[]) AS said (id, attempt, log)
