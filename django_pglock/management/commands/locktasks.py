@@ -86,7 +86,7 @@ class Command(BaseCommand):
   locktasks stack 4711                          where a running task is in its code
   locktasks retry 4711 4712                     run these two tasks again
   locktasks retry --task send_mail              run failed tasks of one function again; asks first
-  locktasks schedules                           when functions run by the clock, and how they ended last
+  locktasks schedules                           when functions run, and how they ended last
   locktasks failures                            what fails, grouped by function, exception and place
   locktasks redrive --exception Refused --rate 10
   locktasks cancel --queue mail --dry-run       how many tasks would be cancelled?
