@@ -139,6 +139,7 @@ class Worker:
             self.queues.asked,
             progress=progress,
             cancel=self.executor.cancel,
+            stack_of=self.executor.stack_of,
             is_pooled=is_pooled,
         )
 
