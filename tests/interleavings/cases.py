@@ -45,8 +45,6 @@ BY_THREE = {
 }
 #: The short form plays one of so many triples.
 ONE_TRIPLE_IN = 60
-#: In a world of more verbs than these, the short form plays every other pair. Most pairs meet in several worlds.
-FEW_VERBS = 20
 
 
 @dataclass(frozen=True)
@@ -131,15 +129,23 @@ class Company:
 def pairs(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:
     """Yield the pairs of the verbs that do something in a world.
 
-    The first stops at each of its statements, and goes on or dies there. ``is_short``: each pair, or every other one,
-    in one of its two orders, and at one of the statements.
+    The first stops at each of its statements, and goes on or dies there. ``is_short``: each pair in every other world
+    that both verbs have, in one of its two orders, and at one of the statements.
     """
-    one_in = 2 if len(rehearsed) > FEW_VERBS else 1
     for first, second in product(rehearsed, repeat=2):
-        drawn = _draw(world, *sorted((first, second)))
-        if is_short and first != second and (drawn % 2 == (first < second) or drawn // 2 % one_in):
+        if is_short and not (is_worlds_turn(world, first, second) and _is_order(world, first, second)):
             continue
         yield from _cases(world, first, (second,), rehearsed[first], is_short=is_short)
+
+
+def is_worlds_turn(world: str, first: str, second: str) -> bool:
+    """Return whether the short form plays a pair in this world: in the only one, or in every other one, of theirs."""
+    worlds = sorted(VERBS[first].worlds & VERBS[second].worlds)
+    return len(worlds) == 1 or (worlds.index(world) + _draw(*sorted((first, second)))) % 2 == 0
+
+
+def _is_order(world: str, first: str, second: str) -> bool:
+    return first == second or _draw(world, *sorted((first, second))) % 2 != (first < second)
 
 
 def triples(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:

@@ -220,7 +220,7 @@ def redrive_failures(world: World, ledger: Ledger) -> None:
 
 
 #: Verbs that also move failed tasks.
-MOVE_FAILED = ("redrive_failures", "retry", "discard", "prune")
+MOVE_FAILED = ("redrive_failures", "retry", "discard", "prune", "delete_finished")
 
 
 @law("plain", "key", "unique")
