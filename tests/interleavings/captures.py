@@ -25,10 +25,10 @@ def captures(world: World) -> None:
     """The changes of one product are waiting, and those of another one are processed."""
     for function in (UNIQUE, GROUPED):
         world.install(function, on="update", name=function.name)
-    first, _ = Product.objects.bulk_create([Product(name="first"), Product(name="second")])
+    first, second = Product.objects.bulk_create([Product(name="first"), Product(name="second")])
     Product.objects.filter(pk=first.pk).update(price=1)
     world.keeps(Product)
-    world.facts = {"prices": prices(), "first": first.pk}
+    world.facts = {"prices": prices(), "first": first.pk, "second": second.pk}
 
 
 def prices() -> dict[int, int]:
@@ -52,7 +52,7 @@ def change_nothing(world: World, ledger: Ledger) -> None:
 
 @verb("captures")
 def enqueue_by_hand(world: World, ledger: Ledger) -> None:
-    UNIQUE.enqueue(id=world.facts["first"])
+    UNIQUE.enqueue(id=world.facts["second"])
 
 
 @verb("captures", is_workers=True)
