@@ -38,6 +38,7 @@ from django_pglock.worker.settling.report import report, report_lost
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
+    from django_pglock.worker.shared_sessions import SharedSessions
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -96,8 +97,9 @@ class Settler(ConnectedService):
         *,
         progress: Progress,
         scheduled: Callable[[], None],
+        sessions: SharedSessions | None = None,
     ) -> None:
-        super().__init__(using)
+        super().__init__(using, sessions)
         self.in_flight = in_flight
         self.worker = worker
         self.progress = progress
@@ -128,6 +130,8 @@ class Settler(ConnectedService):
         if not self._batch and not self._written:
             self._batch = self._gather()
             self.in_flight.settling = len(self._batch) + len(self._locked)
+            # Only now: no outcome is lost if this fails.
+            self.go_on()
         if self._batch:
             self._written, self._batch = self._write(self._batch), []
         if self._written:
@@ -152,6 +156,7 @@ class Settler(ConnectedService):
         if not batch:
             timeout = BETWEEN_LOCK_CHECKS if self._locked else self.history.due_in()
             self.note_life(math.inf)
+            self.let_go()
             with suppress(Empty):
                 batch.append(self.in_flight.outbox.get(timeout=timeout))
             self.note_life()
