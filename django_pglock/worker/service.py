@@ -165,8 +165,8 @@ class ConnectedService(Service):
         # Whether a session was lost, or none was there yet: then ``connected`` has to be called.
         self._is_cut_off = True
         self._connects = 0
-        # Whether the service has let go of its session within the present turn.
-        self._has_let_go = False
+        # Whether the service has released its session within the present turn.
+        self._has_released = False
 
     @property
     def is_connected(self) -> bool:
@@ -179,7 +179,7 @@ class ConnectedService(Service):
         return max(0, self._connects - 1)
 
     def open(self) -> None:
-        self._has_let_go = False
+        self._has_released = False
         if self._connection is None:
             connection = self._take()
             if connection.connection is None:
@@ -191,7 +191,7 @@ class ConnectedService(Service):
                 self._is_cut_off = False
 
     def _take(self) -> DatabaseWrapper:
-        """Return a session that is alive, or one that is not open yet."""
+        """Return a living session, or a session that is not open yet."""
         if self.sessions is None:
             connection = dedicated_connection(self.using, application_name=f"lockworker {self.name}")
         else:
@@ -213,22 +213,22 @@ class ConnectedService(Service):
         if self.sessions is not None:
             self.sessions.prepare(connection)
 
-    def let_go(self) -> None:
+    def release_session(self) -> None:
         """Let others use the session, if it is shared. Call it before a wait; the next turn takes one again."""
         if self.sessions is not None and self._connection is not None:
             connection, self._connection, self._awaited = self._connection, None, None
             connection.execute_wrappers.remove(self._count)
             del connections[self.using]
-            self._has_let_go = True
+            self._has_released = True
             self.sessions.give_back(connection)
 
-    def go_on(self) -> None:
-        """Take a session again within the turn, if the service has let go of one."""
-        if self._has_let_go:
+    def retake_session(self) -> None:
+        """Take a session again within the turn, if the service has released one."""
+        if self._has_released:
             self.open()
 
     def leave(self) -> None:
-        self.let_go()
+        self.release_session()
         self.close()
 
     def connected(self) -> None:

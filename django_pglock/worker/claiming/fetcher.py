@@ -223,7 +223,7 @@ class Fetcher(ConnectedService):
             *map(self.claimer.pauses.next_in, self.claimer.put_off),
         )
         self.note_life(seconds)
-        self.let_go()
+        self.release_session()
         self.in_flight.fetcher_wakeup.wait(seconds)
 
     # Sleep

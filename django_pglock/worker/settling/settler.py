@@ -131,7 +131,7 @@ class Settler(ConnectedService):
             self._batch = self._gather()
             self.in_flight.settling = len(self._batch) + len(self._locked)
             # Only now: no outcome is lost if this fails.
-            self.go_on()
+            self.retake_session()
         if self._batch:
             self._written, self._batch = self._write(self._batch), []
         if self._written:
@@ -156,7 +156,7 @@ class Settler(ConnectedService):
         if not batch:
             timeout = BETWEEN_LOCK_CHECKS if self._locked else self.history.due_in()
             self.note_life(math.inf)
-            self.let_go()
+            self.release_session()
             with suppress(Empty):
                 batch.append(self.in_flight.outbox.get(timeout=timeout))
             self.note_life()

@@ -112,7 +112,7 @@ class Upkeep(ConnectedService):
         self._attempt(self.queue_counts.look)
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         self.note_life(sleep)
-        self.let_go()
+        self.release_session()
         self._news.wait(sleep)
 
     def _round(self) -> float | None:

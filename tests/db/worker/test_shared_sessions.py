@@ -117,16 +117,16 @@ def test_an_outcome_is_written_although_all_other_parts_wait_in_their_sessions(w
         session.close()
 
 
-def test_a_part_that_has_let_go_has_no_session_of_others(sessions, in_threads):
+def test_a_part_that_has_released_has_no_session_of_others(sessions, in_threads):
     """What it sent now would go into the middle of another part's transaction."""
 
     def look(_):
         part = ConnectedService("default", sessions)
         part.open()
         shared = connections["default"]
-        part.let_go()
+        part.release_session()
         assert connections["default"] is not shared
-        part.go_on()
+        part.retake_session()
         assert connections["default"] is shared
         part.leave()
 
