@@ -213,7 +213,7 @@ def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:
         _refuse_by_name(task, args, kwargs, most)
         raise
     check_call(task, args, kwargs)
-    return Call(*texts, keys_of(task, args, kwargs, args_text=texts[0]))
+    return Call(*texts, *keys_of(task, args, kwargs, args_text=texts[0]))
 
 
 def _refuse_by_name(task: PostgresTask, args: Any, kwargs: Any, most: int) -> None:

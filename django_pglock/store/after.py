@@ -80,9 +80,9 @@ def insert_after(using: str, task: TaskFields, call: Call, meta: str) -> Enqueue
     """Write one call that runs after others; return None if one of these does not exist."""
     connection = connection_for(using)
     connection.ensure_connection()
-    keys, awaited = call.keys, set(task.after)
+    awaited = set(task.after)
     values = (
-        *(array_of_numbers(awaited), *row_of(task, call, meta), keys.lock, keys.group, keys.fair),
+        *(array_of_numbers(awaited), *row_of(task, call, meta), call.lock, call.group, call.fair),
         *(task.concurrency, seconds_kept(task), *due_of(task), len(awaited)),
     )
     row = send(connection, bound(using, ENQUEUE_AFTER, values))

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_pglock.tasks.arguments import to_json
-from django_pglock.tasks.call_keys import NO_KEYS, CallKeys
 from django_pglock.tasks.instrumentation import HEADERS
 from django_pglock.tasks.retry import seconds_of
 
@@ -19,13 +18,17 @@ BATCH, LARGEST_BATCH = 5000, 8_000_000
 
 
 class Call(NamedTuple):
-    """One call as it is written: JSON texts and keys."""
+    """One call as it is written: JSON texts, and the keys that ``tasks/call_keys.py`` makes of them.
+
+    All in one tuple, because the garbage collector looks at each tuple of a hundred thousand calls several times.
+    """
 
     args: str
     kwargs: str
-    keys: CallKeys = NO_KEYS
-    #: Drawn before the row is written, if the rows are written in another order than that of the calls.
-    id: int | None = None
+    lock: str | None = None
+    group: str | None = None
+    fair: str | None = None
+    unique: str | None = None
 
 
 class Enqueued(NamedTuple):

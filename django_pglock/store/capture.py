@@ -21,9 +21,16 @@ from psycopg import sql
 from django_pglock.errors import TaskOptionError
 from django_pglock.keys.template import KeyTemplate
 from django_pglock.store.call import due_of, meta_of, seconds_kept
-from django_pglock.store.sql import filled
+from django_pglock.store.sql import IN_ORDER_OF_KEYS, filled
 from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL
-from django_pglock.tasks.call_keys import LONGEST_KEY, CallKeys, keys_of, names_in_keys, text_of_arguments
+from django_pglock.tasks.call_keys import (
+    LONGEST_ARGUMENTS,
+    LONGEST_KEY,
+    CallKeys,
+    keys_of,
+    names_in_keys,
+    text_of_arguments,
+)
 from django_pglock.tasks.states import UniqueScope
 
 if TYPE_CHECKING:
@@ -90,7 +97,7 @@ END IF;
 # A task that was enqueued with another ``unique`` may have the key for longer than it waits. It may have read the row
 # already, so the call is written nevertheless, without a unique key: a task too many, but no change is missed.
 #
-# Keys are taken in the order in which ``enqueue_many`` takes them, by code points, so that no two deadlock.
+# Keys are taken in the order in which ``enqueue_many`` takes them, so that no two deadlock.
 ENQUEUE_UNIQUE = """
 wanted := ARRAY(SELECT DISTINCT {unique_key} FROM ({calls}) AS call ORDER BY 1);
 IF cardinality(wanted) = 0 THEN
@@ -99,11 +106,11 @@ END IF;
 LOOP
     {insert}
     WHERE {unique_key} = ANY (wanted)
-    ORDER BY ({unique_key}) COLLATE "C"
+    ORDER BY length({unique_key}), ({unique_key}) COLLATE "C"
     ON CONFLICT DO NOTHING;
     PERFORM FROM {task}
     WHERE unique_key = ANY (wanted) AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
-    ORDER BY unique_key COLLATE "C" FOR SHARE;
+    ORDER BY {in_order_of_keys} FOR SHARE;
     GET DIAGNOSTICS locked = ROW_COUNT;
     EXIT WHEN locked = cardinality(wanted);
     taken := ARRAY(SELECT unique_key FROM {task} WHERE unique_key = ANY (wanted)
@@ -169,6 +176,7 @@ def body_of(task: TaskFields, captured: Captured, *, size: int) -> tuple[str, st
         wake=wake,
         calls=calls,
         unique_key=key,
+        in_order_of_keys=IN_ORDER_OF_KEYS,
         task=task_table,
     )
 
@@ -276,9 +284,14 @@ def _keys(task: TaskFields, names: set[str], captured: Captured) -> CallKeys:
     lock, group, fair, unique = (None if key is None else _expression(key, _TEXTS) for key in keys)
     if task.unique is not None and task.unique.key is None:
         text = _expression(text_of_arguments(task, kwargs), _JSON)
-        path = literal(f"{task.module_path} ")
-        unique = f"{path} || encode(sha256(convert_to({text}, 'UTF8')), 'hex')"
+        unique = f"{literal(f'{task.module_path} ')} || {_of_arguments(task, text)}"
     return CallKeys(lock, group, fair, unique)
+
+
+def _of_arguments(task: TaskFields, text: str) -> str:
+    """Return what ``unique=True`` puts into the key, by the rule of ``tasks/call_keys.py``."""
+    digest = f"encode(sha256(convert_to({text}, 'UTF8')), 'hex')"
+    return digest if task.redact else f"CASE WHEN length({text}) > {LONGEST_ARGUMENTS} THEN {digest} ELSE {text} END"
 
 
 #: What stands for the marks: in a key, with the escapes of ``part_of``, and in JSON, there with their quotes.

@@ -33,7 +33,7 @@ def enqueue(using: str, task: TaskFields, call: Call, *, meta: str = "{}") -> En
         enqueued, is_done = insert_plain(using, task, call, meta), False
     elif task.after and task.unique is None and (waiting := insert_after(using, task, call, meta)):
         enqueued, is_done = waiting, False
-    elif call.keys.lock is None or not _can_admit_at_once(using, task):
+    elif call.lock is None or not _can_admit_at_once(using, task):
         return enqueue_many(using, task, [call], meta=meta)[0]
     else:
         insert = insert_at_key if task.rate is None else insert_at_rate
@@ -93,9 +93,9 @@ def _follow(using: str, task: TaskFields, calls: Sequence[Call], rows: Sequence[
 
 
 def _admit_enqueued(using: str, task: TaskFields, calls: Sequence[Call], rows: Sequence[Enqueued]) -> None:
-    key = calls[0].keys.lock
+    key = calls[0].lock
     if len(rows) > 1 or key is None or task.rate is not None:
-        admit_on_commit(using, {call.keys.lock for call in calls})
+        admit_on_commit(using, {call.lock for call in calls})
         if task.rate is not None:
             # Admission may have set an alarm for the next token. A sleeping worker has to learn when it rings.
             wake(using, [task.queue_name], SCHEDULED_CHANNEL)

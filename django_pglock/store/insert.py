@@ -90,17 +90,23 @@ def insert_plain(using: str, task: TaskFields, call: Call, meta: str) -> Enqueue
     return Enqueued(*(send(connection, statement) or ()))
 
 
-def insert_calls(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
-    """Write calls by one statement; return the rows in order, without calls whose unique key is taken."""
-    if len(calls) == 1 and not task.after and calls[0].id is None:
+def insert_calls(
+    using: str, task: TaskFields, calls: Sequence[Call], meta: str, ids: Sequence[int] = ()
+) -> list[Enqueued]:
+    """Write calls by one statement; return the rows in order, without calls whose unique key is taken.
+
+    ``ids`` were drawn before, one for each call, if the rows are written in another order than that of the calls.
+    """
+    if ids:
+        return _insert_drawn(using, task, calls, meta, ids)
+    if len(calls) == 1 and not task.after:
         return _insert_one(using, task, calls[0], meta)
-    return _insert_many(using, task, calls, meta)
+    return [Enqueued(*row) for row in run(using, ENQUEUE_MANY, *_values_of_many(task, calls, meta))]
 
 
 def values_of_one(task: TaskFields, call: Call, meta: str) -> tuple[Any, ...]:
     """Return the values of ``ENQUEUE_ONE``."""
-    keys = call.keys
-    own = (keys.group, keys.fair, keys.unique, *options_of(task), *due_of(task), keys.lock)
+    own = (call.group, call.fair, call.unique, *options_of(task), *due_of(task), call.lock)
     return *row_of(task, call, meta), *own
 
 
@@ -111,35 +117,31 @@ def _insert_one(using: str, task: TaskFields, call: Call, meta: str) -> list[Enq
     return [Enqueued(*row)] if row else []
 
 
-def _insert_many(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
-    values = _values_of_many(task, calls, meta)
-    if calls[0].id is None:
-        return [Enqueued(*row) for row in run(using, ENQUEUE_MANY, *values)]
-    [(status, enqueued_at, ids)] = run(using, ENQUEUE_DRAWN, *values, len(calls))
+def _insert_drawn(using: str, task: TaskFields, calls: Sequence[Call], meta: str, ids: Sequence[int]) -> list[Enqueued]:
+    values = _values_of_many(task, calls, meta, array_of_numbers(ids))
+    [(status, enqueued_at, some)] = run(using, ENQUEUE_DRAWN, *values, len(calls))
     if status is None:
         return []
-    written = None if ids is None else set(ids)
+    written = set(ids if some is None else some)
     return [
-        Enqueued(call.id or 0, status, enqueued_at, call.keys.unique)
-        for call in calls
-        if written is None or call.id in written
+        Enqueued(id_, status, enqueued_at, call.unique) for id_, call in zip(ids, calls, strict=True) if id_ in written
     ]
 
 
-def _values_of_many(task: TaskFields, calls: Sequence[Call], meta: str) -> tuple[Any, ...]:
+def _values_of_many(task: TaskFields, calls: Sequence[Call], meta: str, *ids: str) -> tuple[Any, ...]:
     unique, after = task.unique, list(task.after)
     keys = (
-        _column((call.keys.lock for call in calls), any_=calls[0].keys.lock is not None),
-        _column((call.keys.group for call in calls), any_=task.group is not None),
-        _column((call.keys.fair for call in calls), any_=task.fair is not None),
-        _column((call.keys.unique for call in calls), any_=unique is not None),
+        _column((call.lock for call in calls), any_=calls[0].lock is not None),
+        _column((call.group for call in calls), any_=task.group is not None),
+        _column((call.fair for call in calls), any_=task.fair is not None),
+        _column((call.unique for call in calls), any_=unique is not None),
     )
     return (
         *(task.queue_name, task.priority, task.module_path, task.backend, task.max_attempts - 1, meta),
         *options_of(task),
         *due_of(task),
         after,
-        *(() if calls[0].id is None else (array_of_numbers(call.id or 0 for call in calls),)),
+        *ids,
         f"[{','.join([call.args for call in calls])}]",
         f"[{','.join([call.kwargs for call in calls])}]",
         *keys,

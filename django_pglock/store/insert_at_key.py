@@ -63,7 +63,7 @@ def insert_at_key(using: str, task: TaskFields, call: Call, meta: str) -> tuple[
 
     Returns also whether the call waits for a task that admits to the key when it ends, so that nothing is left to do.
     """
-    key = call.keys.lock
+    key = call.lock
     enqueued, other = _insert(using, key, ENQUEUE_AT_KEY, (key, key, *values_of_one(task, call, meta)))
     return enqueued, enqueued.status == TaskStatus.BLOCKED and is_alone(task) and other in ADMITTED
 
@@ -74,10 +74,10 @@ def insert_at_rate(using: str, task: TaskFields, call: Call, meta: str) -> tuple
     Returns also whether the call waits for a token for which an alarm is set, so that nothing is left to do.
     """
     assert task.rate is not None  # noqa: S101 - for the type checker
-    key, interval, most = call.keys.lock, task.rate.interval, task.rate.portion
+    key, interval, most = call.lock, task.rate.interval, task.rate.portion
     values = (
         *(key, interval, key, key, most, most, interval, (most - 1) * interval),
-        *(*row_of(task, call, meta), key, call.keys.fair, seconds_kept(task), key),
+        *(*row_of(task, call, meta), key, call.fair, seconds_kept(task), key),
     )
     enqueued, has_alarm = _insert(using, key, ENQUEUE_AT_RATE, values)
     return enqueued, enqueued.status == TaskStatus.BLOCKED and has_alarm is True

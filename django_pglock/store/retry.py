@@ -10,7 +10,7 @@ from typing import Any
 from django.db import IntegrityError, OperationalError, transaction
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.expressions import RawSQL
-from django.db.models.functions import Collate, Now
+from django.db.models.functions import Collate, Length, Now
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from django_pglock.store.after import wait_again
@@ -75,7 +75,9 @@ def _retry_once(tasks: Any) -> int:
         "expires_at": None,
     }
     chosen = _without_duplicates(tasks)
-    unique = chosen.filter(unique_key__isnull=False, status__in=FINISHED).order_by(Collate("unique_key", "C"))
+    unique = chosen.filter(unique_key__isnull=False, status__in=FINISHED).order_by(
+        Length("unique_key"), Collate("unique_key", "C")
+    )
     ids = list(unique.values_list("pk", flat=True))
     if len(ids) < 2:
         return _move(tasks.db, [chosen], changes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,10 @@ HAS_UNIQUE_KEY = (
 )
 
 # Ids for calls that are not written in their order. As one text, because each row of an answer costs the client time.
+# Materialized, because the server would look up the name of the sequence again for each id.
 DRAW_IDS = """
-SELECT string_agg(nextval(serial.sequence)::text, ',')
-FROM (SELECT pg_get_serial_sequence('{task}', 'id') AS sequence) AS serial, generate_series(1, %s)
+WITH serial AS MATERIALIZED (SELECT pg_get_serial_sequence('{task}', 'id')::regclass AS sequence)
+SELECT string_agg(nextval(serial.sequence)::text, ',') FROM serial, generate_series(1, %s)
 """
 
 # Frees keys that were taken for a period which is over.
@@ -64,7 +65,7 @@ WITH wanted AS MATERIALIZED (
     SELECT id, status, enqueued_at, unique_key, unique_scope FROM {task}
     WHERE unique_key = ANY ((SELECT keys FROM wanted)::text[])
       AND unique_scope = 'WAITING' AND attempts = 0 AND finished_at IS NULL
-    ORDER BY unique_key COLLATE "C" FOR SHARE
+    ORDER BY {in_order_of_keys} FOR SHARE
 )
 SELECT id, status, date_part('epoch', enqueued_at), unique_key, unique_scope FROM waiting
 UNION ALL
@@ -114,65 +115,71 @@ def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: s
     assert task.unique is not None  # noqa: S101 - for the type checker
     on_conflict = task.unique.on_conflict
     found: dict[str, Enqueued] = {}
-    left = _in_order_of_keys(using, _without_twins(calls, last=on_conflict == "replace"))
-    if on_conflict == "raise" and len(left) < len(calls):
+    by_key = _without_twins(calls, last=on_conflict == "replace")
+    ids = _drawn_ids(using, by_key)
+    left = _in_order_of_keys(by_key)
+    if on_conflict == "raise" and len(by_key) < len(calls):
         raise DuplicateTask(f"Several of these calls of {task.module_path} have the same unique key.", result_id="")
     for _ in range(TRIES):
         if on_conflict == "replace":
-            found.update(_by_key(_replace(using, task, left, meta)))
-            left = [call for call in left if call.keys.unique not in found]
-        for batch in batches(left):
-            found.update(_by_key(insert_calls(using, task, batch, meta)))
-        left = [call for call in left if call.keys.unique not in found]
+            found.update(_by_key(_replace(using, task, [by_key[key] for key in left], meta)))
+            left = [key for key in left if key not in found]
+        for batch in batches(by_key[key] for key in left):
+            drawn = [ids[str(call.unique)] for call in batch] if ids else []
+            found.update(_by_key(insert_calls(using, task, batch, meta, drawn)))
+        left = [key for key in left if key not in found]
         if not left:
-            return [found[str(call.keys.unique)] for call in calls]
-        there = run(using, find, [call.keys.unique for call in left])
+            return [found[str(call.unique)] for call in calls]
+        there = run(using, find, left)
         if on_conflict == "skip":
             found.update(_by_key(_existing(row) for *row, _scope in there))
-            left = [call for call in left if call.keys.unique not in found]
+            left = [key for key in left if key not in found]
             if not left:
-                return [found[str(call.keys.unique)] for call in calls]
+                return [found[str(call.unique)] for call in calls]
         for id_, *_, scope in there:
             _refuse(task, on_conflict, id_, scope)
         # The task that had the key is gone by now, or had it for a period that is over.
-        run(using, FREE_EXPIRED_UNIQUE, [call.keys.unique for call in left])
+        run(using, FREE_EXPIRED_UNIQUE, left)
     raise DuplicateTask(
         f"{TRIES} times, a task of {task.module_path} with the same unique key was enqueued and finished meanwhile.",
         result_id="",
     )
 
 
-def _in_order_of_keys(using: str, calls: list[Call]) -> list[Call]:
-    """Return unique calls in the order in which all transactions take their keys, so that no two deadlock."""
-    if len(calls) == 1:
-        return calls
-    [(text,)] = run(using, DRAW_IDS, len(calls))
-    ids = sorted(map(int, text.split(",")))
-    drawn = [Call(call.args, call.kwargs, call.keys, id_) for call, id_ in zip(calls, ids, strict=True)]
-    return sorted(drawn, key=lambda call: str(call.keys.unique))
+def _drawn_ids(using: str, keys: Collection[str]) -> dict[str, int]:
+    """Return ids for several calls in their order, by their keys, because the rows are written in another order."""
+    if len(keys) == 1:
+        return {}
+    [(text,)] = run(using, DRAW_IDS, len(keys))
+    return dict(zip(keys, sorted(map(int, text.split(","))), strict=True))
+
+
+def _in_order_of_keys(keys: Iterable[str]) -> list[str]:
+    """Return unique keys in the order that ``IN_ORDER_OF_KEYS`` is in SQL."""
+    return sorted(sorted(keys), key=len)
 
 
 def _replace(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> list[Enqueued]:
     replaced: list[Enqueued] = []
     with connections[using].cursor() as cursor:
         for call in calls:
-            keys = call.keys
-            values: tuple[Any, ...] = (keys.unique, call.args, call.kwargs, task.queue_name, task.priority)
-            values += (task.backend, task.max_attempts - 1, meta, task.concurrency, keys.group, keys.fair)
-            values += (seconds_kept(task), keys.lock, *due_of(task))
+            values: tuple[Any, ...] = (call.unique, call.args, call.kwargs, task.queue_name, task.priority)
+            values += (task.backend, task.max_attempts - 1, meta, task.concurrency, call.group, call.fair)
+            values += (seconds_kept(task), call.lock, *due_of(task))
             cursor.execute(filled(REPLACE_UNIQUE), values)
             for *row, key_before in cursor.fetchall():
                 replaced.append(_existing(row))
-                admit_on_commit(using, {key_before} - {keys.lock})
+                admit_on_commit(using, {key_before} - {call.lock})
     return replaced
 
 
-def _without_twins(calls: Sequence[Call], *, last: bool) -> list[Call]:
-    """Return the first, or the last, call of each unique key."""
-    by_key: dict[str | None, Call] = {}
-    for call in calls:
-        by_key[call.keys.unique] = call if last else by_key.get(call.keys.unique, call)
-    return list(by_key.values())
+def _without_twins(calls: Sequence[Call], *, last: bool) -> dict[str, Call]:
+    """Return the first, or the last, call of each unique key, in the order of the first ones."""
+    by_key = {str(call.unique): call for call in calls}
+    if len(by_key) < len(calls) and not last:
+        for call in reversed(calls):
+            by_key[str(call.unique)] = call
+    return by_key
 
 
 def _refuse(task: TaskFields, on_conflict: str, id_: int, scope: str) -> None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 #: Characters of a key; a longer one ends in its digest instead.
 LONGEST_KEY = 512
+#: Characters of the arguments that are a unique key as they are; of longer arguments the key has the digest. A digest
+#: has 64 characters, and keys in the order of the calls cost the index much less than digests, which have none.
+LONGEST_ARGUMENTS = 100
 #: How the lock key of a group without ``lock=`` begins. No key from a template can begin with a percent sign.
 GROUPED = "%group "
 
@@ -47,7 +50,7 @@ def keys_of(
         return NO_KEYS
     text = args_text if not kwargs and _is_text_of_all(task, args, args_text) else None
     if text is not None and _has_one_key(task):
-        return CallKeys(unique=_shortened(_digested(task, text)))
+        return CallKeys(None, None, None, _shortened(_of_arguments(task, text)))
     return _keys_of(task, args, kwargs, text)
 
 
@@ -87,11 +90,14 @@ def _unique_key(task: TaskFields, render: Callable[[str | None], str | None], te
         return None
     if task.unique.key is not None:
         return f"{task.module_path} {render(task.unique.key)}"
-    return _digested(task, text_of())
+    return _of_arguments(task, text_of())
 
 
-def _digested(task: TaskFields, text: str) -> str:
-    return f"{task.module_path} {hashlib.sha256(text.encode()).hexdigest()}"
+def _of_arguments(task: TaskFields, text: str) -> str:
+    """Return the key that ``unique=True`` makes of all arguments. A task that hides values has only digests."""
+    if len(text) > LONGEST_ARGUMENTS or task.redact:
+        text = hashlib.sha256(text.encode()).hexdigest()
+    return f"{task.module_path} {text}"
 
 
 def _has_one_key(task: TaskFields) -> bool:
@@ -112,7 +118,7 @@ def _is_text_of_all(task: TaskFields, args: tuple[Any, ...], args_text: str | No
 
 
 def text_of_arguments(task: TaskFields, kwargs: Mapping[str, Any]) -> str:
-    """Return the JSON text of a call's arguments, of which ``unique=True`` takes the digest."""
+    """Return the JSON text of a call's arguments, of which ``unique=True`` makes the key."""
     return _text_of(task, *_bound(task, (), kwargs))
 
 

@@ -191,7 +191,9 @@ def test_the_digest_of_hidden_arguments_is_shown_nowhere(admin_client, is_hook, 
     redact = {} if is_hook else {"redact": ("card",)}
     function = task(**redact)(buy).using(unique=True) if is_call else task(unique=True, **redact)(buy)
     row = row_of(function, 7, SECRET)
-    assert recovered(row.unique_key) == SECRET, "so the stored key would tell it"
+    told = SECRET in row.unique_key or recovered(row.unique_key)
+    assert told, "so the stored key would tell it"
+    assert is_hook or SECRET not in row.unique_key
     hook = {"DJANGO_PGLOCK": {"REDACT": lambda path, name, value: "****" if name == "card" else value}}
     with override_settings(**hook if is_hook else {}):
         assert shown(row, "unique_key") == REDACTED

@@ -37,6 +37,7 @@ def test_the_text_of_a_document_is_short_and_never_changes():
     value = {"b": [1, 2.5, None], "a": "ä"}
     assert to_json(value, what="it") == '{"b":[1,2.5,null],"a":"ä"}'
     assert to_json(value, what="it", sort_keys=True) == '{"a":"ä","b":[1,2.5,null]}'
+    assert to_json([1, -2, "ä", '"', "a\nb"], what="it") == '[1,-2,"ä","\\"","a\\nb"]'
     assert (to_json([], what="it"), to_json({}, what="it"), to_json("", what="it")) == ("[]", "{}", '""')
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from django_pglock import task
 from django_pglock.tasks.arguments import to_json
-from django_pglock.tasks.call_keys import keys_of
+from django_pglock.tasks.call_keys import LONGEST_ARGUMENTS, keys_of
 
 
 @task(unique=True)
@@ -88,8 +90,10 @@ def test_a_further_argument_with_the_name_of_a_parameter_is_another_one():
 def test_the_key_of_a_call_stays_what_it_was():
     """Tasks that wait in a database have keys that an earlier version has made."""
     path = "tests.unit.tasks.test_call_keys"
-    assert key(bill, 1, [2]) == f"{path}.bill 5b9a930433e0e4cfe8377c252ec6271e8c02b3b53ad344bfc12e0aca896b6fce"
-    assert (
-        key(gather, 1, 2, note="a", other=3)
-        == f"{path}.gather 830c6c7a52c929ef340cede7e593957817bf5a67a98050d7316160ae1bd75e45"
-    )
+    assert key(bill, 1, [2]) == f'{path}.bill [1,[2],"",[]]'
+    text = '[{"first":1,"note":"a","other":3,"rest":[2]}]'
+    assert key(gather, 1, 2, note="a", other=3) == f"{path}.gather {text}"
+    long = "ä" * (LONGEST_ARGUMENTS - len('[1,"","",[]]'))
+    assert key(bill, 1, long) == f'{path}.bill [1,"{long}","",[]]'
+    digest = hashlib.sha256(f'[1,"{long}.","",[]]'.encode()).hexdigest()
+    assert key(bill, 1, f"{long}.") == f"{path}.bill {digest}"
