@@ -82,15 +82,21 @@ def terminate(name: str) -> int:
         return int(cursor.fetchone()[0])
 
 
-def test_sessions_that_end_while_nobody_uses_them_disturb_nobody(worker, eventually, settings, caplog):
-    """As at the limit of a load balancer. The worker sleeps and finds another session before it looks."""
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
-    running = worker()
-    eventually(lambda: running.fetcher._sleeping_since is not None and not running.fetcher.is_connected)
-    assert terminate("lockworker work") > 0
-    tasks.nothing.enqueue()
-    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
-    assert "The fetcher has lost its database connection" not in caplog.text
+def test_a_session_that_has_ended_while_nobody_used_it_is_replaced(sessions, in_threads):
+    """As at the limit of a load balancer."""
+
+    def look(_):
+        part = ConnectedService("default", sessions)
+        part.open()
+        part.release_session()
+        assert terminate("lockworker work") == 1
+        part.open()
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SELECT 1")
+        assert part.reconnects == 1
+        part.leave()
+
+    in_threads(look, 1)
 
 
 def test_tasks_that_come_while_the_session_that_listens_is_ended_are_found(worker, eventually, settings):
