@@ -90,6 +90,7 @@ def test_a_session_that_has_ended_while_nobody_used_it_is_replaced(sessions, in_
         part.open()
         part.release_session()
         assert terminate("lockworker work") == 1
+        connections["default"].close()
         part.open()
         with connections["default"].cursor() as cursor:
             cursor.execute("SELECT 1")
