@@ -18,8 +18,10 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 HOME = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(HOME, "Scripts", "python.exe") if os.name == "nt" else os.path.join(HOME, "bin", "python")
 READY = os.path.join(HOME, ".ready")
-#: The temporary files of pip and uv, which would be left behind if they are killed.
+#: The temporary files of ensurepip, pip and uv, which would be left behind if they are killed.
 TEMPORARY = os.path.join(HOME, ".tmp")
+#: Ends colours and shows the cursor: pip hides it while it draws a bar, and is killed before it can show it again.
+PLAIN_TERMINAL = "\033[0m\033[?25h"
 #: The exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 
@@ -50,6 +52,9 @@ def run_tests():
     import pytest
 
     os.chdir(ROOT)
+    # The tests start hundreds of processes. Without files of compiled code each would compile the project again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     arguments = [each for each in sys.argv[2:] if each != "--all"]
     if len(sys.argv) == 2:
         arguments = ["@tests/quick.txt"]
@@ -179,7 +184,7 @@ def create():
     if not os.path.exists(PYTHON):
         run_alone([sys.executable, "-m", "venv", "--without-pip", HOME])
     if not has_pip():
-        run_alone([PYTHON, "-m", "ensurepip", "--default-pip"], stdout=subprocess.DEVNULL)
+        run_alone([PYTHON, "-m", "ensurepip", "--default-pip"], stdout=subprocess.DEVNULL, env=temporary_inside())
 
 
 def has_pip():
@@ -207,9 +212,8 @@ def install(names):
         command = [uv(), "pip", "install", "--python", PYTHON, "-e", project]
     else:
         command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-e", project]
-    os.makedirs(TEMPORARY, exist_ok=True)
     try:
-        run_alone(command, stdout=sys.stderr, env=dict(os.environ, TMPDIR=TEMPORARY))
+        run_alone(command, stdout=sys.stderr, env=temporary_inside())
     except subprocess.CalledProcessError:
         sys.exit(
             "Installing into .venv failed; the lines above say why. Without a network, let a machine that has one fill "
@@ -219,13 +223,27 @@ def install(names):
     shutil.rmtree(TEMPORARY, ignore_errors=True)
 
 
+def temporary_inside():
+    """Return an environment in which programs write their temporary files to a folder of .venv."""
+    os.makedirs(TEMPORARY, exist_ok=True)
+    return dict(os.environ, TMPDIR=TEMPORARY)
+
+
 def run_alone(command, **options):
     """Run a program out of reach of Ctrl-C on the terminal, and kill it with all it has started if we are interrupted.
 
     It would write a traceback of its own about the Ctrl-C. Raises CalledProcessError if it fails.
     """
-    child = subprocess.Popen(command, start_new_session=True, **options)
+    interrupts = []
+    before = signal.signal(signal.SIGINT, lambda *about: interrupts.append(about))
     try:
+        # A KeyboardInterrupt in here would lose the child.
+        child = subprocess.Popen(command, start_new_session=True, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
         code = child.wait()
     except BaseException:
         if os.name == "nt":
@@ -233,6 +251,8 @@ def run_alone(command, **options):
         else:
             kill_group(child.pid)
         child.wait()
+        if sys.stderr.isatty():
+            sys.stderr.write(PLAIN_TERMINAL)
         raise
     if code:
         raise subprocess.CalledProcessError(code, command)

@@ -43,16 +43,16 @@ def queue_of(backend: Any) -> str:
 
 
 @task(takes_context=True, backend=backend_of().alias)
-def change_tasks(context: Any, verb: str, ids: list[int]) -> int:
+def change_tasks(context: Any, verb: str, ids: list[int], value: str = "") -> int:
     """Apply a verb to these tasks, some thousands at a time. Returns how many were changed."""
     # After a crash this runs again from the start. It skips tasks that have run and finished meanwhile.
     is_old = Q(finished_at__isnull=True) | Q(finished_at__lte=context.task_result.enqueued_at)
     backend: Any = task_backends[context.task_result.backend]
     tasks = rows_of("Task", backend.database).filter(is_old)
-    count = 0
+    chosen, count = TASK_VERBS[verb].with_value(backend.database, value), 0
     for start in range(0, len(ids), WINDOW):
         context.check()
-        count += TASK_VERBS[verb].apply(tasks.filter(is_among(ids[start : start + WINDOW])), None)
+        count += chosen.apply(tasks.filter(is_among(ids[start : start + WINDOW])), None)
         context.progress(min(start + WINDOW, len(ids)), len(ids))
     return count
 
@@ -61,5 +61,6 @@ def enqueue_change(using: str, verb: Verb, ids: Sequence[int]) -> list[int]:
     """Enqueue the tasks that apply a verb to the tasks with these ids. Returns their own ids."""
     backend = backend_of(using)
     change = change_tasks.using(backend=backend.alias, queue_name=queue_of(backend), priority=PRIORITY)
+    value = [verb.value] if verb.value else []
     parts = (list(ids[start : start + MOST_IDS]) for start in range(0, len(ids), MOST_IDS))
-    return [int(change.enqueue(verb.name, part).id) for part in parts]
+    return [int(change.enqueue(verb.name, part, *value).id) for part in parts]

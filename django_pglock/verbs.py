@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
-from django_pglock.tasks.states import WAITING, TaskStatus
+from django_pglock.store.move_to_queue import check_target
+from django_pglock.tasks.states import FINISHED, WAITING, TaskStatus
 
 #: Called after each window of rows with the number of rows changed so far and the last id examined.
 Progress = Callable[[int, int], None]
@@ -27,7 +28,7 @@ class Verb:
     name: str
     #: The permission is ``django_pglock.<permission>_<model>``.
     permission: str
-    #: The name of the action on a list page, and of the button on the page of one row.
+    #: The name of the action on a list page, and of the button on the page of one row. Empty: there is no button.
     label: Any
     button: Any
     #: The statuses in which a row can be changed. The page of a row in another status has no button.
@@ -41,6 +42,13 @@ class Verb:
     question: Any = ""
     #: Whether to begin with the newest rows.
     newest_first: bool = False
+    #: The question for the value that the verb needs besides the rows; empty if it needs none.
+    asks: Any = ""
+    value: str = ""
+
+    def with_value(self, using: str, value: str) -> Verb:
+        """Return the verb with the value that it needs. Raises ``ValueError`` for a wrong one."""
+        return self
 
     def said(self, message: Any, number: int, *, most: int | None = None) -> str:
         """Return a message about a number of rows; ``most`` is the number at which counting stops."""
@@ -58,6 +66,19 @@ class ResetVerb(Verb):
     def movable(self, rows: Any) -> Any:
         """Return the rows that the verb would change now."""
         return rows.stuck()
+
+
+class MoveVerb(Verb):
+    """Moves tasks to the queue that is the value of the verb."""
+
+    def with_value(self, using: str, value: str) -> Verb:
+        """Return the verb with the name of the queue. Raises ``ValueError`` for a wrong one."""
+        check_target(using, value)
+        return replace(self, value=value, apply=lambda rows, progress: rows.move_to_queue(value, progress=progress))
+
+
+def _needs_value(rows: Any, progress: Progress | None) -> int:
+    raise ValueError("Call with_value() first.")
 
 
 TASK_VERBS = {
@@ -137,6 +158,44 @@ TASK_VERBS = {
                 "number",
             ),
             newest_first=True,
+        ),
+        MoveVerb(
+            name="move_to_queue",
+            permission="move",
+            label=gettext_lazy("Move waiting tasks to another queue"),
+            button="",
+            statuses=WAITING,
+            apply=_needs_value,
+            done=ngettext_lazy("%(count)s task was moved.", "%(count)s tasks were moved.", "number"),
+            left=ngettext_lazy(
+                "%(count)s of the selected tasks was not moved: it does not wait, or is in this queue already.",
+                "%(count)s of the selected tasks were not moved: they do not wait, or are in this queue already.",
+                "number",
+            ),
+            question=ngettext_lazy(
+                "%(count)s waiting task would be moved.", "%(count)s waiting tasks would be moved.", "number"
+            ),
+            asks=gettext_lazy("Queue"),
+        ),
+        Verb(
+            name="delete_finished",
+            permission="delete",
+            label=gettext_lazy("Delete finished tasks"),
+            # Django's own page deletes one.
+            button="",
+            statuses=FINISHED,
+            apply=lambda rows, progress: rows.delete_finished(progress=progress),
+            done=ngettext_lazy("%(count)s task was deleted.", "%(count)s tasks were deleted.", "number"),
+            left=ngettext_lazy(
+                "%(count)s of the selected tasks was not deleted: it is not finished, or is still needed.",
+                "%(count)s of the selected tasks were not deleted: they are not finished, or are still needed.",
+                "number",
+            ),
+            question=ngettext_lazy(
+                "%(count)s finished task would be deleted, with its attempts. This cannot be undone.",
+                "%(count)s finished tasks would be deleted, with their attempts. This cannot be undone.",
+                "number",
+            ),
         ),
     )
 }

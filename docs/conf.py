@@ -25,3 +25,5 @@ myst_heading_anchors = 3
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 nitpicky = False
+# Addresses of the reader's own machine.
+linkcheck_ignore = [r"http://127\.0\.0\.1"]

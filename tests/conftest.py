@@ -143,11 +143,11 @@ def capture(db: None) -> Iterator[Callable[..., Capture]]:
     """Install the triggers of a capture for the rest of a test, without a migration."""
     installed: list[tuple[CaptureTrigger, type[Model]]] = []
 
-    def install(task: Any, *, model: type[Model] | None = None, **options: Any) -> Capture:
+    def install(task: Any, *, model: type[Model] | None = None, name: str = "capture", **options: Any) -> Capture:
         # The models are not loaded yet when this file is.
         model = model or apps.get_model("sample", "Product")
         capture = Capture(task, **options)
-        for trigger in capture.triggers(model, "capture"):
+        for trigger in capture.triggers(model, name):
             trigger.install(model)
             installed.append((trigger, model))
         return capture

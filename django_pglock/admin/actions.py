@@ -54,7 +54,7 @@ def _perform_by_task(verb: Verb, request: HttpRequest, chosen: Any) -> None:
     ids = list(verb.movable(chosen).order_by("-pk" if verb.newest_first else "pk").values_list("pk", flat=True))
     made = enqueue_change(chosen.db, verb, ids)
     numbers = ", ".join(f"#{each}" for each in made)
-    record(request, chosen.model, f"{verb.name}: asked for {len(ids)} tasks, to be changed by {numbers}")
+    record(request, chosen.model, f"{_named(verb)}: asked for {len(ids)} tasks, to be changed by {numbers}")
     if not made:
         messages.warning(request, verb.said(verb.left, WINDOW + 1, most=WINDOW))
     for each in made:
@@ -64,8 +64,12 @@ def _perform_by_task(verb: Verb, request: HttpRequest, chosen: Any) -> None:
         messages.info(request, format_html(text, count=len(ids), link=link))
 
 
+def _named(verb: Verb) -> str:
+    return f"{verb.name} {verb.value}" if verb.value else verb.name
+
+
 def _audit(verb: Verb, request: HttpRequest, model: Any, asked: list[int], count: int) -> None:
-    text = f"{verb.name}: {count}"
+    text = f"{_named(verb)}: {count}"
     if 1 < len(asked) <= MOST_NAMED:
         text += f" of {', '.join(f'#{key}' for key in sorted(asked))}"
     # With an object id the entry also appears in the history of that task.
@@ -88,9 +92,17 @@ def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
     """Return the verb as an action of a list page."""
 
     def action(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        if request.POST.get("select_across") == "1" and "confirmed" not in request.POST:
+        needs_answer = request.POST.get("select_across") == "1" or verb.asks
+        if needs_answer and "confirmed" not in request.POST:
             return _confirmation(verb, model_admin, request, queryset)
-        perform(verb, request, queryset)
+        # PostgreSQL cannot store a NUL character in text.
+        value = request.POST.get("value", "").strip().replace("\x00", "")
+        try:
+            chosen = verb.with_value(router.db_for_write(queryset.model), value)
+        except ValueError as error:
+            messages.error(request, str(error))
+            return None
+        perform(chosen, request, queryset)
         return None
 
     action.__name__ = verb.name
@@ -110,6 +122,7 @@ def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: 
         "title": verb.label,
         "question": verb.said(verb.question, count),
         "is_crowd": count > WINDOW,
+        "asks": verb.asks,
         "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
     }
     return TemplateResponse(request, "admin/django_pglock/task/confirm.html", context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
@@ -12,6 +13,7 @@ from django.db import router, transaction
 from django.forms import ModelForm
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
@@ -136,10 +138,11 @@ class QueueAdmin(ReadOnlyAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Add the queues without a row, which have never been paused, and the address of the list of tasks."""
-        others = [] if request.GET else queues_without_row(Queue.objects.db, also=queues_of_the_code())
+        others, age = ([], None) if request.GET else queues_without_row(Queue.objects.db, also=queues_of_the_code())
         may_see = request.user.has_perm("django_pglock.view_task")
         tasks = reverse("admin:django_pglock_task_changelist", current_app=self.admin_site.name) if may_see else ""
-        about = {"pglock_queues": others, "pglock_tasks": tasks}
+        counted = elapsed(timezone.now() - timedelta(seconds=age)) if age is not None else ""
+        about = {"pglock_queues": others, "pglock_counted": counted, "pglock_tasks": tasks}
         return super().changelist_view(request, {**about, **(extra_context or {})})
 
     def get_urls(self) -> list[URLPattern]:

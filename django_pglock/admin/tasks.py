@@ -153,7 +153,7 @@ class TaskAdmin(ReadOnlyAdmin):
         verbs = [
             {"label": verb.button, "url": self._address("verb", obj.pk, verb.name)}
             for verb in TASK_VERBS.values()
-            if obj.status in verb.statuses and self._may(request, verb.permission)
+            if verb.button and obj.status in verb.statuses and self._may(request, verb.permission)
         ]
         before, after = task_summary.before_and_after(obj)
         waits = task_page.why_it_waits(obj)
@@ -221,7 +221,8 @@ class TaskAdmin(ReadOnlyAdmin):
         """Apply the verb of a button: only by POST, with CSRF protection, and with the permission of the verb."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        if verb not in TASK_VERBS or not self._may(request, TASK_VERBS[verb].permission):
+        has_button = verb in TASK_VERBS and TASK_VERBS[verb].button
+        if not has_button or not self._may(request, TASK_VERBS[verb].permission):
             raise PermissionDenied
         # A user may act only on rows that the admin shows to that user.
         task = self.get_object(request, str(task_id))
@@ -276,9 +277,17 @@ class TaskAdmin(ReadOnlyAdmin):
         return self._may(request, "change")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may delete this task: only if it is finished. To delete many, prune them."""
-        is_deletable = obj is not None and obj.status in FINISHED
-        return is_deletable and request.user.has_perm("django_pglock.delete_task")
+        """Return whether the user may delete tasks, or this task: only if it is finished."""
+        return (obj is None or obj.status in FINISHED) and self._may(request, "delete")
+
+    def has_move_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may move tasks to another queue: the permission to change tasks."""
+        return self._may(request, "change")
+
+    def get_actions(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
+        """Leave out Django's action that deletes: it loads all rows, and deletes tasks that are still needed."""
+        actions = super().get_actions(request, *arguments, **options)
+        return {name: about for name, about in actions.items() if name != "delete_selected"}
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         """Count the rows that are deleted with the tasks. Django would load and list them, with all tracebacks."""

@@ -1,14 +1,13 @@
 import django.db.models.manager
 from django.db import migrations, models
 
+from django_pglock.migrations._operations import AddFieldOnline
+
 
 class Migration(migrations.Migration):
     dependencies = [("django_pglock", "0004_task_history")]
 
     operations = [
-        migrations.AddField(
-            "task", "fingerprint", models.BigIntegerField(verbose_name="fingerprint", null=True, editable=False)
-        ),
         migrations.CreateModel(
             name="FailureGroup",
             fields=[
@@ -30,5 +29,8 @@ class Migration(migrations.Migration):
                 "required_db_vendor": "postgresql",
             },
             managers=[("for_dumpdata", django.db.models.manager.Manager())],
+        ),
+        AddFieldOnline(
+            "task", "fingerprint", models.BigIntegerField(verbose_name="fingerprint", null=True, editable=False)
         ),
     ]

@@ -1,5 +1,6 @@
-from django.contrib.postgres.operations import AddIndexConcurrently
 from django.db import migrations, models
+
+from django_pglock.migrations._operations import AddIndexOnline
 
 
 class Migration(migrations.Migration):
@@ -9,7 +10,7 @@ class Migration(migrations.Migration):
     dependencies = [("django_pglock", "0005_fingerprint")]
 
     operations = [
-        AddIndexConcurrently(
+        AddIndexOnline(
             "task",
             models.Index(
                 fields=["fingerprint", "id"],

@@ -1,14 +1,12 @@
 from django.db import migrations, models
 
+from django_pglock.migrations._operations import AddFieldOnline
+
 
 class Migration(migrations.Migration):
     dependencies = [("django_pglock", "0006_fingerprint_index")]
 
     operations = [
-        # A column without a default: PostgreSQL does not write the rows.
-        migrations.AddField(
-            "attempt", "worker_name", models.CharField(max_length=128, null=True, verbose_name="worker")
-        ),
         migrations.AlterModelOptions(
             "task",
             {
@@ -24,4 +22,6 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "tasks",
             },
         ),
+        # A column without a default: PostgreSQL does not write the rows.
+        AddFieldOnline("attempt", "worker_name", models.CharField(max_length=128, null=True, verbose_name="worker")),
     ]

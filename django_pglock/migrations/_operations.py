@@ -1,24 +1,109 @@
-"""Operations that run SQL only where the database is PostgreSQL and the routers allow it, as Django's operations do.
+"""Operations for tables that are in use, and for SQL where the database is PostgreSQL and the routers allow it.
 
 A project may have databases that are not PostgreSQL, and routers that keep our tables out of some databases. All
 models have ``required_db_vendor``, so Django's operations do nothing in a database of another vendor. The operations of
 this file do the same for plain SQL.
+
+Later migrations are applied while workers work. ``AddFieldOnline`` and ``AddIndexOnline`` keep no statement of a worker
+waiting, whatever other transactions do.
 """
 
 from __future__ import annotations
 
+import logging
 import pkgutil
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 from django.apps import apps
-from django.db import connections, router
+from django.contrib.postgres.operations import AddIndexConcurrently
+from django.db import OperationalError, connections, migrations, router, transaction
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
+from psycopg.errors import LockNotAvailable
+
+logger = logging.getLogger(__name__)
 
 VENDOR = "postgresql"
+#: How long a migration waits for a table, and the seconds until it tries again. Meanwhile nobody waits behind it.
+ONE_TRY, BETWEEN_TRIES = "100ms", 1.0
+
+LIMIT_WAIT = "SELECT current_setting('lock_timeout'), set_config('lock_timeout', %s, true)"
+RESTORE_WAIT = "SELECT set_config('lock_timeout', %s, true)"
+#: Whether there is an index of this name, and whether it is complete.
+INDEX_STATE = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
+
+
+class AddFieldOnline(migrations.AddField):
+    """Add a column without making other transactions wait for longer than ``ONE_TRY``.
+
+    ALTER TABLE takes a moment, but first it waits for all transactions that use the table, and all later statements
+    would wait behind it. So this operation waits only for a moment, lets the others go first, and tries again. Make it
+    the last operation of its migration, because it holds the lock on the table until the end of the migration.
+    """
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Add the column."""
+        self._lock(schema_editor, to_state.apps.get_model(app_label, self.model_name))
+        super().database_forwards(app_label, schema_editor, from_state, to_state)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Drop the column, which waits as well."""
+        self._lock(schema_editor, from_state.apps.get_model(app_label, self.model_name))
+        super().database_backwards(app_label, schema_editor, from_state, to_state)
+
+    def _lock(self, schema_editor: Any, model: Any) -> None:
+        if schema_editor.collect_sql or not self.allow_migrate_model(schema_editor.connection.alias, model):
+            return
+        tries = 0
+        while not _is_locked(schema_editor, model._meta.db_table):
+            if tries == 0:
+                logger.warning(
+                    "The migration waits for transactions that use the table %s; pg_stat_activity lists them.",
+                    model._meta.db_table,
+                )
+            tries += 1
+            time.sleep(BETWEEN_TRIES)
+
+
+def _is_locked(schema_editor: Any, table: str) -> bool:
+    """Lock the table until the end of the transaction, unless that takes longer than ``ONE_TRY``. Return whether."""
+    connection = schema_editor.connection
+    try:
+        with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+            cursor.execute(LIMIT_WAIT, [ONE_TRY])
+            [(before, _)] = cursor.fetchall()
+            cursor.execute(f"LOCK TABLE {schema_editor.quote_name(table)} IN ACCESS EXCLUSIVE MODE")
+            cursor.execute(RESTORE_WAIT, [before])
+    except OperationalError as error:
+        if isinstance(error.__cause__, LockNotAvailable):
+            return False
+        raise
+    return True
+
+
+class AddIndexOnline(AddIndexConcurrently):
+    """Create an index concurrently, also after an interrupted try, which leaves an index that is not valid.
+
+    If the index is complete already, because the migration was interrupted just before Django recorded it, nothing is
+    done.
+    """
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Create the index, unless a complete one is there."""
+        model = to_state.apps.get_model(app_label, self.model_name)
+        if not schema_editor.collect_sql and self.allow_migrate_model(schema_editor.connection.alias, model):
+            with schema_editor.connection.cursor() as cursor:
+                cursor.execute(INDEX_STATE, [schema_editor.quote_name(self.index.name)])
+                found = cursor.fetchone()
+            if found == (True,):
+                return
+            if found:
+                schema_editor.remove_index(model, self.index, concurrently=True)
+        super().database_forwards(app_label, schema_editor, from_state, to_state)
 
 
 class TableSQL(Operation):

@@ -1,18 +1,43 @@
-"""Which queues exist: those of waiting, running and failed tasks by index, of finished ones by statistics."""
+"""Which queues exist: those of waiting, running and failed tasks by index, of finished ones by statistics.
+
+With hundreds of queues the index probes read thousands of pages. So if a worker has counted the queues for all in the
+last minute (shared_counts.py), its counts say which queues have such tasks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from django_pglock.store.ready import FIND_QUEUES
+from django_pglock.store.shared_counts import TOO_OLD
 from django_pglock.store.sql import run
 
 #: Tasks of a status that are read where no index has the queues. Others may be in further queues.
 MOST_READ = 1000
 
-# Queues with ready or failed tasks, by a few index probes each. BLOCKED, SCHEDULED and RUNNING ones: of the newest.
 # Tasks that have succeeded are in no index on queues, and may be ten million: ANALYZE has noted their most common
-# queues. count.py says why a range of statuses, and ready.py why the limit is a subquery.
+# queues.
+COMMON_QUEUES = """
+SELECT unnest(stats.most_common_vals::text::text[]) AS queue
+FROM pg_stats AS stats JOIN pg_class AS class ON class.relname = stats.tablename
+WHERE class.oid = '{task}'::regclass AND class.relnamespace = stats.schemaname::regnamespace
+  AND stats.attname = 'queue'
+"""
+
+# The queues, and the age of the counts; that is NULL if there are none that are young enough.
+COUNTED_QUEUES = f"""
+WITH counted AS MATERIALIZED (
+    SELECT queue, counted_at FROM {{queue_count}}
+    WHERE queue <> '' AND counted_at > clock_timestamp() - make_interval(secs => %s)
+), known AS (
+    SELECT queue FROM counted UNION {COMMON_QUEUES} UNION SELECT unnest(%s::text[]) EXCEPT SELECT name FROM {{queue}}
+)
+SELECT known.queue, (SELECT EXTRACT(EPOCH FROM clock_timestamp() - min(counted_at))::float8 FROM counted) FROM known
+"""
+
+# Queues with ready or failed tasks, by a few index probes each. BLOCKED, SCHEDULED and RUNNING ones: of the newest.
+# count.py says why a range of statuses, and ready.py why the limit is a subquery.
 KNOWN_QUEUES = f"""{FIND_QUEUES}, failed AS (
     (SELECT queue FROM {{task}} WHERE status = 'FAILED' ORDER BY queue LIMIT 1)
     UNION ALL
@@ -27,21 +52,27 @@ SELECT newest.queue FROM unnest(ARRAY['BLOCKED', 'SCHEDULED', 'RUNNING']) AS wan
     SELECT task.queue FROM {{task}} AS task
     WHERE task.status BETWEEN wanted.status AND wanted.status AND task.status <> 'SUCCESSFUL'
     ORDER BY task.status DESC, task.id DESC LIMIT (SELECT %s::bigint)) AS newest
-UNION
-SELECT unnest(stats.most_common_vals::text::text[])
-FROM pg_stats AS stats JOIN pg_class AS class ON class.relname = stats.tablename
-WHERE class.oid = '{{task}}'::regclass AND class.relnamespace = stats.schemaname::regnamespace
-  AND stats.attname = 'queue'
-UNION
+UNION {COMMON_QUEUES}UNION
 SELECT unnest(%s::text[])
 EXCEPT
 SELECT name FROM {{queue}}
 """
 
 
-def queues_without_row(using: str, *, also: Iterable[str] = ()) -> list[str]:
-    """Return the names of the queues that have tasks, and those of ``also``, but not those that have been paused once.
+class KnownQueues(NamedTuple):
+    """Names of queues, and how many seconds ago a worker has counted their tasks; None if they were looked for now."""
 
-    A queue whose tasks are all finished, and few, may be missing.
+    names: list[str]
+    age: float | None
+
+
+def queues_without_row(using: str, *, also: Iterable[str] = ()) -> KnownQueues:
+    """Return the queues that have tasks, and those of ``also``, but not those that have been paused once.
+
+    A queue whose tasks are all finished, and few, may be missing. So may one that is younger than the counts.
     """
-    return sorted(queue for (queue,) in run(using, KNOWN_QUEUES, MOST_READ, list(also)))
+    names = list(also)
+    counted = run(using, COUNTED_QUEUES, TOO_OLD, names)
+    if counted and counted[0][1] is not None:
+        return KnownQueues(sorted(queue for queue, _ in counted), counted[0][1])
+    return KnownQueues(sorted(queue for (queue,) in run(using, KNOWN_QUEUES, MOST_READ, names)), None)

@@ -17,10 +17,12 @@ from django_pglock.store.cancel import cancel
 from django_pglock.store.claim import ready
 from django_pglock.store.claim_manager import ClaimQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
+from django_pglock.store.delete import delete
 from django_pglock.store.discard import discard
 from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
 from django_pglock.store.history import Point, Total, series, totals
 from django_pglock.store.move import WINDOW
+from django_pglock.store.move_to_queue import move_to_queue
 from django_pglock.store.pause import pause, paused, resume
 from django_pglock.store.promote import due
 from django_pglock.store.prune import prune
@@ -100,6 +102,22 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         Some thousands at a time, and ``progress``: as in ``retry``.
         """
         return discard(self, progress=progress)
+
+    def move_to_queue(self, queue: str, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Move waiting tasks of this queryset to another queue. Returns how many.
+
+        Running and finished tasks stay where they are. Some thousands at a time, and ``progress``: as in ``retry``.
+        Raises ``ValueError`` for a queue that ``QUEUES`` of no backend of this database lists.
+        """
+        return move_to_queue(self, queue, progress=progress)
+
+    def delete_finished(self, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Delete finished tasks of this queryset with their attempts, whatever their age. Returns how many.
+
+        A task stays if others wait for it, or if its unique key is taken for a period. Some thousands at a time, and
+        ``progress``: as in ``retry``.
+        """
+        return delete(self, progress=progress)
 
     def run_now(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Make scheduled tasks of this queryset READY, before their time. Returns how many.

@@ -73,11 +73,11 @@ def prune(
     if dry_run:
         return _count(tasks, old, ages)
     count = 0
-    while deleted := _delete(old, batch):
+    while deleted := delete_free(old, batch):
         count += deleted
     after = 0
     while last := window_end(tasks.db, after, ages, batch=batch):
-        count += _delete(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
+        count += delete_free(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
         after = last
         if progress:
             progress(count, after)
@@ -116,10 +116,10 @@ def prune_window(using: str, after: int, ages: Mapping[str, float], *, batch: in
     continue: 0 when the walk has ended.
     """
     tasks = rows_of("Task", using)
-    count = _delete(expired(tasks), batch)
+    count = delete_free(expired(tasks), batch)
     last = window_end(using, after, ages, batch=batch)
     if last:
-        count += _delete(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
+        count += delete_free(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
     return count, last
 
 
@@ -136,15 +136,15 @@ def outdated(tasks: Any, ages: Mapping[str, float]) -> Any:
     is_old = Q(pk__in=[])
     for status, days in ages.items():
         is_old |= Q(status=status, finished_at__lte=Now() - timedelta(days=days))
-    return _unneeded(tasks).filter(is_old, expires_at__isnull=True).order_by("pk")
+    return unneeded(tasks).filter(is_old, expires_at__isnull=True).order_by("pk")
 
 
 def expired(tasks: Any) -> Any:
     """Finished tasks that nobody needs and whose ``keep_result`` is over, the longest first."""
-    return _unneeded(tasks).filter(expires_at__lte=Now(), finished_at__isnull=False).order_by("expires_at")
+    return unneeded(tasks).filter(expires_at__lte=Now(), finished_at__isnull=False).order_by("expires_at")
 
 
-def pruning_sql(tasks: Any, limit: int) -> tuple[str, tuple[Any, ...]]:
+def pruning_sql(tasks: Any, limit: int | None) -> tuple[str, tuple[Any, ...]]:
     """Return the statement that deletes the first of these tasks that nobody has locked."""
     # The key is locked as well, unlike by the other verbs: a transaction that enqueues a task to run after one of
     # these has locked its key, and then the task is still needed.
@@ -171,13 +171,15 @@ def ages_of(older_than: float | None = None, statuses: Collection[str] = ()) -> 
     return {status: policy[status] for status in statuses or policy}
 
 
-def _unneeded(tasks: Any) -> Any:
+def unneeded(tasks: Any) -> Any:
+    """Return the tasks for which no other task waits, and whose unique key is not taken for a period."""
     waiters = rows_of("Waiter", tasks.db)
     is_free = Q(unique_until__isnull=True) | Q(unique_key__isnull=True) | Q(unique_until__lte=Now())
     return tasks.filter(is_free, ~Exists(waiters.filter(awaited=OuterRef("pk"))))
 
 
-def _delete(tasks: Any, limit: int) -> int:
+def delete_free(tasks: Any, limit: int | None = None) -> int:
+    """Delete the first of these tasks that nobody has locked, ``limit`` at most (None: all). Returns how many."""
     try:
         sql, values = pruning_sql(tasks, limit)
     except EmptyResultSet:

@@ -191,6 +191,7 @@ class Worker:
             )
         self.heartbeat.beaten = self.heartbeat_file.touch
         self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
+        self.fetcher.is_unheard = self.heartbeat.is_unheard
         if self.channel is not None:
             self.channel.on_supervisor_gone, self.channel.on_hurry = self.end, self._give_up_grace
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import io
+import os
+import signal
 import subprocess
 import sys
 
@@ -75,6 +78,22 @@ def test_what_was_interrupted_is_taken_up_again(manage, monkeypatch):
     manage.make_venv()
     assert manage.installed == 1
     assert manage.has_pip()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_shows_its_cursor_after_an_interrupt(manage, monkeypatch, is_terminal):
+    """pip hides the cursor while it draws a bar, and cannot show it again when it is killed."""
+    screen = io.StringIO()
+    screen.isatty = lambda: is_terminal
+    monkeypatch.setattr(manage.sys, "stderr", screen)
+    # Another test of this process may have left a handler of its own.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            manage.run_alone(["sh", "-c", f"kill -INT {os.getpid()}; exec sleep 600"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert screen.getvalue() == ("\x1b[0m\x1b[?25h" if is_terminal else "")
 
 
 def test_a_venv_of_another_python_is_made_anew(manage, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import venv
 from pathlib import Path
@@ -140,6 +141,21 @@ def test_while_the_environment_is_made(run, bare, eventually):
     started.interrupt()
     assert_stopped(started, eventually)
     assert not (bare / ".venv").exists()
+
+
+def test_while_pip_is_unpacked(run, bare, eventually):
+    """ensurepip writes its wheels to a temporary folder, which it cannot remove when it is killed."""
+    (bare / "ensurepip.py").write_text(f'if __name__ == "__main__":\n{textwrap.indent(SLOW_PIP, "    ")}')
+    (bare / "temporary").mkdir()
+    surroundings = {"PYTHONPATH": str(bare), "TMPDIR": str(bare / "temporary")}
+    started = run(
+        [sys._base_executable, "manage.py", "demo"], bare, {"PATH": "/usr/bin:/bin", "HOME": str(bare), **surroundings}
+    )
+    eventually(lambda: [*bare.glob("temporary/*/half a wheel"), *bare.glob(".venv/.tmp/*/half a wheel")])
+    started.interrupt()
+    assert_stopped(started, eventually)
+    assert not (bare / ".venv").exists()
+    assert not list((bare / "temporary").iterdir())
 
 
 def test_while_pip_installs(run, bare, eventually):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
 
-# Says that it is there, waits for a line, does what the text says, and says what came of it.
+# Reads texts, each as one line of JSON. Says that it has one, waits for a line, does what the text says, and says what
+# came of it.
 PROCESS = """
+import json
 import sys
 import django
 django.setup()
@@ -24,52 +27,54 @@ from django_pglock import Unique, enqueue_many
 from django_pglock.models import Task
 from tests.sample import keyed_tasks as keyed
 connection.ensure_connection()
-print("there", flush=True)
-sys.stdin.readline()
-try:
-    {what}
-    print("done", flush=True)
-except Exception as error:
-    print(type(error.__cause__ or error).__name__, flush=True)
+while line := sys.stdin.readline():
+    print("there", flush=True)
+    sys.stdin.readline()
+    try:
+        exec(json.loads(line))
+        print("done", flush=True)
+    except Exception as error:
+        print(type(error.__cause__ or error).__name__, flush=True)
 """
 
 
-@pytest.fixture
-def at_once():
-    """Run texts in processes of their own, all at once; return what each says in the end."""
-    processes = []
-
-    def run(*texts):
-        server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
-        environment = {
-            **os.environ,
-            "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}",
-            "DJANGO_SETTINGS_MODULE": "tests.settings",
-            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
-        }
-        for text in texts:
-            program = PROCESS.replace("{what}", text.strip().replace("\n", "\n    "))
-            process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            processes.append(process)
-        for process in processes[-len(texts) :]:
-            assert process.stdout.readline() == "there\n"
-        for process in processes[-len(texts) :]:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        return [process.stdout.readline().strip() for process in processes[-len(texts) :]]
-
-    yield run
-    for process in processes:
+@pytest.fixture(scope="module")
+def processes(django_db_setup):
+    """Two processes, for all tests of this file."""
+    server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
+    environment = {
+        **os.environ,
+        "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}",
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
+    }
+    command = [sys.executable, "-c", PROCESS]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen(command, env=environment, **pipes) for _ in range(2)]
+    yield started
+    for process in started:
         process.kill()
         process.wait()
         process.stdin.close()
         process.stdout.close()
+
+
+@pytest.fixture
+def at_once(processes):
+    """Run a text in each of the processes, both at once; return what each says in the end."""
+
+    def tell(*lines):
+        for process, line in zip(processes, lines, strict=True):
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+
+    def run(*texts):
+        tell(*map(json.dumps, texts))
+        assert [process.stdout.readline() for process in processes] == ["there\n", "there\n"]
+        tell("", "")
+        return [process.stdout.readline().strip() for process in processes]
+
+    return run
 
 
 ONE_BY_ONE = """
@@ -112,10 +117,8 @@ enqueue_many(keyed.refresh, [{"number": number} for number in reversed(range(12_
 
 def test_many_unique_calls_by_two_processes_in_opposite_orders(at_once):
     """Each comes to keys that the other has, and waits: a deadlock, unless both take them in one order."""
-    for _ in range(2):
-        assert at_once(SORTED, REVERSED) == ["done", "done"]
-        assert Task.objects.count() == 12_000
-        Task.objects.all().delete()
+    assert at_once(SORTED, REVERSED) == ["done", "done"]
+    assert Task.objects.count() == 12_000
 
 
 RETRY = """

@@ -135,16 +135,15 @@ def test_an_address_that_leads_to_a_standby(proxy, stage, server, eventually, is
     stage.show("every worker works again", max(evidence.begins(each.id, since) for each in crew), AGAIN)
 
 
-@pytest.mark.short
 @pytest.mark.fault("all connections are reset ten times a second")
-def test_dense_cuts(proxy, stage, eventually, is_short):
+def test_dense_cuts(proxy, stage, eventually):
     """Atomic tasks are cut off more often than MAX_RESCUES, within seconds: nobody fails for that."""
     crew = stage.workers(2, "--threads", "2", url=proxy.url("postgres"))
     atomic = []
     while Attempt.objects.filter(outcome="LOST").count() <= 5:
         atomic += stage.expect(*[chaos_tasks.work_atomically.enqueue(0.3) for _ in range(20)])
         eventually(lambda: stage.hands(crew[0].id), why="the work did not begin")
-        end = time.monotonic() + (4 if is_short else 60)
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             proxy.cut()
             time.sleep(0.1)

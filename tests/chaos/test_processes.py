@@ -96,9 +96,7 @@ def test_a_worker_whose_grace_is_over(stage, eventually):
     stage.show("its tasks run elsewhere, where each thread is busy for 4 s", recovery.last, bound=HANDOVER + 4 + 1)
 
 
-@pytest.mark.parametrize(
-    "pglock", [pytest.param(QUICK, marks=pytest.mark.short, id="quick"), pytest.param({}, id="default")]
-)
+@pytest.mark.parametrize("pglock", [pytest.param(QUICK, id="quick"), pytest.param({}, id="default")])
 @pytest.mark.fault("SIGSTOP for longer than HEARTBEAT_LIMIT, then SIGCONT")
 def test_a_zombie(stage, eventually, pglock):
     """Everything that it had runs elsewhere; what it brings when it wakes is dropped, and it works again."""
@@ -211,7 +209,6 @@ def test_deploys_in_a_row(stage, eventually, count):
     assert Worker.objects.count() == 2, "whoever ends signs off"
 
 
-@pytest.mark.short
 @pytest.mark.fault("two versions of the code at once")
 def test_two_versions_of_the_code(stage, eventually):
     stage.workers(2, "--threads", "2", CHAOS_CODE="old")

@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from django_pglock import errors
+from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "architecture.md"
@@ -27,3 +29,24 @@ def test_the_picture_of_the_rooms_is_current(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
     rooms = importlib.import_module("rooms")
     assert rooms.PICTURE.read_text() == rooms.picture(), "run: python docs/_ext/rooms.py"
+
+
+def titles_of_boxes(picture, colour=".+?"):
+    text = (ROOT / "docs" / "_static" / picture).read_text()
+    return re.findall(rf'<rect [^>]*fill="{colour}"/><text [^>]*font-weight="600">([^<]+)<', text)
+
+
+def test_the_way_of_a_task_has_statuses_and_parts_that_are_there():
+    rows = [TaskStatus(title.split()[0]) for title in titles_of_boxes("task-way.svg") if title.endswith(" row")]
+    assert rows == [TaskStatus.READY, TaskStatus.SUCCESSFUL]
+    assert set(MOVES[TaskStatus.RUNNING]) >= {*rows, TaskStatus.FAILED}
+    parts = [title.split()[0] for title in titles_of_boxes("task-way.svg", "#6b46c1")]
+    assert len(parts) == 5
+    for part in parts:
+        assert list((ROOT / "django_pglock" / "worker").rglob(f"{part}.py")), part
+
+
+def test_the_way_of_a_lock_ends_with_errors_that_are_there():
+    named = titles_of_boxes("lock-way.svg", "#c53030")
+    assert len(named) == 2
+    assert all(issubclass(getattr(errors, name), errors.LockError) for name in named)

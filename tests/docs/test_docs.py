@@ -73,9 +73,19 @@ def test_every_option_of_a_task_stands_in_the_table():
 
 
 def test_every_link_to_a_file_of_ours_leads_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for page in [*PAGES, *ROOT.glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+            path, _, anchor = target.partition("#")
+            file = page.parent / path if path else page
+            assert file.exists(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings, as GitHub and the documentation make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_picture_is_shown_and_all_together_are_small():

@@ -17,6 +17,7 @@ from django_pglock.management.commands import withlock
 from django_pglock.models import Task
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.fields import TaskFields
+from django_pglock.tasks.states import TaskStatus
 from django_pglock.worker.probes.metrics import Metrics
 from django_pglock.worker.supervising.channel import LEFT_BEHIND
 from tests.conftest import ROOT
@@ -113,3 +114,8 @@ def test_the_columns_that_an_insert_needs_stand_in_the_table():
     }
     assert told <= set(columns)
     assert set(columns) - optional <= told
+
+
+def test_every_status_is_a_symptom_of_a_task_that_does_not_run():
+    page = (ROOT / "docs" / "howto" / "not_running.md").read_text()
+    assert set(re.findall(r"^\| ([A-Z]+)\b", page, re.MULTILINE)) == set(TaskStatus.values)

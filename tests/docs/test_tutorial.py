@@ -1,4 +1,7 @@
-"""The tutorial, done as it stands: its blocks into its files, its commands in a shell, real clicks, a real worker."""
+"""The tutorial, done as it stands: its blocks into its files, its commands in a shell, real clicks, a real worker.
+
+tox builds a wheel. Then the tutorial begins with its first command, which installs this wheel into a fresh environment.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def test_it_is_short():
 class Shop:
     """The reader's folder, terminals and browser."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, programs: Path) -> None:
         self.folder = folder
         self.port = free_port()
         self._started: list[subprocess.Popen[bytes]] = []
@@ -61,17 +64,18 @@ class Shop:
         self._environment = {
             **own,
             **{name: str(settings[key]) for name, key in names.items() if settings.get(key)},
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{programs}:{os.environ['PATH']}",
             "DJANGO_SUPERUSER_PASSWORD": ADMIN["password"],
         }
         jar = urllib.request.HTTPCookieProcessor(CookieJar())
         self._browser = urllib.request.build_opener(jar, urllib.request.ProxyHandler({}))
 
-    def run(self, command: str) -> None:
+    def run(self, command: str) -> str:
         done = subprocess.run(
             command, shell=True, cwd=self.folder, env=self._environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
 
     def start(self, command: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -111,7 +115,22 @@ class Shop:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
+def programs(tmp_path: Path) -> Path:
+    """Return the folder of the programs that the reader has installed."""
+    wheel = os.environ.get("TOX_PACKAGE")
+    if not wheel:
+        return Path(sys.executable).parent
+    home = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    # As the reader's own pip would do, which it takes seconds to unpack.
+    pip = f"{sys.executable} -m pip --quiet --python {home / 'bin' / 'python'}"
+    command = COMMANDS[0].replace("python -m pip", pip).replace("django-pglock-tasks", wheel)
+    subprocess.run(command, shell=True, check=True)
+    return home / "bin"
+
+
+@pytest.fixture
+def shop(tmp_path: Path, programs: Path) -> Iterator[Shop]:
     url = os.environ["DATABASE_URL"]
     settings = environ.Env.db_url_config(url)
     given = {"host": "HOST", "port": "PORT", "dbname": "NAME", "user": "USER", "password": "PASSWORD"}
@@ -119,7 +138,9 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         **{name: settings[key] for name, key in given.items() if settings.get(key)}, autocommit=True
     )
     session.execute("CREATE DATABASE shop")
-    shop = Shop(tmp_path, url)
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    shop = Shop(folder, url, programs)
     try:
         yield shop
     finally:
@@ -128,9 +149,12 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         session.close()
 
 
-def test_the_tutorial_works(shop: Shop, eventually: Callable[..., object]) -> None:
+def test_the_tutorial_works(shop: Shop, programs: Path, eventually: Callable[..., object]) -> None:
     install, startproject, migrate, createsuperuser, runserver, runlockworker = COMMANDS
-    assert install.startswith("python -m pip install ")
+    assert install.startswith('python -m pip install "django-pglock-tasks[cron]"')
+    if "TOX_PACKAGE" in os.environ:
+        imported = shop.run("python -c 'import django_pglock; print(django_pglock.__file__)'")
+        assert imported.startswith(str(programs.parent)), f"another package was used: {imported}"
     shop.run(startproject)
     for name, code in FILES:
         with (shop.folder / name).open("a") as file:

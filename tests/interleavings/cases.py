@@ -26,11 +26,22 @@ from tests.interleavings.stage import (
 from tests.interleavings.verbs import VERBS, Ledger, Verb
 from tests.interleavings.worlds import World
 
-#: Verbs that change who has a key, of which three meet.
-AT_KEYS = {
+#: Verbs of which three meet: those that change who has a key, a tick, a change or a row.
+BY_THREE = {
     *("enqueue_at_a_key", "enqueue_at_a_free_key", "enqueue_beside_others", "enqueue_for_a_group", "enqueue_at_a_rate"),
     *("take_the_place_of_another_at_another_key", "succeed", "fail_for_now", "leave", "retry", "cancel"),
     *("cancel_in_a_transaction", "rescue_claims", "sweep", "claim_ready", "give_back_lost_answers", "promote_due"),
+    *(
+        "tick",
+        "register_again",
+        "enable",
+        "remove",
+        "run_schedules_now",
+        "change_one",
+        "run_captured",
+        "enqueue_by_hand",
+    ),
+    *("take_two", "bring_back", "lose", "write_off", "write_history", "count_for_all", "mute"),
 }
 #: The short form plays one of so many triples.
 ONE_TRIPLE_IN = 60
@@ -118,18 +129,28 @@ class Company:
 def pairs(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:
     """Yield the pairs of the verbs that do something in a world.
 
-    The first stops at each of its statements, and goes on or dies there. ``is_short``: each pair in one of its two
-    orders, and at one of the statements.
+    The first stops at each of its statements, and goes on or dies there. ``is_short``: each pair in every other world
+    that both verbs have, in one of its two orders, and at one of the statements.
     """
     for first, second in product(rehearsed, repeat=2):
-        if is_short and first != second and _draw(world, *sorted((first, second))) % 2 == (first < second):
+        if is_short and not (is_worlds_turn(world, first, second) and _is_order(world, first, second)):
             continue
         yield from _cases(world, first, (second,), rehearsed[first], is_short=is_short)
 
 
+def is_worlds_turn(world: str, first: str, second: str) -> bool:
+    """Return whether the short form plays a pair in this world: in the only one, or in every other one, of theirs."""
+    worlds = sorted(VERBS[first].worlds & VERBS[second].worlds)
+    return len(worlds) == 1 or (worlds.index(world) + _draw(*sorted((first, second)))) % 2 == 0
+
+
+def _is_order(world: str, first: str, second: str) -> bool:
+    return first == second or _draw(world, *sorted((first, second))) % 2 != (first < second)
+
+
 def triples(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:
-    """Yield triples of the verbs that change who has a key. ``is_short``: some of them."""
-    for first, *others in product(filter(AT_KEYS.__contains__, rehearsed), repeat=3):
+    """Yield triples of verbs. ``is_short``: some of them."""
+    for first, *others in product(filter(BY_THREE.__contains__, rehearsed), repeat=3):
         if not is_short or _draw(world, first, *others) % ONE_TRIPLE_IN == 0:
             yield from _cases(world, first, tuple(others), rehearsed[first], is_short=is_short)
 

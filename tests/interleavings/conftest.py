@@ -14,13 +14,13 @@ from tests.interleavings.worlds import World
 
 
 @pytest.fixture
-def company(transactional_db, settings, monkeypatch, request) -> Iterator[Company]:
+def company(transactional_db, own_registry, capture, settings, monkeypatch, request) -> Iterator[Company]:
     """Two or three sessions in a world."""
     # No worker of a world counts as dead because its cases take long.
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 60_000.0, "HEARTBEAT_LIMIT": 200_000.0}
     for module, name in ((cancel, "BETWEEN_TRIES"), (retry, "BETWEEN_TRIES"), (settler, "BETWEEN_LOCK_CHECKS")):
         monkeypatch.setattr(module, name, 0.001)
-    world = World(request.param.__name__, request.param)
+    world = World(request.param.__name__, request.param, capture)
     world.make()
     company = Company(world)
     yield company

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
 
 from django_pglock.models import Task, Waiter
 from django_pglock.store.admit import admit
@@ -19,6 +20,21 @@ LOCK_NOT_AVAILABLE = "55P03"
 TO_EXPECT = ("40001", "23505")
 
 
+#: Laws of single worlds.
+LAWS: dict[str, list[Callable[[Judge], None]]] = defaultdict(list)
+
+
+def law(*worlds: str) -> Callable[[Callable[[Judge], None]], Callable[[Judge], None]]:
+    """Add a law that holds in these worlds."""
+
+    def add(each: Callable[[Judge], None]) -> Callable[[Judge], None]:
+        for world in worlds:
+            LAWS[world].append(each)
+        return each
+
+    return add
+
+
 class Judge(Laws):
     """The laws of the random walk, and those that only an interleaving can break."""
 
@@ -26,11 +42,13 @@ class Judge(Laws):
         super().__init__()
         #: A verb has not come to its end: what it was told, nobody has noted.
         self.has_died = False
+        self.turns: list[Turn] = []
         self.world, self.ledger, self.verbs, self.told = world, ledger, verbs, told
 
     def judge(self, turns: list[Turn], swallowed: list[BaseException]) -> None:
         """Raise AssertionError for whatever is wrong."""
         self.no_error_but_those_to_expect(turns, swallowed)
+        self.turns = turns
         self.has_died = any(turn.error is not None for turn in turns)
         self.is_owed = self.has_died or any(turn.gave_up for turn in turns)
         # The answers to these queries also bring the notifications of all that was committed before.
@@ -65,6 +83,8 @@ class Judge(Laws):
         self.nobody_has_what_another_has()
         self.no_claim_is_lost_without_a_reason()
         self.what_was_accepted_stays()
+        for each in LAWS[self.world.name]:
+            each(self)
         if not self.is_owed:
             self.nobody_overtakes_another_of_its_key()
             self.whoever_waits_for_a_key_waits_for_somebody()

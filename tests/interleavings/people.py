@@ -156,6 +156,16 @@ def prune(world: World, ledger: Ledger) -> None:
     Task.objects.all().prune(older_than=0, statuses=["SUCCESSFUL", "FAILED", "CANCELLED"])
 
 
+@verb("plain", "unique", "after", prunes=True)
+def delete_finished(world: World, ledger: Ledger) -> None:
+    Task.objects.all().delete_finished()
+
+
+@verb("plain")
+def move_to_queue(world: World, ledger: Ledger) -> None:
+    Task.objects.all().move_to_queue("other")
+
+
 @verb("plain")
 def pause(world: World, ledger: Ledger) -> None:
     Queue.objects.all().pause("default")

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
+from django.db import connection
 
-from django_pglock.store import admit, claim, insert_at_key, promote, release, settle
+from django_pglock.store import (
+    admit,
+    claim,
+    failures,
+    history,
+    insert_at_key,
+    marking,
+    promote,
+    redrive,
+    release,
+    schedule,
+    settle,
+    shared_counts,
+)
+from tests.interleavings.books import books
+from tests.interleavings.captures import GROUPED, captures
 from tests.interleavings.cases import Case
-from tests.interleavings.stage import COMMIT
+from tests.interleavings.own_rows import own_rows
+from tests.interleavings.schedules import schedules
+from tests.interleavings.stage import COMMIT, ROLL_BACK
 from tests.interleavings.worlds import World, after, key, plain
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,12 +64,74 @@ def no_count(monkeypatch):
 
 
 def no_row_lock(monkeypatch):
-    def first(rows, limit, **options):
-        rows = rows.only("pk")
-        rows.query.set_annotation_mask(())
-        return rows[:limit]
-
     monkeypatch.setattr(claim, "first_free", first)
+
+
+def first(rows, limit=None, **options):
+    """Select the rows as ``first_free`` does, and lock nothing."""
+    rows = rows.only("pk")
+    rows.query.set_annotation_mask(())
+    return rows[:limit] if limit else rows
+
+
+def no_transaction_around(module):
+    """Return a fault: each statement is committed by itself."""
+
+    def without(monkeypatch):
+        monkeypatch.setattr(module, "transaction", SimpleNamespace(atomic=lambda **options: nullcontext()))
+
+    without.__name__ = f"no_transaction_around_{module.__name__.rpartition('.')[2]}"
+    return without
+
+
+def no_look_at_the_date(monkeypatch):
+    free = schedule.first_free
+    monkeypatch.setattr(
+        schedule, "first_free", lambda due, limit: free(due.model.objects.filter(is_enabled=True), limit)
+    )
+
+
+def no_lock_of_own_rows(monkeypatch):
+    monkeypatch.setattr(marking, "first_free", first)
+
+
+def no_share_lock_in_the_trigger(monkeypatch):
+    """The task that has the key may be claimed before the change is committed, and read the old row."""
+    for definition in definitions("FOR SHARE"):
+        with connection.cursor() as cursor:
+            cursor.execute(definition.replace(" FOR SHARE", ""))
+
+
+def a_task_twice(monkeypatch):
+    for definition in definitions(GROUPED.name):
+        with connection.cursor() as cursor:
+            cursor.execute(definition.replace(") AS call", ") AS call, generate_series(1, 2)"))
+
+
+def definitions(clause):
+    """Return the trigger functions that contain a clause."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE strpos(prosrc, %s) > 0", [clause])
+        return [definition for (definition,) in cursor.fetchall()]
+
+
+def no_sum(monkeypatch):
+    statement = history.ADD_HISTORY.replace("history.failed + EXCLUDED.failed", "EXCLUDED.failed")
+    monkeypatch.setattr(history, "ADD_HISTORY", statement)
+
+
+def no_turns(monkeypatch):
+    statement = shared_counts.TAKE_TURN.replace("WHERE turn.count_again_at <= clock_timestamp()", "")
+    monkeypatch.setattr(shared_counts, "TAKE_TURN", statement)
+
+
+def no_look_at_who_has_muted(monkeypatch):
+    def mute(using, fingerprint, *, by):
+        rows = failures.rows_of("FailureGroup", using)
+        rows.update_or_create(pk=fingerprint, defaults={"muted_by": by})
+        return True
+
+    monkeypatch.setattr(failures, "mute", mute)
 
 
 FAULTS = [
@@ -63,6 +145,30 @@ FAULTS = [
     Fault(plain, Case("plain", "promote_due", 1, COMMIT, ("enqueue_later",)), "nobody was woken", no_wake_up),
     Fault(plain, Case("plain", "claim_ready", 1, COMMIT, ("claim_ready",)), "was lost", no_row_lock),
     Fault(after, Case("after", "succeed", 1, COMMIT, ("report_progress",)), "does not wait for", no_count),
+    Fault(schedules, Case("schedules", "tick", 1, COMMIT, ("tick",)), "enqueued", no_look_at_the_date),
+    Fault(
+        schedules,
+        Case("schedules", "tick", 14, ROLL_BACK, ("disable",)),
+        "passed without a task",
+        no_transaction_around(schedule),
+    ),
+    Fault(own_rows, Case("own_rows", "take_two", 1, COMMIT, ("take_two",)), "was moved by two", no_lock_of_own_rows),
+    Fault(
+        captures,
+        Case("captures", "change_one", 1, COMMIT, ("run_captured",)),
+        "nobody will hear",
+        no_share_lock_in_the_trigger,
+    ),
+    Fault(captures, Case("captures", "change_one", 1, COMMIT, ("change_all",)), "one task for each", a_task_twice),
+    Fault(
+        plain,
+        Case("plain", "redrive_failures", 1, COMMIT, ("give_back_lost_answers",)),
+        "has not said so",
+        no_transaction_around(redrive),
+    ),
+    Fault(books, Case("books", "write_history", 1, COMMIT, ("write_history_backwards",)), "counts were lost", no_sum),
+    Fault(books, Case("books", "count_for_all", 1, COMMIT, ("count_for_all",)), "two have counted", no_turns),
+    Fault(books, Case("books", "mute", 1, COMMIT, ("mute",)), "two have muted", no_look_at_who_has_muted),
 ]
 
 

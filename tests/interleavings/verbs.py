@@ -1,7 +1,7 @@
 """The table of verbs: how each is called in a world, by whom, and where it matters.
 
-``people.py`` and ``workers.py`` fill it. ``test_interleavings.py`` compares it with the files and statements of
-``store/``: a new verb has to be added.
+``people.py`` and ``workers.py`` fill it, and so do the files of the worlds with other tables. ``test_interleavings.py``
+compares it with the files of ``store/``: a new verb has to be added.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from uuid import UUID
 
 from django.db import transaction
 
-from django_pglock.store.outcome import (
-    Outcome,
-)
+from django_pglock.store.outcome import Outcome
 from django_pglock.tasks.claim import Claim
 from tests.interleavings.worlds import FIRST, SECOND, THIRD, World
 
@@ -31,6 +29,17 @@ class Ledger:
         self.accepted: list[tuple[Claim, Outcome]] = []
         self.taken_back: set[int] = set()
         self.workers: Iterator[UUID] = iter((FIRST, SECOND, THIRD))
+        #: How many tasks each redrive has retried, by its own word.
+        self.redriven: list[int] = []
+        #: The ids of tasks that people have enqueued by a schedule.
+        self.enqueued: list[int] = []
+        #: Moves of the user's own rows: which row, from which statuses, to which.
+        self.moves: list[tuple[int, tuple[str, ...], str]] = []
+        #: What captured tasks have read: the product and its price.
+        self.read: list[tuple[int, int]] = []
+        #: How many times the same was added to the history, and who was told that they have muted a group.
+        self.counted: list[int] = []
+        self.muted: list[str] = []
         self._lock = threading.Lock()
 
     def worker(self) -> UUID:

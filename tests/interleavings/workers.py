@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from django.db import transaction
@@ -12,8 +13,8 @@ from django_pglock.errors import ClaimLost
 from django_pglock.store.admit import admit
 from django_pglock.store.claim_fair import claim_fair
 from django_pglock.store.claim_group import claim_group
+from django_pglock.store.failures import Group
 from django_pglock.store.give_back import give_back
-from django_pglock.store.history import add_rescued, prune_history
 from django_pglock.store.liveness import depart, forget_dead
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import (
@@ -30,15 +31,17 @@ from django_pglock.store.progress import note_progress
 from django_pglock.store.promote import promote
 from django_pglock.store.prune import prune_window
 from django_pglock.store.rate import forget_rates, open_rates
+from django_pglock.store.redrive import redrive
 from django_pglock.store.release import release, stray_waiters
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle_and_commit
-from django_pglock.store.shared_counts import shared_counts
 from django_pglock.tasks.claim import Claim
+from django_pglock.tasks.fingerprint import fingerprint_of
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.settling import settler
 from django_pglock.worker.settling.progress import Progress
+from tests.interleavings.judge import Judge, law
 from tests.interleavings.verbs import VERBS, Ledger, Verb, verb
 from tests.interleavings.worlds import DEAD, FAILED, LIVING, THIRD, World
 from tests.property.simulation import beat_of, claim
@@ -46,6 +49,8 @@ from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 from tests.sample.models import Effect
 
+#: Of all failures in the worlds.
+EXCEPTION = FAILED.failure.exception_path
 FUNCTIONS = (
     *(keyed.step, keyed.call, keyed.refresh, keyed.rebuild, keyed.remind, keyed.save),
     *(keyed.digest, keyed.note, keyed.serve, keyed.trickle, tasks.nothing),
@@ -203,18 +208,26 @@ def beat(world: World, ledger: Ledger) -> None:
     beat_of(DEAD)
 
 
-@verb("plain", is_workers=True)
-def write_history(world: World, ledger: Ledger) -> None:
-    add_rescued("default", [("default", "first", "READY"), ("mail", "second", "FAILED")])
-    prune_history("default")
+@verb("plain", "key", "unique", retries=True)
+def redrive_failures(world: World, ledger: Ledger) -> None:
+    """A running task retries all that has failed with one function."""
+    own, path = world.claims[0], next(each.task_path for each in world.before.values() if each.status == "FAILED")
+    group = Group(fingerprint_of(path, EXCEPTION), path, EXCEPTION)
+    before = datetime.now(timezone.utc) + timedelta(hours=1)
+    with suppress(ClaimLost):
+        found = redrive("default", group, before=before, limit=10, by=own.id, attempt=own.attempt)
+        ledger.redriven.append(found.done)
 
 
-@verb("plain", is_workers=True)
-def write_history_backwards(world: World, ledger: Ledger) -> None:
-    """As another worker, which has counted the same in another order."""
-    add_rescued("default", [("mail", "second", "READY"), ("default", "first", "READY")])
+#: Verbs that also move failed tasks, or delete them.
+MOVE_FAILED = ("redrive_failures", "retry", "discard", "prune", "delete_finished")
 
 
-@verb("plain", is_workers=True)
-def count_for_all(world: World, ledger: Ledger) -> None:
-    shared_counts("default")
+@law("plain", "key", "unique")
+def a_redrive_retries_what_it_says(judge: Judge) -> None:
+    names = [each.name for each in judge.verbs]
+    if judge.has_died or sum(name.startswith(MOVE_FAILED) for name in names) != 1 or "redrive_failures" not in names:
+        return
+    failed = [pk for pk, task in judge.before.items() if task.status == "FAILED"]
+    retried = [pk for pk in failed if judge.now[pk].status != "FAILED"]
+    assert len(retried) == sum(judge.ledger.redriven), f"{retried} were retried, and the redrive has not said so"

@@ -11,11 +11,22 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import connection
+from django.db import connection, models
 from django.db.models import F
 from django.db.models.functions import Now
 
-from django_pglock.models import Attempt, Queue, QueueCount, RateLimit, Schedule, Task, TaskHistory, Waiter, Worker
+from django_pglock.models import (
+    Attempt,
+    FailureGroup,
+    Queue,
+    QueueCount,
+    RateLimit,
+    Schedule,
+    Task,
+    TaskHistory,
+    Waiter,
+    Worker,
+)
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.release import release
@@ -30,7 +41,7 @@ from tests.sample import tasks
 LIVING, DEAD, SLEEPING, FIRST, SECOND, THIRD = (UUID(int=number) for number in range(1, 7))
 TABLES = [
     model._meta.db_table
-    for model in (Worker, Queue, QueueCount, RateLimit, Schedule, Task, TaskHistory, Attempt, Waiter)
+    for model in (*(Worker, Queue, QueueCount, RateLimit, Schedule, Task, TaskHistory, Attempt, Waiter, FailureGroup),)
 ]
 FAILED = Failed(Failure("builtins.ValueError", "Traceback …"))
 #: Waits for a place at its key, and can be replaced while it does.
@@ -46,10 +57,15 @@ class World:
 
     name: str
     build: Callable[[World], None]
+    #: Installs the triggers of a capture.
+    install: Callable[..., Any]
     claims: list[Claim] = field(default_factory=list)
     zombies: list[Claim] = field(default_factory=list)
     parents: set[int] = field(default_factory=set)
     before: dict[int, Task] = field(default_factory=dict)
+    #: What the world's own verbs and laws have to know.
+    facts: dict[str, Any] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=lambda: [*TABLES])
     _resets: int = 0
 
     def make(self) -> None:
@@ -62,23 +78,27 @@ class World:
         self.build(self)
         self.before = {task.pk: task for task in Task.objects.order_by("pk")}
         with connection.cursor() as cursor:
-            for table in TABLES:
+            for table in self.tables:
                 cursor.execute(f"CREATE TABLE {self._copy(table)} AS TABLE {table}")
 
     def reset(self) -> None:
         """Put its rows back, and nothing else."""
         self._resets += 1
-        empties = [f"DELETE FROM {table}" for table in reversed(TABLES)]
+        empties = [f"DELETE FROM {table}" for table in reversed(self.tables)]
         if self._resets % MADE_ANEW_EVERY == 0:
-            empties = [f"TRUNCATE {', '.join(TABLES)}"]
-        fills = [f"INSERT INTO {table} OVERRIDING SYSTEM VALUE TABLE {self._copy(table)}" for table in TABLES]
+            empties = [f"TRUNCATE {', '.join(self.tables)}"]
+        fills = [f"INSERT INTO {table} OVERRIDING SYSTEM VALUE TABLE {self._copy(table)}" for table in self.tables]
         with connection.cursor() as cursor:
             cursor.execute(";".join(empties + fills))
+
+    def keeps(self, model: type[models.Model]) -> None:
+        """Put back the rows of this model, too."""
+        self.tables.append(model._meta.db_table)
 
     def drop(self) -> None:
         """Drop the copy."""
         with connection.cursor() as cursor:
-            cursor.execute(f"DROP TABLE {', '.join(map(self._copy, TABLES))}")
+            cursor.execute(f"DROP TABLE {', '.join(map(self._copy, self.tables))}")
 
     def running(self, task: Any, *args: Any, worker: UUID = LIVING, **kwargs: Any) -> Claim:
         """Enqueue a task and let a worker claim it."""

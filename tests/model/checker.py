@@ -16,6 +16,15 @@ FOLDER = Path(__file__).parent
 #: Files that the models include.
 SHARED = {"common.pml"}
 FAULT = re.compile(r"^#define (\w+) \(planted == (\d+)\) /\* finds (!?\w+): (.+?) \*/$", re.MULTILINE)
+#: In the search of all states each model is larger than in the search of endless runs, which takes longer.
+LARGER = {
+    "fence": ("-DWORKERS=3", "-DFAULTS=3"),
+    "groups": ("-DTASKS=3",),
+    "heartbeats": ("-DFAULTS=4",),
+    "keys": ("-DTASKS=3", "-DFAULTS=1"),
+    "leases": ("-DFAULTS=2",),
+    "wake": ("-DTASKS=3",),
+}
 #: Steps of the longest run, and the size of the table of states as a power of two.
 SEARCH = ["-m1000000", "-w20"]
 #: Processes of a model, as far as SPIN's counters of fairness reach.
@@ -51,13 +60,13 @@ class Model:
         self.faults = [Fault(fault, int(number), *rest) for fault, number, *rest in FAULT.findall(self.text)]
         self.properties = re.findall(r"^ltl (\w+)", self.text, re.MULTILINE)
 
-    def never(self, *defines: str, planted: int = 0) -> Verdict:
+    def never(self, *, planted: int = 0) -> Verdict:
         """Search all states for one that must not be."""
-        return _verdict(_run(_built(self.name, defines, "-DNOCLAIM", "-DSAFETY"), planted=planted))
+        return _verdict(_run(_built(self.name, LARGER[self.name], "-DNOCLAIM", "-DSAFETY"), planted=planted))
 
-    def always(self, wanted: str, *defines: str, planted: int = 0) -> Verdict:
+    def always(self, wanted: str, *, planted: int = 0) -> Verdict:
         """Search for a run without end in which a property does not hold, although no process is held up for ever."""
-        program = _built(self.name, defines, f"-DNFAIR={FAIRNESS}")
+        program = _built(self.name, (), f"-DNFAIR={FAIRNESS}")
         return _verdict(_run(program, "-a", "-f", "-N", wanted, planted=planted), wanted)
 
     def with_fault(self, fault: Fault) -> Verdict:

@@ -34,6 +34,8 @@ clock goes on.
 #define TAKE 1
 #define RENEWED 2
 #define RELEASED 3
+#define EXPIRED 4
+#define WROTE 5
 
 #define NOBODY 255
 
@@ -202,6 +204,7 @@ inline write(me) {
     is_writing[me] = false;
     if
     :: my_token[me] >= seen || NO_TOKEN_CHECK ->
+        observe(WROTE, me, my_token[me]);
         must_not(overwritten, my_token[me] < last_write);
         last_write = my_token[me];
         seen = my_token[me]
@@ -219,6 +222,10 @@ inline die(me) {
 /* environment: time passes for everybody, also for who is frozen */
 inline tick() {
     has_ttl;
+    if
+    :: left == 1 -> observe(EXPIRED, holder, token)
+    :: else
+    fi;
     left = (left > 0 -> left - 1 : 0);
     for (EACH) {
         deadline[each] = (deadline[each] > 0 -> deadline[each] - 1 : 0);

@@ -35,16 +35,37 @@ CREATE FUNCTION model_note_run() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     VALUES (NEW.task, 'run', CASE TG_OP WHEN 'INSERT' THEN 'BEGIN' ELSE 'END' END, NEW.attempt, NEW.worker);
     RETURN NULL;
 END $$;
+CREATE TABLE model_lease_history (number bigint GENERATED ALWAYS AS IDENTITY, kind text, who int, token int);
+CREATE FUNCTION model_note_lease() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF TG_OP = 'UPDATE' AND NEW.token <> OLD.token AND OLD.released_at IS NULL THEN
+        INSERT INTO model_lease_history (kind, who, token)
+        SELECT 'EXPIRED', OLD.owner::int, OLD.token WHERE OLD.expires_at <= clock_timestamp();
+    END IF;
+    INSERT INTO model_lease_history (kind, who, token)
+    VALUES (CASE WHEN TG_OP = 'INSERT' OR NEW.token <> OLD.token THEN 'TAKE'
+                 WHEN NEW.released_at IS NOT NULL THEN 'RELEASED' ELSE 'RENEWED' END, NEW.owner::int, NEW.token);
+    RETURN NULL;
+END $$;
+CREATE FUNCTION model_note_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO model_lease_history (kind, who, token) VALUES ('WROTE', NEW.pid, NEW.number);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER model_note AFTER INSERT OR UPDATE ON django_pglock_lease
+FOR EACH ROW EXECUTE FUNCTION model_note_lease();
+CREATE TRIGGER model_note AFTER UPDATE ON sample_effect FOR EACH ROW EXECUTE FUNCTION model_note_write();
 CREATE TRIGGER model_note AFTER INSERT OR UPDATE ON django_pglock_task FOR EACH ROW EXECUTE FUNCTION model_note_task();
 CREATE TRIGGER model_note AFTER INSERT OR UPDATE ON sample_run FOR EACH ROW EXECUTE FUNCTION model_note_run();
 """
 STOP = """
 DROP TRIGGER model_note ON django_pglock_task;
 DROP TRIGGER model_note ON sample_run;
-DROP FUNCTION model_note_task, model_note_run;
-DROP TABLE model_history;
+DROP TRIGGER model_note ON django_pglock_lease;
+DROP TRIGGER model_note ON sample_effect;
+DROP FUNCTION model_note_task, model_note_run, model_note_lease, model_note_write;
+DROP TABLE model_history, model_lease_history;
 """
 READ = "SELECT task, key, was, status, attempt, worker::text, is_uncounted FROM model_history ORDER BY number"
+READ_LEASES = "SELECT kind, who, token FROM model_lease_history ORDER BY number"
 
 #: The events of fence.pml, by the statuses before and after; an end of the claim may be one of two.
 CLAIMS = {
@@ -110,6 +131,13 @@ def versions() -> list[Version]:
     with connection.cursor() as cursor:
         cursor.execute(READ)
         return [Version(*row) for row in cursor.fetchall()]
+
+
+def lease_history() -> History:
+    """Return what was recorded of the lease, for leases.pml. The owner of a lease is the number of its process."""
+    with connection.cursor() as cursor:
+        cursor.execute(READ_LEASES)
+        return tuple(Event(*row) for row in cursor.fetchall())
 
 
 def claims_of(rows: Iterable[Version]) -> set[History]:

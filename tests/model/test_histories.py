@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
+from django_pglock import Lease
+from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Task, Worker
-from tests.conftest import WorkerProcess
+from tests.conftest import NEVER, ROOT, WorkerProcess
 from tests.model.checker import Model
-from tests.model.recorder import Event, History, claims_of, keys_of, promela, recording, versions
+from tests.model.recorder import Event, History, claims_of, keys_of, lease_history, promela, recording, versions
 from tests.sample import chaos_tasks
-from tests.sample.models import Run
+from tests.sample.models import Effect, Run
 
 KEYS = 4
 #: Events that a model allows so often only.
@@ -26,7 +33,8 @@ def accepted(model: str, histories: list[History]) -> list[bool]:
     """Say of each history whether it is a run of the model."""
     faults = max(sum(event.kind in FAULTS for event in history) for history in histories)
     # One more, for what no version of a row shows.
-    found = Model(model).accepted(promela(model, histories), f"-DFAULTS={faults + 1}", "-DWORKERS=3", "-DTASKS=3")
+    sizes = (f"-DFAULTS={faults + 1}", "-DWORKERS=3", "-DTASKS=3", "-DHOLDERS=3", "-DTOKENS=99")
+    found = Model(model).accepted(promela(model, histories), *sizes)
     return [number in found for number in range(len(histories))]
 
 
@@ -71,6 +79,77 @@ def test_the_histories_of_real_workers_are_runs_of_the_models(worker_process, ev
     assert [keys[place] for place, is_one in enumerate(accepted("keys", keys)) if not is_one] == []
 
 
+#: Takes the lease, writes to a service with its token for each line that it reads, and releases the lease.
+HOLDER = """
+import sys
+import django
+django.setup()
+from django_pglock import Lease, LockLost
+from tests.sample.models import Effect
+
+number = int(sys.argv[1])
+try:
+    with Lease("model", ttl=2, timeout=None, owner=str(number)) as lease:
+        for line in sys.stdin:
+            Effect.objects.filter(name="model", number__lte=lease.token).update(number=lease.token, pid=number)
+            print("has written", flush=True)
+except LockLost:
+    pass
+"""
+
+
+@contextmanager
+def holder(number: int) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that takes the lease."""
+    server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(number)],
+        env={**os.environ, **settings, "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def write(process: subprocess.Popen[str]) -> None:
+    """Let a process write to the service."""
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "has written\n"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_history_of_a_lease_is_a_run_of_the_model(eventually):
+    """One holder is frozen and writes too late, and one is killed."""
+    Effect.objects.create(name="model")
+
+    def has_taken(number: int) -> None:
+        eventually(lambda: LeaseRow.objects.filter(owner=str(number)).exists(), why="the lease was never free")
+
+    with recording(), holder(0) as frozen:
+        has_taken(0)
+        write(frozen)
+        frozen.send_signal(signal.SIGSTOP)
+        with holder(1) as killed:
+            has_taken(1)
+            write(killed)
+        frozen.send_signal(signal.SIGCONT)
+        write(frozen)
+        with Lease("model", ttl=300, timeout=NEVER, owner="2"):
+            pass
+        history = lease_history()
+
+    assert {"TAKE", "EXPIRED", "WROTE", "RELEASED"} <= {event.kind for event in history}
+    assert Event("TAKE", 2, 3) in history
+    assert accepted("leases", [history]) == [True], history
+
+
 CLAIM, BEGIN, END, FINISH = (Event(kind, 0, 1) for kind in ("CLAIM", "BEGIN", "END", "FINISH"))
 ELSEWHERE = tuple(Event(kind, 1, 2) for kind in ("CLAIM", "BEGIN", "END", "FINISH"))
 RESCUE = Event("RESCUE", 0, 1)
@@ -106,8 +185,32 @@ FORGED_KEYS = {
 }
 
 
+def of_lease(*events: tuple[str, int, int]) -> History:
+    return tuple(Event(*event) for event in (("TAKE", 0, 1), ("WROTE", 0, 1), *events))
+
+
+POSSIBLE_LEASES = {
+    "one after the other": of_lease(("RENEWED", 0, 1), ("RELEASED", 0, 1), ("TAKE", 1, 2)),
+    "the next one takes what has expired": of_lease(("EXPIRED", 0, 1), ("TAKE", 1, 2), ("WROTE", 1, 2)),
+    "a late write before the next one has written": of_lease(("EXPIRED", 0, 1), ("TAKE", 1, 2), ("WROTE", 0, 1)),
+}
+FORGED_LEASES = {
+    "two at once": of_lease(("TAKE", 1, 2)),
+    "a renewal by somebody else": of_lease(("RENEWED", 1, 1)),
+    "a renewal of what has expired": of_lease(("EXPIRED", 0, 1), ("RENEWED", 0, 1)),
+    "a release of what another one has": of_lease(("EXPIRED", 0, 1), ("TAKE", 1, 2), ("RELEASED", 0, 1)),
+    "the same token again": of_lease(("RELEASED", 0, 1), ("TAKE", 1, 1)),
+    "a late write that is accepted": of_lease(("EXPIRED", 0, 1), ("TAKE", 1, 2), ("WROTE", 1, 2), ("WROTE", 0, 1)),
+}
+
+
 @pytest.mark.parametrize(
-    ("model", "possible", "forged"), [("fence", POSSIBLE_CLAIMS, FORGED_CLAIMS), ("keys", POSSIBLE_KEYS, FORGED_KEYS)]
+    ("model", "possible", "forged"),
+    [
+        ("fence", POSSIBLE_CLAIMS, FORGED_CLAIMS),
+        ("keys", POSSIBLE_KEYS, FORGED_KEYS),
+        ("leases", POSSIBLE_LEASES, FORGED_LEASES),
+    ],
 )
 def test_a_forged_history_is_refused(model, possible, forged):
     histories = {**possible, **forged}

@@ -16,7 +16,7 @@ from django.db import migrations, models
 from django.db.models.functions import Now, Random
 
 from django_pglock import migrations as package
-from django_pglock.migrations._operations import CreateView, TableSQL
+from django_pglock.migrations._operations import AddFieldOnline, AddIndexOnline, CreateView, TableSQL
 
 #: Operations that take their locks for a moment, whatever the size of the table, or none, as options of models do.
 #: TableSQL sets storage parameters.
@@ -24,7 +24,7 @@ ONLINE = (
     *(AddConstraintNotValid, ValidateConstraint, migrations.CreateModel, CreateView, TableSQL),
     migrations.AlterModelOptions,
 )
-CONCURRENT = (AddIndexConcurrently, RemoveIndexConcurrently)
+CONCURRENT = (AddIndexOnline, RemoveIndexConcurrently)
 
 
 def names():
@@ -37,8 +37,9 @@ def obstacles(migration):
     for operation in migration.operations:
         if isinstance(operation, CONCURRENT):
             reason = "needs atomic = False" if migration.atomic else ""
-        elif isinstance(operation, migrations.AddField):
-            reason = _obstacle_of_field(operation.field)
+        elif isinstance(operation, AddFieldOnline):
+            is_last = operation is migration.operations[-1]
+            reason = _obstacle_of_field(operation.field) if is_last else "keeps its lock while the next operation runs"
         else:
             reason = "" if isinstance(operation, ONLINE) else "is not online"
         if reason:
@@ -87,10 +88,10 @@ CHECK = models.CheckConstraint(condition=models.Q(queue="x"), name="later")
 @pytest.mark.parametrize(
     "migration",
     [
-        Later(migrations.AddField("task", "a", models.IntegerField(null=True))),
-        Later(migrations.AddField("task", "a", models.DateTimeField(db_default=Now()))),
-        Later(migrations.AddField("task", "a", models.IntegerField(db_default=0))),
-        Later(AddIndexConcurrently("task", INDEX), atomic=False),
+        Later(AddFieldOnline("task", "a", models.IntegerField(null=True))),
+        Later(AddFieldOnline("task", "a", models.DateTimeField(db_default=Now()))),
+        Later(AddFieldOnline("task", "a", models.IntegerField(db_default=0))),
+        Later(AddIndexOnline("task", INDEX), atomic=False),
         Later(AddConstraintNotValid("task", CHECK)),
         Later(ValidateConstraint("task", "later")),
     ],
@@ -102,17 +103,20 @@ def test_what_is_online(migration):
 @pytest.mark.parametrize(
     "migration",
     [
-        Later(migrations.AddField("task", "a", models.IntegerField(default=0))),
-        Later(migrations.AddField("task", "a", models.FloatField(db_default=Random()))),
-        Later(migrations.AddField("task", "a", models.FloatField(null=True, db_default=Random()))),
-        Later(migrations.AddField("task", "a", models.IntegerField(null=True, db_index=True))),
-        Later(migrations.AddField("task", "a", models.ForeignKey("django_pglock.worker", models.CASCADE, null=True))),
+        Later(AddFieldOnline("task", "a", models.IntegerField(default=0))),
+        Later(AddFieldOnline("task", "a", models.FloatField(db_default=Random()))),
+        Later(AddFieldOnline("task", "a", models.FloatField(null=True, db_default=Random()))),
+        Later(AddFieldOnline("task", "a", models.IntegerField(null=True, db_index=True))),
+        Later(AddFieldOnline("task", "a", models.ForeignKey("django_pglock.worker", models.CASCADE, null=True))),
+        Later(migrations.AddField("task", "a", models.IntegerField(null=True))),
+        Later(AddIndexConcurrently("task", INDEX), atomic=False),
+        Later(AddFieldOnline("task", "a", models.IntegerField(null=True)), AddConstraintNotValid("task", CHECK)),
         Later(migrations.AlterField("task", "queue", models.TextField())),
         Later(migrations.RemoveField("task", "queue")),
         Later(migrations.RenameField("task", "queue", "line")),
         Later(migrations.AddIndex("task", INDEX)),
-        Later(AddIndexConcurrently("task", INDEX)),
-        Later(AddIndexConcurrently("task", INDEX), ValidateConstraint("task", "later"), atomic=False),
+        Later(AddIndexOnline("task", INDEX)),
+        Later(AddIndexOnline("task", INDEX), ValidateConstraint("task", "later"), atomic=False),
         Later(migrations.AddConstraint("task", CHECK)),
         Later(migrations.RunSQL("VACUUM FULL django_pglock_task")),
         Later(migrations.RunPython(migrations.RunPython.noop)),

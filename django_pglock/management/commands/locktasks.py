@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import getpass
 import json
+import re
 import time
 from collections.abc import Callable
 from operator import attrgetter
@@ -56,7 +57,7 @@ from django_pglock.tasks.redaction import fields_behind_keys
 from django_pglock.verbs import TASK_VERBS, Verb
 
 #: The verbs by the names of their subcommands.
-VERBS = {name.replace("_stuck", "").replace("_", "-"): verb for name, verb in TASK_VERBS.items()}
+VERBS = {re.sub("_(stuck|finished)", "", name).replace("_", "-"): verb for name, verb in TASK_VERBS.items()}
 
 
 class HelpFormatter(DjangoHelpFormatter):
@@ -87,6 +88,7 @@ class Command(BaseCommand):
   locktasks failures                            what fails, grouped by function, exception and place
   locktasks redrive --exception Refused --rate 10
   locktasks cancel --queue mail --dry-run       how many tasks would be cancelled?
+  locktasks move-to-queue --queue mail --to bulk
   locktasks reset --all --yes                   make running tasks of dead workers ready again
   locktasks prune --older-than 30 --status FAILED
   locktasks pause mail --reason "provider is down"
@@ -122,8 +124,12 @@ class Command(BaseCommand):
             ("cancel", _("Cancel unfinished tasks. Running tasks are asked to end.")),
             ("reset", _("Make stuck tasks ready again: running tasks whose worker is dead.")),
             ("run-now", _("Run scheduled tasks now instead of at their time.")),
+            ("delete", _("Delete finished tasks, whatever their age, with their attempts.")),
         ):
             add_choice(add(name, self._act, help_))
+        move = add("move-to-queue", self._act, _("Move waiting tasks to another queue."))
+        add_choice(move)
+        move.add_argument("--to", type=plain_text, metavar="QUEUE", required=True, help=_("The other queue."))
         redrive = add("redrive", self._redrive, _("Retry whole groups of failures, all at once or at a rate."))
         failures.add_redrive(redrive)
         self._add_prune(add)
@@ -273,7 +279,10 @@ class Command(BaseCommand):
     # Subcommands that change
 
     def _act(self, rows: Any, options: dict[str, Any]) -> None:
-        verb = VERBS[options["verb"]]
+        try:
+            verb = VERBS[options["verb"]].with_value(rows.db, options.get("to", ""))
+        except ValueError as error:
+            raise CommandError(str(error)) from error
         tasks = chosen(rows, options)
         if options["dry_run"] or not (options["ids"] or options["yes"]):
             count = verb.movable(tasks)[: MOST_COUNTED + 1].count()

@@ -117,6 +117,11 @@ class Heartbeat(ConnectedService):
         """Half an interval: when the server is back, the other services wait for this one."""
         return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
 
+    def is_unheard(self) -> bool:
+        """Say whether there is no session to send a heartbeat, and two are missing: others may count us as dead."""
+        since = time.monotonic() - (self.beat_at or 0.0)
+        return not self.is_connected and since > 2 * get_settings().HEARTBEAT_INTERVAL
+
     def connected(self) -> None:
         self._has_lock = False if self.is_pooled else None
         self._is_interrupted = True

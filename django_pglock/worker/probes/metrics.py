@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
+from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
 from django_pglock.store.histogram import BOUNDS
@@ -27,6 +29,11 @@ STATUSES = ("ready", "blocked", "scheduled", "running", "failed")
 #: Which buckets of the history are shown: those whose bounds grow by a factor of 4, up to 70 minutes. Each bucket is a
 #: time series for each function, queue and process.
 SHOWN = {**{bucket: str(BOUNDS[bucket]) for bucket in range(0, 45, 4)}, len(BOUNDS): "+Inf"}
+
+_shown_of: Any = itemgetter(*SHOWN)
+_ends_of: Any = attrgetter(*ENDS)
+#: Series whose text is kept: three for each function and queue, and some for each queue.
+MOST_KEPT = 10_000
 
 #: The labels of a sample as names and values.
 Labels = tuple[tuple[str, str], ...]
@@ -84,9 +91,9 @@ class Metrics:
             [((), self.outcomes[None])],
         )
         attempts = [
-            ((*labels, ("outcome", name)), getattr(counts, name))
+            ((*labels, ("outcome", name)), count)
             for labels, counts in _labelled(ended)
-            for name in ENDS
+            for name, count in zip(ENDS, _ends_of(counts), strict=True)
         ]
         yield "attempts_total", "Attempts that ended, by queue, function and outcome.", attempts
         connected = [service for service in self.health.services if isinstance(service, ConnectedService)]
@@ -135,16 +142,29 @@ def _lines(name: str, help_text: str, samples: Samples) -> Iterator[str]:
     kind = "counter" if name.endswith("_total") else "gauge"
     yield _head(name, help_text, kind)
     for labels, value in samples:
-        yield f"{PREFIX}{name}{_braced(_escaped(labels))} {value}\n"
+        yield f"{_sample(name, labels)} {value}\n"
 
 
 def _histogram_lines(name: str, help_text: str, histograms: Histograms) -> Iterator[str]:
     yield _head(name, help_text, "histogram")
     for labels, buckets, total in histograms:
-        text, ends = _escaped(labels), list(accumulate(buckets))
-        for bucket, bound in SHOWN.items():
-            yield f'{PREFIX}{name}_bucket{{{text},le="{bound}"}} {ends[bucket]}\n'
-        yield f"{PREFIX}{name}_sum{_braced(text)} {total}\n{PREFIX}{name}_count{_braced(text)} {ends[-1]}\n"
+        ends = list(accumulate(buckets))
+        yield _histogram(name, labels) % (*_shown_of(ends), total, ends[-1])
+
+
+# With hundreds of functions there are ten thousand lines, of which only the numbers change between two scrapes.
+@lru_cache(maxsize=MOST_KEPT)
+def _sample(name: str, labels: Labels) -> str:
+    """Return the line of a sample without its number."""
+    return f"{PREFIX}{name}{_braced(_escaped(labels))}"
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _histogram(name: str, labels: Labels) -> str:
+    """Return the lines of a histogram with ``%s`` for the numbers: of the buckets, the sum and the count."""
+    text = _escaped(labels).replace("%", "%%")
+    lines = [f'{PREFIX}{name}_bucket{{{text},le="{bound}"}} %s\n' for bound in SHOWN.values()]
+    return "".join([*lines, f"{PREFIX}{name}_sum{_braced(text)} %s\n{PREFIX}{name}_count{_braced(text)} %s\n"])
 
 
 def _head(name: str, help_text: str, kind: str) -> str:

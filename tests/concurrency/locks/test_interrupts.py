@@ -2,12 +2,16 @@
 
 A signal's handler that raises (SIGALRM, Ctrl-C, a worker's soft limit) does so between two bytecodes. Each of these
 tests runs the same block again and again, and raises at the first boundary, at the second, and so on to the last one.
+
+The short form raises at each boundary of the two blocks that contain nearly all of the code, and at every fourth or
+tenth boundary of the others. ``PGLOCK_INTERRUPTS=all`` raises at every one.
 """
 
 from __future__ import annotations
 
 import dis
 import gc
+import os
 import sys
 import time
 from contextlib import suppress
@@ -35,6 +39,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 #: A boundary is one in our own code: what Django and psycopg do in between is theirs, and covered by the one around it.
 OURS = str(Path(django_pglock.__file__).parent)
 RETURN_VALUE = dis.opmap["RETURN_VALUE"]
+IS_SHORT = os.environ.get("PGLOCK_INTERRUPTS") != "all"
 
 
 class Interrupt(BaseException):
@@ -78,12 +83,12 @@ class At:
 
 
 def interrupt_everywhere(use, check, *, step=1, spares_ends=False):
-    """Interrupt ``use`` at every boundary, and check after each."""
+    """Interrupt ``use`` at every boundary, in the short form at each ``step``-th one, and check after each."""
     # What was there before is not looked through each time.
     gc.collect()
     gc.freeze()
     try:
-        return _interrupt_everywhere(use, check, step, spares_ends)
+        return _interrupt_everywhere(use, check, step if IS_SHORT else 1, spares_ends)
     finally:
         gc.unfreeze()
 
@@ -161,7 +166,7 @@ def test_a_block_that_is_interrupted_anywhere_leaves_nothing_held(kind, somebody
 
     use()
     # The others differ from one of these in their statements alone.
-    step = 1 if kind in ("session", "timeout", "semaphore") else 4
+    step = {"session": 1, "timeout": 1, "semaphore": 4}.get(kind, 10)
     boundaries = interrupt_everywhere(use, nothing_is_left(somebody, *NAMES[kind]), step=step)
     assert boundaries > 500
 
@@ -173,7 +178,7 @@ def test_a_handle_that_is_interrupted_anywhere_leaves_nothing_held(kind, somebod
         handle.assert_held()
         handle.release()
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "a"))
+    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=4)
 
 
 def test_a_decorated_function_that_is_interrupted_anywhere_leaves_nothing_held(somebody):
@@ -181,7 +186,7 @@ def test_a_decorated_function_that_is_interrupted_anywhere_leaves_nothing_held(s
     def use(number=5):
         return number
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "a:5"))
+    interrupt_everywhere(use, nothing_is_left(somebody, "a:5"), step=4)
 
 
 def test_one_lockable_for_all_keeps_nothing_of_those_that_were_interrupted(somebody):
@@ -192,7 +197,7 @@ def test_one_lockable_for_all_keeps_nothing_of_those_that_were_interrupted(someb
         with shared:
             pass
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=2, spares_ends=True)
+    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=4, spares_ends=True)
 
 
 def test_an_outer_lock_is_held_or_known_to_be_lost(somebody):
@@ -216,7 +221,7 @@ def test_an_outer_lock_is_held_or_known_to_be_lost(somebody):
         finally:
             pass
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "outer", "inner"), step=3)
+    interrupt_everywhere(use, nothing_is_left(somebody, "outer", "inner"), step=4)
 
 
 def test_inside_atomic_the_transaction_goes_on_or_is_rolled_back(somebody):
@@ -226,7 +231,7 @@ def test_inside_atomic_the_transaction_goes_on_or_is_rolled_back(somebody):
             with lock("a", timeout=5):
                 pass
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=2)
+    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=4)
 
 
 def test_a_session_of_a_pool_goes_back_without_a_lock(pooled, somebody):
@@ -241,7 +246,7 @@ def test_a_session_of_a_pool_goes_back_without_a_lock(pooled, somebody):
         for name in ("a",):
             assert _free_soon(somebody, name), f"interrupted at boundary {number}: {name} is held in the pool"
 
-    interrupt_everywhere(use, check, step=2)
+    interrupt_everywhere(use, check, step=4)
 
 
 def _status_at_rest(raw):
@@ -273,7 +278,7 @@ class InsideTestCase(TestCase):
             assert _free_soon(other, "a"), f"interrupted at boundary {number}"
 
         try:
-            interrupt_everywhere(use, check, step=2)
+            interrupt_everywhere(use, check, step=4)
         finally:
             other.leaves()
 

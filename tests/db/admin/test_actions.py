@@ -11,8 +11,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_pglock.admin import actions
+from django_pglock.bulk import enqueue_change
 from django_pglock.models import Task
 from django_pglock.store.liveness import beat
+from django_pglock.verbs import TASK_VERBS
 from tests.db.admin.visits import LIST, act, make, person, said
 
 pytestmark = pytest.mark.django_db
@@ -178,3 +180,64 @@ def test_all_that_match_are_one_statement_and_one_audit_entry(client, monkeypatc
     assert Task.objects.filter(status="CANCELLED").count() == 20
     assert sum('UPDATE "django_pglock_task"' in query["sql"] for query in queries) == 1
     assert LogEntry.objects.count() == 1
+
+
+def test_waiting_tasks_are_moved_to_a_queue_that_a_page_asks_for(client):
+    row, running = make(), make("RUNNING")
+    person(client, "view_task")
+    data = {"action": "move_to_queue", "_selected_action": [row.pk, running.pk]}
+    client.post(LIST, {**data, "confirmed": "1", "value": "other"})
+    assert Task.objects.get(pk=row.pk).queue == "default", "without the permission"
+    person(client, "view_task", "change_task")
+    page = client.post(LIST, data)
+    assert "1 waiting task would be moved." in page.content.decode()
+    assert 'name="value"' in page.content.decode()
+    assert not LogEntry.objects.exists()
+    fields = {**data, "confirmed": "1"}
+    assert "queue" in said(client.post(LIST, {**fields, "value": " \x00"}, follow=True))[0]
+    messages = said(client.post(LIST, {**fields, "value": "other"}, follow=True))
+    assert messages[0] == "1 task was moved."
+    assert messages[1].startswith("1 of the selected tasks was not moved")
+    assert [Task.objects.get(pk=each.pk).queue for each in (row, running)] == ["other", "default"]
+    assert LogEntry.objects.get().change_message.startswith("move_to_queue other: 1 of ")
+
+
+def test_finished_tasks_are_deleted_after_a_question_only_for_all(client):
+    rows = [make("FAILED"), make("READY")]
+    person(client, "view_task")
+    act(client, "delete_finished", *rows)
+    assert Task.objects.count() == 2, "without the permission"
+    person(client, "view_task", "delete_task")
+    page = client.get(LIST).content.decode()
+    assert "delete_finished" in page
+    assert "delete_selected" not in page
+    page = client.post(LIST, {"action": "delete_finished", "_selected_action": [rows[0].pk], "select_across": "1"})
+    assert "1 finished task would be deleted" in page.content.decode()
+    messages = said(act(client, "delete_finished", *rows))
+    assert messages[0] == "1 task was deleted."
+    assert "was not deleted" in messages[1]
+    assert list(Task.objects.values_list("pk", flat=True)) == [rows[1].pk]
+    assert LogEntry.objects.get().change_message.startswith("delete_finished: 1 of ")
+
+
+def test_a_crowd_is_moved_by_a_task_that_knows_the_queue(client, monkeypatch):
+    monkeypatch.setattr(actions, "WINDOW", 2)
+    person(client, "view_task", "change_task")
+    rows = [make() for _ in range(3)]
+    ids = [row.pk for row in rows]
+    client.post(LIST, {"action": "move_to_queue", "_selected_action": ids, "confirmed": "1", "value": "other"})
+    change = Task.objects.latest("pk")
+    assert change.args == ["move_to_queue", ids, "other"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_moves_and_another_deletes(worker, eventually):
+    waiting, failed = make(queue="elsewhere"), make("FAILED", queue="elsewhere")
+    enqueue_change("default", TASK_VERBS["move_to_queue"].with_value("default", "other"), [waiting.pk, failed.pk])
+    enqueue_change("default", TASK_VERBS["delete_finished"], [waiting.pk, failed.pk])
+    worker(queues=["default"])
+    eventually(
+        lambda: Task.objects.filter(task_path="django_pglock.bulk.change_tasks", status="SUCCESSFUL").count() == 2
+    )
+    assert Task.objects.get(pk=waiting.pk).queue == "other"
+    assert not Task.objects.filter(pk=failed.pk).exists()

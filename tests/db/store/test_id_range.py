@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from django.db import connection
 
 from django_pglock.models import Task
 from django_pglock.store.id_range import ROUGHLY, above_succeeded, first_since
@@ -17,10 +18,13 @@ BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 def spread(*ids):
     """Make a task for each id, enqueued so many seconds after the beginning."""
-    Task.objects.bulk_create(
-        Task(id=id_, queue="q", task_path="a.b", backend="default", enqueued_at=BEGAN + timedelta(seconds=id_))
-        for id_ in ids
-    )
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """INSERT INTO django_pglock_task (id, queue, task_path, backend, enqueued_at)
+               OVERRIDING SYSTEM VALUE
+               SELECT id, 'q', 'a.b', 'default', %s + id * interval '1 second' FROM unnest(%s::bigint[]) AS id""",
+            [BEGAN, list(ids)],
+        )
 
 
 @pytest.mark.parametrize("ids", [range(1, 9000), [*range(1, 1000), *range(500_000, 500_100)], [7], []])

@@ -103,6 +103,8 @@ def plans(worker, ids):
         "RELEASE": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
         "RELEASE_UNLOCKED": (f"{{{ids[0]}}}", BATCH, "x", "%s", "done"),
         "KNOWN_QUEUES": (BATCH, ["default"]),
+        "COUNTED_QUEUES": (60.0, ["default"]),
+        "COMMON_QUEUES": None,
         "READY_QUEUES": None,
         "NEXT_DUE": None,
         "ADMIT": (["backlog"],),

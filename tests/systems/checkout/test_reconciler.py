@@ -1,4 +1,7 @@
-"""One of several reconcilers works. When it is killed, cut off, ended or frozen, another one takes over."""
+"""One of several reconcilers works, the one with the lock. When it is killed or cut off, another one takes over.
+
+The play tests the same with leaders by election: ``test_play.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connection
 
-from django_pglock.models import AdvisoryLock, Lease
+from django_pglock.models import AdvisoryLock
 from example_project.systems.checkout.models import Cart, Payment
-from example_project.systems.checkout.workers import reconcile, reconcile_by_lock
+from example_project.systems.checkout.workers import reconcile_by_lock
 from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,19 +48,6 @@ class Reconcilers:
 
 
 @pytest.fixture
-def leaders(process, site):
-    """Reconcilers by election. The lease has the number of the process as the end of its owner."""
-
-    def is_leader(started, name):
-        return Lease.objects.held().filter(name="reconciler", owner__endswith=f":{started.pid}").exists()
-
-    def start(name):
-        return process(reconcile, 2.0, 0.05, PGAPPNAME=name, PAYMENTS_URL=site.fleet.environment["PAYMENTS_URL"])
-
-    return Reconcilers(start, is_leader)
-
-
-@pytest.fixture
 def holders(process, site):
     """Reconcilers by an advisory lock."""
 
@@ -83,23 +73,6 @@ def takes_over(eventually, site):
         return now
 
     return wait
-
-
-def test_another_leader_takes_over(leaders, takes_over):
-    """Also from a frozen one, which steps down when it goes on: its lease is over by the clock."""
-    leaders.add(4)
-    first = takes_over(leaders, None)
-    first.kill()
-    second = takes_over(leaders, first)
-    second.send_signal(signal.SIGSTOP)
-    third = takes_over(leaders, second)
-    second.send_signal(signal.SIGCONT)
-    assert second.wait(NEVER) != 0
-    leaders.cut_off(third)
-    fourth = takes_over(leaders, third)
-    assert third.wait(NEVER) != 0
-    fourth.terminate()
-    takes_over(leaders, fourth)
 
 
 def test_another_holder_takes_over_but_not_from_a_frozen_one(holders, takes_over, eventually):

@@ -322,12 +322,12 @@ def test_queues_are_counted_while_somebody_asks_and_never_by_who_asks(probed, ev
     shared = queue_counts.shared_counts
     monkeypatch.setattr(queue_counts, "shared_counts", lambda using: read.append(1) or shared(using))
     for _ in range(3):
-        tasks.nothing.using(queue_name='an "odd\\one"').enqueue()
+        tasks.nothing.using(queue_name='an "odd\\one" 9%s').enqueue()
     Queue.objects.pause("mail")
     worker.upkeep.queue_counts.look()
     assert not read, "counted before anybody asked"
 
-    odd = 'queue=an \\"odd\\\\one\\"'
+    odd = 'queue=an \\"odd\\\\one\\" 9%s'
     eventually(lambda: metrics(worker).get(f"tasks_ready {odd}") == 3, why="it was not counted")
     found = metrics(worker)
     assert 0 < found[f"oldest_ready_task_age_seconds {odd}"] < NEVER

@@ -1,0 +1,21 @@
+"""Finished tasks are deleted because a person asks for it, however young they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_pglock.store.move import Progress, by_windows
+from django_pglock.store.prune import delete_free, unneeded
+from django_pglock.tasks.states import FINISHED
+
+
+def delete(tasks: Any, *, progress: Progress | None = None) -> int:
+    """Delete finished tasks with their attempts. Returns how many.
+
+    A task stays if others wait for it, or if its unique key is taken for a period.
+    """
+    return by_windows(tasks, tasks.filter(status__in=sorted(FINISHED)).order_by("pk"), _delete, progress)
+
+
+def _delete(tasks: Any) -> int:
+    return delete_free(unneeded(tasks).filter(status__in=sorted(FINISHED)).order_by("pk"))

@@ -1,0 +1,42 @@
+"""Waiting tasks move to another queue because a person asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_pglock.store.marking import first_free, mark
+from django_pglock.store.move import Progress, by_windows
+from django_pglock.store.wake import wake
+from django_pglock.tasks.compat import task_backends
+from django_pglock.tasks.queues import check_queue_name
+from django_pglock.tasks.states import WAITING, TaskStatus
+
+
+def move_to_queue(tasks: Any, queue: str, *, progress: Progress | None = None) -> int:
+    """Move waiting tasks to the queue. Returns how many. Raises ``ValueError`` for a name that QUEUES does not list."""
+    check_target(tasks.db, queue)
+
+    def verb(window: Any) -> int:
+        return _move(window, queue)
+
+    return by_windows(tasks, _movable(tasks, queue).order_by("pk"), verb, progress)
+
+
+def check_target(using: str, queue: str) -> None:
+    """Raise ``ValueError`` for a name that no queue can have, or that QUEUES of no backend of this database lists."""
+    check_queue_name(queue)
+    here = [backend.queues for backend in task_backends.all() if getattr(backend, "database", None) == using]
+    # A backend with an empty QUEUES takes every name.
+    if here and not any(queue in queues or not queues for queues in here):
+        raise ValueError(f"No backend in TASKS lists the queue {queue!r} in QUEUES, so no task may be in it.")
+
+
+def _movable(tasks: Any, queue: str) -> Any:
+    return tasks.filter(status__in=sorted(WAITING)).exclude(queue=queue)
+
+
+def _move(tasks: Any, queue: str) -> int:
+    moved = mark(first_free(_movable(tasks, queue).order_by("id"), no_key=True), {"queue": queue}, "status")
+    if any(status == TaskStatus.READY for (status,) in moved):
+        wake(tasks.db, [queue])
+    return len(moved)

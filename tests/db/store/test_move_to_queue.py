@@ -1,0 +1,69 @@
+"""Moving waiting tasks to another queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.models import Task
+from django_pglock.tasks.states import WAITING, TaskStatus
+from tests.db.admin.visits import make
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("status", TaskStatus.values)
+def test_only_waiting_tasks_are_moved(status):
+    row = make(status)
+    assert Task.objects.all().move_to_queue("other") == (status in WAITING)
+    row.refresh_from_db()
+    assert (row.queue, row.status) == ("other" if status in WAITING else "default", status)
+
+
+def test_what_is_in_the_queue_already_is_not_counted():
+    make(queue="other")
+    assert Task.objects.all().move_to_queue("other") == 0
+
+
+@pytest.mark.parametrize("queue", ["", "x" * 129])
+def test_a_name_that_no_queue_can_have_is_refused(queue):
+    row = make()
+    with pytest.raises(ValueError, match="queue"):
+        Task.objects.all().move_to_queue(queue)
+    row.refresh_from_db()
+    assert row.queue == "default"
+
+
+def test_a_queue_that_the_settings_do_not_list_is_refused(settings):
+    name = "django_pglock.backend.PostgresBackend"
+    settings.TASKS = {"default": {"BACKEND": name, "QUEUES": ["default", "other"]}}
+    row = make()
+    with pytest.raises(ValueError, match="lists the queue 'third'"):
+        Task.objects.all().move_to_queue("third")
+    assert Task.objects.filter(pk=row.pk).move_to_queue("other") == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_whose_row_is_locked_stays(locked):
+    """As when a worker claims it at this moment."""
+    rows = [make(), make()]
+    with locked(rows[0].pk):
+        assert Task.objects.all().move_to_queue("other") == 1
+    assert list(Task.objects.order_by("pk").values_list("queue", flat=True)) == ["default", "other"]
+
+
+@pytest.mark.parametrize(("status", "woken"), [("READY", [["other"]]), ("SCHEDULED", []), ("BLOCKED", [])])
+def test_workers_of_the_queue_are_woken_for_ready_tasks(monkeypatch, status, woken):
+    made = []
+    monkeypatch.setattr("django_pglock.store.move_to_queue.wake", lambda using, queues: made.append([*queues]))
+    make(status)
+    assert Task.objects.all().move_to_queue("other") == 1
+    assert made == woken
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_of_the_queue_runs_the_tasks(worker, eventually):
+    result = tasks.nothing.enqueue()
+    worker(queues=["other"])
+    assert Task.objects.all().move_to_queue("other") == 1
+    eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")

@@ -1,0 +1,94 @@
+"""Schedules: a tick becomes one task, whoever looks at it, changes it or removes it at that moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timedelta
+
+from django.db.models import DateTimeField
+from django.db.models.functions import Now, Trunc
+
+from django_pglock import task
+from django_pglock.models import Schedule
+from django_pglock.store.schedule import enqueue_due, register
+from tests.interleavings.judge import Judge, law
+from tests.interleavings.verbs import Ledger, in_a_transaction, verb
+from tests.interleavings.worlds import World
+from tests.sample import scheduled
+
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
+#: Verbs after which a tick may have passed without a task.
+PASS_TICKS = {"enable", "remove", "enable_in_a_transaction", "remove_in_a_transaction"}
+
+
+def schedules(world: World) -> None:
+    """One schedule is due, one whose function is unique is due, one is due and disabled, and one has changed."""
+    nightly = task(every=HOUR)(scheduled.nightly)
+    task(every=HOUR, unique=True)(scheduled.hourly)
+    disabled = task(every=HOUR)(scheduled.weekly)
+    changed = task(every=HOUR)(scheduled.monthly)
+    register("default")
+    Schedule.objects.update(next_at=Trunc(Now() - MINUTE, "second", output_field=DateTimeField()))
+    Schedule.objects.filter(pk=disabled.module_path).update(is_enabled=False)
+    Schedule.objects.filter(pk=changed.module_path).update(expression="every 60 s")
+    world.facts = {"schedules": {row.pk: row for row in Schedule.objects.all()}, "always": nightly.module_path}
+
+
+@verb("schedules", is_workers=True)
+def tick(world: World, ledger: Ledger) -> None:
+    enqueue_due("default")
+
+
+@verb("schedules", is_workers=True)
+def register_again(world: World, ledger: Ledger) -> None:
+    register("default")
+
+
+@verb("schedules")
+def enable(world: World, ledger: Ledger) -> None:
+    Schedule.objects.all().enable()
+
+
+@verb("schedules")
+def disable(world: World, ledger: Ledger) -> None:
+    Schedule.objects.all().disable()
+
+
+@verb("schedules")
+def remove(world: World, ledger: Ledger) -> None:
+    Schedule.objects.all().delete()
+
+
+@verb("schedules")
+def run_schedules_now(world: World, ledger: Ledger) -> None:
+    ledger.enqueued += Schedule.objects.all().run_now()
+
+
+for name in ("enable", "disable", "remove", "run_schedules_now"):
+    in_a_transaction(name)
+
+
+@law("schedules")
+def each_tick_is_one_task(judge: Judge) -> None:
+    before, now = judge.world.facts["schedules"], {row.pk: row for row in Schedule.objects.all()}
+    by_schedule = [each for each in judge.now.values() if "schedule" in each.meta]
+    ticks = {(each.task_path, datetime.fromisoformat(each.meta["schedule"])): each.pk for each in by_schedule}
+    assert len(by_schedule) == len(ticks), "a tick was enqueued twice"
+    played = {each.name for each in judge.verbs}
+    for path, date in ticks:
+        assert date == before[path].next_at, f"{path} was not due at {date}"
+        assert before[path].is_enabled or played & PASS_TICKS, f"{path} is disabled"
+        assert path not in now or now[path].next_at > date, f"the tick of {path} would be enqueued again"
+        if path in now and now[path].last_at:
+            assert (now[path].last_at, now[path].last_task) == (date, ticks[path, date])
+    always = judge.world.facts["always"]
+    if not played & PASS_TICKS and now[always].next_at != before[always].next_at:
+        assert (always, before[always].next_at) in ticks, "a tick has passed without a task"
+
+
+@law("schedules")
+def what_was_run_now_is_one_task_each(judge: Judge) -> None:
+    by_hand = {each.pk for each in judge.now.values() if "schedule" not in each.meta}
+    assert by_hand >= set(judge.ledger.enqueued)
+    assert judge.has_died or by_hand == set(judge.ledger.enqueued)
+    assert max(Counter(judge.now[pk].task_path for pk in by_hand).values(), default=0) <= len(judge.verbs)
