@@ -33,6 +33,12 @@ def session_locks_of(connection: DatabaseWrapper) -> SessionLocks:
     return locks
 
 
+def holds_locks(connection: DatabaseWrapper) -> bool:
+    """Say whether the session of a Django connection holds locks of this package, or may hold them."""
+    locks: SessionLocks | None = connection.__dict__.get(_ATTRIBUTE)
+    return locks is not None and bool(locks.pending or locks.records(connection))
+
+
 def keep_out_of_pool(connection: DatabaseWrapper) -> None:
     """See to it that a session does not go back to Django's pool with a lock, which the next user would then hold."""
     if connection.settings_dict["OPTIONS"].get("pool"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals
 from django_pglock.store.sql import OFF
 
@@ -25,11 +24,6 @@ SELECT {", ".join(f"set_config('{name}', 'off', false)" for name in (*OFF, "enab
 
 # By session that keeps plans: the names of its prepared statements, by their text.
 _prepared: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
-
-
-def keep_plans_in(using: str) -> None:
-    """Keep plans in this thread's session of the database ``using`` from now on."""
-    keep_plans(connection_for(using))
 
 
 def keep_plans(connection: DatabaseWrapper) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
+from typing import TypeAlias
 
 from django_pglock.tasks.claim import Claim
 
@@ -24,6 +25,10 @@ AHEAD = 0.025
 MOST_AHEAD, MOST_AT_ONCE = 2000, 1000
 #: The most coroutines that run at once, in addition to the threads.
 MOST_ASYNC = 100
+
+
+#: Claims that wait for a thread. None: the thread that takes it has to end.
+Inbox: TypeAlias = "SimpleQueue[Claim | None]"
 
 
 class Slot:
@@ -46,7 +51,7 @@ class ThreadCapacity:
 
     def __init__(self, count: int, changed: Callable[[], None]) -> None:
         self.slots = [Slot() for _ in range(count)]
-        self.inbox: SimpleQueue[Claim | None] = SimpleQueue()
+        self.inbox: Inbox = SimpleQueue()
         self._changed = changed
         # How many claims were put into the inbox, and how many were taken back before they began.
         self._put = self._taken_back = 0
@@ -57,9 +62,12 @@ class ThreadCapacity:
 
     # Called by the threads
 
-    def next(self, slot: Slot) -> Claim | None:
-        """Wait for the next claim of this thread and return it; None: the thread has to end."""
-        claim = self.inbox.get()
+    def next(self, slot: Slot, wait: Callable[[Inbox], Claim | None] = SimpleQueue.get) -> Claim | None:
+        """Wait for the next claim of this thread and return it; None: the thread has to end.
+
+        ``wait`` takes it out of the inbox as soon as there is one.
+        """
+        claim = wait(self.inbox)
         slot.began_at = time.monotonic()
         slot.begun += 1
         if not self._is_plenty():
@@ -164,7 +172,7 @@ class LoopCapacity:
     """The places of the event loop, and the claims that wait for the thread that starts coroutines there."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        self.inbox: SimpleQueue[Claim | None] = SimpleQueue()
+        self.inbox: Inbox = SimpleQueue()
         self._changed = changed
         self._count = 0
         self._counting = threading.Condition()
@@ -182,9 +190,9 @@ class LoopCapacity:
             self._count += 1
         self.inbox.put(claim)
 
-    def next(self) -> Claim | None:
+    def next(self, wait: Callable[[Inbox], Claim | None] = SimpleQueue.get) -> Claim | None:
         """Wait for the next claim and return it; None: the thread that starts coroutines has to end."""
-        return self.inbox.get()
+        return wait(self.inbox)
 
     def take_back(self) -> Iterator[Claim]:
         """Yield the claims that have not begun. None of them begins any more."""
@@ -210,7 +218,7 @@ class LoopCapacity:
             return self._counting.wait_for(lambda: self._count <= 0, timeout)
 
 
-def _taken_from(inbox: SimpleQueue[Claim | None]) -> Iterator[Claim]:
+def _taken_from(inbox: Inbox) -> Iterator[Claim]:
     while True:
         try:
             claim = inbox.get_nowait()

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.db import DatabaseError, InterfaceError, connections
 
-from django_pglock.postgres.connections import statement_under_way
+from django_pglock.postgres.connections import has_hung_up, statement_under_way
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
+from django_pglock.worker.shared_sessions import SharedSessions
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -93,7 +94,11 @@ class Service:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close what a turn may have opened. Called after each failure and at the end."""
+        """Close what a turn may have opened. Called after each failure."""
+
+    def leave(self) -> None:
+        """Close what the turns have open. Called at the end."""
+        self.close()
 
     def last_turn(self) -> None:
         """Do what is left to do after the last turn, with what the turns have open. May fail."""
@@ -107,7 +112,7 @@ class Service:
                 self._one_turn()
             self.last_turn()
         finally:
-            self.close()
+            self.leave()
             self.finish()
 
     def _one_turn(self) -> None:
@@ -136,24 +141,32 @@ class Service:
 
 
 class ConnectedService(Service):
-    """A service with a database session of its own, opened before the first turn and again after each loss.
+    """A service with a database session, opened before the first turn and again after each loss.
 
     The session replaces the thread's Django connection, so every query of this thread runs in it. Limits that a
     database administrator has set for the role are lifted, because here an idle session is normal. The server ends a
     statement that takes longer than ``patience`` seconds; if the server cannot be reached, ``Deadlines`` does.
+
+    Without ``sessions`` the session is the service's own. Else the service takes one of them for each turn, and others
+    may use it while this one waits.
     """
 
     #: The most seconds for one statement.
     patience = 30.0
 
-    def __init__(self, using: str) -> None:
+    def __init__(self, using: str, sessions: SharedSessions | None = None) -> None:
         super().__init__()
         self.using = using
+        self.sessions = sessions
         self._connection: DatabaseWrapper | None = None
         # The same connection, already while it is being opened: that takes statements, too.
         self._awaited: DatabaseWrapper | None = None
         self._statements = 0
-        self._sessions = 0
+        # Whether a session was lost, or none was there yet: then ``connected`` has to be called.
+        self._is_cut_off = True
+        self._connects = 0
+        # Whether the service has released its session within the present turn.
+        self._has_released = False
 
     @property
     def is_connected(self) -> bool:
@@ -163,25 +176,63 @@ class ConnectedService(Service):
     @property
     def reconnects(self) -> int:
         """How many sessions were opened because one before was lost."""
-        return max(0, self._sessions - 1)
+        return max(0, self._connects - 1)
 
     def open(self) -> None:
+        self._has_released = False
         if self._connection is None:
-            connection = dedicated_connection(self.using, application_name=f"lockworker {self.name}")
-            # How long to wait for a server that does not answer is for the client's settings to say.
-            self.note_life(math.inf)
-            self._awaited = connection
-            connection.ensure_connection()
-            self.note_life()
-            self._sessions += 1
+            connection = self._take()
+            if connection.connection is None:
+                self._prepare(connection)
             self._connection = connections[self.using] = connection
-            connection.execute_wrappers.append(self._count)
-            patience = f"{self.patience * 1000:.0f}ms"
-            set_limits(connection, {**NO_LIMITS, **dict.fromkeys(OWN_LIMITS, patience)})
-            self.connected()
+            if self._is_cut_off:
+                self._connects += 1
+                self.connected()
+                self._is_cut_off = False
+
+    def _take(self) -> DatabaseWrapper:
+        """Return a living session, or a session that is not open yet."""
+        if self.sessions is None:
+            connection = dedicated_connection(self.using, application_name=f"lockworker {self.name}")
+        else:
+            connection = self.sessions.take()
+            if has_hung_up(connection):
+                self._lose(connection)
+                connection = self.sessions.take()
+        self._awaited = connection
+        connection.execute_wrappers.append(self._count)
+        return connection
+
+    def _prepare(self, connection: DatabaseWrapper) -> None:
+        # How long to wait for a server that does not answer is for the client's settings to say.
+        self.note_life(math.inf)
+        connection.ensure_connection()
+        self.note_life()
+        patience = f"{self.patience * 1000:.0f}ms"
+        set_limits(connection, {**NO_LIMITS, **dict.fromkeys(OWN_LIMITS, patience)})
+        if self.sessions is not None:
+            self.sessions.prepare(connection)
+
+    def release_session(self) -> None:
+        """Let others use the session, if it is shared. Call it before a wait; the next turn takes one again."""
+        if self.sessions is not None and self._connection is not None:
+            connection, self._connection, self._awaited = self._connection, None, None
+            connection.execute_wrappers.remove(self._count)
+            del connections[self.using]
+            self._has_released = True
+            self.sessions.give_back(connection)
+
+    def retake_session(self) -> None:
+        """Take a session again within the turn, if the service has released one."""
+        if self._has_released:
+            self.open()
+
+    def leave(self) -> None:
+        self.release_session()
+        self.close()
 
     def connected(self) -> None:
-        """Prepare a session that has just been opened."""
+        """Prepare for work in a session that is the first one, or that replaces one that was lost."""
 
     def under_way(self) -> tuple[DatabaseWrapper, int] | None:
         """Return the session and the number of the statement that waits for its answer now. For other threads."""
@@ -195,4 +246,10 @@ class ConnectedService(Service):
     def close(self) -> None:
         connection, self._connection, self._awaited = self._awaited, None, None
         if connection is not None:
-            connection.close()
+            self._lose(connection)
+
+    def _lose(self, connection: DatabaseWrapper) -> None:
+        self._is_cut_off = True
+        connection.close()
+        if self.sessions is not None:
+            self.sessions.close_idle()

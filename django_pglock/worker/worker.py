@@ -7,14 +7,15 @@ import threading
 from collections.abc import Sequence
 
 from django_pglock.errors import model_of
+from django_pglock.store.plans import keep_plans
 from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.fetcher import Fetcher
-from django_pglock.worker.claiming.listener import Listener
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.deadlines import Deadlines
 from django_pglock.worker.liveness.heartbeat import Heartbeat
+from django_pglock.worker.liveness.listener import Listener
 from django_pglock.worker.liveness.session_watch import SessionWatch
 from django_pglock.worker.options import check_options
 from django_pglock.worker.probes.health import Health
@@ -29,6 +30,7 @@ from django_pglock.worker.running.watchdog import Watchdog
 from django_pglock.worker.service import Service
 from django_pglock.worker.settling.progress import Progress
 from django_pglock.worker.settling.settler import Settler
+from django_pglock.worker.shared_sessions import SharedSessions
 from django_pglock.worker.signal_safe_event import SignalSafeEvent
 from django_pglock.worker.supervising.channel import ENDING, REPLACE, SupervisorChannel
 from django_pglock.worker.supervising.limits import Limits
@@ -111,9 +113,11 @@ class Worker:
         self.executor = Executor(self.in_flight, using, watchdog)
         self.session_watch = SessionWatch(self.executor.claim_of)
         progress = Progress(self.in_flight, using)
-        self.heartbeat = self._make_heartbeat(using, progress, is_pooled=not listens)
-        self.upkeep = Upkeep(using, self.identity.id, promoted=self.in_flight.tell_news)
-        self.settler = Settler(self.in_flight, using, self.identity.id, progress=progress, scheduled=self.upkeep.wake)
+        # Settings that keep plans would also reach the other clients of a pooler.
+        self.sessions = SharedSessions(using, prepare=keep_plans) if listens else SharedSessions(using)
+        self.heartbeat = self._make_heartbeat(using, progress, listens=listens)
+        self.upkeep = Upkeep(using, self.identity.id, promoted=self.in_flight.tell_news, sessions=self.sessions)
+        self.settler = self._make_settler(using, progress)
         self.drain = Drain(using, self.queues, self.identity.id, end=self.end, backend=backend) if drain else None
         self.fetcher = Fetcher(
             self.in_flight,
@@ -124,14 +128,13 @@ class Worker:
             backend=backend,
             drain=self.drain,
             spent=self._ask_for_replacement,
+            sessions=self.sessions,
         )
-        self.listener = self._make_listener(using) if listens else None
-        awaited = (self.heartbeat, self.settler, self.upkeep, self.fetcher, self.listener, self.session_watch)
-        self.deadlines = Deadlines([service for service in awaited if service is not None])
+        self.deadlines = Deadlines([self.heartbeat, self.settler, self.upkeep, self.fetcher, self.session_watch])
         self._make_signs_of_life(probe_host, probe_port, heartbeat_file)
-        self._connect_parts()
+        self._connect_parts(listens=listens)
 
-    def _make_heartbeat(self, using: str, progress: Progress, *, is_pooled: bool) -> Heartbeat:
+    def _make_heartbeat(self, using: str, progress: Progress, *, listens: bool) -> Heartbeat:
         return Heartbeat(
             self.in_flight,
             using,
@@ -140,16 +143,7 @@ class Worker:
             progress=progress,
             cancel=self.executor.cancel,
             stack_of=self.executor.stack_of,
-            is_pooled=is_pooled,
-        )
-
-    def _make_listener(self, using: str) -> Listener:
-        return Listener(
-            using,
-            ready=self.fetcher.hear,
-            scheduled=self.upkeep.wake,
-            cancelled=self._heard_of_cancel,
-            missed=self._missed_news,
+            is_pooled=not listens,
         )
 
     def _make_signs_of_life(self, host: str | None, port: int | None, path: str | None) -> None:
@@ -177,8 +171,25 @@ class Worker:
             self.probes = ProbeServer(self.health, self.metrics, host=host, port=port, number=number)
         self.heartbeat_file = HeartbeatFile(path, number=number)
 
-    def _connect_parts(self) -> None:
+    def _make_settler(self, using: str, progress: Progress) -> Settler:
+        return Settler(
+            self.in_flight,
+            using,
+            self.identity.id,
+            progress=progress,
+            scheduled=self.upkeep.wake,
+            sessions=self.sessions,
+        )
+
+    def _connect_parts(self, *, listens: bool) -> None:
         """Set the callbacks between parts that are made before what they call."""
+        if listens:
+            self.heartbeat.listener = Listener(
+                ready=self.fetcher.hear,
+                scheduled=self.upkeep.wake,
+                cancelled=self._heard_of_cancel,
+                missed=self._missed_news,
+            )
         self.heartbeat.beaten = self.heartbeat_file.touch
         self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
         self.fetcher.is_unheard = self.heartbeat.is_unheard
@@ -189,8 +200,7 @@ class Worker:
     def services(self) -> list[Service]:
         """The parts that run in threads of their own."""
         parts = [self.heartbeat, self.settler, self.executor.watchdog, self.upkeep, self.fetcher]
-        parts += [self.deadlines, self.session_watch]
-        return parts if self.listener is None else [*parts, self.listener]
+        return [*parts, self.deadlines, self.session_watch]
 
     @property
     def left_behind(self) -> list[str]:
@@ -222,8 +232,6 @@ class Worker:
         self.session_watch.start()
         self.executor.start()
         self.upkeep.start()
-        if self.listener is not None:
-            self.listener.start()
         self.fetcher.start()
         self.notifier.tell_ready()
         logger.info(
@@ -291,7 +299,7 @@ class Worker:
         self.in_flight.give_back_waiting()
         self.executor.stop()
         have_ended = self._wait_for_running()
-        self._end(self.listener, self.upkeep)
+        self._end(self.upkeep)
         stuck = self.executor.stuck()
         self._end_stuck(stuck)
         if not have_ended:
@@ -300,12 +308,13 @@ class Worker:
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
         self._end(self.settler, self.executor.watchdog, self.heartbeat, self.session_watch, self.deadlines)
+        self.sessions.close()
         self.notifier.stop()
         self._give_up_signs()
         return have_ended and not stuck
 
-    def _end(self, *services: Service | None) -> None:
-        for service in filter(None, services):
+    def _end(self, *services: Service) -> None:
+        for service in services:
             service.stop()
             service.wait(LAST_WRITES)
 

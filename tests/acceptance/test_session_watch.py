@@ -7,7 +7,6 @@ from django.db import connection, connections
 
 from django_pglock.models import Attempt, Task
 from django_pglock.postgres.connections import statement_under_way
-from django_pglock.worker.claiming import listener
 from django_pglock.worker.liveness import deadlines, session_watch
 from django_pglock.worker.running import task_thread
 from django_pglock.worker.service import ConnectedService
@@ -41,7 +40,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(ConnectedService, "patience", 1.0)
     monkeypatch.setattr(deadlines, "BETWEEN_LOOKS", 0.1)
     monkeypatch.setattr(deadlines, "LEFT_TO_SERVER", 0.5)
-    monkeypatch.setattr(listener, "BETWEEN_QUESTIONS", 0.5)
     monkeypatch.setattr(session_watch, "BETWEEN_LOOKS", 0.1)
     monkeypatch.setattr(session_watch, "ON_ITS_WAY", 0.5)
 

@@ -142,7 +142,7 @@ inline wake_up(me) {
     does[me] = LOOKS
 }
 
-/* worker/claiming/listener.py: turn `raw.notifies(timeout=0)`; worker/claiming/fetcher.py: hear */
+/* worker/liveness/listener.py: receive `raw.pgconn.notifies()`; worker/claiming/fetcher.py: hear */
 inline hear(me) {
     note[me];
     note[me] = false;
@@ -157,7 +157,7 @@ inline lose_listener(me) {
     note[me] = false
 }
 
-/* worker/claiming/listener.py: connected `self.missed()` */
+/* worker/liveness/listener.py: listen `self.missed()` */
 inline listen_again(me) {
     !listens[me];
     listens[me] = true;

@@ -11,7 +11,6 @@ from django_pglock.conf import get_settings
 from django_pglock.store.admit import admit
 from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.lock_keys import blocked_keys
-from django_pglock.store.plans import keep_plans_in
 from django_pglock.store.promote import next_due_in, promote
 from django_pglock.store.wake import NEGATIVE_TTL, note_sleep
 from django_pglock.worker.claiming.claimer import Claimer
@@ -26,6 +25,7 @@ from django_pglock.worker.service import ConnectedService, logger
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
+    from django_pglock.worker.shared_sessions import SharedSessions
 
 #: Seconds without any progress after which claims that no thread has begun are given back.
 HOARDING = 0.2
@@ -57,8 +57,9 @@ class Fetcher(ConnectedService):
         backend: str | None = None,
         drain: Drain | None = None,
         spent: Callable[[], None] = lambda: None,
+        sessions: SharedSessions | None = None,
     ) -> None:
-        super().__init__(using)
+        super().__init__(using, sessions)
         self.spent = spent
         #: Whether other workers may take this one for dead, because its heartbeats do not reach the database.
         self.is_unheard: Callable[[], bool] = lambda: False
@@ -109,9 +110,6 @@ class Fetcher(ConnectedService):
         # The answer to the last claim may have been lost with the session before. Such a task is ours in the table, but
         # not in flight here, and our heartbeat would keep it forever.
         self._sleeping_since = None
-        if self.listens:
-            # Not behind a pooler, where other clients use the session, too.
-            keep_plans_in(self.using)
         # A thread may be claiming for its group at this moment. The order matters: what is claimed from now on is not
         # lost; a claim from before is being made until it is in flight.
         before, under_way = server_time(self.using), self.in_flight.group_keys_being_claimed()
@@ -228,6 +226,7 @@ class Fetcher(ConnectedService):
             *map(self.claimer.pauses.next_in, self.claimer.put_off),
         )
         self.note_life(seconds)
+        self.release_session()
         self.in_flight.fetcher_wakeup.wait(seconds)
 
     # Sleep

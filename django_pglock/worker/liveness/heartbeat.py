@@ -4,8 +4,8 @@ Behind a pooler no session is the worker's own. There it holds no lock, and its 
 
 While a task keeps this thread from running, the heartbeat process beats in its place: see ``heartbeat_process.py``.
 
-Between two beats this thread passes on requests to cancel running tasks, answers requests for their stacks, and writes
-their progress.
+Between two beats this thread receives notifications in the same session, passes on requests to cancel running tasks,
+answers requests for their stacks, and writes their progress.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from django.db import connections
 
 from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import WORKER, draw_number
-from django_pglock.postgres.connections import backend_pid
+from django_pglock.postgres.connections import backend_pid, connection_for
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
 from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat, depart
@@ -31,6 +31,7 @@ from django_pglock.tasks import registry
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess
+from django_pglock.worker.liveness.listener import Listener, SelfPipe
 from django_pglock.worker.liveness.pending_migrations import pending_migrations
 from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
 
@@ -84,10 +85,12 @@ class Heartbeat(ConnectedService):
         self.progress = progress
         self.cancel = cancel
         self.stack_of = stack_of
+        #: What receives notifications in this session; None: nothing does.
+        self.listener: Listener | None = None
         self.process = HeartbeatProcess(self._instructions)
         self.beaten: Callable[[], None] = lambda: None
         self.taken_to_be_awake: Callable[[], None] = lambda: None
-        self._news = threading.Event()
+        self._self_pipe = SelfPipe()
         self.is_draining = False
         self.first_beat = threading.Event()
         #: When the last beat was written, by time.monotonic().
@@ -104,6 +107,10 @@ class Heartbeat(ConnectedService):
         # Whether the present session has not beaten yet.
         self._is_interrupted = True
 
+    def start(self) -> None:
+        self._self_pipe.open()
+        super().start()
+
     @property
     def patience(self) -> float:  # type: ignore[override]
         """A third of HEARTBEAT_LIMIT: a beat that is given up must be tried again before the worker looks dead."""
@@ -116,12 +123,16 @@ class Heartbeat(ConnectedService):
 
     def is_unheard(self) -> bool:
         """Say whether there is no session to send a heartbeat, and two are missing: others may count us as dead."""
-        since = time.monotonic() - (self.beat_at or 0.0)
-        return not self.is_connected and since > 2 * get_settings().HEARTBEAT_INTERVAL
+        # Before the first heartbeat the worker claims nothing.
+        if self.beat_at is None or self.is_connected:
+            return False
+        return time.monotonic() - self.beat_at > 2 * get_settings().HEARTBEAT_INTERVAL
 
     def connected(self) -> None:
         self._has_lock = False if self.is_pooled else None
         self._is_interrupted = True
+        if self.listener is not None:
+            self.listener.listen(connection_for(self.using))
 
     def turn(self) -> None:
         if not self.first_beat.is_set() and not self._has_tables():
@@ -166,17 +177,27 @@ class Heartbeat(ConnectedService):
 
     def wake(self) -> None:
         """Look now for requests about running tasks."""
-        self._news.set()
+        self._self_pipe.wake()
 
     def _rest(self) -> None:
-        interval = get_settings().HEARTBEAT_INTERVAL
+        interval, now = get_settings().HEARTBEAT_INTERVAL, time.monotonic()
         self.note_life(interval)
-        beat_at = time.monotonic() + interval
-        while not self.stopping.is_set() and (left := beat_at - time.monotonic()) > 0:
-            if self._news.wait(min(left, BETWEEN_PROGRESS)):
-                self._news.clear()
+        beat_at, progress_at = now + interval, now + BETWEEN_PROGRESS
+        while not self.stopping.is_set() and (now := time.monotonic()) < beat_at:
+            if now >= progress_at:
+                self.progress.note()
+                progress_at = time.monotonic() + BETWEEN_PROGRESS
+            if self._wait(min(beat_at, progress_at) - now):
                 self._pass_on_requests()
-            self.progress.note()
+        self.progress.note()
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait, and receive what is notified meanwhile. Say whether somebody has called ``wake()``."""
+        if self.listener is None:
+            return self._self_pipe.wait(seconds)
+        session = connection_for(self.using)
+        self.listener.receive(session)
+        return self._self_pipe.wait(seconds, session.connection)
 
     def _pass_on_requests(self) -> None:
         if not self.in_flight.claims:
@@ -214,6 +235,7 @@ class Heartbeat(ConnectedService):
 
     def finish(self) -> None:
         self.process.stop()
+        self._self_pipe.close()
 
     def _depart(self) -> None:
         """Delete the worker's row: the worker ends in order and owns no task any more."""

@@ -33,6 +33,7 @@ from django_pglock.worker.running.task_connections import (
     is_kept,
     prepare_connections,
     renew_connections,
+    wait_for_claim,
 )
 from django_pglock.worker.running.task_stack import stack_text
 from django_pglock.worker.running.task_thread import TaskThread
@@ -142,7 +143,7 @@ class Executor:
             has_cost = ended is not None and not isinstance(ended.outcome, Released)
             threads.free(slot, cost=cost if has_cost else None)
 
-        self._execute_all(partial(threads.next, slot), over)
+        self._execute_all(partial(threads.next, slot, wait_for_claim), over)
 
     def _start_coroutines(self) -> None:
         coroutines = self.in_flight.coroutines
@@ -151,7 +152,7 @@ class Executor:
             if ended is not None:
                 coroutines.free()
 
-        self._execute_all(coroutines.next, over)
+        self._execute_all(partial(coroutines.next, wait_for_claim), over)
 
     def _execute_all(
         self, next_claim: Callable[[], Claim | None], over: Callable[[EndedClaim | None, float], None]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping
+from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 from psycopg.pq import TransactionStatus
 
+from django_pglock.locks.connection_hooks import holds_locks
 from django_pglock.postgres.connection_registry import is_on_standby, note_connection
 from django_pglock.postgres.connections import has_hung_up
 from django_pglock.postgres.sessions import limit_waiting
@@ -16,8 +19,14 @@ from django_pglock.postgres.sessions import limit_waiting
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
+    from django_pglock.tasks.claim import Claim
+    from django_pglock.worker.capacity import Inbox
+
 #: Seconds between two checks of a thread's connections while its tasks succeed. A check costs as much as a small task.
 CHECK_INTERVAL = 0.1
+#: Seconds without a task after which a thread closes its connections, and the least seconds before it closes one whose
+#: CONN_MAX_AGE is over. The next task would get a new one in place of that.
+IDLE, LEAST_IDLE = 60.0, 1.0
 
 
 def prepare_connections() -> None:
@@ -45,6 +54,41 @@ def renew_connections(using: str) -> None:
             connection.close()
         else:
             connection.close_if_unusable_or_obsolete()
+
+
+def wait_for_claim(inbox: Inbox) -> Claim | None:
+    """Wait for the next claim and return it. Meanwhile, close connections of this thread that are idle for too long."""
+    try:
+        return inbox.get_nowait()
+    except Empty:
+        since = time.monotonic()
+    while (due := close_idle_connections(since)) is not None:
+        with contextlib.suppress(Empty):
+            return inbox.get(timeout=max(0.0, due - time.monotonic()))
+    return inbox.get()
+
+
+def close_idle_connections(since: float) -> float | None:
+    """Close the connections of this thread that have been idle for too long, and return when the next one will be.
+
+    ``since`` is when the thread became idle; both are moments of ``time.monotonic()``. None: no other is open. A
+    connection that holds a session lock stays open.
+    """
+    now, later = time.monotonic(), []
+    connection: Any
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is None or (connection.vendor == "postgresql" and holds_locks(connection)):
+            continue
+        due = since + IDLE
+        if connection.close_at is not None:
+            due = min(due, max(connection.close_at, since + LEAST_IDLE))
+        if now < due:
+            later.append(due)
+        else:
+            # The next task gets a new one in any case.
+            with contextlib.suppress(Exception):
+                connection.close()
+    return min(later, default=None)
 
 
 def is_kept(settings: Mapping[str, Any]) -> bool:

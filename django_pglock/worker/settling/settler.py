@@ -39,6 +39,7 @@ from django_pglock.worker.settling.report import report, report_lost
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
+    from django_pglock.worker.shared_sessions import SharedSessions
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -97,8 +98,9 @@ class Settler(ConnectedService):
         *,
         progress: Progress,
         scheduled: Callable[[], None],
+        sessions: SharedSessions | None = None,
     ) -> None:
-        super().__init__(using)
+        super().__init__(using, sessions)
         self.in_flight = in_flight
         self.worker = worker
         self.progress = progress
@@ -129,6 +131,8 @@ class Settler(ConnectedService):
         if not self._batch and not self._written:
             self._batch = self._gather()
             self.in_flight.settling = len(self._batch) + len(self._locked)
+            # Only now: no outcome is lost if this fails.
+            self.retake_session()
         if self._batch:
             self._written, self._batch = self._write(self._batch), []
         if self._written:
@@ -153,6 +157,7 @@ class Settler(ConnectedService):
         if not batch:
             timeout = BETWEEN_LOCK_CHECKS if self._locked else self.history.due_in()
             self.note_life(math.inf)
+            self.release_session()
             with suppress(Empty):
                 batch.append(self.in_flight.outbox.get(timeout=timeout))
             self.note_life()

@@ -39,6 +39,7 @@ from django_pglock.worker.upkeep.unknown_report import UnknownReport
 
 if TYPE_CHECKING:
     from django_pglock.tasks.schedules import Timing
+    from django_pglock.worker.shared_sessions import SharedSessions
 
 T = TypeVar("T")
 
@@ -63,8 +64,10 @@ class Upkeep(ConnectedService):
 
     name = "upkeep"
 
-    def __init__(self, using: str, worker: UUID, promoted: Callable[[], None]) -> None:
-        super().__init__(using)
+    def __init__(
+        self, using: str, worker: UUID, promoted: Callable[[], None], sessions: SharedSessions | None = None
+    ) -> None:
+        super().__init__(using, sessions)
         self.promoted = promoted
         self._registered: dict[str, Timing] = {}
         self._news = threading.Event()
@@ -109,6 +112,7 @@ class Upkeep(ConnectedService):
         self._attempt(self.queue_counts.look)
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         self.note_life(sleep)
+        self.release_session()
         self._news.wait(sleep)
 
     def _round(self) -> float | None:

@@ -281,7 +281,7 @@ def test_who_has_just_come_lets_silent_workers_come_back_first(claim, worker, ev
 
 
 HELD_UP = """
-SELECT 1 FROM pg_stat_activity WHERE application_name = 'lockworker upkeep' AND wait_event_type = 'Lock'
+SELECT 1 FROM pg_stat_activity WHERE application_name = 'lockworker work' AND wait_event_type = 'Lock'
     AND query_start < clock_timestamp() - interval '1.5 seconds'
 """
 

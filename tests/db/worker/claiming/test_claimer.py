@@ -69,7 +69,7 @@ def test_prefixes_and_exclusions_hold_for_claims_and_for_news(worker, eventually
 @pytest.mark.parametrize(("queue", "wakes"), [("mail-a", True), ("mail-bulk", False), ("other", False)])
 def test_only_news_of_a_served_queue_wakes_the_worker(queue, wakes):
     silent = WorkerUnderTest(queues=["mail*"], exclude=["mail-bulk"])
-    silent.listener.ready(queue)
+    silent.heartbeat.listener.ready(queue)
     assert silent.in_flight.fetcher_wakeup.is_set() is wakes
 
 

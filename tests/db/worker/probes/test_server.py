@@ -34,7 +34,7 @@ from tests.sample.running_tasks import FOREVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PARTS = ("heartbeat", "settler", "upkeep", "listener", "fetcher")
+PARTS = ("heartbeat", "settler", "upkeep", "fetcher")
 ENDS = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 LABEL = r'[a-z]+="(?:[^"\\\n]|\\.)*"'
 SAMPLE = re.compile(rf"(django_pglock_[a-z_]+)(?:\{{({LABEL}(?:,{LABEL})*)\}})? (-?[0-9.e-]+)")
@@ -214,6 +214,8 @@ def test_who_waits_for_a_server_that_does_not_answer_is_not_stuck(eventually, mo
         def ensure_connection(self):
             end.wait(FOREVER)
             raise OperationalError("no answer")
+
+        connection, execute_wrappers = None, []
 
         def close(self):
             pass

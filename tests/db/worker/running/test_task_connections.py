@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connections
+from django.db import connection, connections
 
+from django_pglock import lock
 from django_pglock.models import Task
-from django_pglock.worker.running import executor
+from django_pglock.worker.running import executor, task_connections
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
 
@@ -43,3 +44,52 @@ def test_a_connection_at_rest_is_kept(worker, eventually):
         tasks.tell_backend.enqueue()
     eventually(is_over)
     assert len(set(Task.objects.values_list("result", flat=True))) == 1
+
+
+def sessions_of_threads():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = ''"
+        )
+        return cursor.fetchone()[0]
+
+
+@pytest.mark.parametrize(("age", "idle"), [(None, 0.1), (0, 1e9)])
+def test_a_thread_without_tasks_closes_its_connection(worker, eventually, monkeypatch, age, idle):
+    """After a minute or, if CONN_MAX_AGE is over, after a second: the next task would not use it in any case."""
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", age)
+    monkeypatch.setattr(task_connections, "IDLE", idle)
+    monkeypatch.setattr(task_connections, "LEAST_IDLE", 0.1)
+    worker(threads=1)
+    for _ in range(2):
+        tasks.tell_backend.enqueue()
+        eventually(is_over)
+        eventually(lambda: sessions_of_threads() == 0, why="it stays open")
+    first, second = Task.objects.values_list("result", flat=True)
+    assert first != second
+
+
+def test_no_task_meets_a_connection_that_is_being_closed(worker, eventually, monkeypatch):
+    """Each thread closes its connection in the moment in which it has no task, and so in which a task may come."""
+    monkeypatch.setattr(task_connections, "IDLE", 0.0)
+    worker(threads=3)
+    for _ in range(60):
+        tasks.tell_backend.enqueue()
+    eventually(is_over)
+    assert set(Task.objects.values_list("status", "attempts")) == {("SUCCESSFUL", 1)}
+
+
+def test_a_connection_that_holds_a_lock_stays_open(in_threads):
+    """A task may keep a session lock beyond its end, for the next task of its thread."""
+
+    def hold(_):
+        own = connections["default"]
+        held = lock("kept by a thread", scope="session").acquire()
+        assert task_connections.close_idle_connections(-1e9) is None
+        assert own.connection is not None
+        held.release()
+        assert task_connections.close_idle_connections(-1e9) is None
+        assert own.connection is None
+
+    in_threads(hold, 1)

@@ -1,0 +1,96 @@
+"""Receives notifications (LISTEN/NOTIFY) in the heartbeat's session. Only for speed: polling finds what is missed."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django_pglock.store.wake import CANCEL_CHANNEL, READY_CHANNEL, SCHEDULED_CHANNEL
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+
+class Listener:
+    """Calls ``ready`` with the queue's name, ``scheduled``, or ``cancelled`` with the task's id for each notification.
+
+    It calls them in the thread that uses the session. It calls ``missed`` whenever it begins to listen, because
+    notifications may have been sent before.
+    """
+
+    def __init__(
+        self,
+        *,
+        ready: Callable[[str], None],
+        scheduled: Callable[[], None],
+        cancelled: Callable[[str], None],
+        missed: Callable[[], None],
+    ) -> None:
+        self.ready = ready
+        self.scheduled = scheduled
+        self.cancelled = cancelled
+        self.missed = missed
+
+    def listen(self, connection: DatabaseWrapper) -> None:
+        """Begin to listen in a session that has just been opened."""
+        raw: Any = connection.connection
+        # psycopg calls this for notifications that come while a statement runs.
+        raw.add_notify_handler(lambda note: self._pass_on(note.channel, note.payload))
+        with connection.cursor() as cursor:
+            cursor.execute(f"LISTEN {READY_CHANNEL}; LISTEN {SCHEDULED_CHANNEL}; LISTEN {CANCEL_CHANNEL}")
+        self.missed()
+
+    def receive(self, connection: DatabaseWrapper) -> None:
+        """Pass on what has come since the last statement. Raises psycopg's error if the session has ended."""
+        raw: Any = connection.connection
+        raw.pgconn.consume_input()
+        while note := raw.pgconn.notifies():
+            self._pass_on(note.relname.decode(), note.extra.decode())
+
+    def _pass_on(self, channel: str, payload: str) -> None:
+        if channel == READY_CHANNEL:
+            self.ready(payload)
+        elif channel == CANCEL_CHANNEL:
+            self.cancelled(payload)
+        else:
+            self.scheduled()
+
+
+class SelfPipe:
+    """Wakes a thread that waits for data on a socket."""
+
+    def __init__(self) -> None:
+        self._pair: tuple[socket.socket, socket.socket] | None = None
+
+    def open(self) -> None:
+        """Open the sockets. Before that, nobody can be woken."""
+        self._pair = socket.socketpair()
+        for end in self._pair:
+            end.setblocking(False)
+
+    def wake(self) -> None:
+        """End the present wait or, if there is none, the next one. For other threads."""
+        if self._pair is not None:
+            # An error means that it is full, or closed.
+            with contextlib.suppress(OSError):
+                self._pair[1].send(b"!")
+
+    def wait(self, timeout: float, *channels: Any) -> bool:
+        """Wait for ``wake()`` or for data on a channel, up to ``timeout`` seconds; say whether it was ``wake()``."""
+        assert self._pair is not None  # noqa: S101 - made by open()
+        ours = self._pair[0]
+        with selectors.DefaultSelector() as selector:
+            for channel in (ours, *channels):
+                selector.register(channel, selectors.EVENT_READ)
+            selector.select(timeout)
+        with contextlib.suppress(BlockingIOError):
+            return bool(ours.recv(4096))
+        return False
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for end in self._pair or ():
+            end.close()

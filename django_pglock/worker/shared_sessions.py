@@ -1,0 +1,72 @@
+"""The database sessions that the parts of a worker share: one while the worker is idle, one for each part under load.
+
+A part takes a session while it works and gives it back before it waits. It gets the session that was given back last.
+So sessions that the load does not need are not used, and after some seconds they are closed, all but one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from psycopg.pq import TransactionStatus
+
+from django_pglock.postgres.connections import transaction_status
+from django_pglock.postgres.sessions import dedicated_connection
+
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
+#: Seconds without use after which a session is closed if there is another one.
+IDLE = 10.0
+
+
+class SharedSessions:
+    """The sessions of one database alias that several threads use in turn, each one thread at a time.
+
+    ``prepare`` is called with each session right after it was opened, in the thread that has opened it.
+    """
+
+    def __init__(self, using: str, *, prepare: Callable[[DatabaseWrapper], None] = lambda _: None) -> None:
+        self.using = using
+        self.prepare = prepare
+        # Those that nobody uses, and since when; the last is the one given back last.
+        self._idle: list[tuple[float, DatabaseWrapper]] = []
+        self._changing = threading.Lock()
+        self._is_closed = False
+
+    def take(self) -> DatabaseWrapper:
+        """Return the session that was given back last or, if all are in use, one that is not open yet."""
+        with self._changing:
+            if self._idle:
+                return self._idle.pop()[1]
+        return dedicated_connection(self.using, application_name="lockworker work")
+
+    def give_back(self, session: DatabaseWrapper) -> None:
+        """Let others use a session, and close those that have not been used for long."""
+        if transaction_status(session) != TransactionStatus.IDLE:
+            session.close()
+            return
+        now = time.monotonic()
+        with self._changing:
+            self._idle.append((now, session))
+            last = now - IDLE
+            count = len(self._idle) if self._is_closed else sum(since <= last for since, _ in self._idle)
+            # The list is in the order of the dates.
+            old, self._idle = self._idle[:count], self._idle[count:]
+        for _, surplus in old:
+            surplus.close()
+
+    def close_idle(self) -> None:
+        """Close those that nobody uses: after the loss of one, the others are probably lost as well."""
+        with self._changing:
+            idle, self._idle = self._idle, []
+        for _, session in idle:
+            session.close()
+
+    def close(self) -> None:
+        """Close those that nobody uses now, and the others as soon as they are given back."""
+        self._is_closed = True
+        self.close_idle()
