@@ -117,6 +117,22 @@ class PrivatePostgres:
         self.halt(mode)
         self.launch()
 
+    def promote(self) -> None:
+        """Make a standby a primary and wait until it takes writes."""
+        subprocess.run(
+            [self._program("pg_ctl"), "promote", "-D", self._data],
+            check=True,
+            capture_output=True,
+            **self._surroundings(),
+        )
+
+    def follow(self, primary: PrivatePostgres) -> None:
+        """Replace the data of a halted server by a copy of a primary, and start it as the standby of this primary."""
+        shutil.rmtree(self._data)
+        self._primary = primary
+        self._initialise()
+        self.launch()
+
     def stop(self) -> None:
         """Stop the server and remove the folder. A second call does nothing."""
         try:

@@ -90,35 +90,35 @@ def list_page(model_admin: Any, request: HttpRequest, task_id: int) -> HttpRespo
     # PostgreSQL would raise an error for a number outside of the range of the column.
     if not (before.isascii() and before.isdigit() and int(before) < 2**31):
         raise BadRequest("before must be the number of an attempt.")
-    task = _seen_task(model_admin, request, task_id)
+    task = seen_task(model_admin, request, task_id)
     rows = newest_first(task.failures.all())
     if "before" in request.GET:
         rows = rows.filter(number__lt=int(before))
     found = list(rows[: PER_PAGE + 1])
     older = found[PER_PAGE - 1].number if len(found) > PER_PAGE else None
     context = {"title": gettext("Failed and lost attempts"), "attempts": found[:PER_PAGE], "older": older}
-    return _answer(model_admin, request, task, "attempts", context)
+    return answer(model_admin, request, task, "attempts", context)
 
 
 def traceback_page(model_admin: Any, request: HttpRequest, task_id: int, number: int) -> HttpResponse:
     """Show one attempt with its traceback."""
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "HEAD"])
-    task = _seen_task(model_admin, request, task_id)
+    task = seen_task(model_admin, request, task_id)
     # The default ordering of the model would join the table of tasks.
     attempt = task.failures.filter(number=number).order_by("number").first()
     if attempt is None:
         raise Http404
     title = gettext("Attempt %(number)d") % {"number": number}
-    return _answer(model_admin, request, task, "attempt", {"title": title, "attempt": attempt})
+    return answer(model_admin, request, task, "attempt", {"title": title, "attempt": attempt})
 
 
 def newest_first(rows: Any) -> Any:
     """Return the attempts in the order of the index on task and number, without their tracebacks."""
-    return rows.order_by("-number").defer("traceback")
+    return rows.order_by("-number").defer("traceback", "log")
 
 
-def _seen_task(model_admin: Any, request: HttpRequest, task_id: int) -> Task:
+def seen_task(model_admin: Any, request: HttpRequest, task_id: int) -> Task:
     """Return a task that the user may view. Raises ``PermissionDenied``, or ``Http404`` if there is no such task."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
@@ -130,7 +130,8 @@ def _seen_task(model_admin: Any, request: HttpRequest, task_id: int) -> Task:
     return task
 
 
-def _answer(model_admin: Any, request: HttpRequest, task: Task, name: str, context: dict[str, Any]) -> HttpResponse:
+def answer(model_admin: Any, request: HttpRequest, task: Task, name: str, context: dict[str, Any]) -> HttpResponse:
+    """Return a page about a task, by the name of its template."""
     site = model_admin.admin_site
     request.current_app = site.name
     about = {"opts": model_admin.opts, "task": task, "subtitle": str(task), "media": model_admin.media}

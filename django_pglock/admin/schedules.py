@@ -1,4 +1,4 @@
-"""The admin page of schedules: which functions run when; actions that enable, disable and run them now."""
+"""The admin pages of schedules: which functions run when, their last runs; verbs that enable, disable and run them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib import admin
-from django.http import HttpRequest
-from django.urls import reverse
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import PermissionDenied
+from django.db.models import OuterRef, Subquery
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from django_pglock.admin.actions import admin_action
+from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.pages import ReadOnlyAdmin, mark
-from django_pglock.models import Schedule
+from django_pglock.admin.schedule_runs import runs_of, skipped_between
+from django_pglock.models import Schedule, Task
+from django_pglock.tasks.states import TaskStatus
 from django_pglock.verbs import Verb
 
 #: A tick that is late by more than this is shown as overdue: no worker is that slow.
 OVERDUE = timedelta(minutes=1)
 
 
-VERBS = (
+_VERBS = (
     Verb(
         name="enable",
         permission="switch",
@@ -66,19 +71,60 @@ VERBS = (
         ),
     ),
 )
+VERBS = {verb.name: verb for verb in _VERBS}
 
 
 class ScheduleAdmin(ReadOnlyAdmin):
     """The list of schedules, ordered by their next tick, and the page of one schedule."""
 
-    list_display = ["task_path", "expression", "timezone", "next_at", "last_at", "last", "state"]
+    list_display = ["task_path", "expression", "timezone", "next_at", "last_at", "last", "last_status", "state"]
     list_filter = [("is_enabled", admin.BooleanFieldListFilter)]
     search_fields = ["task_path"]
     ordering = ["next_at", "task_path"]
     sortable_by = ()
-    actions = [admin_action(verb) for verb in VERBS]
-    fields = ("task_path", "expression", "timezone", "state", "next_at", "last_at", "last")
+    actions = [admin_action(verb) for verb in VERBS.values()]
+    fields = ("task_path", "expression", "timezone", "state", "next_at", "last_at", "last", "last_status")
     readonly_fields = fields
+    change_form_template = "admin/django_pglock/schedule/change_form.html"
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Add the status of the last task of each schedule, by the primary key."""
+        last = Task.objects.filter(pk=OuterRef("last_task")).order_by().values("status")[:1]
+        return super().get_queryset(request).annotate(status_of_last=Subquery(last))
+
+    def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
+        """Return the buttons that the user may press, and the last runs for those who may view tasks."""
+        names = ("run_now", "disable" if obj.is_enabled else "enable") if self.has_switch_permission(request) else ()
+        buttons = [{"label": VERBS[name].button, "url": self._address("verb", quote(obj.pk), name)} for name in names]
+        if not request.user.has_perm("django_pglock.view_task"):
+            return {"pglock_verbs": buttons}
+        return {
+            "pglock_verbs": buttons,
+            "pglock_may_see_tasks": True,
+            "pglock_runs": runs_of(obj),
+            "pglock_skipped": skipped_between(obj, obj.last_at, obj.next_at),
+        }
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the URL of the buttons."""
+        view = self.admin_site.admin_view(self.verb_view)
+        return [path("<path:object_id>/do/<str:verb>/", view, name="django_pglock_schedule_verb"), *super().get_urls()]
+
+    def verb_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
+        """Apply the verb of a button: only by POST, with CSRF protection, and with the permission to switch."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        schedule = self.get_object(request, unquote(object_id))
+        may_see = self.has_view_permission(request, schedule)
+        if verb not in VERBS or not self.has_switch_permission(request) or not may_see:
+            raise PermissionDenied
+        if schedule is None:
+            raise Http404
+        perform(VERBS[verb], request, self.get_queryset(request).filter(pk=schedule.pk))
+        return HttpResponseRedirect(self._address("change", quote(schedule.pk)))
+
+    def _address(self, page: str, *arguments: Any) -> str:
+        return reverse(f"admin:django_pglock_schedule_{page}", args=arguments, current_app=self.admin_site.name)
 
     def has_switch_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may enable, disable and run schedules."""
@@ -101,6 +147,12 @@ class ScheduleAdmin(ReadOnlyAdmin):
             "admin:django_pglock_task_change", args=[schedule.last_task], current_app=self.admin_site.name
         )
         return format_html('<a href="{}">#{}</a>', address, schedule.last_task)
+
+    @admin.display(description=_("last status"))
+    def last_status(self, schedule: Any) -> str:
+        """Return the status of the task that was enqueued last."""
+        status = schedule.status_of_last
+        return "-" if status is None else mark(status.lower(), TaskStatus(status).label)
 
     @admin.display(description=_("state"))
     def state(self, schedule: Schedule) -> str:

@@ -11,7 +11,7 @@ from django.db.models import OuterRef, Q, Subquery
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import elapsed
@@ -83,6 +83,16 @@ def shown_progress(task: Task) -> str:
 def shown_result(task: Task) -> str:
     """Return what the function returned."""
     return _as_json(shown(task, "result"))
+
+
+@admin.display(description=_("log of the last attempt"))
+def shown_log(task: Task) -> str:
+    """Return what the last attempt has logged, folded."""
+    lines = (task.log or "").splitlines()
+    text = ngettext("%(number)d line", "%(number)d lines", len(lines)) % {"number": len(lines)}
+    return format_html(
+        '<details><summary>{}</summary><pre class="pglock-trace" tabindex="0">{}</pre></details>', text, task.log
+    )
 
 
 @admin.display(description=_("metadata"))

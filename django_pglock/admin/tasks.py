@@ -27,6 +27,7 @@ from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.enqueue import again_page, enqueue_page
 from django_pglock.admin.export import export_view
 from django_pglock.admin.pages import ReadOnlyAdmin
+from django_pglock.admin.stack import stack_page
 from django_pglock.admin.task_list import (
     TaskChangeList,
     attempts_made,
@@ -38,12 +39,13 @@ from django_pglock.admin.task_list import (
     wait_or_run_time,
 )
 from django_pglock.models import Attempt, Task, Waiter
-from django_pglock.tasks.states import FINISHED
+from django_pglock.tasks.states import FINISHED, TaskStatus
 from django_pglock.verbs import TASK_VERBS
 
 #: The URL names of pages that do not show arguments.
 _WITHOUT_ARGUMENTS = {
     *("django_pglock_task_changelist", "django_pglock_task_attempts", "django_pglock_task_attempt", "autocomplete"),
+    "django_pglock_task_stack",
 }
 
 
@@ -107,7 +109,10 @@ class TaskAdmin(ReadOnlyAdmin):
                 ]
             },
         ),
-        (_("Attempts"), {"fields": [attempts_made, "retries", "max_retries", "rescues", "shown_attempts"]}),
+        (
+            _("Attempts"),
+            {"fields": [attempts_made, "retries", "max_retries", "rescues", "shown_attempts", task_page.shown_log]},
+        ),
         (
             _("Times"),
             {
@@ -129,7 +134,7 @@ class TaskAdmin(ReadOnlyAdmin):
         """Do not load the columns that a list does not show: arguments may have megabytes."""
         rows = super().get_queryset(request)
         is_shown = _page_of(request) not in _WITHOUT_ARGUMENTS
-        return rows if is_shown else rows.defer("args", "kwargs", "result", "meta")
+        return rows if is_shown else rows.defer("args", "kwargs", "result", "meta", "log")
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         """Search by id, by the name of the function, or by the beginning of its path."""
@@ -160,6 +165,7 @@ class TaskAdmin(ReadOnlyAdmin):
         return {
             "pglock_verbs": verbs,
             "pglock_again": self._address("again", obj.pk) if self.has_again_permission(request) else "",
+            "pglock_stack": self.address_of_stack(obj.pk) if self._has_stack(request, obj) else "",
             "pglock_tick": task_summary.tick_of(obj),
             "pglock_state": task_summary.sentence(obj),
             "pglock_failure": task_summary.last_failure(obj) if obj.attempts else None,
@@ -186,6 +192,7 @@ class TaskAdmin(ReadOnlyAdmin):
         own = (
             ("do/<str:verb>/", self.verb_view, "verb"),
             ("again/", self.again_view, "again"),
+            ("stack/", self.stack_view, "stack"),
             ("attempts/", self.attempts_view, "attempts"),
             ("attempts/<int:number>/", self.attempt_view, "attempt"),
         )
@@ -208,6 +215,10 @@ class TaskAdmin(ReadOnlyAdmin):
     def export_view(self, request: HttpRequest, form: str) -> HttpResponseBase:
         """Send the tasks of the filtered list as a file."""
         return export_view(self, request, form)
+
+    def stack_view(self, request: HttpRequest, task_id: int) -> HttpResponse:
+        """Ask for the stack of a running task, or show it."""
+        return stack_page(self, request, task_id)
 
     def attempts_view(self, request: HttpRequest, task_id: int) -> HttpResponse:
         """Show the list of failed and lost attempts."""
@@ -241,6 +252,10 @@ class TaskAdmin(ReadOnlyAdmin):
         """Return the address of the page of a task."""
         return self._address("change", task_id)
 
+    def address_of_stack(self, task_id: Any) -> str:
+        """Return the address of the page with the stack of a task."""
+        return self._address("stack", task_id)
+
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """Add whether the user may export and enqueue. Say so if Django has dropped the filters."""
         if ERROR_FLAG in request.GET:
@@ -267,6 +282,13 @@ class TaskAdmin(ReadOnlyAdmin):
     def has_export_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may export tasks."""
         return self._may(request, "export")
+
+    def has_stack_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may see the stacks of running tasks."""
+        return self._may(request, "stack")
+
+    def _has_stack(self, request: HttpRequest, task: Any) -> bool:
+        return task.status == TaskStatus.RUNNING and self.has_stack_permission(request)
 
     def has_enqueue_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may enqueue tasks by form: the permission to add tasks."""

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
+from django.utils.translation import gettext as _
+
 T = TypeVar("T")
 
 
@@ -19,3 +21,10 @@ def read_by(read: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return parse
+
+
+def positive(text: str) -> int:
+    """Return a number of rows. Raises ``ArgumentTypeError`` for a text that cannot be one."""
+    if not text.isdigit() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(_("%r is not a number from 1 to 1,000,000") % text)
+    return int(text)

@@ -20,7 +20,7 @@ LISTED = (
     *("rescues", "worker", "lock_key"),
     *("enqueued_at", "run_after", "started_at", "last_attempted_at", "finished_at", "expires_at"),
 )
-ATTEMPT = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "traceback")
+ATTEMPT = ("number", "outcome", "worker", "started_at", "finished_at", "exception_path", "traceback", "log")
 
 
 def fields_of_attempt(row: Any) -> dict[str, Any]:

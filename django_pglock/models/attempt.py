@@ -32,6 +32,7 @@ class Attempt(models.Model):
     outcome = models.CharField(_("outcome"), max_length=16, choices=Outcome.choices)
     exception_path = models.CharField(_("exception"), max_length=512)
     traceback = models.TextField(_("traceback"))
+    log = models.TextField(_("log"), null=True)
 
     for_dumpdata = DumpedManager()
     objects = models.Manager()

@@ -81,6 +81,7 @@ class Task(models.Model):
     fingerprint = models.BigIntegerField(_("fingerprint"), null=True, editable=False)
     progress = models.JSONField(_("progress"), null=True)
     result = models.JSONField(_("result"), null=True)
+    log = models.TextField(_("log"), null=True, editable=False, help_text=_("Log records of the last attempt."))
     meta = models.JSONField(_("meta"), db_default=models.Value({}, models.JSONField()))
 
     for_dumpdata = _DefaultManager()
@@ -95,6 +96,7 @@ class Task(models.Model):
             ("cancel_task", _("Can cancel tasks")),
             ("reset_task", _("Can reset stuck tasks")),
             ("export_task", _("Can export tasks")),
+            ("stack_task", _("Can see the stacks of running tasks")),
         ]
         # Few and partial: every change of a status adds an entry to each index that contains the row.
         indexes = [

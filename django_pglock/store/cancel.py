@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from typing import Any
-from uuid import UUID
 
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.expressions import RawSQL
@@ -16,12 +15,7 @@ from django_pglock.store.sql import EXPIRES_AT, run
 from django_pglock.store.wake import CANCEL_CHANNEL
 from django_pglock.tasks.states import WAITING, TaskStatus
 
-# Which running tasks of a worker somebody has asked to end.
-CANCEL_REQUESTS = """
-SELECT id, attempts FROM {task} WHERE status = 'RUNNING' AND worker = %s AND cancel_requested_at IS NOT NULL
-"""
-
-# Tells the workers, which all listen, to look for such requests.
+# Tells the workers, which all listen, to look for requests about these tasks: requests.py.
 NOTIFY_CANCEL = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
 
 _RUNNING = Q(status=TaskStatus.RUNNING)
@@ -37,11 +31,6 @@ def cancel(tasks: Any, *, progress: Progress | None = None) -> int:
     tasks that it waits for have ended.
     """
     return by_windows(tasks, tasks.filter(_UNASKED | _WAITING).order_by("-pk"), _cancel, progress)
-
-
-def cancel_requests(using: str, worker: UUID) -> list[tuple[int, int]]:
-    """Return the claims of ``worker``, as ids and attempts, whose tasks somebody has asked to end."""
-    return run(using, CANCEL_REQUESTS, worker)
 
 
 def _cancel(tasks: Any) -> int:

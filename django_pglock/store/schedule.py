@@ -16,6 +16,7 @@ from django.db import InterfaceError, OperationalError, transaction
 
 from django_pglock.errors import DuplicateTask
 from django_pglock.store.marking import first_free, mark
+from django_pglock.store.schedule_runs import PREVIOUS_RUN
 from django_pglock.store.sql import rows_of, run
 from django_pglock.tasks import registry
 from django_pglock.tasks.schedules import Timing, timing_of
@@ -171,10 +172,13 @@ def _take_tick(using: str, task: TaskFields, row: Row) -> int | None:
     run(using, LIMIT_TICK)
     schedules = rows_of("Schedule", using)
     due = schedules.filter(pk=row.path, is_enabled=True, next_at=row.next_at)
-    if not mark(first_free(due, 1), {"next_at": row.following}, "task_path"):
+    taken = mark(first_free(due, 1), {"next_at": row.following}, "last_task")
+    if not taken:
         return None
+    [(before,)] = taken
+    meta = {"schedule": row.next_at.isoformat()} | ({} if before is None else {PREVIOUS_RUN: before})
     try:
-        id_ = _enqueue(using, task, {"schedule": row.next_at.isoformat()})
+        id_ = _enqueue(using, task, meta)
     except (OperationalError, InterfaceError):
         raise
     except Exception:
@@ -185,7 +189,7 @@ def _take_tick(using: str, task: TaskFields, row: Row) -> int | None:
     return id_
 
 
-def _enqueue(using: str, task: TaskFields, meta: dict[str, str]) -> int | None:
+def _enqueue(using: str, task: TaskFields, meta: dict[str, Any]) -> int | None:
     try:
         with transaction.atomic(using=using):
             return int(task.using(meta={**task.meta, **meta}).enqueue().id)

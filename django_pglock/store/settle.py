@@ -55,8 +55,8 @@ SETTLE_OTHERS = """
 WITH outcome AS MATERIALIZED (
     SELECT * FROM unnest(
         %s::bigint[], %s::int[], %s::text[], %s::float8[], %s::int[], %s::int[], %s::text[], %s::text[], %s::text[],
-        %s::bigint[])
-        AS outcome (id, attempt, status, delay, retried, snoozes, record, exception_path, traceback, fingerprint)
+        %s::bigint[], %s::text[])
+        AS outcome (id, attempt, status, delay, retried, snoozes, record, exception_path, traceback, fingerprint, log)
 ), settled AS (
     UPDATE {task} AS task
     SET status = CASE WHEN outcome.status IN ('SCHEDULED', 'READY') AND task.cancel_requested_at IS NOT NULL
@@ -66,7 +66,7 @@ WITH outcome AS MATERIALIZED (
         retries = task.retries + outcome.retried,
         meta = CASE WHEN outcome.snoozes > 0 THEN jsonb_set(task.meta, '{{snoozes}}', to_jsonb(outcome.snoozes))
                     ELSE task.meta END,
-        fingerprint = outcome.fingerprint,
+        fingerprint = outcome.fingerprint, log = outcome.log,
         uncounted = task.uncounted
             + CASE WHEN outcome.record IS NULL AND outcome.status IN ('SCHEDULED', 'READY') THEN 1 ELSE 0 END,
         run_after = CASE WHEN outcome.status = 'SCHEDULED'
@@ -86,9 +86,10 @@ WITH outcome AS MATERIALIZED (
     RETURNING task.id, task.attempts - task.uncounted AS number, task.last_attempted_at, task.finished_at
 ), recorded AS (
     INSERT INTO {attempt}
-        (task_id, number, worker, worker_name, started_at, finished_at, outcome, exception_path, traceback)
+        (task_id, number, worker, worker_name, started_at, finished_at, outcome, exception_path, traceback, log)
     SELECT settled.id, settled.number, me.id, (SELECT worker.name FROM {worker} AS worker WHERE worker.id = me.id),
-           settled.last_attempted_at, clock_timestamp(), outcome.record, outcome.exception_path, outcome.traceback
+           settled.last_attempted_at, clock_timestamp(), outcome.record, outcome.exception_path, outcome.traceback,
+           outcome.log
     FROM settled JOIN outcome ON outcome.id = settled.id CROSS JOIN (SELECT %s::uuid AS id) AS me
     WHERE outcome.record IS NOT NULL
 )
@@ -195,7 +196,19 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     fingerprint = None
     if isinstance(outcome, Failed):
         fingerprint = fingerprint_of(claim.task_path, outcome.failure.exception_path, outcome.failure.place)
-    return claim.id, claim.attempt, status, delay, retried, snoozes, record, path, traceback, fingerprint
+    return (
+        claim.id,
+        claim.attempt,
+        status,
+        delay,
+        retried,
+        snoozes,
+        record,
+        path,
+        traceback,
+        fingerprint,
+        claim.log or None,
+    )
 
 
 def _success_columns(pairs: Sequence[tuple[Claim, Outcome]]) -> tuple[str, str, list[str] | None]:

@@ -32,7 +32,7 @@ from django_pglock.store.sql import filled, rows_of
 READY_CHANNEL = "django_pglock_ready"
 #: Workers listen here for tasks that were scheduled, to set their alarm; the payload is the queue's name.
 SCHEDULED_CHANNEL = "django_pglock_scheduled"
-#: Workers listen here for running tasks that somebody has asked to end; the payload is the task's id.
+#: Workers listen here for requests to end a running task, or for its stack; the payload is the task's id.
 CANCEL_CHANNEL = "django_pglock_cancel"
 #: Seconds for which this process relies on having seen nobody asleep. A busy producer asks no more often than this.
 NEGATIVE_TTL = 0.05

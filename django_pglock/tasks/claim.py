@@ -56,6 +56,8 @@ class Claim:
     #: The progress that the function has reported last, and the progress that is in the table: JSON texts.
     progress: str | None = None
     noted_progress: str | None = None
+    #: What the attempt has logged, if its function has ``capture_logs``; empty if it has logged nothing.
+    log: str | None = None
 
     def date(self, name: str) -> datetime | None:
         """Return one of the dates as a value."""

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
         every: float | timedelta | None
         timezone: str | None
         redact: RedactOption
+        capture_logs: bool | int | str | None
         meta: dict[str, Any]
 
     class Decorator(Protocol):

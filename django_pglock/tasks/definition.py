@@ -24,7 +24,14 @@ from django_pglock.tasks.call_keys import check_templates
 from django_pglock.tasks.compat import InvalidTask, Task
 from django_pglock.tasks.context import OWN_META
 from django_pglock.tasks.fields import TaskFields, check_names
-from django_pglock.tasks.options import check_concurrency, check_template, group_of, rate_of, unique_of
+from django_pglock.tasks.options import (
+    captured_level,
+    check_concurrency,
+    check_template,
+    group_of,
+    rate_of,
+    unique_of,
+)
 from django_pglock.tasks.redaction import redact_of
 from django_pglock.tasks.retry import check_backoff, duration_of
 from django_pglock.tasks.schedules import check_schedule
@@ -95,6 +102,7 @@ class PostgresTask(TaskFields):
             if not all(isinstance(each, type) and issubclass(each, BaseException) for each in types):
                 raise TaskOptionError(f"{where}: {name} takes exception types, not {types!r}.")
             object.__setattr__(self, name, types)
+        object.__setattr__(self, "capture_logs", captured_level(self.capture_logs, where))
         self._check_keys(where)
         for name in ("timeout", "keep_result", "every"):
             if (value := getattr(self, name)) is not None:

@@ -23,7 +23,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 #: Options that only the decorator takes, because their values are code or concern the function as a whole.
-DECORATOR_ONLY = ("backoff", "retry_on", "no_retry_on", "group", "cron", "every", "timezone", "redact", "advisory")
+DECORATOR_ONLY = (
+    "backoff",
+    "retry_on",
+    "no_retry_on",
+    "group",
+    "cron",
+    "every",
+    "timezone",
+    "redact",
+    "advisory",
+    "capture_logs",
+)
 #: Options that only ``using()`` takes, because they concern one call.
 CALL_ONLY = ("run_after", "after")
 
@@ -54,6 +65,8 @@ class TaskFields(Task):  # type: ignore[type-arg]
     - ``keep_result``: seconds or a timedelta after which the finished row may go.
     - ``redact``: names of arguments, or of keys inside of them, that people are not shown, such as ``("card",
       "password")``; ``"return"`` is the result, True all of it. The row keeps the values.
+    - ``capture_logs``: keep the last log records of each attempt in its row: True, or the least level, such as "INFO".
+      What a function logs is stored as it is, values of redacted arguments included.
     - ``cron`` (with ``timezone``) or ``every``: enqueue it by the clock, each tick once.
 
     Of one call, with ``using()``: ``run_after``, which also takes a ``timedelta``, counted by the database's clock;
@@ -86,6 +99,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
     every: float | timedelta | None = None
     timezone: str | None = None
     redact: tuple[str, ...] | bool = ()
+    capture_logs: bool | int | str | None = None
     after: tuple[int, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict, hash=False)
 

@@ -5,6 +5,7 @@ Each has a *key*, given as a template that is filled in with the arguments of a 
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from dataclasses import dataclass
@@ -136,6 +137,18 @@ class Rate:
 UniqueOption = bool | str | Unique
 GroupOption = str | Group
 RateOption = str | Rate
+
+
+def captured_level(value: bool | int | str | None, where: str) -> int | None:
+    """Return the least level for ``capture_logs=``: 0 for True, None for False. Raises ``TaskOptionError``."""
+    if value is None or value is False:
+        return None
+    level = 0 if value is True else logging.getLevelName(value) if isinstance(value, str) else value
+    if not isinstance(level, int) or level < 0:
+        raise TaskOptionError(
+            f"{where}: capture_logs is {value!r}; give True, or a level such as 'INFO' or logging.INFO."
+        )
+    return level
 
 
 def unique_of(value: UniqueOption | None) -> Unique | None:

@@ -11,8 +11,10 @@ the ticks follow the elapsed time.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -45,6 +47,13 @@ class Timing(NamedTuple):
             step = timedelta(seconds=float(self.expression.split()[1]))
             return tick + ((now - tick) // step + 1) * step
         return next(cron_ticks(self.expression, self.zone, now))
+
+    def count_between(self, tick: datetime, later: datetime, *, most: int) -> int:
+        """Return how many ticks lie between two ticks, these two not included; ``most`` if there are more."""
+        if self.expression.startswith(EVERY):
+            step = timedelta(seconds=float(self.expression.split()[1]))
+            return max(0, min(most, math.ceil((later - tick) / step) - 1))
+        return sum(1 for _ in takewhile(later.__gt__, islice(cron_ticks(self.expression, self.zone, tick), most)))
 
 
 def timing_of(task: TaskFields) -> Timing:

@@ -139,6 +139,7 @@ class Worker:
             self.queues.asked,
             progress=progress,
             cancel=self.executor.cancel,
+            stack_of=self.executor.stack_of,
             is_pooled=is_pooled,
         )
 
@@ -180,6 +181,7 @@ class Worker:
         """Set the callbacks between parts that are made before what they call."""
         self.heartbeat.beaten = self.heartbeat_file.touch
         self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
+        self.fetcher.is_unheard = self.heartbeat.is_unheard
         if self.channel is not None:
             self.channel.on_supervisor_gone, self.channel.on_hurry = self.end, self._give_up_grace
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from operator import attrgetter
 from uuid import UUID
 
 FINISHED = {"SUCCESSFUL", "FAILED", "CANCELLED"}
@@ -113,7 +113,7 @@ class Evidence:
 
     def _at_once(self) -> Iterator[Finding]:
         for verdict, groups in ((TWICE_AT_ONCE, self._by_task()), (KEY_AT_ONCE, self._by_key())):
-            for one, other in (pair for runs in groups for pair in combinations(runs, 2)):
+            for one, other in (pair for runs in groups for pair in _overlapping(runs)):
                 same_task = one.task == other.task
                 if same_task == (verdict == TWICE_AT_ONCE) and (seconds := self._together(one, other)) > 0:
                     text = f"attempts {one.attempt} and {other.attempt} of {other.task}, {seconds:.3f} s together"
@@ -178,6 +178,15 @@ class Recovery:
     first: float
     last: float
     others: float
+
+
+def _overlapping(runs: Iterable[RunRow]) -> Iterator[tuple[RunRow, RunRow]]:
+    """Yield the pairs of runs that may have been under way at the same time."""
+    open_runs: list[RunRow] = []
+    for run in sorted(runs, key=attrgetter("started")):
+        open_runs = [other for other in open_runs if other.ended is None or other.ended > run.started]
+        yield from ((other, run) for other in open_runs)
+        open_runs.append(run)
 
 
 def _grouped(pairs: Iterable[tuple[object, RunRow]]) -> Iterable[list[RunRow]]:

@@ -211,12 +211,16 @@ class Stage:
                 )
                 for run in Run.objects.all()
             ],
-            absences=[
-                *self._absences,
-                *(Absence(worker, since) for worker, since in self._stopped.items()),
-                *(Absence(each.id, each.ended_at) for each in self.crew if each.ended_at is not None),
-            ],
+            absences=self.absences(),
         )
+
+    def absences(self) -> list[Absence]:
+        """Return when which worker was dead, stopped or cut off."""
+        return [
+            *self._absences,
+            *(Absence(worker, since) for worker, since in self._stopped.items()),
+            *(Absence(each.id, each.ended_at) for each in self.crew if each.ended_at is not None),
+        ]
 
     def judge(self, guarantee: str = NOTHING_WRONG, **exceptions: Any) -> Evidence:
         """Show that nothing went wrong, and return the evidence. ``exceptions`` go to ``Evidence.findings``."""

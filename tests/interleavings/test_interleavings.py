@@ -109,11 +109,24 @@ NO_VERB = {
         "id_range",
         "known_queues",
         "lock_keys",
+        "logs",
         "managers",
         "marking",
         "move",
     ),
-    *("outcome", "plans", "ready", "result", "result_listener", "sql", "unknown", "wake", "why_unfinished"),
+    *(
+        "outcome",
+        "plans",
+        "ready",
+        "requests",
+        "result",
+        "result_listener",
+        "schedule_runs",
+        "sql",
+        "stacks",
+        "unknown",
+    ),
+    *("wake", "why_unfinished"),
 }
 
 

@@ -219,7 +219,7 @@ def redrive_failures(world: World, ledger: Ledger) -> None:
         ledger.redriven.append(found.done)
 
 
-#: Verbs that also move failed tasks.
+#: Verbs that also move failed tasks, or delete them.
 MOVE_FAILED = ("redrive_failures", "retry", "discard", "prune", "delete_finished")
 
 

@@ -24,6 +24,7 @@ TABLES = {
     "advisorylock",
     "failuregroup",
     "queuecount",
+    "runningstack",
     "taskhistory",
 }
 

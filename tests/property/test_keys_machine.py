@@ -20,7 +20,6 @@ from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask
 from django_pglock.models import Queue, RateLimit, Task, Worker
 from django_pglock.store.admit import admit
-from django_pglock.store.cancel import cancel_requests
 from django_pglock.store.claim_fair import claim_fair
 from django_pglock.store.claim_group import claim_group
 from django_pglock.store.give_back import give_back
@@ -29,6 +28,7 @@ from django_pglock.store.outcome import FINAL, Succeeded
 from django_pglock.store.promote import promote
 from django_pglock.store.rate import open_rates
 from django_pglock.store.release import release, stray_waiters
+from django_pglock.store.requests import requests_to
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from django_pglock.tasks.claim import Claim
@@ -292,7 +292,7 @@ class Asking(Working):
     @rule(task=UNFINISHED)
     def cancel(self, task):
         assert Task.objects.filter(pk=task).cancel() == (self.now[task].cancel_requested_at is None)
-        asked = {(id_, attempt) for worker in self.workers for id_, attempt in cancel_requests("default", worker)}
+        asked = {(id_, attempt) for worker in self.workers for id_, attempt in requests_to("default", worker).cancels}
         assert {id_ for id_, _ in asked} <= self.live.keys()
         assert task not in self.live or (task, self.live[task][0]) in asked
 

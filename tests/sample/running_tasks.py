@@ -240,6 +240,14 @@ def together(context: TaskContext, calls):
 
 
 @task
+def compute_without_pause(card_number):
+    note("begun")
+    count = 0
+    while count >= 0:
+        count += 1
+
+
+@task
 def weigh():
     """Return how many objects the process has and its resident memory in bytes."""
     # The lines of each file that a traceback has passed: which ones do is chance, and each comes once.

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 from django.core.management import call_command
 from django.db import connections
 
 from django_pglock.models import Task
+from django_pglock.store.claim import claim_statement, claims_of
+from django_pglock.store.outcome import Succeeded
+from django_pglock.store.settle import settle
 from django_pglock.worker import Worker
 from example_project.postgres import PrivatePostgres
 from tests.sample import tasks
 from tests.servers.test_standby import connect
+
+#: More than the 32 ids that a sequence writes into the WAL in advance.
+MANY = 40
+MOVE_IDS = """
+SELECT setval(name, nextval(name) + 1000000) FROM pg_get_serial_sequence('django_pglock_task', 'id') AS name
+"""
 
 pytestmark = pytest.mark.acceptance
 
@@ -55,6 +66,37 @@ def states(alias):
     return {row.args[0]: (row.status, row.attempts) for row in Task.objects.using(alias)}
 
 
+def fail_over(primary, standby):
+    connections["old"].close()
+    primary.halt("immediate")
+    standby.promote()
+
+
+def claims(alias):
+    worker = uuid4()
+    paths = [tasks.echo.module_path]
+    rows = claim_statement(alias, worker=worker, paths=paths).execute(MANY, "default")
+    return {claim.id: claim for claim in claims_of(rows, worker)}
+
+
+@pytest.mark.parametrize("is_moved", [False, True], ids=["unless the sequence is moved", "not after it was moved"])
+def test_ids_of_lost_tasks_come_again(servers, cut_off, is_moved):
+    """The number of attempts is the same, too: an outcome for a lost task ends the task that has its id now."""
+    cut_off()
+    lost = {enqueue("lost") for _ in range(MANY)}
+    claims_of_lost = claims("old")
+    fail_over(*servers)
+    if is_moved:
+        with connect(servers[1]) as session:
+            session.execute(MOVE_IDS)
+    new = {enqueue("new", "new") for _ in range(MANY)}
+    assert claims("new").keys() == new
+    twice = new & lost
+    assert bool(twice) is not is_moved
+    outcomes = [(claims_of_lost[id_], Succeeded()) for id_ in lost]
+    assert settle("new", outcomes, uuid4()).keys() == twice
+
+
 def test_what_the_standby_had_not_got_is_gone_or_runs_again(servers, cut_off):
     enqueue("done before")
     work("old")
@@ -67,10 +109,7 @@ def test_what_the_standby_had_not_got_is_gone_or_runs_again(servers, cut_off):
         "done afterwards": ("SUCCESSFUL", 1),
         "enqueued afterwards": ("READY", 0),
     }
-    connections["old"].close()
-    servers[0].halt("immediate")
-    with connect(servers[1]) as standby:
-        standby.execute("SELECT pg_promote(wait_seconds => 120)")
+    fail_over(*servers)
     assert states("new") == {"done before": ("SUCCESSFUL", 1), "done afterwards": ("READY", 0)}
     enqueue("on the new primary", "new")
     work("new")

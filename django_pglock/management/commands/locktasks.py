@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import getpass
 import json
 import re
 import time
@@ -19,7 +18,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
-from django_pglock.management import failures
+from django_pglock.management import failures, schedules, stack
+from django_pglock.management.arguments import positive
 from django_pglock.management.choosing import (
     add_choice,
     add_filters,
@@ -39,6 +39,7 @@ from django_pglock.management.history_output import (
     total_as_json,
     total_as_line,
 )
+from django_pglock.management.person import ask_to_continue, name_of_user
 from django_pglock.management.pipes import quiet_end
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.management.task_output import (
@@ -83,8 +84,10 @@ class Command(BaseCommand):
   locktasks list --status FAILED --limit 5      the five latest failed tasks
   locktasks stats --since 1d                    throughput, failures and times by function
   locktasks show 4711                           one task with its attempts and tracebacks
+  locktasks stack 4711                          where a running task is in its code
   locktasks retry 4711 4712                     run these two tasks again
   locktasks retry --task send_mail              run failed tasks of one function again; asks first
+  locktasks schedules                           when functions run, and how they ended last
   locktasks failures                            what fails, grouped by function, exception and place
   locktasks redrive --exception Refused --rate 10
   locktasks cancel --queue mail --dry-run       how many tasks would be cancelled?
@@ -150,18 +153,21 @@ class Command(BaseCommand):
         )
         listing = add("list", self._list, _("List tasks, the newest first."))
         add_filters(listing)
-        listing.add_argument("--limit", type=_positive, default=20, help=_("Maximum number of tasks (default: 20)."))
+        listing.add_argument("--limit", type=positive, default=20, help=_("Maximum number of tasks (default: 20)."))
         groups = add("failures", self._failures, _("Show the failed tasks grouped by function, exception and place."))
         failures.add_group_filters(groups)
         stats = add("stats", self._stats, _("Show how many attempts ended, and how long they took, by function."))
         add_stats_filters(stats)
+        ticks = add("schedules", self._schedules, _("Show the schedules, with the status of the last task of each."))
         show = add("show", self._show, _("Show a task with its attempts and their tracebacks."))
         show.add_argument("id", type=task_id, metavar="ID")
+        where = add("stack", self._stack, _("Ask the worker of a running task where the task is in its code."))
+        where.add_argument("id", type=task_id, metavar="ID")
         keda = add(
             "keda", self._keda, _("Print the number of tasks that are ready or due in queues that are not paused.")
         )
         add_queues(keda)
-        for parser in (status, listing, groups, stats, show, keda):
+        for parser in (status, listing, groups, stats, ticks, show, keda):
             parser.add_argument("--json", action="store_true", help=_("Print JSON."))
 
     def _add_prune(self, add: Callable[..., CommandParser]) -> None:
@@ -180,7 +186,7 @@ class Command(BaseCommand):
         )
         prune.add_argument(
             "--batch",
-            type=_positive,
+            type=positive,
             default=WINDOW,
             help=_("Number of rows that one statement examines (default: %d).") % WINDOW,
         )
@@ -249,12 +255,18 @@ class Command(BaseCommand):
         if options["json"]:
             self._print_json({**about, "failures": attempts})
             return
+        log = about.pop("log")
         self._print_fields({name: value for name, value in about.items() if value is not None})
+        self._print_text("log:", log)
         for attempt in attempts:
-            trace = attempt.pop("traceback")
+            texts = {f"{name}:": attempt.pop(name) for name in ("traceback", "log")}
             self.stdout.write("")
             self._print_fields(attempt)
-            self.stdout.write("\n".join(f"    {printable(line)}" for line in trace.splitlines()))
+            for title, text in texts.items():
+                self._print_text(title, text)
+
+    def _stack(self, rows: Any, options: dict[str, Any]) -> None:
+        self.stdout.write(stack.stack_text(rows, options["id"]))
 
     def _failures(self, rows: Any, options: dict[str, Any]) -> None:
         groups = failures.chosen_groups(rows, options)
@@ -271,6 +283,13 @@ class Command(BaseCommand):
             self._print_table(head_of_totals(), [total_as_line(each, minutes) for each in found])
         else:
             self.stdout.write(_("No attempt has ended in this time. Workers write their counts once a minute."))
+
+    def _schedules(self, rows: Any, options: dict[str, Any]) -> None:
+        found = schedules.listed(rows)
+        if options["json"]:
+            self._print_json(found)
+        else:
+            self.stdout.write(schedules.as_table(found))
 
     def _keda(self, rows: Any, options: dict[str, Any]) -> None:
         count = rows.count_workable(options["queue"] or ())
@@ -289,7 +308,7 @@ class Command(BaseCommand):
             self.stdout.write(verb.said(verb.question, count, most=MOST_COUNTED))
             if options["dry_run"] or not count:
                 return
-            _ask()
+            ask_to_continue()
         self._apply(verb, tasks, options["ids"], self._progress() if options["verbosity"] else None)
 
     def _apply(self, verb: Verb, tasks: Any, ids: list[int], progress: Callable[[int, int], None] | None) -> None:
@@ -310,7 +329,7 @@ class Command(BaseCommand):
 
     def _redrive(self, rows: Any, options: dict[str, Any]) -> None:
         progress = self._progress() if options["verbosity"] else None
-        failures.redrive(rows, options, say=self.stdout.write, ask=_ask, progress=progress)
+        failures.redrive(rows, options, say=self.stdout.write, ask=ask_to_continue, progress=progress)
 
     def _prune(self, rows: Any, options: dict[str, Any]) -> None:
         wish = {"older_than": options["older_than"], "statuses": options["status"] or (), "batch": options["batch"]}
@@ -342,7 +361,7 @@ class Command(BaseCommand):
     def _pause(self, rows: Any, options: dict[str, Any]) -> None:
         queue = options["queue"]
         try:
-            is_new = Queue.objects.using(rows.db).pause(queue, by=_who(), reason=options["reason"])
+            is_new = Queue.objects.using(rows.db).pause(queue, by=name_of_user(), reason=options["reason"])
         except ValueError as error:
             raise CommandError(str(error)) from error
         self.stdout.write((_("Queue %r was paused.") if is_new else _("Queue %r is paused already.")) % queue)
@@ -365,28 +384,9 @@ class Command(BaseCommand):
     def _print_table(self, head: Any, lines: Any) -> None:
         self.stdout.write("\n".join(aligned(head, lines)))
 
+    def _print_text(self, title: str, text: str | None) -> None:
+        for line in (title, *(f"    {each}" for each in text.splitlines())) if text else ():
+            self.stdout.write(printable(line))
+
     def _print_fields(self, fields: dict[str, Any]) -> None:
         self.stdout.write("\n".join(lines_of_fields(fields)))
-
-
-def _ask() -> None:
-    try:
-        answer = input(_("Continue? [y/N] "))
-    except EOFError as error:
-        raise CommandError(_("There is no terminal to ask for confirmation; give --yes.")) from error
-    if answer.strip().lower() not in ("y", "yes"):
-        raise CommandError(_("No task was changed."))
-
-
-def _who() -> str:
-    """Return the name of the system user. A user without a name, as in some containers, is called locktasks."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "locktasks"
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(_("%r is not a number from 1 to 1,000,000") % text)
-    return int(text)

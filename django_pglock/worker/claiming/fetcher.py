@@ -60,6 +60,8 @@ class Fetcher(ConnectedService):
     ) -> None:
         super().__init__(using)
         self.spent = spent
+        #: Whether other workers may take this one for dead, because its heartbeats do not reach the database.
+        self.is_unheard: Callable[[], bool] = lambda: False
         self.drain = drain
         self.in_flight = in_flight
         self.identity = identity
@@ -166,7 +168,8 @@ class Fetcher(ConnectedService):
             # It leaves out no kind: nothing is in flight, so both kinds have room.
             self.claimer.was_full = False
         self._looked_at = time.monotonic()
-        return self.claimer.rooms()
+        # Other workers would rescue what an unheard one claims, while it runs here.
+        return [] if self.is_unheard() else self.claimer.rooms()
 
     def _claim_and_begin(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
         """Claim tasks and have them begun; say whether there were any."""

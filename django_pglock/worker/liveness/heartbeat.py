@@ -4,7 +4,8 @@ Behind a pooler no session is the worker's own. There it holds no lock, and its 
 
 While a task keeps this thread from running, the heartbeat process beats in its place: see ``heartbeat_process.py``.
 
-Between two beats this thread passes on requests to cancel running tasks, and writes the progress of running tasks.
+Between two beats this thread passes on requests to cancel running tasks, answers requests for their stacks, and writes
+their progress.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import WORKER, draw_number
 from django_pglock.postgres.connections import backend_pid
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
-from django_pglock.store.cancel import cancel_requests
 from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat, depart
+from django_pglock.store.requests import requests_to
+from django_pglock.store.stacks import answer_stack
 from django_pglock.tasks import registry
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
@@ -54,7 +56,8 @@ class Heartbeat(ConnectedService):
     It starts before the first claim and stops after the last settle, because a draining worker must not look dead. It
     does not beat before all migrations of the tables are applied. ``beaten`` is called after each beat, and
     ``taken_to_be_awake`` if the worker's row does not say that it sleeps. ``cancel`` is called with the ids and
-    attempts of running tasks that somebody has cancelled, at each beat until they have ended. ``is_pooled``: the
+    attempts of running tasks that somebody has cancelled, at each beat until they have ended. ``stack_of`` returns the
+    stack of a running task as text, by id and attempt. ``is_pooled``: the
     database is reached through a pooler in transaction mode. A pooler that gives its clients other process numbers than
     the server's is recognised without that.
     """
@@ -70,6 +73,7 @@ class Heartbeat(ConnectedService):
         *,
         progress: Progress,
         cancel: Callable[[list[tuple[int, int]]], None],
+        stack_of: Callable[[tuple[int, int]], str],
         is_pooled: bool = False,
     ) -> None:
         super().__init__(using)
@@ -79,6 +83,7 @@ class Heartbeat(ConnectedService):
         self.queues = queues
         self.progress = progress
         self.cancel = cancel
+        self.stack_of = stack_of
         self.process = HeartbeatProcess(self._instructions)
         self.beaten: Callable[[], None] = lambda: None
         self.taken_to_be_awake: Callable[[], None] = lambda: None
@@ -108,6 +113,11 @@ class Heartbeat(ConnectedService):
     def longest_pause(self) -> float:  # type: ignore[override]
         """Half an interval: when the server is back, the other services wait for this one."""
         return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
+
+    def is_unheard(self) -> bool:
+        """Say whether there is no session to send a heartbeat, and two are missing: others may count us as dead."""
+        since = time.monotonic() - (self.beat_at or 0.0)
+        return not self.is_connected and since > 2 * get_settings().HEARTBEAT_INTERVAL
 
     def connected(self) -> None:
         self._has_lock = False if self.is_pooled else None
@@ -155,7 +165,7 @@ class Heartbeat(ConnectedService):
         return not self.pending
 
     def wake(self) -> None:
-        """Look now for tasks that somebody has cancelled."""
+        """Look now for requests about running tasks."""
         self._news.set()
 
     def _rest(self) -> None:
@@ -169,8 +179,13 @@ class Heartbeat(ConnectedService):
             self.progress.note()
 
     def _pass_on_requests(self) -> None:
-        if self.in_flight.claims and (requests := cancel_requests(self.using, self.identity.id)):
-            self.cancel(requests)
+        if not self.in_flight.claims:
+            return
+        requests = requests_to(self.using, self.identity.id)
+        if requests.cancels:
+            self.cancel(requests.cancels)
+        for task, attempt in requests.stacks:
+            answer_stack(self.using, task, attempt, self.identity.id, self.stack_of((task, attempt)))
 
     def beat(self) -> None:
         """Write that this worker lives and, if that is new, which functions it knows."""

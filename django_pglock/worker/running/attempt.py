@@ -39,6 +39,7 @@ from django_pglock.tasks.instrumentation import UNOBSERVED, observe_run
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, delay_after
 from django_pglock.worker.ended_claim import EndedClaim
+from django_pglock.worker.running.captured_logs import CapturedLogs, capture
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.signals import has_observers
 
@@ -53,6 +54,8 @@ class Attempt(StoppableAttempt):
 
     #: The observers of the call, once it has begun.
     observed = UNOBSERVED
+    #: The log records of the call, where its function has ``capture_logs``.
+    logs: CapturedLogs | None = None
 
     def __init__(self, claim: Claim, using: str) -> None:
         definition = registry.find(claim.task_path)
@@ -90,6 +93,8 @@ class Attempt(StoppableAttempt):
     def observe(self) -> None:
         """Begin to observe the call, in the thread or coroutine in which it runs."""
         self.observed = observe_run(self)
+        if self.definition.capture_logs is not None:
+            self.logs = capture(int(self.definition.capture_logs))
 
     def call(self) -> Any:
         """Call the function. For an async one this returns the coroutine."""
@@ -117,7 +122,9 @@ class Attempt(StoppableAttempt):
         if self.observed is not UNOBSERVED:
             self.observed.ended(outcome)
         seconds = None if self.began is None else time.monotonic() - self.began
-        if isinstance(outcome, Succeeded) and not self.has_observers:
+        if self.logs is not None:
+            self.claim.log = self.logs.text() or ""
+        elif isinstance(outcome, Succeeded) and not self.has_observers:
             return EndedClaim(self.claim, outcome, is_settled=is_settled, seconds=seconds)
         return EndedClaim(self.claim, outcome, self.result, is_settled=is_settled, seconds=seconds)
 

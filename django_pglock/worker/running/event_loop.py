@@ -9,6 +9,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 from asgiref.sync import AsyncToSync, sync_to_async
@@ -20,6 +22,7 @@ from django_pglock.worker.running.forked_child import end_process
 from django_pglock.worker.running.orm_thread import OrmThread, current_attempt
 from django_pglock.worker.running.run import end_by_error, run_async
 from django_pglock.worker.running.task_connections import CHECK_INTERVAL, prepare_connections, renew_connections
+from django_pglock.worker.running.task_stack import coroutine_text, stack_text
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -88,6 +91,24 @@ class EventLoop:
             del self._running[me]
             if timer is not None:
                 timer.cancel()
+
+    def stack_of(self, claim: Claim, innermost: Mapping[int, FrameType]) -> str:
+        """Return the stack of the coroutine that runs for a claim; empty if there is none. For other threads.
+
+        ``innermost``: the innermost frame of each thread. A coroutine that runs Python code now is on the stack of the
+        loop's thread. Where it waits for Django's ORM, the stack of the ORM's thread follows.
+        """
+        loop, thread = self._loop, self._thread
+        running = (task for task, attempt in list(self._running.items()) if claim in attempt.claims)
+        if loop is None or thread is None or (task := next(running, None)) is None:
+            return ""
+        if asyncio.current_task(loop) is task:
+            return stack_text(innermost.get(thread.ident or 0))
+        text = coroutine_text(task.get_coro())
+        in_orm = self.orm.attempt
+        if in_orm is not None and claim in in_orm.claims:
+            text += stack_text(innermost.get(self.orm.ident or 0))
+        return text
 
     def cancel(self, claim: Claim) -> None:
         """Stop the coroutine that runs for a cancelled claim, if there is one."""

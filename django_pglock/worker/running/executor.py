@@ -14,6 +14,7 @@ from django.core.cache import caches
 from django.db import Error as DatabaseFailure
 from django.db import connections
 
+from django_pglock.postgres.stacks import stacks
 from django_pglock.store.outcome import Released, Succeeded
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
@@ -33,6 +34,7 @@ from django_pglock.worker.running.task_connections import (
     prepare_connections,
     renew_connections,
 )
+from django_pglock.worker.running.task_stack import stack_text
 from django_pglock.worker.running.task_thread import TaskThread
 from django_pglock.worker.running.watchdog import Watchdog
 from django_pglock.worker.signals import send
@@ -117,6 +119,18 @@ class Executor:
         """Return the claim that a thread of this process, by its ident, runs now."""
         claims = (each.claim for each in self.watchdog.task_threads if each.ident == thread)
         return next(claims, None) or self.loop.orm.claim_of(thread)
+
+    def stack_of(self, request: tuple[int, int]) -> str:
+        """Return the stack of a running task, named by id and attempt; empty if no thread and no coroutine runs it."""
+        claim = self.in_flight.claims.get(request)
+        if claim is None:
+            return ""
+        with stacks() as innermost:
+            for thread in self.watchdog.task_threads:
+                attempt = thread.attempt
+                if thread.claim is claim or (attempt is not None and claim in attempt.claims):
+                    return stack_text(innermost.get(thread.ident))
+            return self.loop.stack_of(claim, innermost)
 
     # The threads
 

@@ -52,7 +52,7 @@ class GroupAttempt(Attempt):
         # When the leading claim was lost, the common transaction was rolled back: the others run again.
         shared = Released() if outcome is None else outcome
         for other in self.others:
-            other.began = self.began
+            other.began, other.logs = self.began, self.logs
         ended.same_call = [other.ended(self._outcome_of(other, shared), is_settled=is_settled) for other in self.others]
         return ended
 

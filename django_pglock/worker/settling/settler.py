@@ -24,6 +24,7 @@ from django.db import DatabaseError, OperationalError
 from psycopg.errors import LockNotAvailable
 
 from django_pglock.store.admit import admit
+from django_pglock.store.logs import note_logs
 from django_pglock.store.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.settle import held, settle
@@ -201,6 +202,9 @@ class Settler(ConnectedService):
         if unnoted := set(self.progress.note_last(ended.claim for ended in open_)):
             self._set_locked_aside([ended for ended in open_ if ended.claim in unnoted])
             open_ = self._without_locked(open_)
+        captured = [ended for ended in batch if ended.claim.log is not None]
+        if logged := [ended.claim for ended in captured if isinstance(ended.outcome, Succeeded)]:
+            note_logs(self.using, logged)
         return self._report(batch, open_, self._settle(open_) if open_ else {})
 
     def _write_plain(self, batch: list[EndedClaim]) -> list[EndedClaim]:

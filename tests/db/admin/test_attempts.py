@@ -226,3 +226,21 @@ def test_the_name_of_a_worker_is_shown_after_its_row_is_gone(client):
         text = client.get(reverse(f"admin:django_pglock_task_{page}", args=[row.pk])).content.decode()
         assert "mail-1" in text
         assert str(worker) not in text
+
+
+def test_logs_are_shown_folded_where_there_are_any(client):
+    person(client, "view_task")
+    quiet, row = make("FAILED", attempts=1), make("FAILED", attempts=1, log="charging <b>\nrefused")
+    Attempt.objects.create(
+        task=row, number=1, started_at=Now(), finished_at=Now(), outcome="FAILED",
+        exception_path="builtins.ValueError", traceback="Traceback", log="charging <i>",
+    )  # fmt: skip
+    page = client.get(reverse("admin:django_pglock_task_change", args=[row.pk])).content.decode()
+    assert "<summary>2 lines</summary>" in page
+    assert "charging &lt;b&gt;" in page
+    assert (
+        "log of the last attempt"
+        not in client.get(reverse("admin:django_pglock_task_change", args=[quiet.pk])).content.decode().lower()
+    )
+    attempt = client.get(reverse("admin:django_pglock_task_attempt", args=[row.pk, 1])).content.decode()
+    assert "charging &lt;i&gt;" in attempt

@@ -24,6 +24,7 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
+from django_pglock.store.requests import Requests
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from tests.sample import running_tasks as running
@@ -335,7 +336,8 @@ def test_a_worker_with_nothing_in_flight_asks_nothing(worker, monkeypatch):
     """One look for requests a beat, and only of a worker that runs something."""
     asked = []
     monkeypatch.setattr(
-        "django_pglock.worker.liveness.heartbeat.cancel_requests", lambda using, worker: asked.append(worker) or []
+        "django_pglock.worker.liveness.heartbeat.requests_to",
+        lambda using, worker: asked.append(worker) or Requests([], []),
     )
     process = worker(queues=["another"])
     process.heartbeat.wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_pglock.models import Task, Worker
+from django_pglock.models import Task
 from django_pglock.tasks.states import WAITING, TaskStatus
 from tests.db.admin.visits import make
 from tests.sample import tasks
@@ -52,11 +52,18 @@ def test_a_task_whose_row_is_locked_stays(locked):
     assert list(Task.objects.order_by("pk").values_list("queue", flat=True)) == ["default", "other"]
 
 
+@pytest.mark.parametrize(("status", "woken"), [("READY", [["other"]]), ("SCHEDULED", []), ("BLOCKED", [])])
+def test_workers_of_the_queue_are_woken_for_ready_tasks(monkeypatch, status, woken):
+    made = []
+    monkeypatch.setattr("django_pglock.store.move_to_queue.wake", lambda using, queues: made.append([*queues]))
+    make(status)
+    assert Task.objects.all().move_to_queue("other") == 1
+    assert made == woken
+
+
 @pytest.mark.django_db(transaction=True)
-def test_a_sleeping_worker_of_the_queue_is_woken(worker, eventually, settings):
-    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
+def test_a_worker_of_the_queue_runs_the_tasks(worker, eventually):
     result = tasks.nothing.enqueue()
     worker(queues=["other"])
-    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
     assert Task.objects.all().move_to_queue("other") == 1
     eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")

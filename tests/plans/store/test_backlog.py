@@ -6,6 +6,7 @@ Plans are executed and their rows counted: a plan can look right and still walk 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from uuid import uuid4
 
 import pytest
@@ -56,7 +57,9 @@ def plans(worker, ids):
     first = Task.objects.earliest("pk").pk
     Task.objects.filter(pk=first).update(status="FAILED")
     retried = _retriable(rows.filter(pk=first)).order_by("pk")
-    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts, ids)
+    for before, id_ in pairwise(sorted(ids)):
+        Task.objects.filter(pk=id_).update(meta={"previous_run": before})
+    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts, ids, texts)
     calls = {
         "a claim of one": (plain.sql(1, "default"), None),
         "a claim of some": (plain.sql(BATCH, "default"), None),
@@ -70,9 +73,14 @@ def plans(worker, ids):
         "RESCUE": (4.5, 5.25, 6.6, 30.0, 1000, 3, "x", "y"),
         "GIVE_BACK": (worker, ids[:1], 0.0, None, []),
         "CANCEL_REQUESTS": (worker,),
+        "REQUESTS": (worker, worker),
+        "ASK_STACK": (ids[0], 600.0, ids[0]),
+        "ANSWER_STACK": ("", ids[0], 1, worker),
         "NOTE_PROGRESS": (ids, ones, texts),
+        "NOTE_LOGS": (ids, ones, texts),
         "NOTE_LAST_PROGRESS": (ids, ones, texts),
         "WHY_UNFINISHED": (30.0, ids[0]),
+        "SCHEDULE_RUNS": (max(ids), PATH, PATH, BATCH),
         "UNKNOWN": (30.0, None, BATCH, BATCH, None),
         "READY_PATHS": (BATCH, BATCH),
         "DOUBTFUL": (None, 6.6),

@@ -27,6 +27,7 @@ def test_the_other_statements_use_their_partial_indexes(history):
         "DOUBTFUL": ((None, 6.6), {"pglock_task_running"}),
         "READY_PATHS": ((1000, 1000), {"pglock_task_ready", "pglock_task_fair"}),
         "CANCEL_REQUESTS": ((worker,), {"pglock_task_running"}),
+        "REQUESTS": ((worker, worker), {"pglock_task_running"}),
     }
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE django_pglock_task")

@@ -6,9 +6,11 @@ import json
 
 import pytest
 
-from django_pglock.models import Task
+from django_pglock.models import RunningStack, Task
 from tests.acceptance.management.commands.processes import manage
 from tests.db.store.test_prune import make
+from tests.sample import running_tasks
+from tests.sample.models import Effect
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
 
@@ -34,3 +36,20 @@ def test_exit_codes_and_streams():
     code, out, _err = locktasks("retry", row.pk)
     assert (code, out) == (0, "1 task will run again.\n")
     assert Task.objects.get().status == "READY"
+
+
+def test_the_stack_of_a_task_that_computes_without_a_pause(worker_process, eventually):
+    """With beats so rare that only the notification can have been heard, and a task that never gives the GIL away."""
+    worker_process("--threads", "1", DJANGO_SETTINGS_MODULE="tests.settings_slow_beats")
+    made = running_tasks.compute_without_pause.enqueue("4111-1111")
+    eventually(lambda: Effect.objects.filter(name="begun").exists())
+    code, out, err = locktasks("stack", made.id)
+    assert (code, err) == (0, "")
+    assert out.rstrip().endswith(("count += 1", "while count >= 0:"))
+    assert "4111" not in out
+    assert RunningStack.objects.get().task == int(made.id)
+
+
+def test_a_task_that_does_not_run_has_no_stack():
+    row = make("FAILED", days=0)
+    assert locktasks("stack", row.pk) == (1, "", f"CommandError: Task {row.pk} does not run.\n")

@@ -146,7 +146,7 @@ def test_list_shows_the_newest_first_and_only_what_was_asked_for():
 
 
 def test_show_tells_all_with_the_tracebacks_and_steers_no_terminal():
-    row = failed(args=["\x1b[2J"], queue="ma\x1bil")
+    row = failed(args=["\x1b[2J"], queue="ma\x1bil", log="one\x1b\ntwo")
     Attempt.objects.create(
         task=row, number=1, worker=uuid4(), started_at=Now(), finished_at=Now(), outcome="FAILED",
         exception_path="builtins.ValueError", traceback="Traceback\n  line \x1b[31m",
@@ -154,6 +154,7 @@ def test_show_tells_all_with_the_tracebacks_and_steers_no_terminal():
     text = locktasks("show", row.pk)
     assert "builtins.ValueError" in text
     assert "    Traceback\n      line ?[31m" in text
+    assert "log:\n    one?\n    two\n" in text
     assert "\x1b" not in text
     found = json.loads(locktasks("show", row.pk, "--json"))
     assert (found["id"], found["failures"][0]["number"]) == (row.pk, 1)

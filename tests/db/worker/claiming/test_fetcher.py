@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, connection, transaction
 
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus
@@ -42,6 +43,30 @@ def test_a_worker_without_queues_serves_all(worker, finished):
     worker()
     for result in results:
         finished(result)
+
+
+def test_a_worker_whose_heartbeats_do_not_arrive_claims_nothing(worker, finished, eventually, monkeypatch):
+    """As when the server refuses new sessions: others would take what it claims from it, while it runs."""
+    here = worker()
+    finished(tasks.nothing.enqueue())
+    allowed = threading.Event()
+    connect = here.heartbeat.open
+    monkeypatch.setattr(here.heartbeat, "open", lambda: connect() if allowed.is_set() else refuse())
+    eventually(here.heartbeat.is_unheard, why="the heartbeat has a session all the time")
+    result = tasks.nothing.enqueue()
+    time.sleep(0.5)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        [heard_since] = cursor.fetchone()
+    allowed.set()
+    finished(result)
+    row = Task.objects.get(pk=result.id)
+    assert (row.attempts, row.rescues) == (1, 0)
+    assert row.started_at > heard_since, "claimed by a worker that counts as dead"
+
+
+def refuse():
+    raise OperationalError("sorry, too many clients already")
 
 
 def test_a_task_for_later_is_not_late(worker, finished, settings):

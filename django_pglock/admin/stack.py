@@ -1,0 +1,49 @@
+"""The page with the stack of a running task: a button asks its worker, and the page shows the answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.db import router, transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.utils.translation import gettext
+
+from django_pglock.admin.actions import record
+from django_pglock.admin.attempts import answer, seen_task
+from django_pglock.models import Task
+from django_pglock.store.stacks import ask_stack, wait_for_stack
+
+if TYPE_CHECKING:
+    from django_pglock.admin.tasks import TaskAdmin
+
+#: Seconds for which a request waits for the answer of the worker. Most answers take milliseconds.
+PATIENCE = 2.0
+
+
+def stack_page(model_admin: TaskAdmin, request: HttpRequest, task_id: int) -> HttpResponse:
+    """Ask for the stack of a running task (POST), or show the latest answer (GET)."""
+    if request.method not in ("GET", "HEAD", "POST"):
+        return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
+    if not model_admin.has_stack_permission(request):
+        raise PermissionDenied
+    task = seen_task(model_admin, request, task_id)
+    using = router.db_for_write(Task)
+    if request.method == "POST":
+        return HttpResponseRedirect(_ask(model_admin, request, task, using))
+    found = wait_for_stack(using, task.pk, timeout=PATIENCE)
+    context = {"title": gettext("Stack"), "found": found, "is_running": task.status == "RUNNING"}
+    return answer(model_admin, request, task, "stack", context)
+
+
+def _ask(model_admin: TaskAdmin, request: HttpRequest, task: Task, using: str) -> str:
+    """Ask, and return the address of the page that shows what came of it."""
+    with transaction.atomic(using=using):
+        has_asked = ask_stack(using, task.pk)
+        if has_asked:
+            record(request, Task, "stack: asked for", object_id=str(task.pk))
+    if has_asked:
+        return model_admin.address_of_stack(task.pk)
+    messages.warning(request, gettext("The task does not run any more."))
+    return model_admin.address_of(task.pk)

@@ -1,0 +1,56 @@
+"""What people ask of a worker about the tasks that it runs: to end one, or for its stack."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+from uuid import UUID
+
+from django.db import ProgrammingError
+from psycopg.errors import InsufficientPrivilege
+
+from django_pglock.store.sql import run
+
+logger = logging.getLogger("django_pglock.worker")
+
+CANCEL_REQUESTS = """
+SELECT id, attempts FROM {task} WHERE status = 'RUNNING' AND worker = %s AND cancel_requested_at IS NOT NULL
+"""
+
+# One statement for both, because a worker sends it at each heartbeat while it has tasks. There are few requests for
+# stacks, so they need no index.
+REQUESTS = """
+SELECT id, attempts, false FROM {task}
+WHERE status = 'RUNNING' AND worker = %s AND cancel_requested_at IS NOT NULL
+UNION ALL
+SELECT task, attempt, true FROM {running_stack} WHERE worker = %s AND answered_at IS NULL
+"""
+
+#: Databases in which our role may not read requests for stacks.
+_forbidden: set[str] = set()
+
+
+class Requests(NamedTuple):
+    """Claims as ids and attempts: whose tasks are to end, and whose stacks are asked for."""
+
+    cancels: list[tuple[int, int]]
+    stacks: list[tuple[int, int]]
+
+
+def requests_to(using: str, worker: UUID) -> Requests:
+    """Return what is asked of ``worker``.
+
+    A role that was made for an earlier version has no right to the table of stacks. It still gets the requests to end.
+    """
+    if using not in _forbidden:
+        try:
+            found = run(using, REQUESTS, worker, worker)
+        except ProgrammingError as error:
+            if not isinstance(error.__cause__, InsufficientPrivilege):
+                raise
+            logger.warning("This worker cannot answer requests for the stacks of its tasks: %s", str(error).strip())
+            _forbidden.add(using)
+        else:
+            cancels = [(id_, attempt) for id_, attempt, is_for_stack in found if not is_for_stack]
+            return Requests(cancels, [(id_, attempt) for id_, attempt, is_for_stack in found if is_for_stack])
+    return Requests(run(using, CANCEL_REQUESTS, worker), [])

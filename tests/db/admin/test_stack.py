@@ -1,0 +1,76 @@
+"""The page with the stack of a running task: who may ask, and what it says."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+from django.urls import reverse
+
+from django_pglock.admin import stack
+from django_pglock.models import RunningStack
+from django_pglock.store.stacks import answer_stack
+from tests.db.admin.visits import make, person
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(stack, "PATIENCE", 0.0)
+
+
+def address(task, page="stack"):
+    return reverse(f"admin:django_pglock_task_{page}", args=[task.pk])
+
+
+def test_to_ask_takes_a_permission_of_its_own_and_leaves_an_entry(client):
+    running = make("RUNNING", attempts=1)
+    person(client, "view_task", "change_task", "cancel_task", "retry_task")
+    assert "Show stack" not in client.get(address(running, "change")).content.decode()
+    assert [client.post(address(running)).status_code, client.get(address(running)).status_code] == [403, 403]
+    person(client, "stack_task")
+    assert client.post(address(running)).status_code == 403, "who may not view tasks"
+    assert not RunningStack.objects.exists()
+
+    user = person(client, "view_task", "stack_task")
+    assert "Show stack" in client.get(address(running, "change")).content.decode()
+    assert "Nobody has asked" in client.get(address(running)).content.decode()
+    assert not RunningStack.objects.exists(), "to look is not to ask"
+    assert client.post(address(running)).headers["Location"] == address(running)
+    assert RunningStack.objects.get().task == running.pk
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.object_id, entry.change_message) == (user, str(running.pk), "stack: asked for")
+    assert client.put(address(running)).status_code == 405
+
+    careful = Client(enforce_csrf_checks=True)
+    careful.force_login(user)
+    assert careful.post(address(running)).status_code == 403
+
+
+def test_the_page_says_what_the_worker_has_answered(client):
+    running = make("RUNNING", attempts=3)
+    person(client, "view_task", "stack_task")
+    client.post(address(running))
+    assert "has not answered" in client.get(address(running)).content.decode()
+    answer_stack("default", running.pk, 3, running.worker, '  File "bank.py", line 88, in <module>\n    charge()')
+    page = client.get(address(running)).content.decode()
+    assert "line 88, in &lt;module&gt;" in page
+    assert "Claim 3" in page
+    assert not [each for each in (" style=", "onclick", "<script>") if each in page]
+    client.post(address(running))
+    assert "has not answered" in client.get(address(running)).content.decode(), "to the new request"
+    answer_stack("default", running.pk, 3, running.worker, "")
+    assert "the function does not run" in client.get(address(running)).content.decode()
+
+
+@pytest.mark.parametrize("status", ["READY", "SUCCESSFUL", "FAILED"])
+def test_only_a_running_task_has_the_button(client, status):
+    row = make(status)
+    person(client, "view_task", "stack_task")
+    assert "Show stack" not in client.get(address(row, "change")).content.decode()
+    answer = client.post(address(row), follow=True)
+    assert answer.redirect_chain == [(address(row, "change"), 302)]
+    assert [str(each) for each in answer.context["messages"]] == ["The task does not run any more."]
+    assert not LogEntry.objects.exists()
+    assert client.get(reverse("admin:django_pglock_task_stack", args=[10**12])).status_code == 404

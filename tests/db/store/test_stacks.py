@@ -1,0 +1,85 @@
+"""Requests for the stacks of running tasks: who is asked, and whose answer counts."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+
+from django_pglock.models import RunningStack, Task
+from django_pglock.store import requests
+from django_pglock.store.requests import requests_to
+from django_pglock.store.stacks import KEPT, answer_stack, ask_stack, stack_of, wait_for_stack
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def mine(claim):
+    """Return a claim of a running task, and its worker."""
+    tasks.nothing.enqueue()
+    [claimed] = claim()
+    return claimed
+
+
+def test_only_the_worker_of_a_running_task_is_asked(mine):
+    waiting = tasks.nothing.enqueue()
+    assert ask_stack("default", waiting.id) is False
+    assert ask_stack("default", 10**12) is False
+    assert ask_stack("default", mine.id) is True
+    assert requests_to("default", mine.worker) == ([], [(mine.id, mine.attempt)])
+    assert requests_to("default", uuid4()) == ([], [])
+    Task.objects.cancel()
+    assert requests_to("default", mine.worker) == ([(mine.id, mine.attempt)], [(mine.id, mine.attempt)])
+
+
+def test_a_role_without_a_right_to_the_table_is_still_told_whom_to_cancel(mine, caplog, monkeypatch):
+    """As after an upgrade: its rights were granted for an earlier version."""
+    monkeypatch.setattr(requests, "_forbidden", set())
+    Task.objects.cancel()
+    ask_stack("default", mine.id)
+    role = f"pglock_old_{os.getpid()}"  # roles belong to the server, not to the tests' database
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE ROLE {role}; GRANT SELECT ON django_pglock_task TO {role}; SET ROLE {role}")
+        try:
+            for _ in range(2):
+                assert requests_to("default", mine.worker) == ([(mine.id, mine.attempt)], [])
+        finally:
+            cursor.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
+    assert caplog.text.count("permission denied") == 1
+
+
+def test_an_answer_counts_once_and_only_from_the_attempt_that_was_asked(mine):
+    ask_stack("default", mine.id)
+    answer_stack("default", mine.id, mine.attempt + 1, mine.worker, "of another attempt")
+    answer_stack("default", mine.id, mine.attempt, uuid4(), "of another worker")
+    assert stack_of("default", mine.id).answered_at is None
+    assert wait_for_stack("default", mine.id, timeout=0).answered_at is None
+    answer_stack("default", mine.id, mine.attempt, mine.worker, "here")
+    answer_stack("default", mine.id, mine.attempt, mine.worker, "too late")
+    assert wait_for_stack("default", mine.id, timeout=120).stack == "here"
+    assert requests_to("default", mine.worker).stacks == []
+
+
+def test_a_new_request_takes_the_place_of_the_one_before(mine):
+    ask_stack("default", mine.id)
+    answer_stack("default", mine.id, mine.attempt, mine.worker, "here")
+    Task.objects.update(attempts=mine.attempt + 1)
+    ask_stack("default", mine.id)
+    row = RunningStack.objects.get()
+    assert (row.attempt, row.stack, row.answered_at) == (mine.attempt + 1, "", None)
+
+
+def test_old_stacks_are_deleted_by_the_next_request(mine):
+    rows = {"attempt": 1, "worker": uuid4(), "stack": ""}
+    old, young = 10**9, 10**9 + 1
+    RunningStack.objects.create(task=old, asked_at=Now() - timedelta(seconds=KEPT + 60), **rows)
+    RunningStack.objects.create(task=young, asked_at=Now() - timedelta(seconds=KEPT - 60), **rows)
+    ask_stack("default", mine.id)
+    assert set(RunningStack.objects.values_list("task", flat=True)) == {young, mine.id}
+    assert wait_for_stack("default", old, timeout=120) is None
