@@ -35,8 +35,8 @@ SELECT task_path, expression, timezone, is_enabled, next_at AT TIME ZONE 'UTC', 
 FROM {schedule} WHERE task_path = ANY (%s::text[]) ORDER BY next_at, task_path
 """
 
-# Writes schedules that are new or have changed in the code; a row that is up to date keeps its date. All workers write
-# the rows in the same order, so workers that start together cannot deadlock.
+# Writes schedules that are new or have changed in the code. A row that is up to date would be locked, too, so
+# ``register`` leaves it out.
 REGISTER_SCHEDULES = """
 INSERT INTO {schedule} AS schedule (task_path, expression, timezone, next_at)
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::timestamptz[]) AS code (task_path) ORDER BY task_path
@@ -96,10 +96,20 @@ def register(using: str) -> list[str]:
     if not wanted:
         return []
     now = _now(using)
-    first = [timing.following(now, now) for timing in wanted.values()]
-    expressions, zones = zip(*wanted.values(), strict=True)
-    values = (list(wanted), list(expressions), list(zones), first)
-    return [path for (path,) in run(using, REGISTER_SCHEDULES, *values)]
+    paths = list(wanted)
+    written = {path: Timing(*timing) for path, *timing in _written(using, paths)}
+    # One statement each: whoever waits for a row holds no other, so it cannot deadlock with a tick or a person who
+    # removes schedules.
+    new = [(path, timing) for path, timing in wanted.items() if written.get(path) != timing]
+    return [path for path, timing in new if _register(using, path, timing, timing.following(now, now))]
+
+
+def _written(using: str, paths: list[str]) -> Any:
+    return rows_of("Schedule", using).filter(pk__in=paths).values_list("pk", "expression", "timezone")
+
+
+def _register(using: str, path: str, timing: Timing, first: datetime) -> bool:
+    return bool(run(using, REGISTER_SCHEDULES, [path], [timing.expression], [timing.zone], [first]))
 
 
 def enqueue_due(using: str) -> Ticks:

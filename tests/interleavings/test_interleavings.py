@@ -21,6 +21,7 @@ from tests.interleavings.captures import captures
 from tests.interleavings.cases import Case, Company, is_worlds_turn, pairs, triples
 from tests.interleavings.own_rows import own_rows
 from tests.interleavings.schedules import schedules
+from tests.interleavings.stage import COMMIT
 from tests.interleavings.verbs import VERBS
 
 IS_SHORT = os.environ.get("PGLOCK_INTERLEAVINGS") != "all"
@@ -48,6 +49,14 @@ def test_no_interleaving_breaks_a_law(company):
     assert failures(company, pairs(name, turns, is_short=IS_SHORT)) == []
     assert failures(company, triples(name, turns, is_short=IS_SHORT)) == []
     assert company.blocked, "the verbs do not meet"
+
+
+@pytest.mark.parametrize("company", [schedules], indirect=True)
+def test_a_worker_that_registers_does_not_deadlock_with_a_person_who_removes_schedules(company):
+    """Both wait for the row of a tick. The one that has it next must not wait for another row of the other one."""
+    for others in (("remove", "register_again"), ("register_again", "remove")):
+        for stop_at in (5, 11):
+            company.play(Case("schedules", "tick", stop_at, COMMIT, others))
 
 
 #: Each file of ``store/`` that changes rows of tasks, and the verbs that stand for it.
