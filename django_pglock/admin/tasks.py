@@ -306,9 +306,11 @@ class TaskAdmin(ReadOnlyAdmin):
         """Return whether the user may move tasks to another queue: the permission to change tasks."""
         return self._may(request, "change")
 
-    def get_actions(self, request: HttpRequest, *arguments: Any, **options: Any) -> Any:
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> Any:
         """Leave out Django's action that deletes: it loads all rows, and deletes tasks that are still needed."""
-        actions = super().get_actions(request, *arguments, **options)
+        # Django before 6.1 knows no location.
+        options = {} if action_location is None else {"action_location": action_location}
+        actions = super().get_actions(request, **options)
         return {name: about for name, about in actions.items() if name != "delete_selected"}
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:

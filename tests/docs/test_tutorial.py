@@ -121,9 +121,8 @@ def programs(tmp_path: Path) -> Path:
     if not wheel:
         return Path(sys.executable).parent
     home = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
-    # As the reader's own pip would do, which it takes seconds to unpack.
-    pip = f"{sys.executable} -m pip --quiet --python {home / 'bin' / 'python'}"
+    subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    pip = f"{home / 'bin' / 'python'} -m pip --quiet"
     command = COMMANDS[0].replace("python -m pip", pip).replace("django-pglock-tasks", wheel)
     subprocess.run(command, shell=True, check=True)
     return home / "bin"
