@@ -1,5 +1,7 @@
 from django.db import migrations, models
 
+from django_pglock.migrations._operations import AddFieldOnline
+
 
 class Migration(migrations.Migration):
     dependencies = [("django_pglock", "0007_worker_names")]
@@ -29,13 +31,6 @@ class Migration(migrations.Migration):
             },
             managers=[("for_dumpdata", models.Manager())],
         ),
-        # Columns without a default: PostgreSQL does not write the rows.
-        migrations.AddField(
-            "task",
-            "log",
-            models.TextField(null=True, editable=False, help_text="Log records of the last attempt.", verbose_name="log"),
-        ),
-        migrations.AddField("attempt", "log", models.TextField(null=True, verbose_name="log")),
         migrations.AlterModelOptions(
             "task",
             {
@@ -57,5 +52,11 @@ class Migration(migrations.Migration):
                 "verbose_name": "task",
                 "verbose_name_plural": "tasks",
             },
+        ),
+        # A column without a default: PostgreSQL does not write the rows.
+        AddFieldOnline(
+            "task",
+            "log",
+            models.TextField(null=True, editable=False, help_text="Log records of the last attempt.", verbose_name="log"),
         ),
     ]

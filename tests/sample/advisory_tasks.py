@@ -8,20 +8,42 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from django_pglock import TaskContext, task
 
 
 @contextmanager
 def alone(path: str) -> Iterator[None]:
-    """Note in ``PATH.together`` if somebody else is inside, in this process or another. A kill ends it, too."""
+    """Note in ``PATH.together`` if somebody else is inside, in this process or another. A kill ends it, too.
+
+    The kernel may close the session of a process that was killed before it frees the process's lock on the file. So
+    who finds the file locked says so in ``PATH.met``, and the one inside notes it, unless that one is dead.
+    """
+    met = Path(f"{path}.met")
     with open(path, "a") as file:
+        deadline = time.monotonic() + 5
+        while not _is_locked(file):
+            met.touch()
+            if time.monotonic() > deadline:
+                Path(f"{path}.together").touch()
+                break
+            time.sleep(0.001)
+        met.unlink(missing_ok=True)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with open(f"{path}.together", "a") as together:
-                together.write("two were inside\n")
-        yield
+            yield
+        finally:
+            if met.exists():
+                Path(f"{path}.together").touch()
+
+
+def _is_locked(file: IO[str]) -> bool:
+    """Lock a file, if nobody else has locked it. Return whether."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def wait_for(path: str) -> None:

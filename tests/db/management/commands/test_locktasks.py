@@ -360,7 +360,7 @@ def test_a_container_without_users_can_pause(monkeypatch):
     def refuse():
         raise KeyError("getpwuid(): uid not found: 1000")
 
-    monkeypatch.setattr(command.getpass, "getuser", refuse)
+    monkeypatch.setattr("getpass.getuser", refuse)
     locktasks("pause", "mail")
     assert Queue.objects.get().paused_by == "locktasks"
 
