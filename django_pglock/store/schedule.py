@@ -98,8 +98,8 @@ def register(using: str) -> list[str]:
     now = _now(using)
     paths = list(wanted)
     written = {path: Timing(*timing) for path, *timing in _written(using, paths)}
-    # One statement each: a transaction that waits for a row holds no other, so it cannot deadlock with a tick, or with a
-    # person who removes schedules.
+    # One statement each: a transaction that waits for a row holds no other one, so it cannot deadlock with a tick, or
+    # with a person who removes schedules.
     new = [(path, timing) for path, timing in wanted.items() if written.get(path) != timing]
     return [path for path, timing in new if _register(using, path, timing, timing.following(now, now))]
 
