@@ -18,8 +18,9 @@ GROUP_EFFECT = "soak:{serial}"
 @task(takes_context=True, max_attempts=10, backoff=0.1)
 async def work_in_coroutine(context: TaskContext, seconds):
     me = identity(context)
-    await Run.objects.acreate(**me)
     try:
+        # Within the block: the row may be committed although the answer was lost.
+        await Run.objects.acreate(**me)
         await asyncio.sleep(seconds)
     finally:
         await sync_to_async(end)(me)
