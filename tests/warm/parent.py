@@ -100,9 +100,13 @@ def run(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     if request["session"]:
         os.setsid()
-    program, *_ = sys.argv = request["arguments"]
-    sys.path[0] = os.path.dirname(program)
-    runpy.run_path(program, run_name="__main__")
+    program, *rest = sys.argv = request["arguments"]
+    if program == "-c":
+        code, *sys.argv[1:] = rest
+        exec(compile(code, "<string>", "exec"), vars(sys.modules["__main__"]))
+    else:
+        sys.path[0] = os.path.dirname(program)
+        runpy.run_path(program, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ NAME_OF_TEST = "PYTEST_CURRENT_TEST"
 
 
 def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
-    """Start ``[sys.executable, PROGRAM, *ARGUMENTS]``. ``options`` are those of ``Popen``.
+    """Start ``[sys.executable, PROGRAM, *ARGUMENTS]``, or with ``"-c", CODE``. ``options`` are those of ``Popen``.
 
     The process is forked by a warm parent, or is a new interpreter where coverage measures it, or without ``fork``.
     """
