@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Case, Exists, OuterRef, Q, Value, When
+from django.db.models import Case, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
@@ -18,8 +18,9 @@ _ASKED = Q(cancel_requested_at__isnull=False)
 
 def stuck(tasks: Any) -> Any:
     """Running tasks whose worker has sent no heartbeat for ``HEARTBEAT_LIMIT``, or has no row."""
-    worker = alive(rows_of("Worker", tasks.db)).filter(pk=OuterRef("worker"))
-    return tasks.filter(~Exists(worker), status=TaskStatus.RUNNING)
+    # No join: the planner may look up the worker of each task.
+    living = alive(rows_of("Worker", tasks.db)).order_by().values("pk")
+    return tasks.filter(status=TaskStatus.RUNNING).exclude(worker__in=living)
 
 
 def reset_stuck(tasks: Any) -> int:
