@@ -10,7 +10,7 @@ from django_pglock.store.shared_counts import BETWEEN_COUNTS, TOO_OLD, SharedCou
 
 #: Seconds after the last question after which nothing is read any more.
 INTEREST = 600.0
-#: Seconds between two looks whether somebody counts, while nobody asks this worker: an idle worker sends few statements.
+#: Seconds between two looks whether some worker counts, while nobody asks this one.
 BETWEEN_LOOKS = 20.0
 
 
