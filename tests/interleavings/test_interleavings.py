@@ -102,6 +102,7 @@ FILES = {
 NO_VERB = {
     *(
         "after_commit",
+        "argument_index",
         "await_end",
         "call",
         "claim_columns",

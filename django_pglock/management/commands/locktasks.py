@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
-from django_pglock.management import failures, schedules, stack
+from django_pglock.management import argument_index, failures, schedules, stack
 from django_pglock.management.arguments import positive
 from django_pglock.management.choosing import (
     add_choice,
@@ -140,6 +140,9 @@ class Command(BaseCommand):
         pause.add_argument("queue", type=plain_text, metavar="QUEUE")
         pause.add_argument(
             "--reason", type=plain_text, default="", help=_("Why the queue is paused; shown in the admin.")
+        )
+        argument_index.add_options(
+            add("index", self._index, _("Create or drop the index on arguments, while tasks are written."))
         )
         add("resume", self._resume, _("Resume a queue: workers claim tasks from it again.")).add_argument(
             "queue", type=plain_text, metavar="QUEUE"
@@ -375,6 +378,9 @@ class Command(BaseCommand):
         if not was_paused:
             raise CommandError(_("Queue %r is not paused.") % queue)
         self.stdout.write(_("Queue %r was resumed.") % queue)
+
+    def _index(self, rows: Any, options: dict[str, Any]) -> None:
+        self.stdout.write(argument_index.change_index(rows.db, options))
 
     # Output
 
