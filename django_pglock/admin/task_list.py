@@ -18,11 +18,10 @@ from django_pglock.admin.pages import AtLeast, CappedChangeList, elapsed, mark
 from django_pglock.admin.task_filters import (
     candidates,
     first_searched,
-    has_index,
     is_by_arguments,
     is_by_key,
     is_indexed,
-    is_narrow,
+    searched_status,
     status_of,
     time_range,
 )
@@ -138,9 +137,8 @@ class TaskChangeList(CappedChangeList):
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         """Sort by id; if an index on statuses and ids serves the list, in the order of this index."""
         ordering: list[Any] = super().get_ordering(request, queryset)
-        status = status_of(request)
         # The indexes of failed tasks by queue and by function have no status: with it, the count would read each row.
-        if not (has_index(status) or is_by_key(request)) or (status == TaskStatus.FAILED and is_narrow(request)):
+        if not (searched_status(request) or is_by_key(request)):
             return ordering
         direction = "-" if ordering[0].startswith("-") else ""
         return [f"{direction}status", *ordering]

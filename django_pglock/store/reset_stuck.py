@@ -8,6 +8,7 @@ from django.db.models import Case, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
+from django_pglock.store.count import in_status
 from django_pglock.store.liveness import alive
 from django_pglock.store.move import WAITS, move
 from django_pglock.store.sql import EXPIRES_AT, rows_of
@@ -18,9 +19,10 @@ _ASKED = Q(cancel_requested_at__isnull=False)
 
 def stuck(tasks: Any) -> Any:
     """Running tasks whose worker has sent no heartbeat for ``HEARTBEAT_LIMIT``, or has no row."""
-    # No join: the planner may look up the worker of each task.
+    # No join: the planner may look up the worker of each task. Along the index on status and id, so that a list reads
+    # as many tasks as it shows: the index on workers has them in another order.
     living = alive(rows_of("Worker", tasks.db)).order_by().values("pk")
-    return tasks.filter(status=TaskStatus.RUNNING).exclude(worker__in=living)
+    return in_status(tasks, TaskStatus.RUNNING).exclude(worker__in=living)
 
 
 def reset_stuck(tasks: Any) -> int:
