@@ -256,7 +256,7 @@ def is_indexed(request: HttpRequest) -> bool:
         return "worker" not in chosen
     if "worker" in chosen or is_narrow(request):
         return status == TaskStatus.RUNNING and not is_narrow(request)
-    # Ahead of the newest tasks that have succeeded there may be any number of tasks that wait.
+    # Any number of waiting tasks may come before the newest tasks that have succeeded.
     return status != TaskStatus.SUCCESSFUL
 
 

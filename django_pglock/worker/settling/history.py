@@ -53,7 +53,7 @@ MOST_MINUTES = 10
 class History:
     """What the settler has counted: since the last write, by minute; and since the start of the process.
 
-    The settler counts and writes, in its own thread and session; the metrics read. Nothing here may keep outcomes from
+    The settler counts and writes, in its own thread and session; the metrics read. No error here may keep outcomes from
     being settled: if a write fails, the worker tries again a minute later, and drops the counts after ten minutes.
     """
 
