@@ -23,11 +23,13 @@ NAME_OF_TEST = "PYTEST_CURRENT_TEST"
 def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
     """Start ``[sys.executable, PROGRAM, *ARGUMENTS]``, or with ``"-c", CODE``. ``options`` are those of ``Popen``.
 
-    The process is forked by a warm parent, or is a new interpreter where coverage measures it, or without ``fork``.
+    The process is forked by a warm parent. It is a new interpreter where coverage measures it, without ``fork``, and
+    in a project that a test has written: its files may change between two starts.
     """
     is_measured = any(name.startswith("COVERAGE_PROCESS") for name in env)
-    kind = subprocess.Popen if is_measured or not hasattr(os, "fork") else WarmProcess
-    return kind(arguments, env=env, **options)
+    is_ours = env["DJANGO_SETTINGS_MODULE"].startswith(("tests.", "example_project."))
+    can_be_forked = is_ours and not is_measured and hasattr(os, "fork")
+    return (WarmProcess if can_be_forked else subprocess.Popen)(arguments, env=env, **options)
 
 
 class WarmParent:
