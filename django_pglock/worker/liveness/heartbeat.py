@@ -24,7 +24,7 @@ from django_pglock.keys.reserved import WORKER, draw_number
 from django_pglock.postgres.connections import backend_pid, connection_for
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
 from django_pglock.store.give_back import give_back, server_time
-from django_pglock.store.liveness import beat, depart
+from django_pglock.store.liveness import LATE, beat, depart
 from django_pglock.store.requests import requests_to
 from django_pglock.store.stacks import answer_stack
 from django_pglock.tasks import registry
@@ -56,7 +56,8 @@ class Heartbeat(ConnectedService):
 
     It starts before the first claim and stops after the last settle, because a draining worker must not look dead. It
     does not beat before all migrations of the tables are applied. ``beaten`` is called after each beat, and
-    ``taken_to_be_awake`` if the worker's row does not say that it sleeps. ``cancel`` is called with the ids and
+    ``taken_to_be_awake`` if the worker's row does not say that it sleeps. ``told_elders`` is called with the number of
+    elder workers that do the upkeep. ``cancel`` is called with the ids and
     attempts of running tasks that somebody has cancelled, at each beat until they have ended. ``stack_of`` returns the
     stack of a running task as text, by id and attempt. ``is_pooled``: the
     database is reached through a pooler in transaction mode. A pooler that gives its clients other process numbers than
@@ -90,6 +91,7 @@ class Heartbeat(ConnectedService):
         self.process = HeartbeatProcess(self._instructions)
         self.beaten: Callable[[], None] = lambda: None
         self.taken_to_be_awake: Callable[[], None] = lambda: None
+        self.told_elders: Callable[[int], None] = lambda _: None
         self._self_pipe = SelfPipe()
         self.is_draining = False
         self.first_beat = threading.Event()
@@ -128,6 +130,12 @@ class Heartbeat(ConnectedService):
             return False
         age, settings = time.monotonic() - self.beat_at, get_settings()
         return age > settings.HEARTBEAT_LIMIT or (not self.is_connected and age > 2 * settings.HEARTBEAT_INTERVAL)
+
+    def is_listening(self) -> bool:
+        """Say whether notifications reach this worker: its own session, which listens, has just written a heartbeat."""
+        if self.listener is None or not self._has_lock or not self.is_connected or self.beat_at is None:
+            return False
+        return time.monotonic() - self.beat_at < LATE * get_settings().HEARTBEAT_INTERVAL
 
     def connected(self) -> None:
         self._has_lock = False if self.is_pooled else None
@@ -212,7 +220,7 @@ class Heartbeat(ConnectedService):
     def beat(self) -> None:
         """Write that this worker lives and, if that is new, which functions it knows."""
         me, known = self.identity, registry.known_paths()
-        self._told, is_sleeping = beat(
+        answer = beat(
             self.using,
             me.id,
             name=me.name,
@@ -226,7 +234,9 @@ class Heartbeat(ConnectedService):
             task_paths=None if len(known) == self._told else known,
         )
         self._is_interrupted = False
-        if not is_sleeping:
+        self._told = answer.known
+        self.told_elders(answer.elders)
+        if not answer.is_sleeping:
             self.taken_to_be_awake()
 
     def close(self) -> None:

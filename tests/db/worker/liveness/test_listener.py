@@ -38,3 +38,12 @@ def test_a_worker_whose_row_was_removed_is_woken_again_soon(worker, eventually):
 def test_a_worker_that_may_not_listen_polls(worker, finished):
     worker(listens=False)
     finished(tasks.nothing.enqueue())
+
+
+def test_only_a_worker_that_beats_over_the_session_that_listens_is_sure_to_be_notified(worker, eventually):
+    assert not worker(listens=False).heartbeat.is_listening()
+    running = worker().heartbeat
+    eventually(running.is_listening)
+    running.beat_at -= 1000.0
+    assert not running.is_listening(), "its last heartbeat may not have been answered"
+    eventually(running.is_listening)
