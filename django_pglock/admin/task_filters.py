@@ -23,10 +23,12 @@ from django.utils.translation import gettext_lazy as _
 from django_pglock.admin.filter_forms import FormFilter
 from django_pglock.admin.pages import OneChoiceFilter
 from django_pglock.conf import redact_hook
+from django_pglock.errors import TaskArgumentsError
 from django_pglock.models import Attempt, Worker
 from django_pglock.store.count import in_status
 from django_pglock.store.id_range import ROUGHLY, first_since
 from django_pglock.tasks import registry
+from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.call_keys import positional_names
 from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.redaction import redacting_paths
@@ -284,6 +286,11 @@ def _pair(text: str) -> tuple[str, list[Any]]:
     if not equals or not name.strip() or "\\u0000" in text:
         raise IncorrectLookupParameters
     try:
-        return name.strip(), [value.strip(), json.loads(value, parse_constant=lambda name: name)]
+        read = json.loads(value, parse_constant=lambda name: name)
+        to_json(read, what="The value")
+    except TaskArgumentsError:
+        # No row has what PostgreSQL cannot store: infinity, which 1e999 is for Python, or half of a character.
+        raise IncorrectLookupParameters from None
     except (ValueError, RecursionError):
         return name.strip(), [value.strip()]
+    return name.strip(), [value.strip(), read]

@@ -44,8 +44,10 @@ def cut_off(servers, eventually):
     """Let the standby get all tasks, and then nothing more."""
 
     def cut():
-        with connect(servers[1]) as standby:
-            eventually(lambda: standby.execute("SELECT to_regclass('django_pglock_task')").fetchone()[0])
+        with connect(servers[0]) as primary, connect(servers[1]) as standby:
+            # The tables are made in several transactions.
+            written = primary.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+            eventually(lambda: standby.execute("SELECT pg_last_wal_replay_lsn() >= %s", written).fetchone()[0])
             eventually(lambda: states("new") == states("old"))
             standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
             standby.execute("SELECT pg_reload_conf()")

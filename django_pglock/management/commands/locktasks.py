@@ -31,7 +31,7 @@ from django_pglock.management.choosing import (
     plain_text,
     task_id,
 )
-from django_pglock.management.databases import add_database, database_of_tasks
+from django_pglock.management.databases import add_database, database_of_tasks, plain_refusals
 from django_pglock.management.history_output import (
     add_stats_filters,
     chosen_totals,
@@ -53,6 +53,7 @@ from django_pglock.management.task_output import (
 from django_pglock.models import Queue, Task, TaskHistory, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts, in_status
 from django_pglock.store.move import WINDOW
+from django_pglock.store.move_to_queue import check_target
 from django_pglock.store.prune import DAY, first_id_since
 from django_pglock.tasks.redaction import fields_behind_keys
 from django_pglock.verbs import TASK_VERBS, Verb
@@ -192,6 +193,7 @@ class Command(BaseCommand):
         )
 
     @quiet_end()
+    @plain_refusals()
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the subcommand."""
         options["run"](Task.objects.using(database_of_tasks(options["database"])), options)
@@ -365,6 +367,10 @@ class Command(BaseCommand):
         except ValueError as error:
             raise CommandError(str(error)) from error
         self.stdout.write((_("Queue %r was paused.") if is_new else _("Queue %r is paused already.")) % queue)
+        try:
+            check_target(rows.db, queue)
+        except ValueError as error:
+            self.stderr.write(str(error))
 
     def _resume(self, rows: Any, options: dict[str, Any]) -> None:
         queue = options["queue"]
