@@ -252,7 +252,7 @@ class Fetcher(ConnectedService):
     def _sleep_until_poll(self) -> None:
         """Sleep for one poll interval, or for several while notifications are sure to come.
 
-        The eldest worker looks for tasks of which nobody was notified (``upkeep.py``), so they wait no longer.
+        The eldest worker looks for tasks whose notification was lost (``upkeep.py``), so they wait no longer.
         """
         poll = random.uniform(0.8, 1.2) * get_settings().POLL_INTERVAL  # noqa: S311
         for _ in range(RARELY):

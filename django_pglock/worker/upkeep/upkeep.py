@@ -58,9 +58,9 @@ SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_s
 #: Seconds between two rounds, as a share of the heartbeat interval. With two missing beats before, the tasks of a
 #: killed worker run elsewhere within ten seconds at default settings.
 ROUND = 0.9
-#: A worker that is not on duty does so many times fewer rounds.
+#: A worker that is not on duty does so many times fewer rounds, and prunes as much more rarely.
 OFF_DUTY = 10
-#: Seconds between two looks for tasks of which nobody was notified, as a share of the poll interval. The next round
+#: Seconds between two looks for tasks whose notification was lost, as a share of the poll interval. The next round
 #: after that looks.
 UNNOTICED = 0.8
 #: How many times one round looks for tasks of dead workers, while each look finds as many as it can take.
@@ -175,7 +175,8 @@ class Upkeep(ConnectedService):
             due_in = self._attempt(next_due_in, self.using)
         if promoted:
             self.promoted()
-        self._attempt(self.unknown.look)
+        if not self._elders:
+            self._attempt(self.unknown.look)
         if time.monotonic() >= self._prune_at:
             self._attempt(self._prune)
         return self._pause(due_in, has_moved=has_moved or promoted > 0)
@@ -248,7 +249,7 @@ class Upkeep(ConnectedService):
 
     def _prune(self) -> None:
         """Delete some old tasks. Outside of the round's transaction: two workers may do it at once without harm."""
-        rest = PRUNING_REST
+        rest = PRUNING_REST * (OFF_DUTY if self._elders >= ON_DUTY else 1)
         try:
             count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
             forgotten = self._attempt(prune_history, self.using)
