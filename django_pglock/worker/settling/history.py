@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable
+from copy import copy
 from operator import attrgetter
 from typing import Any
 
@@ -168,4 +169,8 @@ def _measure(counts: Counts, ended_claims: list[EndedClaim], weight: int) -> Non
 
 def _add(to: dict[tuple[str, str], Counts], part: dict[tuple[str, str], Counts]) -> None:
     for key, counts in part.items():
-        to.setdefault(key, Counts()).add(counts)
+        known = to.get(key)
+        if known is None:
+            to[key] = copy(counts)
+        else:
+            known.add(counts)

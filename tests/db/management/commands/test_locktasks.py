@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from datetime import timedelta
 from io import StringIO
 from uuid import uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, ProgrammingError, connection, transaction
 from django.db.models.functions import Now
 
 from django_pglock.management.commands import locktasks as command
@@ -323,111 +321,6 @@ def test_long_work_says_how_far_it_is(monkeypatch):
     make()
     call_command("locktasks", "prune", stdout=StringIO(), stderr=(err := StringIO()), verbosity=0)
     assert err.getvalue() == ""
-
-
-# Queues
-
-
-def test_pause_and_resume():
-    assert locktasks("pause", "mail", "--reason", "provider is down") == "Queue 'mail' was paused.\n"
-    assert "is paused already" in locktasks("pause", "mail")
-    row = Queue.objects.get()
-    assert row.paused_at
-    assert row.paused_by
-    assert row.reason == "provider is down"
-    assert locktasks("resume", "mail") == "Queue 'mail' was resumed.\n"
-    row.refresh_from_db()
-    assert row.paused_at is None
-
-
-@pytest.mark.parametrize("verb", ["pause", "resume"])
-@pytest.mark.parametrize("name", ["*", "defa*"])
-def test_a_prefix_is_no_queue(verb, name):
-    """A user would believe the message that 'defa*' is paused, while workers still serve the queue "default"."""
-    with pytest.raises(CommandError, match=r"There is no queue '.*\*'.*Pause or resume each queue by its name"):
-        locktasks(verb, name)
-    assert not Queue.objects.exists()
-
-
-def test_a_queue_whose_name_ends_in_a_star_is_one(settings):
-    make("SCHEDULED", queue="has tasks*")
-    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["default", "is set*"]}}
-    for name in ("has tasks*", "is set*"):
-        assert "was paused" in locktasks("pause", name)
-    Task.objects.all().delete()
-    assert "was resumed" in locktasks("resume", "has tasks*"), "its row is there"
-
-
-def test_a_queue_that_is_not_listed_is_paused_with_a_word(settings, capsys):
-    """A name with a typing error pauses nothing that anybody meant."""
-    name = settings.TASKS["default"]["BACKEND"]
-    settings.TASKS = {"default": {"BACKEND": name, "QUEUES": ["default", "mail"]}}
-    call_command("locktasks", "pause", "mial")
-    assert capsys.readouterr() == (
-        "Queue 'mial' was paused.\n",
-        "No backend in TASKS lists the queue 'mial' in QUEUES, so no task may be in it.\n",
-    )
-    call_command("locktasks", "pause", "mail")
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("locktasks", ["status"]),
-        ("locktasks", ["retry", "--all", "--yes"]),
-        ("locktasks", ["stats"]),
-        ("locks", []),
-        ("locks", ["--free-lease", "a"]),
-    ],
-)
-def test_a_role_without_rights_gets_a_sentence(name, arguments):
-    role = f"pglock_stranger_{os.getpid()}"  # roles belong to the server, not to the tests' database
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE ROLE {role}; SET ROLE {role}")
-    try:
-        with pytest.raises(CommandError, match=r"^permission denied for \w+ \w+\. The rights .* docs/security.md\.$"):
-            call_command(name, *arguments, stdout=StringIO())
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"RESET ROLE; DROP ROLE {role}")
-
-
-def test_a_server_that_cannot_be_reached_is_a_sentence(monkeypatch):
-    def refuse(*arguments):
-        raise OperationalError("connection failed: Connection refused\n\tIs the server running?")
-
-    monkeypatch.setattr(type(Task.objects.all()), "queue_counts", refuse)
-    with pytest.raises(CommandError, match=r"^connection failed: Connection refused\. The database has not done"):
-        locktasks("status")
-
-
-def test_a_table_that_is_missing_is_a_sentence():
-    with (
-        pytest.raises(CommandError, match=r"does not exist\. Run: manage.py migrate django_pglock$"),
-        transaction.atomic(),
-        connection.cursor() as cursor,
-    ):
-        cursor.execute("ALTER TABLE django_pglock_task RENAME TO away")
-        locktasks("list")
-
-
-def test_another_error_of_the_database_is_not_hidden(monkeypatch):
-    def fail(*arguments):
-        raise ProgrammingError("syntax error")
-
-    monkeypatch.setattr(type(Task.objects.all()), "queue_counts", fail)
-    with pytest.raises(ProgrammingError):
-        locktasks("status")
-
-
-def test_a_container_without_users_can_pause(monkeypatch):
-    def refuse():
-        raise KeyError("getpwuid(): uid not found: 1000")
-
-    monkeypatch.setattr("getpass.getuser", refuse)
-    locktasks("pause", "mail")
-    assert Queue.objects.get().paused_by == "locktasks"
 
 
 def test_keda_gets_one_number():
