@@ -48,8 +48,9 @@ SETTINGS = {
 }
 #: Seconds after which something that has to happen has failed.
 NEVER = 600.0
-#: Seconds of the idle window, and seconds after which all sessions have reported what they did.
-IDLE, REPORTED = 20.0, 11.0
+#: Seconds of the idle window. It begins when all sessions have reported what they did, and all workers have done what
+#: they do once at their start, such as their first poll.
+IDLE, REPORTED = 60.0, 45.0
 #: Calls of the trickle, and how many a second.
 TRICKLE, RATE = 200, 20
 #: No-op tasks and 20 ms tasks of one drain.
@@ -420,7 +421,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 #: Figures in the picture.
-DRAWN = ("trickle, claims a task", "trickle, server ms a task", "idle, server ms a second")
+DRAWN = ("idle, transactions a second a worker", "idle, server ms a second", "trickle, claims a task")
 STYLE = """
 svg { font-family: sans-serif; } text { font-size: 12px; fill: #1c2733; }
 path { fill: none; stroke-width: 2; }

@@ -49,13 +49,20 @@ class SharedSessions:
         if transaction_status(session) != TransactionStatus.IDLE:
             session.close()
             return
-        now = time.monotonic()
         with self._changing:
-            self._idle.append((now, session))
-            last = now - IDLE
-            count = len(self._idle) if self._is_closed else sum(since <= last for since, _ in self._idle)
+            self._idle.append((time.monotonic(), session))
+        if self._is_closed:
+            self.close_idle()
+        else:
+            self.close_surplus()
+
+    def close_surplus(self) -> None:
+        """Close those that have not been used for long, all but one."""
+        with self._changing:
+            last = time.monotonic() - IDLE
             # The list is in the order of the dates.
-            old, self._idle = self._idle[:count], self._idle[count:]
+            old = [each for each in self._idle[:-1] if each[0] <= last]
+            self._idle = self._idle[len(old) :]
         for _, surplus in old:
             surplus.close()
 

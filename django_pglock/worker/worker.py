@@ -190,11 +190,18 @@ class Worker:
                 cancelled=self._heard_of_cancel,
                 missed=self._missed_news,
             )
-        self.heartbeat.beaten = self.heartbeat_file.touch
+        self.heartbeat.beaten = self._note_beat
         self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
+        self.heartbeat.told_elders = self.upkeep.note_elders
         self.fetcher.is_unheard = self.heartbeat.is_unheard
+        self.fetcher.is_listening = self.heartbeat.is_listening
         if self.channel is not None:
             self.channel.on_supervisor_gone, self.channel.on_hurry = self.end, self._give_up_grace
+
+    def _note_beat(self) -> None:
+        self.heartbeat_file.touch()
+        # The other parts of an idle worker seldom give back a session.
+        self.sessions.close_surplus()
 
     @property
     def services(self) -> list[Service]:

@@ -35,6 +35,8 @@ DRAINING = 0.1
 BUSY = 0.1
 #: Seconds between two looks at whether a task that has to run alone is alone, and whether it has ended.
 BETWEEN_LOOKS = 0.05
+#: While notifications are sure to come, a worker polls so many times more rarely.
+RARELY = 6
 
 
 class Fetcher(ConnectedService):
@@ -63,6 +65,8 @@ class Fetcher(ConnectedService):
         self.spent = spent
         #: Whether other workers may take this one for dead, because its heartbeats do not reach the database.
         self.is_unheard: Callable[[], bool] = lambda: False
+        #: Whether notifications are sure to reach this worker.
+        self.is_listening: Callable[[], bool] = lambda: False
         self.drain = drain
         self.in_flight = in_flight
         self.identity = identity
@@ -240,10 +244,24 @@ class Fetcher(ConnectedService):
             self.claimer.pauses.note_news()
             return
         slept = time.monotonic() - (self._sleeping_since or 0)
-        poll = get_settings().POLL_INTERVAL
-        pause = NEGATIVE_TTL * 1.2 if slept < NEGATIVE_TTL * 1.2 else random.uniform(0.8, 1.2) * poll  # noqa: S311
-        # No notification comes again for a function that this turn has seen and, so soon after a look, not looked up.
-        self._pause(min(pause, self._discovery.next_in) if self.claimer.was_ready else pause)
+        if slept < NEGATIVE_TTL * 1.2:
+            self._pause(NEGATIVE_TTL * 1.2)
+        else:
+            self._sleep_until_poll()
+
+    def _sleep_until_poll(self) -> None:
+        """Sleep for one poll interval, or for several while notifications are sure to come.
+
+        The eldest worker looks for tasks whose notification was lost (``upkeep.py``), so they wait no longer.
+        """
+        poll = random.uniform(0.8, 1.2) * get_settings().POLL_INTERVAL  # noqa: S311
+        for _ in range(RARELY):
+            until = time.monotonic() + poll
+            # No notification comes again for a function that this turn has seen and, so soon after a look, not looked
+            # up.
+            self._pause(min(poll, self._discovery.next_in) if self.claimer.was_ready else poll)
+            if time.monotonic() < until or self.in_flight.claims or not self.is_listening():
+                return
 
     def _note_busy(self) -> None:
         now = time.monotonic()

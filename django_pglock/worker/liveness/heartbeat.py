@@ -24,7 +24,7 @@ from django_pglock.keys.reserved import WORKER, draw_number
 from django_pglock.postgres.connections import backend_pid, connection_for
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
 from django_pglock.store.give_back import give_back, server_time
-from django_pglock.store.liveness import beat, depart
+from django_pglock.store.liveness import IDLE, LATE, ON_DUTY, beat, depart
 from django_pglock.store.requests import requests_to
 from django_pglock.store.stacks import answer_stack
 from django_pglock.tasks import registry
@@ -56,7 +56,8 @@ class Heartbeat(ConnectedService):
 
     It starts before the first claim and stops after the last settle, because a draining worker must not look dead. It
     does not beat before all migrations of the tables are applied. ``beaten`` is called after each beat, and
-    ``taken_to_be_awake`` if the worker's row does not say that it sleeps. ``cancel`` is called with the ids and
+    ``taken_to_be_awake`` if the worker's row does not say that it sleeps. ``told_elders`` is called with the number of
+    elder workers that do the upkeep. ``cancel`` is called with the ids and
     attempts of running tasks that somebody has cancelled, at each beat until they have ended. ``stack_of`` returns the
     stack of a running task as text, by id and attempt. ``is_pooled``: the
     database is reached through a pooler in transaction mode. A pooler that gives its clients other process numbers than
@@ -90,8 +91,11 @@ class Heartbeat(ConnectedService):
         self.process = HeartbeatProcess(self._instructions)
         self.beaten: Callable[[], None] = lambda: None
         self.taken_to_be_awake: Callable[[], None] = lambda: None
+        self.told_elders: Callable[[int], None] = lambda _: None
         self._self_pipe = SelfPipe()
         self.is_draining = False
+        # Whether this worker did no upkeep and no task ran anywhere at the last beat; how many notifications had come.
+        self._is_quiet, self._heard = False, 0
         self.first_beat = threading.Event()
         #: When the last beat was written, by time.monotonic().
         self.beat_at: float | None = None
@@ -128,6 +132,12 @@ class Heartbeat(ConnectedService):
             return False
         age, settings = time.monotonic() - self.beat_at, get_settings()
         return age > settings.HEARTBEAT_LIMIT or (not self.is_connected and age > 2 * settings.HEARTBEAT_INTERVAL)
+
+    def is_listening(self) -> bool:
+        """Say whether notifications reach this worker: its own session, which listens, has just written a heartbeat."""
+        if self.listener is None or not self._has_lock or not self.is_connected or self.beat_at is None:
+            return False
+        return time.monotonic() - self.beat_at < LATE * get_settings().HEARTBEAT_INTERVAL
 
     def connected(self) -> None:
         self._has_lock = False if self.is_pooled else None
@@ -181,16 +191,32 @@ class Heartbeat(ConnectedService):
         self._self_pipe.wake()
 
     def _rest(self) -> None:
-        interval, now = get_settings().HEARTBEAT_INTERVAL, time.monotonic()
-        self.note_life(interval)
-        beat_at, progress_at = now + interval, now + BETWEEN_PROGRESS
-        while not self.stopping.is_set() and (now := time.monotonic()) < beat_at:
+        interval, began = get_settings().HEARTBEAT_INTERVAL, time.monotonic()
+        self.note_life(interval * IDLE)
+        told_at, progress_at = began, began + BETWEEN_PROGRESS
+        while not self.stopping.is_set() and (now := time.monotonic()) < (beat_at := began + self._between_beats()):
+            if now - told_at >= interval:
+                # No beat is due, and yet this thread runs.
+                self.process.note_beat()
+                told_at = now
             if now >= progress_at:
                 self.progress.note()
                 progress_at = time.monotonic() + BETWEEN_PROGRESS
             if self._wait(min(beat_at, progress_at) - now):
                 self._pass_on_requests()
         self.progress.note()
+
+    def _between_beats(self) -> float:
+        """Seconds between two heartbeats: more while there is nothing to rescue and this worker does no upkeep."""
+        interval = get_settings().HEARTBEAT_INTERVAL
+        return interval * IDLE if self._is_quiet and self._has_no_task() and not self._has_heard() else interval
+
+    def _has_no_task(self) -> bool:
+        return not (self.in_flight.claims or self.in_flight.is_claiming or self.is_draining)
+
+    def _has_heard(self) -> bool:
+        """Say whether a notification has come since the last heartbeat: now some worker has a task."""
+        return self.listener is None or self.listener.count != self._heard
 
     def _wait(self, seconds: float) -> bool:
         """Wait, and receive what is notified meanwhile. Say whether somebody has called ``wake()``."""
@@ -212,7 +238,8 @@ class Heartbeat(ConnectedService):
     def beat(self) -> None:
         """Write that this worker lives and, if that is new, which functions it knows."""
         me, known = self.identity, registry.known_paths()
-        self._told, is_sleeping = beat(
+        heard = 0 if self.listener is None else self.listener.count
+        answer = beat(
             self.using,
             me.id,
             name=me.name,
@@ -224,9 +251,13 @@ class Heartbeat(ConnectedService):
             lock_key=self.lock_key if self._has_lock else None,
             is_interrupted=self._is_interrupted,
             task_paths=None if len(known) == self._told else known,
+            has_no_task=self._has_no_task(),
         )
         self._is_interrupted = False
-        if not is_sleeping:
+        self._told = answer.known
+        self._is_quiet, self._heard = answer.is_quiet and answer.elders >= ON_DUTY, heard
+        self.told_elders(answer.elders)
+        if not answer.is_sleeping:
             self.taken_to_be_awake()
 
     def close(self) -> None:
@@ -248,7 +279,8 @@ class Heartbeat(ConnectedService):
     def _compare(self) -> None:
         # A claim whose answer got lost may be committed after connected() has looked for it. By now it is committed.
         limit = get_settings().HEARTBEAT_LIMIT
-        if time.monotonic() - self._compared_at < limit:
+        # While no task runs, there is none.
+        if self._is_quiet or time.monotonic() - self._compared_at < limit:
             return
         # This process may freeze between the list and the statement, and what it claims meanwhile is not in the list. A
         # claim that is being made may have waited for a lock for longer than the limit, and its date is that of its

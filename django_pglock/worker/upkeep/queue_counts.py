@@ -33,13 +33,18 @@ class QueueCounts:
         self._asked_at = time.monotonic()
         return self._counts if self._asked_at - self._read_at < TOO_OLD else {}
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody has asked lately."""
+        return time.monotonic() - self._asked_at < INTEREST
+
     def look(self) -> None:
         """Read the counts, if it is time to and somebody has asked lately; else see that some worker counts."""
         now = time.monotonic()
-        if now - self._asked_at >= INTEREST and now - self._kept_at >= BETWEEN_LOOKS:
+        if not self.is_asked and now - self._kept_at >= BETWEEN_LOOKS:
             self._kept_at = now
             keep_counts(self.using)
-        if now - self._asked_at < INTEREST and now - self._read_at >= BETWEEN_COUNTS:
+        if self.is_asked and now - self._read_at >= BETWEEN_COUNTS:
             found = {each.queue: each for each in shared_counts(self.using)}
             gone = {queue: _emptied(each) for queue, each in self._counts.items() if queue not in found}
             self._counts = {**found, **gone}

@@ -4,12 +4,17 @@ Every worker runs this service, and one at a time does the work: each round is a
 to take an advisory lock. Correctness does not depend on the lock; it only saves work. A worker that is frozen in the
 middle of its round would block the rounds of the others, so the server ends the session of a round that stands still.
 
+The eldest workers are on duty: they do a round nearly every heartbeat interval. All others do a round rarely, in case
+those on duty do not. The answer to each heartbeat tells a worker whether it is on duty, and then it begins at once. The
+eldest worker also looks for ready tasks of which no sleeping worker was notified, so that the others need not.
+
 Schedules are served outside of the round, by every worker for the functions that it knows: each tick is a transaction
 of its own that only one worker can win, and a tick that fails does not affect the others.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -25,14 +30,16 @@ from django_pglock.postgres.connections import connection_for, has_hung_up, is_r
 from django_pglock.store import schedule
 from django_pglock.store.admit import admit
 from django_pglock.store.history import add_rescued, prune_history
-from django_pglock.store.liveness import SETTLED, forget_dead
+from django_pglock.store.liveness import ON_DUTY, SETTLED, forget_dead
 from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
 from django_pglock.store.promote import next_due_in, promote
 from django_pglock.store.prune import ages_of, prune_window
 from django_pglock.store.rate import forget_rates, open_rates
+from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import WAITERS_AT_ONCE, release, stray_waiters
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
 from django_pglock.store.sql import BY_INDEX
+from django_pglock.store.wake import wake
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.upkeep.queue_counts import QueueCounts
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
@@ -51,6 +58,11 @@ SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_s
 #: Seconds between two rounds, as a share of the heartbeat interval. With two missing beats before, the tasks of a
 #: killed worker run elsewhere within ten seconds at default settings.
 ROUND = 0.9
+#: A worker that is not on duty does so many times fewer rounds, and prunes as much more rarely.
+OFF_DUTY = 10
+#: Seconds between two looks for tasks whose notification was lost, as a share of the poll interval. The next round
+#: after that looks.
+UNNOTICED = 0.8
 #: How many times one round looks for tasks of dead workers, while each look finds as many as it can take.
 RESCUES = 5
 #: Tasks that one round looks at to prune them, and seconds until the next round when no old task is left.
@@ -70,6 +82,9 @@ class Upkeep(ConnectedService):
         super().__init__(using, sessions)
         self.promoted = promoted
         self._registered: dict[str, Timing] = {}
+        # How many elder workers do the upkeep.
+        self._elders = 0
+        self._looked_for_unnoticed_at = time.monotonic()
         self._news = threading.Event()
         self.unknown = UnknownReport(using, worker)
         self.queue_counts = QueueCounts(using)
@@ -100,11 +115,25 @@ class Upkeep(ConnectedService):
         """Look again now: a task may be due sooner than the present sleep ends."""
         self._news.set()
 
+    def note_elders(self, elders: int) -> None:
+        """Take note of how many elder workers do the upkeep. If this worker comes on duty, it begins at once."""
+        before, self._elders = self._elders, elders
+        if elders < ON_DUTY <= before:
+            self.wake()
+
+    @property
+    def _between_rounds(self) -> float:
+        """Seconds between two rounds, if nothing is due before. Off duty they vary, so that the rounds spread."""
+        often = get_settings().HEARTBEAT_INTERVAL * ROUND
+        if self._elders < ON_DUTY or self.queue_counts.is_asked:
+            return often
+        return often * OFF_DUTY * random.uniform(0.8, 1.2)  # noqa: S311
+
     def turn(self) -> None:
         self._news.clear()
         self._began_at = time.monotonic()
         waits = (
-            get_settings().HEARTBEAT_INTERVAL * ROUND,
+            self._between_rounds,
             self._attempt(self._round),
             self._attempt(self._keep_schedules),
         )
@@ -135,6 +164,7 @@ class Upkeep(ConnectedService):
                     self._attempt(self._rescue)
                 keys += self._attempt(self._stray_keys) or []
                 awaited = self._attempt(self._stray_waiters) or []
+            self._attempt(self._wake_for_unnoticed)
             due_in = self._attempt(next_due_in, self.using)
         # Outside of the round's transaction, because the rows of the history are locked by all workers in turn.
         self._attempt(add_rescued, self.using, self._rescued)
@@ -145,10 +175,22 @@ class Upkeep(ConnectedService):
             due_in = self._attempt(next_due_in, self.using)
         if promoted:
             self.promoted()
-        self._attempt(self.unknown.look)
+        if not self._elders:
+            self._attempt(self.unknown.look)
         if time.monotonic() >= self._prune_at:
             self._attempt(self._prune)
         return self._pause(due_in, has_moved=has_moved or promoted > 0)
+
+    def _wake_for_unnoticed(self) -> None:
+        """Notify sleeping workers of ready tasks, if it is time to: who enqueued them may have died before that.
+
+        Only the eldest worker does. Those that can run none of these tasks are woken as well.
+        """
+        now = time.monotonic()
+        if self._elders or now - self._looked_for_unnoticed_at < get_settings().POLL_INTERVAL * UNNOTICED:
+            return
+        self._looked_for_unnoticed_at = now
+        wake(self.using, ready_queues(self.using))
 
     def _attempt(self, step: Callable[..., T], *values: Any) -> T | None:
         """Return what a step returns, None if it fails. A failure affects no other step while the session lives."""
@@ -207,7 +249,7 @@ class Upkeep(ConnectedService):
 
     def _prune(self) -> None:
         """Delete some old tasks. Outside of the round's transaction: two workers may do it at once without harm."""
-        rest = PRUNING_REST
+        rest = PRUNING_REST * (OFF_DUTY if self._elders >= ON_DUTY else 1)
         try:
             count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
             forgotten = self._attempt(prune_history, self.using)

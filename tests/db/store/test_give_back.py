@@ -127,7 +127,11 @@ def compare(settings):
 
     def compare(worker, in_flight):
         heartbeat = SimpleNamespace(
-            using="default", identity=SimpleNamespace(id=worker), in_flight=in_flight, _compared_at=-math.inf
+            using="default",
+            identity=SimpleNamespace(id=worker),
+            in_flight=in_flight,
+            _compared_at=-math.inf,
+            _is_quiet=False,
         )
         Heartbeat._compare(heartbeat)
 

@@ -9,7 +9,7 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pglock.models import Worker
-from django_pglock.store.liveness import beat, forget_dead
+from django_pglock.store.liveness import ON_DUTY, beat, forget_dead
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -64,3 +64,36 @@ def test_only_silent_workers_that_own_nothing_are_forgotten(claim):
     Worker.objects.filter(pk=living).update(beating_since=Now() - timedelta(seconds=60))
     forget_dead("default")
     assert set(Worker.objects.values_list("pk", flat=True)) == {living, owner}
+
+
+def test_a_worker_without_a_task_is_told_whether_no_task_runs_anywhere(claim):
+    def is_quiet(**options):
+        me = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
+        return beat("default", uuid4(), **me, **options).is_quiet
+
+    assert [is_quiet(), is_quiet(has_no_task=True)] == [False, True]
+    tasks.nothing.enqueue()
+    assert is_quiet(has_no_task=True), "it waits"
+    claim()
+    assert not is_quiet(has_no_task=True)
+
+
+def test_the_eldest_workers_that_beat_by_themselves_do_the_upkeep():
+    workers = [uuid4() for _ in range(ON_DUTY + 3)]
+
+    def on_duty():
+        answers = [
+            beat("default", each, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+            for each in workers
+        ]
+        return [worker for worker, answer in zip(workers, answers, strict=True) if answer.elders < ON_DUTY]
+
+    on_duty()
+    assert on_duty() == workers[:ON_DUTY]
+    Worker.objects.filter(pk=workers.pop(0)).update(is_stopping=True)
+    assert on_duty() == workers[:ON_DUTY], "a worker that stops will do no upkeep"
+    Worker.objects.filter(pk=workers.pop(0)).update(heartbeat_at=Now() - timedelta(seconds=20))
+    assert on_duty() == workers[:ON_DUTY], "a worker that is silent may be dead"
+    hogged = workers.pop(0)
+    Worker.objects.filter(pk=hogged).update(heartbeat_at=Now(), beating_since=Now())
+    assert on_duty() == workers[:ON_DUTY], "its heartbeat process beats in its place: a task has the GIL"

@@ -52,6 +52,18 @@ def test_what_is_not_needed_is_closed_but_for_one(sessions, monkeypatch):
     assert second.connection is not None
 
 
+def test_what_is_not_needed_is_closed_although_nobody_gives_a_session_back(sessions, monkeypatch):
+    """The parts of an idle worker may rest for half a minute."""
+    both = [opened(sessions), opened(sessions)]
+    for each in both:
+        sessions.give_back(each)
+    sessions.close_surplus()
+    assert None not in [each.connection for each in both]
+    monkeypatch.setattr(shared_sessions, "IDLE", 0.0)
+    sessions.close_surplus()
+    assert [each.connection is None for each in both] == [True, False]
+
+
 def test_a_session_in_a_transaction_is_not_passed_on(sessions):
     session = opened(sessions)
     with session.cursor() as cursor:

@@ -11,8 +11,9 @@ from django.db import OperationalError, connection, transaction
 
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus
-from django_pglock.worker.claiming.fetcher import HOARDING
+from django_pglock.worker.claiming.fetcher import HOARDING, RARELY
 from django_pglock.worker.claiming.queue_cursor import QueueCursor
+from django_pglock.worker.worker import Worker
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -124,3 +125,21 @@ def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatc
     result = finished(tasks.nothing.enqueue())
     assert result.status == TaskResultStatus.SUCCESSFUL
     assert Task.objects.get().attempts == 1
+
+
+@pytest.mark.parametrize(("is_listening", "count"), [(False, 1), (True, RARELY)])
+def test_a_worker_that_is_sure_to_be_notified_polls_rarely(settings, monkeypatch, is_listening, count):
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.01}
+    fetcher, pauses = Worker().fetcher, []
+    fetcher.is_listening = lambda: is_listening
+    monkeypatch.setattr(fetcher, "_pause", lambda seconds: (pauses.append(seconds), time.sleep(seconds)))
+    fetcher._sleep_until_poll()
+    assert len(pauses) == count
+
+
+def test_news_end_a_long_sleep(monkeypatch):
+    fetcher, pauses = Worker().fetcher, []
+    monkeypatch.setattr(fetcher, "_pause", pauses.append)
+    fetcher.is_listening = lambda: True
+    fetcher._sleep_until_poll()
+    assert len(pauses) == 1, "it has not slept for as long as it wanted to"
