@@ -32,8 +32,6 @@ LATE = 1.5
 #: Intervals without a late heartbeat that make a witness: more than ``LATE``, so that one heartbeat alone proves
 #: nothing; less than two rounds of upkeep, so that a new worker rescues in its third round.
 SETTLED = 1.75
-#: Intervals between two heartbeats of a worker that does no upkeep while no task runs anywhere.
-IDLE = 2.0
 #: So many workers do the upkeep often, those that have run for longest: more than one, because one may freeze.
 ON_DUTY = 2
 
@@ -41,8 +39,7 @@ ON_DUTY = 2
 # functions are many and seldom change, so they are sent only when they have changed. The heartbeats are continuous
 # until one comes late, or in a new session. The answer says how many functions the row has, whether those who enqueue
 # believe that the worker sleeps, and how many elder workers can do the upkeep. One whose heartbeats are written by its
-# heartbeat process cannot: there, ``beating_since`` is not before ``heartbeat_at``. And it says whether no task runs
-# anywhere, which only a worker without tasks asks.
+# heartbeat process cannot: there, ``beating_since`` is not before ``heartbeat_at``.
 BEAT = f"""
 INSERT INTO {{worker}} AS worker (id, name, hostname, pid, queues, threads, lock_key, is_stopping, task_paths)
 VALUES (%s, %s, %s, %s, %s::jsonb, %s, %s, %s, COALESCE(%s::jsonb, '[]'))
@@ -56,8 +53,7 @@ RETURNING jsonb_array_length(worker.task_paths), worker.is_sleeping, (
         SELECT FROM {{worker}} AS elder
         WHERE (elder.started_at, elder.id) < (worker.started_at, worker.id) AND NOT elder.is_stopping
           AND elder.beating_since < elder.heartbeat_at
-          AND elder.heartbeat_at > clock_timestamp() - make_interval(secs => %s) LIMIT {ON_DUTY}) AS elders),
-    CASE WHEN %s THEN NOT EXISTS (SELECT FROM {{task}} AS task WHERE task.status = 'RUNNING') ELSE false END
+          AND elder.heartbeat_at > clock_timestamp() - make_interval(secs => %s) LIMIT {ON_DUTY}) AS elders)
 """
 
 
@@ -70,8 +66,6 @@ class Beaten(NamedTuple):
     is_sleeping: bool
     #: How many workers have run for longer and can do the upkeep, ``ON_DUTY`` at most.
     elders: int
-    #: Whether no task runs anywhere; False if this was not asked.
-    is_quiet: bool
 
 
 def alive(workers: Any) -> Any:
@@ -103,19 +97,17 @@ def beat(
     lock_key: int | None = None,
     is_interrupted: bool = False,
     task_paths: list[str] | None = None,
-    has_no_task: bool = False,
 ) -> Beaten:
     """Write a heartbeat; the first one registers the worker.
 
     - ``lock_key``: the number of the advisory lock that its session holds; None: it holds none.
     - ``is_interrupted``: the session before was lost.
     - ``task_paths``: the functions that it knows, if they have changed.
-    - ``has_no_task``: it has nothing to run, and asks whether this is so everywhere.
     """
     paths = None if task_paths is None else json.dumps(task_paths)
     me = (worker, name, hostname, pid, json.dumps(queues), threads, lock_key, is_stopping)
     late = LATE * get_settings().HEARTBEAT_INTERVAL
-    return Beaten(*run(using, BEAT, *me, paths, is_interrupted, late, paths, late, has_no_task)[0])
+    return Beaten(*run(using, BEAT, *me, paths, is_interrupted, late, paths, late)[0])
 
 
 def depart(using: str, worker: UUID) -> None:

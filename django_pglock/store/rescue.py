@@ -8,7 +8,7 @@ from uuid import UUID
 from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import WORKER
 from django_pglock.store.admit import admit_on_commit
-from django_pglock.store.liveness import IDLE, LATE, MISSING, SETTLED
+from django_pglock.store.liveness import LATE, MISSING, SETTLED
 from django_pglock.store.release import release_on_commit
 from django_pglock.store.sql import run
 from django_pglock.store.wake import wake
@@ -26,8 +26,7 @@ LOCK_IS_HELD = f"""(worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker
 
 # Takes claims back from workers that are dead. A worker is dead if it has no row; if it has sent no heartbeat for the
 # hard limit; or if it has missed two heartbeats and no session holds its lock, unless its row says that none does.
-# While there is no witness (liveness.py), only a worker without a row is dead. A claim shows that its worker lives, as
-# a heartbeat does: the last heartbeat of a worker that had no tasks may be old by then.
+# While there is no witness (liveness.py), only a worker without a row is dead.
 #
 # Which claims are meant is decided on one snapshot, by id and attempt. A row that was settled and claimed by another
 # worker since then carries another attempt and is not rescued. SKIP LOCKED, because a row that is being settled at this
@@ -46,9 +45,6 @@ WITH witness AS MATERIALIZED (
 ), orphan AS MATERIALIZED (
     SELECT task.id, task.attempts, task.worker FROM {{task}} AS task
     WHERE task.status = 'RUNNING' AND NOT EXISTS (SELECT FROM alive WHERE alive.id = task.worker)
-      AND NOT (task.last_attempted_at > clock_timestamp() - make_interval(secs => %s)
-               AND EXISTS (SELECT FROM {{worker}} AS worker WHERE worker.id = task.worker
-                           AND worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)))
     ORDER BY task.id LIMIT %s
 ), mine AS MATERIALIZED (
     SELECT task.id, orphan.worker,
@@ -119,18 +115,7 @@ def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
     # Early enough to run the tasks of a frozen worker elsewhere within the limit: upkeep runs once an interval.
     longest = max(beats, settings.HEARTBEAT_LIMIT - interval)
     late, settled = LATE * interval, SETTLED * interval
-    values = (
-        late,
-        settled,
-        beats,
-        longest,
-        beats,
-        beats + IDLE * interval,
-        limit,
-        settings.MAX_RESCUES,
-        LOST_WITH_WORKER,
-        text,
-    )
+    values = (late, settled, beats, longest, limit, settings.MAX_RESCUES, LOST_WITH_WORKER, text)
     rescued = [Rescued(*row) for row in run(using, RESCUE, *values)]
     wake(using, (each.queue for each in rescued if each.status == TaskStatus.READY))
     admit_on_commit(using, {each.lock_key for each in rescued})

@@ -2,8 +2,7 @@
 Which workers are dead: heartbeats, session locks, witnesses, and the rescue that relies on them.
 
 Time passes in heartbeat intervals. An interval ends when every worker that runs and reaches the server has written its
-heartbeat: this is what the model assumes of a living worker, and docs/worker.md says what it takes. All but the last worker
-may leave out every second heartbeat while they own nothing.
+heartbeat: this is what the model assumes of a living worker, and docs/worker.md says what it takes.
 */
 
 #include "common.pml"
@@ -46,8 +45,6 @@ bool has_beaten[WORKERS];
 bool has_begun[WORKERS];
 /* Whether the worker has a RUNNING task. */
 bool owns[WORKERS];
-/* Intervals since it was claimed. */
-byte claimed[WORKERS];
 bool is_up = true;
 byte faults = 0;
 
@@ -67,8 +64,8 @@ bool frozen_condemned = false;
 #define is_watched (is_witness(0) || is_witness(1) || NO_WITNESS)
 #endif
 
-/* store/rescue.py: RESCUE `WHERE NOT EXISTS (SELECT FROM witness)`, RESCUE `task.last_attempted_at > clock_timestamp()`, LOCK_IS_HELD */
-#define is_alive(me) (row[me] && (!is_watched || claimed[me] < MISSED || age[me] < MISSED || (session[me] && !NO_SESSION && (age[me] < LIMIT || NO_LIMIT))))
+/* store/rescue.py: RESCUE `WHERE NOT EXISTS (SELECT FROM witness)`, LOCK_IS_HELD */
+#define is_alive(me) (row[me] && (!is_watched || age[me] < MISSED || (session[me] && !NO_SESSION && (age[me] < LIMIT || NO_LIMIT))))
 
 /* store/liveness.py: BEAT `CASE WHEN %s OR worker.heartbeat_at <`; worker/liveness/heartbeat.py: HOLD_LOCK */
 inline beat(me) {
@@ -85,18 +82,16 @@ inline beat(me) {
     has_begun[me] = true
 }
 
-/* store/claim.py: claim_statement; worker/liveness/heartbeat.py: first_beat, is_unheard `age > settings.HEARTBEAT_LIMIT` */
+/* store/claim.py: claim_statement; worker/liveness/heartbeat.py: first_beat */
 inline claim(me) {
-    reaches(me) && !owns[me] && has_begun[me] && age[me] < LIMIT;
-    claimed[me] = 0;
+    reaches(me) && !owns[me] && has_begun[me];
     owns[me] = true
 }
 
 /* store/settle.py: settle */
 inline settle(me) {
     reaches(me) && owns[me];
-    owns[me] = false;
-    claimed[me] = 0
+    owns[me] = false
 }
 
 /* store/rescue.py: RESCUE `WHERE task.status = 'RUNNING' AND NOT EXISTS (SELECT FROM alive WHERE alive.id = task.worker)` */
@@ -104,8 +99,7 @@ inline rescue(me) {
     owns[me] && !is_alive(me) && !NO_UPKEEP && is_up;
     must_not(living_condemned, process[me] == RUNS && absent[me] == 0);
     must_not(frozen_condemned, process[me] != DEAD && session[me] && absent[me] < LIMIT - 1);
-    owns[me] = false;
-    claimed[me] = 0
+    owns[me] = false
 }
 
 /* store/liveness.py: forget_dead `Exists(witnesses(workers))` */
@@ -120,8 +114,7 @@ inline report_death(me) {
     row[me] = false
 }
 
-/* worker/liveness/heartbeat.py: _between_beats `interval * IDLE` */
-#define may_end(me) (!reaches(me) || has_beaten[me] || (me < WORKERS - 1 && row[me] && !owns[me] && age[me] < 2))
+#define may_end(me) (!reaches(me) || has_beaten[me])
 
 /* environment: an interval ends */
 inline tick() {
@@ -134,7 +127,6 @@ inline tick() {
     for (EACH) {
         has_beaten[each] = false;
         age[each] = (age[each] < LIMIT -> age[each] + 1 : LIMIT);
-        claimed[each] = (owns[each] && claimed[each] < MISSED -> claimed[each] + 1 : claimed[each]);
         steady[each] = (steady[each] < SETTLED -> steady[each] + 1 : SETTLED);
         absent[each] = (is_up && (process[each] == FROZEN || is_cut[each]) && absent[each] < LIMIT -> absent[each] + 1 : absent[each])
     }

@@ -24,7 +24,7 @@ from django_pglock.keys.reserved import WORKER, draw_number
 from django_pglock.postgres.connections import backend_pid, connection_for
 from django_pglock.postgres.sessions import dedicated_connection, parameters_of
 from django_pglock.store.give_back import give_back, server_time
-from django_pglock.store.liveness import IDLE, LATE, ON_DUTY, beat, depart
+from django_pglock.store.liveness import LATE, beat, depart
 from django_pglock.store.requests import requests_to
 from django_pglock.store.stacks import answer_stack
 from django_pglock.tasks import registry
@@ -94,8 +94,6 @@ class Heartbeat(ConnectedService):
         self.told_elders: Callable[[int], None] = lambda _: None
         self._self_pipe = SelfPipe()
         self.is_draining = False
-        # Whether this worker did no upkeep and no task ran anywhere at the last beat; how many notifications had come.
-        self._is_quiet, self._heard = False, 0
         self.first_beat = threading.Event()
         #: When the last beat was written, by time.monotonic().
         self.beat_at: float | None = None
@@ -191,32 +189,16 @@ class Heartbeat(ConnectedService):
         self._self_pipe.wake()
 
     def _rest(self) -> None:
-        interval, began = get_settings().HEARTBEAT_INTERVAL, time.monotonic()
-        self.note_life(interval * IDLE)
-        told_at, progress_at = began, began + BETWEEN_PROGRESS
-        while not self.stopping.is_set() and (now := time.monotonic()) < (beat_at := began + self._between_beats()):
-            if now - told_at >= interval:
-                # No beat is due, and yet this thread runs.
-                self.process.note_beat()
-                told_at = now
+        interval, now = get_settings().HEARTBEAT_INTERVAL, time.monotonic()
+        self.note_life(interval)
+        beat_at, progress_at = now + interval, now + BETWEEN_PROGRESS
+        while not self.stopping.is_set() and (now := time.monotonic()) < beat_at:
             if now >= progress_at:
                 self.progress.note()
                 progress_at = time.monotonic() + BETWEEN_PROGRESS
             if self._wait(min(beat_at, progress_at) - now):
                 self._pass_on_requests()
         self.progress.note()
-
-    def _between_beats(self) -> float:
-        """Seconds between two heartbeats: more while there is nothing to rescue and this worker does no upkeep."""
-        interval = get_settings().HEARTBEAT_INTERVAL
-        return interval * IDLE if self._is_quiet and self._has_no_task() and not self._has_heard() else interval
-
-    def _has_no_task(self) -> bool:
-        return not (self.in_flight.claims or self.in_flight.is_claiming or self.is_draining)
-
-    def _has_heard(self) -> bool:
-        """Say whether a notification has come since the last heartbeat: now some worker has a task."""
-        return self.listener is None or self.listener.count != self._heard
 
     def _wait(self, seconds: float) -> bool:
         """Wait, and receive what is notified meanwhile. Say whether somebody has called ``wake()``."""
@@ -238,7 +220,6 @@ class Heartbeat(ConnectedService):
     def beat(self) -> None:
         """Write that this worker lives and, if that is new, which functions it knows."""
         me, known = self.identity, registry.known_paths()
-        heard = 0 if self.listener is None else self.listener.count
         answer = beat(
             self.using,
             me.id,
@@ -251,11 +232,9 @@ class Heartbeat(ConnectedService):
             lock_key=self.lock_key if self._has_lock else None,
             is_interrupted=self._is_interrupted,
             task_paths=None if len(known) == self._told else known,
-            has_no_task=self._has_no_task(),
         )
         self._is_interrupted = False
         self._told = answer.known
-        self._is_quiet, self._heard = answer.is_quiet and answer.elders >= ON_DUTY, heard
         self.told_elders(answer.elders)
         if not answer.is_sleeping:
             self.taken_to_be_awake()

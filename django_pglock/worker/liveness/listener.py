@@ -33,8 +33,6 @@ class Listener:
         self.scheduled = scheduled
         self.cancelled = cancelled
         self.missed = missed
-        #: How many notifications have come.
-        self.count = 0
 
     def listen(self, connection: DatabaseWrapper) -> None:
         """Begin to listen in a session that has just been opened."""
@@ -53,7 +51,6 @@ class Listener:
             self._pass_on(note.relname.decode(), note.extra.decode())
 
     def _pass_on(self, channel: str, payload: str) -> None:
-        self.count += 1
         if channel == READY_CHANNEL:
             self.ready(payload)
         elif channel == CANCEL_CHANNEL:

@@ -66,18 +66,6 @@ def test_only_silent_workers_that_own_nothing_are_forgotten(claim):
     assert set(Worker.objects.values_list("pk", flat=True)) == {living, owner}
 
 
-def test_a_worker_without_a_task_is_told_whether_no_task_runs_anywhere(claim):
-    def is_quiet(**options):
-        me = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
-        return beat("default", uuid4(), **me, **options).is_quiet
-
-    assert [is_quiet(), is_quiet(has_no_task=True)] == [False, True]
-    tasks.nothing.enqueue()
-    assert is_quiet(has_no_task=True), "it waits"
-    claim()
-    assert not is_quiet(has_no_task=True)
-
-
 def test_the_eldest_workers_that_beat_by_themselves_do_the_upkeep():
     workers = [uuid4() for _ in range(ON_DUTY + 3)]
 

@@ -70,7 +70,7 @@ def plans(worker, ids):
         "SETTLE_OWN_SUCCESS": ("null", ids[0], 1),
         "SETTLE_OTHERS": (*others, worker),
         "HELD": (ids, ones),
-        "RESCUE": (4.5, 5.25, 6.6, 30.0, 6.6, 12.6, 1000, 3, "x", "y"),
+        "RESCUE": (4.5, 5.25, 6.6, 30.0, 1000, 3, "x", "y"),
         "GIVE_BACK": (worker, ids[:1], 0.0, None, []),
         "CANCEL_REQUESTS": (worker,),
         "REQUESTS": (worker, worker),
@@ -184,7 +184,7 @@ def test_rows_that_are_known_by_their_ids_are_compared_some_at_a_time(new_table,
     insert("RUNNING", 1000, worker=uuid4())
     ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))[:RESCUED_AT_ONCE]
     values = {
-        "RESCUE": (4.5, 5.25, 6.6, 30.0, 6.6, 12.6, RESCUED_AT_ONCE, 3, "x", "y"),
+        "RESCUE": (4.5, 5.25, 6.6, 30.0, RESCUED_AT_ONCE, 3, "x", "y"),
         "NOTE_PROGRESS": (ids, [1] * len(ids), ["null"] * len(ids)),
     }
     plan = executed(filled(STATEMENTS[name]), values[name], by_index=name in ORDERED)

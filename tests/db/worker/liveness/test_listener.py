@@ -8,7 +8,6 @@ import pytest
 from django.db import transaction
 
 from django_pglock.models import Task, Worker
-from django_pglock.store.liveness import IDLE
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,18 +47,3 @@ def test_only_a_worker_that_beats_over_the_session_that_listens_is_sure_to_be_no
     running.beat_at -= 1000.0
     assert not running.is_listening(), "its last heartbeat may not have been answered"
     eventually(running.is_listening)
-
-
-def test_a_worker_beats_more_rarely_only_while_nothing_runs_and_nobody_is_notified(worker, settings):
-    heartbeat = worker().heartbeat
-    often = settings.DJANGO_PGLOCK["HEARTBEAT_INTERVAL"]
-    assert heartbeat._between_beats() == often, "it does the upkeep"
-    heartbeat.stop()
-    heartbeat.wait()
-    heartbeat._is_quiet, heartbeat._heard = True, heartbeat.listener.count
-    assert heartbeat._between_beats() == IDLE * often
-    heartbeat.in_flight.is_claiming = True
-    assert heartbeat._between_beats() == often
-    heartbeat.in_flight.is_claiming = False
-    heartbeat.listener._pass_on("django_pglock_scheduled", "default")
-    assert heartbeat._between_beats() == often
