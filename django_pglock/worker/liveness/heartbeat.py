@@ -258,8 +258,7 @@ class Heartbeat(ConnectedService):
     def _compare(self) -> None:
         # A claim whose answer got lost may be committed after connected() has looked for it. By now it is committed.
         limit = get_settings().HEARTBEAT_LIMIT
-        # While no task runs, there is none.
-        if self._is_quiet or time.monotonic() - self._compared_at < limit:
+        if time.monotonic() - self._compared_at < limit:
             return
         # This process may freeze between the list and the statement, and what it claims meanwhile is not in the list. A
         # claim that is being made may have waited for a lock for longer than the limit, and its date is that of its

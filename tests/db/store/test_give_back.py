@@ -131,7 +131,6 @@ def compare(settings):
             identity=SimpleNamespace(id=worker),
             in_flight=in_flight,
             _compared_at=-math.inf,
-            _is_quiet=False,
         )
         Heartbeat._compare(heartbeat)
 
