@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 from django.core.management import call_command
 from django.db import connections
+from django.db.migrations.recorder import MigrationRecorder
 
 from django_pglock.models import Task
 from django_pglock.store.claim import claim_statement, claims_of
@@ -45,7 +46,8 @@ def cut_off(servers, eventually):
 
     def cut():
         with connect(servers[1]) as standby:
-            eventually(lambda: standby.execute("SELECT to_regclass('django_pglock_task')").fetchone()[0])
+            # The standby replays one migration after another: the table is there before all of its columns.
+            eventually(lambda: migrations("new") == migrations("old"))
             eventually(lambda: states("new") == states("old"))
             standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
             standby.execute("SELECT pg_reload_conf()")
@@ -60,6 +62,10 @@ def enqueue(word, alias="old"):
 
 def work(alias):
     Worker(using=alias, threads=1, drain=True).run()
+
+
+def migrations(alias):
+    return MigrationRecorder(connections[alias]).applied_migrations().keys()
 
 
 def states(alias):
