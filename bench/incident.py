@@ -111,8 +111,10 @@ PAGES = {
     "a failed task": "task/{failed}/change/",
     "a task with 1,000 attempts": "task/{stubborn}/change/",
     "failures": "failuregroup/",
+    "failures, no worker": "failuregroup/",
     "workers": "worker/",
     "queues": "queue/",
+    "queues, no worker": "queue/",
     "schedules": "schedule/",
     "leases": "lease/",
     "locks": "advisorylock/",
@@ -178,7 +180,8 @@ def visits() -> Iterator[tuple[str, ...]]:
     from django.test import Client
     from django.urls import reverse
 
-    from django_pglock.models import Attempt, Task, Worker
+    from django_pglock.models import Attempt, QueueCount, Task, Worker
+    from django_pglock.store.shared_counts import keep_counts
 
     client = Client()
     client.force_login(User.objects.create_superuser(f"visitor{time.time_ns()}"))
@@ -191,6 +194,10 @@ def visits() -> Iterator[tuple[str, ...]]:
     yield "page", "statements", "pages touched", "server's CPU, ms", "admin's CPU, ms", "size, kB"
     for name, path in PAGES.items():
         address = root + path.format(failed=failed, stubborn=stubborn, **moments)
+        # Workers count for some pages, every half a minute.
+        QueueCount.objects.all().delete()
+        if not name.endswith("no worker"):
+            keep_counts("default")
         client.get(address)  # fills caches
         seen = [visit(client, address) for _ in range(VISITS)]
         server, cpu, size = (statistics.median(each[at] for each in seen) for at in range(3))

@@ -14,17 +14,13 @@ from typing import Any
 from django_pglock.bulk import PRIORITY, backend_of, queue_of
 from django_pglock.errors import DuplicateTask
 from django_pglock.store.failures import Group
-from django_pglock.store.move import WINDOW
-from django_pglock.store.redrive import redrive
+from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE, redrive
 from django_pglock.store.sql import rows_of
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.decorator import task
 from django_pglock.tasks.flow import Snooze
 from django_pglock.tasks.options import Unique
-
-#: The lowest and the highest rate in tasks a second: one in a quarter of an hour, and one window.
-LOWEST_RATE, HIGHEST_RATE = 0.001, float(WINDOW)
 
 
 @task(

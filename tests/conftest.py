@@ -25,6 +25,7 @@ from django_pglock.tasks import registry
 from django_pglock.worker import Worker
 from django_pglock.worker.liveness import heartbeat_process
 from tests.db.locks.sessions import Somebody
+from tests.warm.process import start
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Seconds after which something counts as never happening. Only what is broken takes so long, on any machine.
@@ -165,7 +166,8 @@ class WorkerProcess:
             # The same server as ours, but the database that the tests have made in it.
             url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
         path = [*filter(None, [environment.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]), str(ROOT)]
-        self.process = subprocess.Popen(
+        # The autoreloader starts the process again, and looks at how it was started.
+        self.process = (subprocess.Popen if "--reload" in arguments else start)(
             [sys.executable, str(ROOT / "manage.py"), "runlockworker", *arguments],
             env={
                 **os.environ,

@@ -22,13 +22,18 @@ _GROUPED = inspect.Signature([_Parameter("arguments", _Parameter.VAR_KEYWORD)])
 
 
 class _Decoder(json.JSONDecoder):
-    """Refuses JSON that is nested too deeply for Python to read, as other invalid JSON."""
+    """Refuses JSON that Python cannot read, or that no page can show again, as other invalid JSON."""
 
     def decode(self, s: str, *arguments: Any) -> Any:
         try:
-            return super().decode(s, *arguments)
-        except RecursionError:
-            raise json.JSONDecodeError("Nested too deeply", s, 0) from None
+            value = super().decode(s, *arguments)
+            # Half of a character can be in JSON, and in no page.
+            json.dumps(value, ensure_ascii=False).encode()
+        except json.JSONDecodeError:
+            raise
+        except (RecursionError, ValueError) as error:
+            raise json.JSONDecodeError(str(error), s, 0) from None
+        return value
 
 
 class EnqueueForm(forms.Form):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.models import FailureGroup, Task
 from django_pglock.store.failures import FailureCounts, Group, group_of, in_group, mute, unmute
 from django_pglock.store.move import WINDOW
+from django_pglock.store.shared_failures import forget_failures, shared_failures
 from django_pglock.verbs import TASK_VERBS
 
 #: The size of the chart of the last hours: the width of a bar with its gap, the width of a bar, the height.
@@ -80,9 +82,12 @@ class FailureGroupAdmin(ReadOnlyAdmin):
             return HttpResponseNotAllowed(["GET", "HEAD"])
         if not self.has_view_permission(request):
             raise PermissionDenied
+        groups, age = shared_failures(Task.objects.db)
+        now = timezone.now()
         context = {
             "title": capfirst(self.opts.verbose_name_plural),
-            "rows": list(self._rows()),
+            "rows": list(self._rows(groups, now)),
+            "counted": elapsed(now - timedelta(seconds=age), now) if age is not None else "",
             "may": self._may(request),
         }
         return self._answer(request, "change_list", {**context, **(extra_context or {})})
@@ -107,6 +112,8 @@ class FailureGroupAdmin(ReadOnlyAdmin):
             self._redrive(request, group)
         else:
             perform(TASK_VERBS[verb], request, in_group(Task.objects.using(using), group))
+        # The page shows what was changed, not what a worker has counted before.
+        forget_failures(using)
         return HttpResponseRedirect(self._address("changelist"))
 
     def _may(self, request: HttpRequest) -> list[str]:
@@ -115,8 +122,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
 
     # The page
 
-    def _rows(self) -> Iterator[Row]:
-        groups, now = Task.objects.failures(), timezone.now()
+    def _rows(self, groups: list[FailureCounts], now: datetime) -> Iterator[Row]:
         redrives = _redrives_of([group.fingerprint for group in groups])
         for group in groups:
             redrive = redrives.get(group.fingerprint)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import reduce
 from operator import or_
-from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -23,10 +22,12 @@ from django.utils.translation import gettext_lazy as _
 from django_pglock.admin.filter_forms import FormFilter
 from django_pglock.admin.pages import OneChoiceFilter
 from django_pglock.conf import redact_hook
-from django_pglock.models import Attempt, Worker
-from django_pglock.store.count import in_status
-from django_pglock.store.id_range import ROUGHLY, first_since
+from django_pglock.errors import TaskArgumentsError
+from django_pglock.models import Attempt, Task, Worker
+from django_pglock.store.count import FIRST_SEARCHED, MOST_SEARCHED, in_status
+from django_pglock.store.id_range import IdRange, ids_between
 from django_pglock.tasks import registry
+from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.call_keys import positional_names
 from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.redaction import redacting_paths
@@ -36,6 +37,10 @@ from django_pglock.tasks.states import FINISHED, TaskStatus
 DISORDER = timedelta(minutes=1)
 #: Parameters of filters that have no index, whatever the status is.
 UNINDEXED = ("attention", "exception", "argument", "metadata", "since", "before")
+#: The attribute of a request that keeps the ids of the chosen time.
+_RANGE = "_pglock_time_range"
+#: The attribute of a request that keeps the ids of the chosen time.
+_RANGE = "_pglock_time_range"
 #: Parameters by which indexes have failed tasks.
 NARROW = ("queue", "task_path", "fingerprint__exact")
 
@@ -76,27 +81,15 @@ class TimeFilter(FormFilter):
     """Filter by the time of enqueueing. Ids grow with that time, so the filter limits ids, too: that has an index."""
 
     input_type = "datetime-local"
-    #: The limit of the ids, once the value is known.
-    ids: Mapping[str, int] = MappingProxyType({})
+    #: The lookups of the time and of the id.
+    lookup: str
+    id_lookup: str
 
     def matching(self, request: HttpRequest, queryset: Any, value: str) -> Any:
         """Keep the rows on one side of the moment. Raises ``IncorrectLookupParameters``."""
-        try:
-            moment = parse_datetime(value)
-        except ValueError:
-            moment = None
-        if moment is None:
-            raise IncorrectLookupParameters
-        if timezone.is_naive(moment) and timezone.is_aware(timezone.now()):
-            moment = timezone.make_aware(moment)
-        try:
-            return self.on_side(queryset, moment)
-        except OverflowError:  # a moment at the end of the calendar
-            raise IncorrectLookupParameters from None
-
-    def on_side(self, queryset: Any, moment: datetime) -> Any:
-        """Keep the rows before or after the moment, and set ``ids``."""
-        raise NotImplementedError
+        ids = time_range(request, queryset.db).ids
+        moment = _moment(request, str(self.parameter_name))
+        return queryset.filter(**{self.lookup: moment, self.id_lookup: ids[self.id_lookup]})
 
 
 class SinceFilter(TimeFilter):
@@ -104,11 +97,7 @@ class SinceFilter(TimeFilter):
 
     title = _("time: enqueued since")
     parameter_name = "since"
-
-    def on_side(self, queryset: Any, moment: datetime) -> Any:
-        """Keep the rows from the moment on, and set ``ids``."""
-        self.ids = {"pk__gt": first_since(queryset.db, moment - DISORDER)}
-        return queryset.filter(enqueued_at__gte=moment, **self.ids)
+    lookup, id_lookup = "enqueued_at__gte", "pk__gt"
 
 
 class BeforeFilter(TimeFilter):
@@ -116,11 +105,7 @@ class BeforeFilter(TimeFilter):
 
     title = _("time: enqueued before")
     parameter_name = "before"
-
-    def on_side(self, queryset: Any, moment: datetime) -> Any:
-        """Keep the rows before the moment, and set ``ids``."""
-        self.ids = {"pk__lt": first_since(queryset.db, moment + DISORDER) + ROUGHLY}
-        return queryset.filter(enqueued_at__lt=moment, **self.ids)
+    lookup, id_lookup = "enqueued_at__lt", "pk__lt"
 
 
 class WorkerFilter(FormFilter):
@@ -200,7 +185,9 @@ class ArgumentFilter(GuardedFilter):
         definition = registry.find(request.GET.get("task_path", ""))
         names = positional_names(definition, 1) if definition is not None else []
         if name in names:
-            matches |= _has(f"args__{names.index(name)}", values)
+            # An index knows which values there are, but not their places.
+            at = f"args__{names.index(name)}"
+            matches |= reduce(or_, (Q(**{at: each, "args__contains": [each]}) for each in values))
         return queryset.filter(matches)
 
 
@@ -255,6 +242,11 @@ def status_of(request: HttpRequest) -> str:
     return TaskStatus.FAILED.value if request.GET.get("exception") and not chosen else ""
 
 
+def is_by_arguments(request: HttpRequest) -> bool:
+    """Return whether the list is filtered by arguments or metadata, for which a project may have an index."""
+    return any(request.GET.get(name, "").strip() for name in ("argument", "metadata"))
+
+
 def is_indexed(request: HttpRequest) -> bool:
     """Return whether an index serves the filters of the list."""
     status, chosen = status_of(request), {name for name, value in request.GET.items() if value}
@@ -266,8 +258,70 @@ def is_indexed(request: HttpRequest) -> bool:
         return "worker" not in chosen
     if "worker" in chosen or is_narrow(request):
         return status == TaskStatus.RUNNING and not is_narrow(request)
-    # Ahead of the newest tasks that have succeeded there may be any number of tasks that wait.
+    # Any number of waiting tasks may come before the newest tasks that have succeeded.
     return status != TaskStatus.SUCCESSFUL
+
+
+def has_index(status: str) -> bool:
+    """Return whether an index has the tasks of this status in the order of their ids."""
+    return status not in ("", TaskStatus.SUCCESSFUL)
+
+
+def candidates(request: HttpRequest, using: str) -> Any:
+    """Return the tasks among which to search, in the order of the index that has them; of any time."""
+    rows = Task.objects.using(using)
+    below = request.GET.get("id__lt", "")
+    if below.isascii() and below.isdigit():
+        rows = rows.filter(pk__lt=int(below))
+    if status := searched_status(request):
+        return in_status(rows, status).order_by("-status", "-pk")
+    if status_of(request) == TaskStatus.FAILED:
+        rows = in_status(rows, TaskStatus.FAILED, is_narrow=True).filter(**narrowed(request))
+    return rows.order_by("-pk")
+
+
+def searched_status(request: HttpRequest) -> str:
+    """Return the status of the tasks among which to search; empty if they are in the order of their ids alone."""
+    status = TaskStatus.RUNNING.value if request.GET.get("attention") else status_of(request)
+    is_by_id = not has_index(status) or (status == TaskStatus.FAILED and is_narrow(request))
+    return "" if is_by_id else status
+
+
+def time_range(request: HttpRequest, using: str) -> IdRange:
+    """Return the ids of the tasks of the chosen time, and where the first search among them ends; asked once.
+
+    Raises ``IncorrectLookupParameters``.
+    """
+    known: IdRange | None = getattr(request, _RANGE, None)
+    if known is None:
+        since, before = (_moment(request, name, shift) for name, shift in (("since", -DISORDER), ("before", DISORDER)))
+        known = IdRange({}, None)
+        if since or before:
+            most, status = first_searched(request), searched_status(request)
+            known = ids_between(candidates(request, using), since, before, most=most, status=status)
+        setattr(request, _RANGE, known)
+    return known
+
+
+def first_searched(request: HttpRequest) -> int:
+    """Return how many tasks are searched first. Somebody who follows the link to older tasks wants to find them."""
+    return MOST_SEARCHED if request.GET.get("id__lt") else FIRST_SEARCHED
+
+
+def _moment(request: HttpRequest, name: str, shift: timedelta = timedelta(0)) -> datetime | None:
+    """Return the moment typed into a filter, shifted; None if none was typed. Raises ``IncorrectLookupParameters``."""
+    text = request.GET.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        moment = parse_datetime(text)
+        if moment is not None and timezone.is_naive(moment) and timezone.is_aware(timezone.now()):
+            moment = timezone.make_aware(moment)
+        if moment is not None:
+            return moment + shift
+    except (ValueError, OverflowError):  # also for a moment at the end of the calendar
+        pass
+    raise IncorrectLookupParameters
 
 
 def _has(lookup: str, values: Iterable[Any]) -> Q:
@@ -284,6 +338,11 @@ def _pair(text: str) -> tuple[str, list[Any]]:
     if not equals or not name.strip() or "\\u0000" in text:
         raise IncorrectLookupParameters
     try:
-        return name.strip(), [value.strip(), json.loads(value, parse_constant=lambda name: name)]
+        read = json.loads(value, parse_constant=lambda name: name)
+        to_json(read, what="The value")
+    except TaskArgumentsError:
+        # No row has what PostgreSQL cannot store: infinity, which 1e999 is for Python, or half of a character.
+        raise IncorrectLookupParameters from None
     except (ValueError, RecursionError):
         return name.strip(), [value.strip()]
+    return name.strip(), [value.strip(), read]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from django.contrib import admin
@@ -14,11 +15,22 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin.pages import AtLeast, CappedChangeList, elapsed, mark
-from django_pglock.admin.task_filters import TimeFilter, is_by_key, is_indexed, is_narrow, narrowed, status_of
+from django_pglock.admin.task_filters import (
+    candidates,
+    first_searched,
+    is_by_arguments,
+    is_by_key,
+    is_indexed,
+    searched_status,
+    status_of,
+    time_range,
+)
 from django_pglock.admin.task_summary import last_failures
 from django_pglock.models import Task, Worker
-from django_pglock.store.count import FIRST_SEARCHED, MOST_SEARCHED, in_status, search_end
+from django_pglock.store.argument_index import ids_by_arguments
+from django_pglock.store.count import MOST_SEARCHED, search_end
 from django_pglock.store.id_range import above_succeeded
+from django_pglock.store.move import is_among
 from django_pglock.tasks import registry
 from django_pglock.tasks.states import TaskStatus
 
@@ -56,18 +68,17 @@ class TaskChangeList(CappedChangeList):
             task.last_failure = failures.get(task.pk)
 
     def _search(self, request: HttpRequest) -> None:
-        below: Any = request.GET.get("id__lt")
         rows: list[Any] = []
-        if not below and status_of(request) == TaskStatus.SUCCESSFUL:
-            below = self.skipped_above = above_succeeded(self.root_queryset.db)
-        limits = {"pk__lt": below} if below else {}
-        queryset, candidates = self.queryset.filter(**limits), self._candidates(request).filter(**limits)
-        # Somebody who follows the link to older tasks wants to find them, however long it takes.
-        for most in (MOST_SEARCHED,) if request.GET.get("id__lt") else (FIRST_SEARCHED, MOST_SEARCHED):
-            self.searched, self.search_end = most, search_end(candidates, most=most)
-            found = queryset.filter(pk__gt=self.search_end) if self.search_end else queryset
-            rows = list(found[: self.list_per_page + 1])
-            if rows or self.search_end is None:
+        for most, below, end in self._searches(request):
+            self.searched, self.skipped_above, self.search_end = most, below, end
+            limits = {lookup: id_ for lookup, id_ in (("pk__lt", below), ("pk__gt", end)) if id_}
+            rows = list(self.queryset.filter(**limits)[: self.list_per_page + 1])
+            # A value that has filled the page is so common that the index has very many tasks of it.
+            if len(rows) <= self.list_per_page and (ids := self._ids_by_arguments(request)) is not None:
+                self.skipped_above = self.search_end = None
+                rows = list(self.queryset.filter(is_among(ids[: self.list_per_page + 1])))
+                break
+            if rows:
                 break
         self.has_more = len(rows) > self.list_per_page
         self.result_count = AtLeast(len(rows)) if self.has_more or self.search_end or self.skipped_above else len(rows)
@@ -76,31 +87,42 @@ class TaskChangeList(CappedChangeList):
         self.show_admin_actions, self.full_result_count = True, None
         self.show_full_result_count = self.can_show_all = self.multi_page = False
 
+    def _searches(self, request: HttpRequest) -> Iterator[tuple[int, int | None, int | None]]:
+        """Yield one search after the other: of how many tasks, below which id, down to which id; None for all."""
+        using, most, below = self.root_queryset.db, first_searched(request), None
+        found = time_range(request, using)
+        tasks, end = candidates(request, using).filter(**found.ids), found.end
+        if found.ids:
+            yield most, None, end
+            if end is None:
+                return
+        if status_of(request) == TaskStatus.SUCCESSFUL and not request.GET.get("id__lt"):
+            below = above_succeeded(using)
+            tasks = tasks.filter(pk__lt=below) if below is not None else tasks
+        for each in (most, MOST_SEARCHED) if below is not None or not found.ids else (MOST_SEARCHED,):
+            end = search_end(tasks, most=each)
+            yield each, below, end
+            if end is None or each == MOST_SEARCHED:
+                return
+
     def everything(self, request: HttpRequest, *, most: int) -> Any:
         """Return all tasks that match; if no index serves the filters, those among the newest ``most`` tasks."""
         if not is_search(request, self.query):
             return self.matching
-        end = search_end(self._candidates(request), most=most)
+        if (ids := self._ids_by_arguments(request)) is not None:
+            return self.matching.filter(is_among(ids))
+        using = self.root_queryset.db
+        end = search_end(candidates(request, using).filter(**time_range(request, using).ids), most=most)
         return self.matching.filter(pk__gt=end) if end else self.matching
+
+    def _ids_by_arguments(self, request: HttpRequest) -> list[int] | None:
+        """Return all tasks that match, if the filters are by argument and the index on arguments can say so."""
+        return ids_by_arguments(self.matching) if is_by_arguments(request) else None
 
     @property
     def is_without_worker(self) -> bool:
         """Whether tasks are ready, and no worker is alive that could run them."""
         return bool(self.result_list) and self.result_list[0].lacks_worker
-
-    def _candidates(self, request: HttpRequest) -> Any:
-        """Return the tasks among which to search, in the order of the index that has them."""
-        rows, status = Task.objects.using(self.root_queryset.db), status_of(request)
-        if request.GET.get("attention"):
-            status = TaskStatus.RUNNING.value
-        for each in self.filter_specs:
-            if isinstance(each, TimeFilter):
-                rows = rows.filter(**each.ids)
-        if not has_index(status):
-            return rows.order_by("-pk")
-        if status == TaskStatus.FAILED and is_narrow(request):
-            return in_status(rows, status, is_narrow=True).filter(**narrowed(request)).order_by("-pk")
-        return in_status(rows, status).order_by("-status", "-pk")
 
     @property
     def older_query(self) -> str:
@@ -115,17 +137,11 @@ class TaskChangeList(CappedChangeList):
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         """Sort by id; if an index on statuses and ids serves the list, in the order of this index."""
         ordering: list[Any] = super().get_ordering(request, queryset)
-        status = status_of(request)
         # The indexes of failed tasks by queue and by function have no status: with it, the count would read each row.
-        if not (has_index(status) or is_by_key(request)) or (status == TaskStatus.FAILED and is_narrow(request)):
+        if not (searched_status(request) or is_by_key(request)):
             return ordering
         direction = "-" if ordering[0].startswith("-") else ""
         return [f"{direction}status", *ordering]
-
-
-def has_index(status: str) -> bool:
-    """Return whether an index has the tasks of this status in the order of their ids."""
-    return status not in ("", TaskStatus.SUCCESSFUL)
 
 
 def is_search(request: HttpRequest, query: str) -> bool:

@@ -62,7 +62,7 @@ def lock(
     - ``parts``: the name, or its parts; see ``django_pglock.keys``. A decorator's single string is a template over the
       function's parameters (``"sync:{shop_id}"``); without parts its name is the function's dotted path.
     - ``timeout``: seconds or a timedelta; None (default) waits without limit, 0 does not wait.
-    - ``shared``: allow other shared holders; only exclusive ones are kept out.
+    - ``shared``: allow other shared holders; only exclusive ones are excluded.
     - ``scope``: ``"auto"`` (the setting's default: transaction inside ``atomic()``, else session), ``"session"`` or
       ``"transaction"``.
     - ``using``: database alias; default from the setting ``USING``.
@@ -154,7 +154,7 @@ def semaphore(
     using: str | None = None,
     on_busy: OnBusy = "raise",
 ) -> Lock:
-    """Let at most ``limit`` holders in at once: ``with semaphore("render", limit=3): ...``.
+    """Allow at most ``limit`` holders at once: ``with semaphore("render", limit=3): ...``.
 
     The other arguments are ``lock``'s. All callers must name the same limit. A holder has one of the slots ``name#1``
     to ``name#limit``, each of which is a lock. Waiters queue up for the lock ``name#queue`` and are served in the order

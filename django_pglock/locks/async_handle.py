@@ -191,7 +191,7 @@ class AsyncHandle(BaseHandle):
         return acquire_session_locks(record.request)
 
     async def _free_after_error(self, record: LockRecord) -> None:
-        """See to it that nothing stays held."""
+        """Ensure that nothing stays held."""
         session = self._session
         if self.scope == "transaction":
             # Broken or not: with the session the transaction ends.

@@ -40,7 +40,7 @@ def holds_locks(connection: DatabaseWrapper) -> bool:
 
 
 def keep_out_of_pool(connection: DatabaseWrapper) -> None:
-    """See to it that a session does not go back to Django's pool with a lock, which the next user would then hold."""
+    """Ensure that a session does not go back to Django's pool with a lock, which the next user would then hold."""
     if connection.settings_dict["OPTIONS"].get("pool"):
         connection.close = partial(_close_pooled, connection)  # type: ignore[method-assign]
 

@@ -5,10 +5,10 @@ one when it acquires another lock; so PostgreSQL sees which session waits for wh
 ``ASYNC_SESSIONS`` of them in an event loop. A coroutine that comes when all are in use acquires its lock in one session
 that is shared: a session can hold any number of locks. Nobody waits in the server on the shared session, because all
 others would wait as well. A coroutine that has to wait asks from time to time, and moves to a session of its own when
-one is given back. PostgreSQL takes the shared session for one holder; this package sees to it that the coroutines in it
+one is given back. PostgreSQL takes the shared session for one holder; this package ensures that the coroutines in it
 exclude each other.
 
-So the number of sessions makes nobody fail and nobody wait. Locks that need the whole session (of scope
+So no coroutine fails or waits because there are too few sessions. Locks that need the whole session (of scope
 "transaction", or with ``max_hold``) get one more; where the server takes no more, they are busy.
 """
 

@@ -239,7 +239,7 @@ class Handle(BaseHandle):
 
 
 def _free_after_error(connection: DatabaseWrapper, record: LockRecord, error: BaseException) -> None:
-    """See to it that no lock of a record stays held, whatever the session has of it."""
+    """Ensure that no lock of a record stays held, whatever the session has of it."""
     locks = record.locks
     if record.raw is connection.connection and record.raw.lock.locked():
         # The exception came while psycopg's lock was held: nobody could use the connection any more.

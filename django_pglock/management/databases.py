@@ -1,13 +1,39 @@
-"""The database that a command about tasks works on."""
+"""The database that a command works on, and its refusals as messages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError, InterfaceError, OperationalError
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.postgres.connections import connection_for
 from django_pglock.worker.options import our_backends
+
+#: SQLSTATEs of a missing right and of a missing table.
+NO_RIGHT, NO_TABLE = "42501", "42P01"
+
+
+@contextmanager
+def plain_refusals() -> Iterator[None]:
+    """Raise ``CommandError`` if the server cannot be reached, and for rights and tables that are missing."""
+    try:
+        yield
+    except (DatabaseError, InterfaceError) as error:
+        [reason, *_rest] = str(error).strip().splitlines() or [type(error).__name__]
+        sqlstate = getattr(error.__cause__, "sqlstate", None)
+        if sqlstate == NO_RIGHT:
+            hint = _("The rights that a role needs are listed in docs/security.md.")
+        elif sqlstate == NO_TABLE:
+            hint = _("Run: manage.py migrate django_pglock")
+        elif isinstance(error, (OperationalError, InterfaceError)):
+            hint = _("The database has not done what this command asked for.")
+        else:
+            raise
+        raise CommandError(f"{reason}. {hint}") from error
 
 
 def add_database(parser: CommandParser) -> None:

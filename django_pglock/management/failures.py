@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.management.choosing import plain_text
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, Group, in_group
+from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE
 from django_pglock.verbs import TASK_VERBS
 
 
@@ -134,7 +134,10 @@ def _rate(text: str) -> float:
     try:
         rate = float(text)
     except ValueError:
-        rate = math.nan
-    if not rate > 0:
-        raise argparse.ArgumentTypeError(_("%r is not a number of tasks a second") % text)
+        rate = 0
+    if not LOWEST_RATE <= rate <= HIGHEST_RATE:
+        known = {"rate": text, "lowest": f"{LOWEST_RATE:g}", "highest": f"{HIGHEST_RATE:g}"}
+        raise argparse.ArgumentTypeError(
+            _("%(rate)r is not a rate from %(lowest)s to %(highest)s tasks a second") % known
+        )
     return rate

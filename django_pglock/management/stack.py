@@ -17,7 +17,8 @@ PATIENCE = 15.0
 def stack_text(rows: Any, task: int) -> str:
     """Ask for the stack of a running task of the database of these tasks, and return it. Raises ``CommandError``."""
     if not ask_stack(rows.db, task):
-        raise CommandError(_("Task %d does not run.") % task)
+        text = _("Task %d is not running.") if rows.filter(pk=task).exists() else _("There is no task %d.")
+        raise CommandError(text % task)
     found = wait_for_stack(rows.db, task, timeout=PATIENCE)
     if found is None or found.answered_at is None:
         raise CommandError(

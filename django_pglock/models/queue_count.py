@@ -14,9 +14,10 @@ class _DefaultManager(LeftOut, models.Manager):  # type: ignore[type-arg]
 
 
 class QueueCount(models.Model):
-    """The tasks of one queue by status, at a moment in the last minute while somebody reads the metrics of a worker.
+    """The tasks of one queue by status, as a worker has counted them lately.
 
-    The row without a name says when a worker counts again. ``oldest_ready`` is in seconds.
+    The row without a name says when a worker counts again, and has the groups of failed tasks. ``oldest_ready`` is in
+    seconds.
     """
 
     queue = models.CharField(primary_key=True, max_length=128)
@@ -29,6 +30,7 @@ class QueueCount(models.Model):
     failed = models.BigIntegerField()
     oldest_ready = models.FloatField(null=True)
     is_paused = models.BooleanField()
+    failures = models.JSONField(null=True)
 
     # What another database would take for its own counts.
     for_dumpdata = _DefaultManager()

@@ -9,5 +9,5 @@
 - ``stacks``: the stacks of all threads, read safely.
 - ``activity``: what the server says of sessions that this process waits for.
 - ``connection_registry``: the Django connections of all threads.
-- ``forking``: processes that are forked from this one leave its sessions alone.
+- ``forking``: processes that are forked from this one do not use its sessions.
 """

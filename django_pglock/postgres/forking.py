@@ -1,4 +1,4 @@
-"""Processes that are forked from this one leave its sessions and sockets alone.
+"""Processes that are forked from this one do not use its sessions and sockets.
 
 After ``fork()`` the child has the parent's sockets, too. What the child sends on a socket becomes a part of the
 parent's exchange with the server; if the child closes a connection, the parent's session ends; and while the child has

@@ -243,7 +243,7 @@ def _admit(using: str, keys: list[str]) -> list[str]:
     plain = [key for key in keys if not key.startswith(RATED)]
     rows = _admit_by(using, ADMIT_NEXT, plain) if plain else []
     queues = [queue for queue, _ in rows if queue is not None]
-    # The keys that the small statement has left to the general one.
+    # The keys that the small statement did not admit to, because they need the general one.
     others = sorted(rated + [key for _, key in rows if key is not None])
     return queues + [queue for (queue,) in _admit_by(using, ADMIT, others)] if others else queues
 

@@ -154,7 +154,7 @@ class ClaimQuerySet(models.QuerySet[Row]):
                 from_=["new", "failed"], to="taken", limit=10, taken_at=Now(), tries=F("tries") + 1
             )
 
-        - ``from_``: the statuses to move from, or one status. A row that has another one by now is left alone.
+        - ``from_``: the statuses to move from, or one status. A row that has another one by now is not changed.
         - ``to``: the status to move to, which is none of ``from_``. So no row is moved twice.
         - ``limit``: so many rows at most, the first in the queryset's order; None: all.
         - ``field``: the name of the field that has the status.

@@ -14,8 +14,8 @@ from django_pglock.store.sql import run
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
 
-# Not given back are claims that were made after the moment at which the worker listed what it holds, and claims of the
-# lock keys for which its threads are claiming groups at this moment.
+# Claims that were made after the worker listed what it holds are not given back. Neither are claims of the lock keys
+# for which its threads are claiming groups at this moment.
 GIVE_BACK = """
 UPDATE {task} AS task
 SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'

@@ -7,21 +7,26 @@ the highest ids, and above the newest tasks that have succeeded there may be ver
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple
 
-from django_pglock.store.sql import run
+from django.db import connections
+from django.db.models import BooleanField
+from django.db.models.expressions import RawSQL
+
+from django_pglock.store.sql import filled, run
 
 #: The range of ids that is not halved again.
 ROUGHLY = 300
 
-# What is true for low ids and false for high ones is the only difference between the two statements. Ids have gaps, so
-# a probe looks at the next tasks behind the middle. ``low`` and ``high`` end up ``ROUGHLY`` ids apart.
-_HALVE = """
-WITH RECURSIVE range AS (
-    SELECT COALESCE(min(id), 1) - 1 AS low, COALESCE(max(id), 0) + 1 AS high, true AS is_wide FROM {{task}}
+# What is true for low ids and false for high ones is the only difference between the ranges. Ids have gaps, so a probe
+# looks at the next tasks behind the middle. ``low`` and ``high`` end up ``ROUGHLY`` ids apart.
+_HALVE = """{name} AS (
+    SELECT COALESCE(min(id), 1) - 1 AS low, COALESCE(max(id), 0) + 1 AS high, {is_wanted} AS is_wide FROM {{task}}
     UNION ALL
     SELECT CASE WHEN probe.is_low THEN middle.id ELSE range.low END,
            CASE WHEN probe.is_low THEN range.high ELSE middle.id END, range.high - range.low > {roughly}
-    FROM range CROSS JOIN LATERAL (SELECT (range.low + range.high) / 2 AS id) AS middle
+    FROM {name} AS range CROSS JOIN LATERAL (SELECT (range.low + range.high) / 2 AS id) AS middle
     CROSS JOIN LATERAL (SELECT COALESCE(bool_or({is_low}), false) AS is_low FROM (
         SELECT task.enqueued_at, task.status FROM {{task}} AS task
         WHERE task.id >= middle.id ORDER BY task.id LIMIT {sample}) AS next) AS probe
@@ -29,21 +34,52 @@ WITH RECURSIVE range AS (
 )
 """
 
-# An id below that of the first task enqueued at a moment or later.
-FIRST_SINCE = _HALVE.format(is_low="next.enqueued_at < %s", sample=1, roughly=ROUGHLY) + "SELECT max(low) FROM range"
+_HALVE_AT = partial(_HALVE.format, is_low="next.enqueued_at < %s", sample=1, roughly=ROUGHLY)
+# An id below that of the first task enqueued at a moment or later, and one above that of the last task enqueued before
+# another moment. A moment that is NULL is not looked for.
+_BETWEEN = f"""WITH RECURSIVE {_HALVE_AT(name="since", is_wanted="%s::timestamptz IS NOT NULL")},
+{_HALVE_AT(name="before", is_wanted="%s::timestamptz IS NOT NULL")},
+bounds AS MATERIALIZED (SELECT (SELECT max(low) FROM since) AS low, (SELECT min(high) FROM before) AS high)
+SELECT bounds.low, bounds.high"""
+# The limits of the ids within that statement, for tasks in the order of their ids, and in that of status and id. There
+# both columns are compared at once. The planner expects few tasks between two ids that it does not know, and would read
+# all of these along the primary key, whatever their status is.
+_ABOVE_LOW = ("id > bounds.low", "(status, id) > (%s, bounds.low)")
+_BELOW_HIGH = ("id < bounds.high", "(status, id) < (%s, bounds.high)")
 
 # An id above which samples show only tasks that have not succeeded, if there is a task above it.
 ABOVE_SUCCEEDED = (
-    _HALVE.format(is_low="next.status = 'SUCCESSFUL'", sample=20, roughly=ROUGHLY)
+    "WITH RECURSIVE "
+    + _HALVE.format(name="range", is_wanted="true", is_low="next.status = 'SUCCESSFUL'", sample=20, roughly=ROUGHLY)
     + "SELECT found.high FROM (SELECT min(high) AS high FROM range) AS found"
     " WHERE EXISTS (SELECT FROM {task} AS task WHERE task.id >= found.high)"
 )
 
 
-def first_since(using: str, moment: datetime) -> int:
-    """Return an id that is lower than the id of the first task enqueued at ``moment`` or later."""
-    [(found,)] = run(using, FIRST_SINCE, moment)
-    return int(found)
+class IdRange(NamedTuple):
+    """The conditions of the ids, and the id at which a search among these tasks stops; None if it reads them all."""
+
+    ids: dict[str, int]
+    end: int | None
+
+
+def ids_between(tasks: Any, since: datetime | None, before: datetime | None, *, most: int, status: str = "") -> IdRange:
+    """Return the range of ids of tasks enqueued since a moment and before another, if they are given.
+
+    ``tasks`` are those that will be searched, in the order of an index: the search ends behind the first ``most`` of
+    them. ``status``: they have this one, and are in the order of status and id. One statement. Ids are only roughly in
+    the order of time, so compare the times as well.
+    """
+    for moment, conditions in ((since, _ABOVE_LOW), (before, _BELOW_HIGH)):
+        if moment is not None:
+            condition, values = (conditions[1], (status,)) if status else (conditions[0], ())
+            tasks = tasks.filter(RawSQL(condition, values, BooleanField()))  # noqa: S611
+    end, values = tasks.values_list("pk")[most : most + 1].query.get_compiler(tasks.db).as_sql()
+    with connections[tasks.db].cursor() as cursor:
+        cursor.execute(f"{filled(_BETWEEN)}, ({end}) FROM bounds", [since, since, before, before, *values])
+        low, high, found = cursor.fetchone()
+    ids = {"pk__gt": low if since else None, "pk__lt": high if before else None}
+    return IdRange({lookup: int(id_) for lookup, id_ in ids.items() if id_ is not None}, found)
 
 
 def above_succeeded(using: str) -> int | None:

@@ -1,7 +1,7 @@
 """Which queues exist: those of waiting, running and failed tasks by index, of finished ones by statistics.
 
-With hundreds of queues the index probes read thousands of pages. So if a worker has counted the queues for all in the
-last minute (shared_counts.py), its counts say which queues have such tasks.
+With hundreds of queues the index probes read thousands of pages. So if a worker has counted the queues for all
+lately (shared_counts.py), its counts say which queues have such tasks.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from django_pglock.store.ready import FIND_QUEUES
-from django_pglock.store.shared_counts import TOO_OLD
+from django_pglock.store.shared_failures import SHOWN_FOR
 from django_pglock.store.sql import run
 
 #: Tasks of a status that are read where no index has the queues. Others may be in further queues.
 MOST_READ = 1000
 
 # Tasks that have succeeded are in no index on queues, and may be ten million: ANALYZE has noted their most common
-# queues.
+# queues. The name of the table is a subquery: with a join PostgreSQL reads its catalogs from end to end.
 COMMON_QUEUES = """
 SELECT unnest(stats.most_common_vals::text::text[]) AS queue
-FROM pg_stats AS stats JOIN pg_class AS class ON class.relname = stats.tablename
-WHERE class.oid = '{task}'::regclass AND class.relnamespace = stats.schemaname::regnamespace
-  AND stats.attname = 'queue'
+FROM pg_stats AS stats WHERE stats.attname = 'queue' AND (stats.schemaname, stats.tablename) = (
+    SELECT space.nspname, class.relname FROM pg_class AS class
+    JOIN pg_namespace AS space ON space.oid = class.relnamespace WHERE class.oid = '{task}'::regclass)
 """
 
 # The queues, and the age of the counts; that is NULL if there are none that are young enough.
@@ -72,7 +72,7 @@ def queues_without_row(using: str, *, also: Iterable[str] = ()) -> KnownQueues:
     A queue whose tasks are all finished, and few, may be missing. So may one that is younger than the counts.
     """
     names = list(also)
-    counted = run(using, COUNTED_QUEUES, TOO_OLD, names)
+    counted = run(using, COUNTED_QUEUES, SHOWN_FOR, names)
     if counted and counted[0][1] is not None:
         return KnownQueues(sorted(queue for queue, _ in counted), counted[0][1])
     return KnownQueues(sorted(queue for (queue,) in run(using, KNOWN_QUEUES, MOST_READ, names)), None)

@@ -4,8 +4,8 @@ Ids are drawn in the order in which tasks are enqueued. So a walk along the prim
 ends where all tasks are young: ten million rows cost no more than the rows that are deleted. Tasks with ``keep_result``
 have a date of their own, and an index on it.
 
-Pruning neither waits nor keeps anybody waiting: each window is one short statement that skips locked rows. Tasks that
-are still needed stay: a task that others wait for, and a task whose unique key is taken for a period.
+Pruning does not wait for locks, and nobody waits for it: each window is one short statement that skips locked
+rows. Tasks that are still needed stay: a task that others wait for, and a task whose unique key is taken for a period.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ WAITERS_AT_ONCE = 5000
 #: Waiters that one statement tells.
 TOLD_AT_ONCE = 200
 
-# Which tasks with ids between two numbers have waiters. Asked first: hardly ever is there a waiter, and planning
+# Which tasks with ids between two numbers have waiters. Asked first, because waiters are rare, and planning
 # ``RELEASE`` takes the server longer than settling a task. The ids of tasks that are settled together are mostly close
 # together, and one walk along an index is cheaper than a probe for each.
 AWAITED_BETWEEN = "SELECT awaited FROM {waiter} WHERE awaited BETWEEN %s AND %s ORDER BY awaited LIMIT %s"
@@ -126,7 +126,7 @@ def release_on_commit(using: str, awaited: Collection[int]) -> None:
 def release_ended_on_commit(using: str, awaited: Collection[int]) -> None:
     """Release those of these tasks that have ended, once the current transaction is committed.
 
-    Hardly ever has one, and looking costs less than telling those who wait.
+    Few have ended, and a look costs less than telling those who wait.
     """
     after_commit(using, _release_ended, using, awaited)
 

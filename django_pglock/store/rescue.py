@@ -24,9 +24,9 @@ LOCK_IS_HELD = f"""(worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker
                WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.granted
                  AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())))"""
 
-# Takes claims back from workers that are dead. Dead are workers without a row; workers without a heartbeat for the hard
-# limit; and workers that missed two heartbeats and whose lock no session holds, unless their row says that none does.
-# While there is no witness (liveness.py), only workers without a row are dead.
+# Takes claims back from workers that are dead. A worker is dead if it has no row; if it has sent no heartbeat for the
+# hard limit; or if it has missed two heartbeats and no session holds its lock, unless its row says that none does.
+# While there is no witness (liveness.py), only a worker without a row is dead.
 #
 # Which claims are meant is decided on one snapshot, by id and attempt. A row that was settled and claimed by another
 # worker since then carries another attempt and is not rescued. SKIP LOCKED, because a row that is being settled at this

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import Case, Exists, OuterRef, Q, Value, When
+from django.db.models import Case, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
+from django_pglock.store.count import in_status
 from django_pglock.store.liveness import alive
 from django_pglock.store.move import WAITS, move
 from django_pglock.store.sql import EXPIRES_AT, rows_of
@@ -18,8 +19,10 @@ _ASKED = Q(cancel_requested_at__isnull=False)
 
 def stuck(tasks: Any) -> Any:
     """Running tasks whose worker has sent no heartbeat for ``HEARTBEAT_LIMIT``, or has no row."""
-    worker = alive(rows_of("Worker", tasks.db)).filter(pk=OuterRef("worker"))
-    return tasks.filter(~Exists(worker), status=TaskStatus.RUNNING)
+    # No join: the planner may look up the worker of each task. Along the index on status and id, so that a list reads
+    # as many tasks as it shows: the index on workers has them in another order.
+    living = alive(rows_of("Worker", tasks.db)).order_by().values("pk")
+    return in_status(tasks, TaskStatus.RUNNING).exclude(worker__in=living)
 
 
 def reset_stuck(tasks: Any) -> int:

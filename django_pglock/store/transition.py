@@ -27,7 +27,7 @@ def transition(
 ) -> list[Row]:
     """Move up to ``limit`` of ``rows`` (None: all) from one of the statuses ``from_``; return them as they are now.
 
-    Raises ``ValueError`` for a transition that cannot be meant.
+    Raises ``ValueError`` for an invalid transition.
     """
     sources = list(from_) if isinstance(from_, Collection) and not isinstance(from_, str) else [from_]
     if not sources:

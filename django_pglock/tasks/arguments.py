@@ -140,6 +140,8 @@ def _flaw(value: Any) -> str:
         return "NaN or infinity"
     if isinstance(value, bytes):
         return "bytes that are not UTF-8"
+    if isinstance(value, int):
+        return "an int with more digits than Python writes"
     hint = ""
     if hasattr(value, "_meta") and hasattr(value, "pk"):
         hint = " that has not been saved yet" if value.pk is None else "; pass its primary key instead"

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 CARRIED_OPTIONS = ("atomic", "timeout", "max_snoozes")
 #: PostgreSQL's smallint, less one for the first attempt.
 MOST_ATTEMPTS = 32_767
+#: The last year of ``run_after``: in no time zone it is later than Python's last date.
+LAST_YEAR = 9998
+#: Digits of a bigint, and one more.
+MOST_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,8 @@ class PostgresTask(TaskFields):
     def _check_call(self, where: str) -> None:
         if not isinstance(self.run_after, (datetime, timedelta, NoneType)):
             raise TaskOptionError(f"{where}: run_after is {self.run_after!r}; give a datetime or a timedelta.")
+        if isinstance(self.run_after, datetime) and self.run_after.year > LAST_YEAR:
+            raise TaskOptionError(f"{where}: run_after is {self.run_after!r}; give a date up to the year {LAST_YEAR}.")
         if not isinstance(self.meta, dict):
             raise TaskOptionError(f"{where}: meta is {self.meta!r}; give a dict.")
         if own := sorted(set(OWN_META) & set(self.meta)):
@@ -177,9 +183,10 @@ def _task_ids(after: Any) -> tuple[int, ...]:
     # A single result or id is allowed. An id may be a text, whose characters are not the ids.
     is_one = isinstance(after, (str, int)) or hasattr(after, "id")
     try:
-        return tuple(map(_task_id, (after,) if is_one else after))
+        given = (after,) if is_one else tuple(after)
     except TypeError:
         raise TaskOptionError(f"after takes results or their ids, not {after!r}.") from None
+    return tuple(map(_task_id, given))
 
 
 def _made_again(path: str, options: dict[str, Any]) -> PostgresTask:
@@ -189,7 +196,11 @@ def _made_again(path: str, options: dict[str, Any]) -> PostgresTask:
 
 
 def _task_id(value: Any) -> int:
-    text = str(getattr(value, "id", value))
-    if not (text.isascii() and text.isdigit()):
+    given = getattr(value, "id", value)
+    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < MOST_DIGITS:
+        given = int(given)
+    if not isinstance(given, int) or isinstance(given, bool):
         raise TaskOptionError(f"after takes results or their ids, not {value!r}.")
-    return int(text)
+    if not 0 <= given < 2**63:
+        raise TaskOptionError("after takes results or their ids, and no task has an id as large as one of these.")
+    return given

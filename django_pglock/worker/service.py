@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 from django_pglock.postgres.connections import has_hung_up, statement_under_way
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
@@ -133,7 +133,10 @@ class Service:
     def _back_off(self, error: BaseException) -> None:
         self._failures += 1
         if self._failures == 1:
-            logger.warning("The %s has lost its database connection and tries again: %s", self.name, str(error).strip())
+            # A refusal, such as of a missing right, is no loss of the connection.
+            is_refusal = isinstance(error, DatabaseError) and not isinstance(error, OperationalError)
+            what = "cannot do its work" if is_refusal else "has lost its database connection"
+            logger.warning("The %s %s and tries again: %s", self.name, what, str(error).strip())
         self.close()
         bound = min(self.longest_pause, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
         self.note_life(bound)

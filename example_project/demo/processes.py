@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import random
 import signal
@@ -28,7 +29,10 @@ class Fleet:
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = {**os.environ, **environment}
         self.started: list[subprocess.Popen[bytes]] = []
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
+        self.log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by stop()
+        # All processes inherit this file as their output. The lock of the file ends when the last of them has ended.
+        self._output = Path(self.log.name).open("ab")  # noqa: SIM115 - closed by stop()
+        fcntl.flock(self._output, fcntl.LOCK_EX)
 
     def start(self, *arguments: str, pass_fds: Sequence[int] = (), **environment: str) -> subprocess.Popen[bytes]:
         """Start ``manage.py`` with these arguments."""
@@ -44,8 +48,8 @@ class Fleet:
                 cwd=MANAGE.parent,
                 env={**self.environment, **environment},
                 stdin=subprocess.DEVNULL,
-                stdout=self.log,
-                stderr=self.log,
+                stdout=self._output,
+                stderr=self._output,
                 pass_fds=pass_fds,
                 # Ctrl-C goes to the demo alone, which then stops the others in order.
                 start_new_session=True,
@@ -66,7 +70,20 @@ class Fleet:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self._wait_for_their_children()
         self.log.close()
+
+    def _wait_for_their_children(self) -> None:
+        """Wait for the heartbeat process of a worker that was killed: it deletes the worker's row first."""
+        self._output.close()
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(self.log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.02)
+            else:
+                return
 
     def output(self) -> str:
         """Return the end of what the processes have written."""

@@ -12,6 +12,7 @@ from django.db import connection
 
 from django_pglock.models import Task
 from tests.conftest import ROOT
+from tests.warm.process import start
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
 
@@ -50,7 +51,7 @@ def processes(django_db_setup):
     }
     command = [sys.executable, "-c", PROCESS]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    started = [subprocess.Popen(command, env=environment, **pipes) for _ in range(2)]
+    started = [start(command, env=environment, **pipes) for _ in range(2)]
     yield started
     for process in started:
         process.kill()

@@ -14,6 +14,7 @@ from django_pglock import Lease, LockNotAvailable
 from django_pglock.models import Lease as Row
 from tests.conftest import ROOT
 from tests.sample.models import Effect
+from tests.warm.process import start
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
 
@@ -41,7 +42,7 @@ except LockLost:
 @pytest.fixture
 def holder():
     server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
-    process = subprocess.Popen(
+    process = start(
         [sys.executable, "-c", HOLDER],
         env={
             **os.environ,

@@ -17,6 +17,7 @@ PLANTED = {
     "a message": ("module.py", 'raise ValueError(\n    "The queue is left alone."\n)\n'),
     "a message in parts": ("module.py", 'raise ValueError(\n    f"The queue {name} is left "\n    "alone."\n)\n'),
     "a docstring": ("module.py", 'class Worker:\n    """Whoever runs tasks."""\n'),
+    "a docstring about SQL": ("module.py", 'class Worker:\n    """Whoever waits for an UPDATE."""\n'),
     "a comment": ("module.py", "number = 5\nnumber += 1  # whoever asks\n"),
     "two lines of a comment": ("module.py", "number = 5\n# The worker gives signs of\n# life.\n"),
 }

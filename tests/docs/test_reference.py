@@ -92,7 +92,7 @@ def test_every_metric_stands_in_the_table():
     parts = {name: MagicMock() for name in ("outcomes", "history", "queue_counts", "health")}
     metrics = Metrics(MagicMock(), **parts)
     metrics.health.beat_age.return_value = 1.0
-    names = {name for name, _, _ in (*metrics._counters({}), *metrics._gauges(), *metrics._histograms({}))}
+    names = {name for name, *_ in (*metrics._counters([]), *metrics._gauges(), *metrics._histograms([]))}
     assert set(told) - {"django_pglock_"} == names
 
 
@@ -119,3 +119,13 @@ def test_the_columns_that_an_insert_needs_stand_in_the_table():
 def test_every_status_is_a_symptom_of_a_task_that_does_not_run():
     page = (ROOT / "docs" / "howto" / "not_running.md").read_text()
     assert set(re.findall(r"^\| ([A-Z]+)\b", page, re.MULTILINE)) == set(TaskStatus.values)
+
+
+def test_messages_that_pages_quote_as_symptoms_are_messages_of_the_code():
+    of_the_server = {"sorry, too many clients already", "permission denied"}
+    messages = re.sub(r'"\s*\n\s*f?"', "", SOURCE)  # texts that go on in the next line
+    pages = "\n".join((ROOT / "docs" / "howto" / f"{name}.md").read_text() for name in ("monitoring", "not_running"))
+    # Tables and runbooks, without blocks of code.
+    quoted = set(re.findall(r'"([^"\n]{12,})"', re.sub(r"```.*?```", "", pages, flags=re.DOTALL)))
+    assert {"which no running worker has imported", "No worker knows this task"} <= quoted
+    assert {text for text in quoted - of_the_server if text not in messages} == set()

@@ -10,7 +10,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from django_pglock.models import FailureGroup, QueueCount, TaskHistory
-from django_pglock.store import failures
+from django_pglock.store import failures, shared_failures
 from django_pglock.store.count import queue_counts
 from django_pglock.store.history import KEPT, add_rescued, prune_history
 from django_pglock.store.shared_counts import WRITE_COUNTS, shared_counts
@@ -59,6 +59,11 @@ def delete_old_history(world: World, ledger: Ledger) -> None:
 @verb("books", is_workers=True)
 def count_for_all(world: World, ledger: Ledger) -> None:
     shared_counts("default")
+
+
+@verb("books")
+def forget_failures(world: World, ledger: Ledger) -> None:
+    shared_failures.forget_failures("default")
 
 
 @verb("books")

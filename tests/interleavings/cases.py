@@ -44,7 +44,7 @@ BY_THREE = {
     *("take_two", "bring_back", "lose", "write_off", "write_history", "count_for_all", "mute"),
 }
 #: The short form plays one of so many triples.
-ONE_TRIPLE_IN = 60
+ONE_TRIPLE_IN = 120
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Company:
 def pairs(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:
     """Yield the pairs of the verbs that do something in a world.
 
-    The first stops at each of its statements, and goes on or dies there. ``is_short``: each pair in every other world
+    The first stops at each of its statements, and goes on or dies there. ``is_short``: each pair in every third world
     that both verbs have, in one of its two orders, and at one of the statements.
     """
     for first, second in product(rehearsed, repeat=2):
@@ -139,9 +139,9 @@ def pairs(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator
 
 
 def is_worlds_turn(world: str, first: str, second: str) -> bool:
-    """Return whether the short form plays a pair in this world: in the only one, or in every other one, of theirs."""
+    """Return whether the short form plays a pair in this world: in one of the first three of theirs, or every third."""
     worlds = sorted(VERBS[first].worlds & VERBS[second].worlds)
-    return len(worlds) == 1 or (worlds.index(world) + _draw(*sorted((first, second)))) % 2 == 0
+    return worlds.index(world) % 3 == _draw(*sorted((first, second))) % min(3, len(worlds))
 
 
 def _is_order(world: str, first: str, second: str) -> bool:

@@ -121,7 +121,7 @@ def no_sum(monkeypatch):
 
 
 def no_turns(monkeypatch):
-    statement = shared_counts.TAKE_TURN.replace("WHERE turn.count_again_at <= clock_timestamp()", "")
+    statement = shared_counts.TAKE_TURN.replace("WHERE turn", "WHERE true OR turn")
     monkeypatch.setattr(shared_counts, "TAKE_TURN", statement)
 
 

@@ -1,6 +1,6 @@
 """Every verb beside every other one on the same rows, and three verbs at the same keys, ticks, changes and rows.
 
-The short form plays each pair in every other world, in some thousand cases. ``PGLOCK_INTERLEAVINGS=all`` plays each
+The short form plays each pair in every third world, in some thousand cases. ``PGLOCK_INTERLEAVINGS=all`` plays each
 pair in all worlds and in both orders, and stops the first verb at each of its statements: 82,000 cases, more than half
 an hour of one core.
 """
@@ -93,6 +93,7 @@ FILES = {
     "schedule": {"tick", "register_again", "enable", "disable", "run_schedules_now", "remove"},
     "settle": {*workers.OUTCOMES, "settle_too_late", "succeed_atomically"},
     "shared_counts": {"count_for_all"},
+    "shared_failures": {"forget_failures"},
     "transition": {"take_two", "take_all", "bring_back", "lose"},
     "unique": {"enqueue_while_waiting", "take_the_place_of_another", "enqueue_several_unique"},
     "wait": {"wait_for_results"},
@@ -101,6 +102,7 @@ FILES = {
 NO_VERB = {
     *(
         "after_commit",
+        "argument_index",
         "await_end",
         "call",
         "claim_columns",

@@ -23,6 +23,7 @@ from tests.model.checker import Model
 from tests.model.recorder import Event, History, claims_of, keys_of, lease_history, promela, recording, versions
 from tests.sample import chaos_tasks
 from tests.sample.models import Effect, Run
+from tests.warm.process import start
 
 KEYS = 4
 #: Events that a model allows so often only.
@@ -103,7 +104,7 @@ def holder(number: int) -> Iterator[subprocess.Popen[str]]:
     """Start a process that takes the lease."""
     server, _, _ = os.environ["DATABASE_URL"].rpartition("/")
     settings = {"DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
+    process = start(
         [sys.executable, "-c", HOLDER, str(number)],
         env={**os.environ, **settings, "DATABASE_URL": f"{server}/{connection.settings_dict['NAME']}"},
         stdin=subprocess.PIPE,

@@ -30,6 +30,7 @@ from django_pglock.worker.running.executor import Executor
 from django_pglock.worker.settling import settler
 from django_pglock.worker.settling.settler import Settler
 from tests.property.interleaving import Event, Lock, Queue, Schedule, by_clock_of
+from tests.property.simulation import LONG
 
 MODULES = (capacity, claimer, executor, fetcher, function_kinds, in_flight, settler)
 #: Seconds that the database takes for a claim, or for a settle: mostly little, and much while others keep it busy.
@@ -267,7 +268,7 @@ def calls_of(random: Random, count: int, kinds_of_seconds: list[float], keys: in
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=LONG or 150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     threads=st.integers(1, 4),

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from example_project.postgres import PrivatePostgres
 from tests.conftest import NEVER, ROOT, WorkerProcess
+from tests.warm.process import start
 
 pytestmark = pytest.mark.acceptance
 
@@ -19,26 +21,32 @@ BOTH = ("--database", "default", "--database", "south")
 
 
 @pytest.fixture(scope="module")
-def servers():
-    with PrivatePostgres() as north, PrivatePostgres() as south:
-        yield {"default": north, "south": south}
+def servers(tmp_path_factory):
+    """Two servers with the tables of a project, whose environment this is from here on."""
+    notes = tmp_path_factory.mktemp("shards") / "notes"
+    with pytest.MonkeyPatch.context() as patch, PrivatePostgres() as north, PrivatePostgres() as south:
+        patch.setenv("DJANGO_SETTINGS_MODULE", "tests.servers.shards")
+        patch.setenv("SHARDS_FILE", str(notes))
+        patch.setenv("NORTH_URL", north.url)
+        patch.setenv("SOUTH_URL", south.url)
+        servers = {"default": north, "south": south}
+        for name in servers:
+            manage("migrate", "--verbosity", "0", "--database", name)
+        yield servers
 
 
 @pytest.fixture
-def project(servers, tmp_path, monkeypatch):
-    """The environment of a project with tables on both servers, and without tasks."""
-    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.servers.shards")
-    monkeypatch.setenv("SHARDS_FILE", str(tmp_path / "notes"))
-    monkeypatch.setenv("NORTH_URL", servers["default"].url)
-    monkeypatch.setenv("SOUTH_URL", servers["south"].url)
-    for name, server in servers.items():
-        manage("migrate", "--verbosity", "0", "--database", name)
+def project(servers):
+    """Return the file of a project without tasks."""
+    for server in servers.values():
         ask(server, "TRUNCATE django_pglock_task CASCADE")
-    return tmp_path / "notes"
+    notes = Path(os.environ["SHARDS_FILE"])
+    notes.unlink(missing_ok=True)
+    return notes
 
 
 def manage(*arguments):
-    return run([sys.executable, str(ROOT / "manage.py"), *arguments])
+    run([sys.executable, str(ROOT / "manage.py"), *arguments])
 
 
 def enqueue(numbers, *backends):
@@ -48,9 +56,9 @@ def enqueue(numbers, *backends):
 
 def run(command):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=NEVER)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    process = start(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output, _ = process.communicate(timeout=NEVER)
+    assert process.returncode == 0, output
 
 
 def ask(server, sql):

@@ -2,7 +2,7 @@
 
 An advisory lock ends with its database session. A lease ends when its time is over, whatever happens to sessions,
 servers and networks: it survives a restart and a failover, and works behind every pooler. The price: a holder may be
-stopped for longer than the lease lasts, and continue in the belief that it still holds the lease. No lock service can
+stopped for longer than the lease lasts, and continue as if it still held the lease. No lock service can
 prevent that. The token can: it grows with each holder, and the service that the holder writes to accepts no token that
 is smaller than the largest one it has seen (Kleppmann, "How to do distributed locking", 2016).
 

@@ -16,7 +16,7 @@ LISTEN_AGAIN = 1.0
 
 
 class ReleaseListener:
-    """Learns of released leases. Behind a pooler it hears nothing, and waiters have to look from time to time.
+    """Is notified of released leases. Behind a pooler no notification arrives, and waiters ask from time to time.
 
     ``lend_session`` lends a session of the database with the leases.
     """

@@ -148,7 +148,7 @@ def free_if_held(request: Request) -> str:
 
 
 def free_after_error(request: Request, *, others: AbstractSet[int]) -> Steps:
-    """See to it that no session lock of a request stays after an error.
+    """Ensure that no session lock of a request stays after an error.
 
     A statement that was cancelled, or whose answer was lost, may have taken its locks all the same. ``others`` are the
     numbers that the session holds besides: how often it has one of those cannot be asked.

@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from django_pglock.conf import get_settings
 from django_pglock.errors import ConfigurationError
 from django_pglock.management.arguments import read_by
+from django_pglock.management.databases import plain_refusals
 from django_pglock.management.pipes import quiet_end
 from django_pglock.management.tables import ago, aligned, lasting, printable
 from django_pglock.models import AdvisoryLock, Lease
@@ -72,6 +73,7 @@ class Command(BaseCommand):
         parser.add_argument("--database", help=_("Database alias (default: the setting USING)."))
 
     @quiet_end()
+    @plain_refusals()
     def handle(self, *args: Any, **options: Any) -> None:
         """Show rows, end a session or take a lease away."""
         try:

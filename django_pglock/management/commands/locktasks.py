@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
-from django_pglock.management import failures, schedules, stack
+from django_pglock.management import argument_index, failures, pausing, schedules, stack
 from django_pglock.management.arguments import positive
 from django_pglock.management.choosing import (
     add_choice,
@@ -31,7 +31,7 @@ from django_pglock.management.choosing import (
     plain_text,
     task_id,
 )
-from django_pglock.management.databases import add_database, database_of_tasks
+from django_pglock.management.databases import add_database, database_of_tasks, plain_refusals
 from django_pglock.management.history_output import (
     add_stats_filters,
     chosen_totals,
@@ -39,7 +39,7 @@ from django_pglock.management.history_output import (
     total_as_json,
     total_as_line,
 )
-from django_pglock.management.person import ask_to_continue, name_of_user
+from django_pglock.management.person import ask_to_continue
 from django_pglock.management.pipes import quiet_end
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.management.task_output import (
@@ -50,7 +50,7 @@ from django_pglock.management.task_output import (
     queue_as_json,
     queue_as_line,
 )
-from django_pglock.models import Queue, Task, TaskHistory, Worker
+from django_pglock.models import Task, TaskHistory, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts, in_status
 from django_pglock.store.move import WINDOW
 from django_pglock.store.prune import DAY, first_id_since
@@ -136,14 +136,13 @@ class Command(BaseCommand):
         redrive = add("redrive", self._redrive, _("Retry whole groups of failures, all at once or at a rate."))
         failures.add_redrive(redrive)
         self._add_prune(add)
-        pause = add("pause", self._pause, _("Pause a queue: workers claim no task from it, and running tasks finish."))
-        pause.add_argument("queue", type=plain_text, metavar="QUEUE")
-        pause.add_argument(
-            "--reason", type=plain_text, default="", help=_("Why the queue is paused; shown in the admin.")
+        argument_index.add_options(
+            add("index", self._index, _("Create or drop the index on arguments, while tasks are written."))
         )
-        add("resume", self._resume, _("Resume a queue: workers claim tasks from it again.")).add_argument(
-            "queue", type=plain_text, metavar="QUEUE"
+        pausing.add_pause(
+            add("pause", self._pause, _("Pause a queue: workers claim no task from it, and running tasks finish."))
         )
+        pausing.add_queue(add("resume", self._resume, _("Resume a queue: workers claim tasks from it again.")))
 
     def _add_looks(self, add: Callable[..., CommandParser]) -> None:
         status = add(
@@ -192,6 +191,7 @@ class Command(BaseCommand):
         )
 
     @quiet_end()
+    @plain_refusals()
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the subcommand."""
         options["run"](Task.objects.using(database_of_tasks(options["database"])), options)
@@ -359,22 +359,13 @@ class Command(BaseCommand):
         return say
 
     def _pause(self, rows: Any, options: dict[str, Any]) -> None:
-        queue = options["queue"]
-        try:
-            is_new = Queue.objects.using(rows.db).pause(queue, by=name_of_user(), reason=options["reason"])
-        except ValueError as error:
-            raise CommandError(str(error)) from error
-        self.stdout.write((_("Queue %r was paused.") if is_new else _("Queue %r is paused already.")) % queue)
+        pausing.pause(rows.db, options, say=self.stdout.write, warn=self.stderr.write)
 
     def _resume(self, rows: Any, options: dict[str, Any]) -> None:
-        queue = options["queue"]
-        try:
-            was_paused = Queue.objects.using(rows.db).resume(queue)
-        except ValueError as error:
-            raise CommandError(str(error)) from error
-        if not was_paused:
-            raise CommandError(_("Queue %r is not paused.") % queue)
-        self.stdout.write(_("Queue %r was resumed.") % queue)
+        pausing.resume(rows.db, options, say=self.stdout.write)
+
+    def _index(self, rows: Any, options: dict[str, Any]) -> None:
+        self.stdout.write(argument_index.change_index(rows.db, options))
 
     # Output
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError, LockError, LockLost, LockNotAvailable
 from django_pglock.locks import Handle, lock
+from django_pglock.locks.options import to_seconds
+from django_pglock.management.databases import plain_refusals
 
 #: Exit codes of sysexits.h: the lock is busy, try again later; and an internal error, the lock was lost.
 EX_TEMPFAIL, EX_SOFTWARE = 75, 70
@@ -42,7 +45,7 @@ class Command(BaseCommand):
             "key", metavar="KEY", help=_('Name of the lock. Always a text: 5 is lock("5") in Python, and not lock(5).')
         )
         parser.add_argument(
-            "--timeout", type=float, metavar="SECONDS", help=_("Time to wait for the lock (default: no limit).")
+            "--timeout", type=_seconds, metavar="SECONDS", help=_("Time to wait for the lock (default: no limit).")
         )
         parser.add_argument(
             "--skip",
@@ -59,6 +62,7 @@ class Command(BaseCommand):
             argv, self.command = argv[:at], argv[at + 1 :]
         super().run_from_argv(argv)
 
+    @plain_refusals()
     def handle(self, *args: Any, key: str, timeout: float | None, skip: bool, **options: Any) -> None:
         """Take the lock, run the command, release the lock and exit with the exit code of the command."""
         if not self.command:
@@ -100,6 +104,13 @@ class Command(BaseCommand):
                 child.wait()
                 raise
         return int(child.returncode)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return to_seconds(float(text)) or 0.0
+    except ValueError:
+        raise argparse.ArgumentTypeError(_("%r is not a number of seconds from 0 to 2,147,483") % text) from None
 
 
 def pass_signals_on(child: subprocess.Popen[bytes]) -> None:

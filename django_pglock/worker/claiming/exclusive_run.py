@@ -67,7 +67,7 @@ class ExclusiveRun:
         return ()
 
     def is_on(self) -> bool:
-        """Say whether a suspect waits or runs. Lets it begin when it is alone; puts it off when that takes too long."""
+        """Say whether a suspect waits or runs. Lets it begin when it is alone; postpones it if that takes long."""
         suspect = self._suspect
         if suspect is None:
             return False
@@ -82,7 +82,7 @@ class ExclusiveRun:
         return self._suspect is not None
 
     def _give_way(self, suspect: Claim) -> None:
-        """Put the suspect off and let the others continue for a while."""
+        """Postpone the suspect and let the others continue for a while."""
         seconds = self._patience * PUT_OFF_FACTOR
         logger.warning(
             "%s waited %.0f s for the other tasks of this worker to end. It is postponed for %.0f s.",

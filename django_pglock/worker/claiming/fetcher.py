@@ -236,13 +236,13 @@ class Fetcher(ConnectedService):
         if self.listens and self._sleeping_since is None:
             self._ask_for_news(is_sleeping=True)
             self._sleeping_since = time.monotonic()
-            # The look that follows must leave out no kind: what came before we had asked was told to nobody.
+            # The look that follows must leave out no kind: nobody was notified of what came before.
             self.claimer.pauses.note_news()
             return
         slept = time.monotonic() - (self._sleeping_since or 0)
         poll = get_settings().POLL_INTERVAL
         pause = NEGATIVE_TTL * 1.2 if slept < NEGATIVE_TTL * 1.2 else random.uniform(0.8, 1.2) * poll  # noqa: S311
-        # Nobody tells again of what this turn has seen and not looked up, because the last look was just before.
+        # No notification comes again for a function that this turn has seen and, so soon after a look, not looked up.
         self._pause(min(pause, self._discovery.next_in) if self.claimer.was_ready else pause)
 
     def _note_busy(self) -> None:

@@ -122,11 +122,12 @@ class Heartbeat(ConnectedService):
         return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
 
     def is_unheard(self) -> bool:
-        """Say whether there is no session to send a heartbeat, and two are missing: others may count us as dead."""
+        """Say whether others may count us as dead: after a stop of the process, or without a session for heartbeats."""
         # Before the first heartbeat the worker claims nothing.
-        if self.beat_at is None or self.is_connected:
+        if self.beat_at is None:
             return False
-        return time.monotonic() - self.beat_at > 2 * get_settings().HEARTBEAT_INTERVAL
+        age, settings = time.monotonic() - self.beat_at, get_settings()
+        return age > settings.HEARTBEAT_LIMIT or (not self.is_connected and age > 2 * settings.HEARTBEAT_INTERVAL)
 
     def connected(self) -> None:
         self._has_lock = False if self.is_pooled else None

@@ -41,8 +41,9 @@ END = b"end"
 DIES_WITHIN = 1.0
 #: Seconds between two checks for that.
 BETWEEN_LOOKS = 0.01
-#: Only the dates, and only of a row that exists: a worker that has signed off stays away. This process beats because a
-#: beat is late, perhaps after an outage: so the beats are not continuous, and the worker is no witness for others.
+#: Only the dates, and only of a row that exists: a worker that has deleted its row must not come back. This process
+#: beats because a beat is late, perhaps after an outage: so the beats are not continuous, and the worker is no witness
+#: for others.
 BEAT = "UPDATE {table} SET heartbeat_at = clock_timestamp(), beating_since = clock_timestamp() WHERE id = %s"
 DEPART = "DELETE FROM {table} WHERE id = %s"
 

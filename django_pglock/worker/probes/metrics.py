@@ -32,14 +32,21 @@ SHOWN = {**{bucket: str(BOUNDS[bucket]) for bucket in range(0, 45, 4)}, len(BOUN
 
 _shown_of: Any = itemgetter(*SHOWN)
 _ends_of: Any = attrgetter(*ENDS)
-#: Series whose text is kept: three for each function and queue, and some for each queue.
+_statuses_of: Any = attrgetter(*STATUSES)
+#: Texts that are kept: three for each function and queue, and some for each queue.
 MOST_KEPT = 10_000
 
 #: The labels of a sample as names and values.
 Labels = tuple[tuple[str, str], ...]
-#: The labels of a sample and its number; of a histogram its buckets and its sum.
-Samples = Iterable[tuple[Labels, float]]
+#: A label with its values, of which each is a sample.
+Split = tuple[str, tuple[str, ...]]
+#: The labels of samples and their number, or their numbers; of a histogram its buckets and its sum.
+Samples = Iterable[tuple[Labels, Any]]
 Histograms = Iterable[tuple[Labels, Sequence[int], float]]
+#: The labels of a function in a queue, and what was counted of it.
+Labelled = Sequence[tuple[Labels, Counts]]
+#: The name and the help text of metrics, their samples and, if they have such, the label by which these are split.
+Family = tuple[str, str, Samples] | tuple[str, str, Samples, Split]
 
 
 class QueueCounts(Protocol):
@@ -76,31 +83,29 @@ class Metrics:
 
     def exposition(self) -> str:
         """Return all metrics as text. Waits for nothing."""
-        ended = self.history.totals()
+        totals = self.history.totals().items()
+        ended: Labelled = [((("queue", queue), ("function", function)), counts) for (queue, function), counts in totals]
         simple = (_lines(*each) for each in (*self._counters(ended), *self._gauges()))
         histograms = (_histogram_lines(*each) for each in self._histograms(ended))
         return "".join(line for lines in (*simple, *histograms) for line in lines)
 
-    def _counters(self, ended: Mapping[tuple[str, str], Counts]) -> Iterator[tuple[str, str, Samples]]:
+    def _counters(self, ended: Labelled) -> Iterator[Family]:
         yield "claims_total", "Tasks claimed.", [((), self.in_flight.claimed)]
-        outcomes = [((("outcome", kind.__name__.lower()),), self.outcomes[kind]) for kind in OUTCOMES]
-        yield "outcomes_total", "Claims that ended, by outcome.", outcomes
+        outcomes = [((), tuple(self.outcomes[kind] for kind in OUTCOMES))]
+        names = tuple(kind.__name__.lower() for kind in OUTCOMES)
+        yield "outcomes_total", "Claims that ended, by outcome.", outcomes, ("outcome", names)
         yield (
             "claims_lost_total",
             "Claims whose outcome was dropped, because another worker had claimed the task.",
             [((), self.outcomes[None])],
         )
-        attempts = [
-            ((*labels, ("outcome", name)), count)
-            for labels, counts in _labelled(ended)
-            for name, count in zip(ENDS, _ends_of(counts), strict=True)
-        ]
-        yield "attempts_total", "Attempts that ended, by queue, function and outcome.", attempts
+        attempts = [(labels, _ends_of(counts)) for labels, counts in ended]
+        yield "attempts_total", "Attempts that ended, by queue, function and outcome.", attempts, ("outcome", ENDS)
         connected = [service for service in self.health.services if isinstance(service, ConnectedService)]
         reconnects = [((("part", service.name),), service.reconnects) for service in connected]
         yield "reconnects_total", "Database sessions opened after one was lost, by part of the worker.", reconnects
 
-    def _gauges(self) -> Iterator[tuple[str, str, Samples]]:
+    def _gauges(self) -> Iterator[Family]:
         in_flight = self.in_flight
         yield "worker_ready", "1 while the worker claims tasks, else 0.", [((), int(self.health.unready() is None))]
         yield "threads", "Number of threads that run tasks.", [((), len(in_flight.threads.slots))]
@@ -111,38 +116,29 @@ class Metrics:
             yield "heartbeat_age_seconds", "Time since the last heartbeat that was written.", [((), round(age, 3))]
         yield from self._queues()
 
-    def _queues(self) -> Iterator[tuple[str, str, Samples]]:
-        queues = self.queue_counts.ask().values()
-        ready = [((("queue", each.queue),), each.ready) for each in queues]
+    def _queues(self) -> Iterator[Family]:
+        queues = [((("queue", each.queue),), each) for each in self.queue_counts.ask().values()]
+        ready = [(labels, each.ready) for labels, each in queues]
         yield "tasks_ready", "Tasks in the database that can be claimed, up to 10000 or more.", ready
-        ages = [((("queue", each.queue),), round(each.oldest_ready or 0.0, 3)) for each in queues]
+        ages = [(labels, round(each.oldest_ready or 0.0, 3)) for labels, each in queues]
         yield "oldest_ready_task_age_seconds", "Time for which a task has been waiting to be claimed.", ages
-        others = [
-            ((("queue", each.queue), ("status", status)), getattr(each, status))
-            for each in queues
-            for status in STATUSES
-        ]
-        yield "tasks", "Tasks in the database by queue and status, up to 10000 or more.", others
-        paused = [((("queue", each.queue),), int(each.is_paused)) for each in queues]
+        others = [(labels, _statuses_of(each)) for labels, each in queues]
+        yield "tasks", "Tasks in the database by queue and status, up to 10000 or more.", others, ("status", STATUSES)
+        paused = [(labels, int(each.is_paused)) for labels, each in queues]
         yield "queue_paused", "1 while the queue is paused, else 0.", paused
 
-    def _histograms(self, ended: Mapping[tuple[str, str], Counts]) -> Iterator[tuple[str, str, Histograms]]:
-        waits = [(labels, counts.wait, counts.wait_seconds) for labels, counts in _labelled(ended)]
+    def _histograms(self, ended: Labelled) -> Iterator[tuple[str, str, Histograms]]:
+        waits = [(labels, counts.wait, counts.wait_seconds) for labels, counts in ended]
         yield "task_wait_seconds", "Time from ready to claimed, by queue and function.", waits
-        runs = [(labels, counts.run, counts.run_seconds) for labels, counts in _labelled(ended)]
+        runs = [(labels, counts.run, counts.run_seconds) for labels, counts in ended]
         yield "task_run_seconds", "Time for which the function ran, by queue and function.", runs
 
 
-def _labelled(ended: Mapping[tuple[str, str], Counts]) -> Iterator[tuple[Labels, Counts]]:
-    for (queue, function), counts in ended.items():
-        yield (("queue", queue), ("function", function)), counts
-
-
-def _lines(name: str, help_text: str, samples: Samples) -> Iterator[str]:
+def _lines(name: str, help_text: str, samples: Samples, split: Split | None = None) -> Iterator[str]:
     kind = "counter" if name.endswith("_total") else "gauge"
     yield _head(name, help_text, kind)
-    for labels, value in samples:
-        yield f"{_sample(name, labels)} {value}\n"
+    for labels, numbers in samples:
+        yield _samples(name, labels, split) % numbers
 
 
 def _histogram_lines(name: str, help_text: str, histograms: Histograms) -> Iterator[str]:
@@ -154,9 +150,11 @@ def _histogram_lines(name: str, help_text: str, histograms: Histograms) -> Itera
 
 # With hundreds of functions there are ten thousand lines, of which only the numbers change between two scrapes.
 @lru_cache(maxsize=MOST_KEPT)
-def _sample(name: str, labels: Labels) -> str:
-    """Return the line of a sample without its number."""
-    return f"{PREFIX}{name}{_braced(_escaped(labels))}"
+def _samples(name: str, labels: Labels, split: Split | None) -> str:
+    """Return the lines of samples with ``%s`` for the number of each."""
+    more = [((split[0], value),) for value in split[1]] if split else [()]
+    texts = (_braced(_escaped((*labels, *each))).replace("%", "%%") for each in more)
+    return "".join(f"{PREFIX}{name}{text} %s\n" for text in texts)
 
 
 @lru_cache(maxsize=MOST_KEPT)

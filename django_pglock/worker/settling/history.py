@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable
+from copy import copy
 from operator import attrgetter
 from typing import Any
 
@@ -52,7 +53,7 @@ MOST_MINUTES = 10
 class History:
     """What the settler has counted: since the last write, by minute; and since the start of the process.
 
-    The settler counts and writes, in its own thread and session; the metrics read. Nothing here may keep outcomes from
+    The settler counts and writes, in its own thread and session; the metrics read. No error here may keep outcomes from
     being settled: if a write fails, the worker tries again a minute later, and drops the counts after ten minutes.
     """
 
@@ -168,4 +169,8 @@ def _measure(counts: Counts, ended_claims: list[EndedClaim], weight: int) -> Non
 
 def _add(to: dict[tuple[str, str], Counts], part: dict[tuple[str, str], Counts]) -> None:
     for key, counts in part.items():
-        to.setdefault(key, Counts()).add(counts)
+        known = to.get(key)
+        if known is None:
+            to[key] = copy(counts)
+        else:
+            known.add(counts)

@@ -1,4 +1,4 @@
-"""How many tasks are in each queue, for metrics."""
+"""How many tasks are in each queue, for metrics and for the pages of the admin."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import math
 import time
 from dataclasses import replace
 
-from django_pglock.store.shared_counts import BETWEEN_COUNTS, TOO_OLD, SharedCount, shared_counts
+from django_pglock.store.shared_counts import BETWEEN_COUNTS, TOO_OLD, SharedCount, keep_counts, shared_counts
 
 #: Seconds after the last question after which nothing is read any more.
 INTEREST = 600.0
+#: Seconds between two looks whether some worker counts, while nobody asks this one.
+BETWEEN_LOOKS = 20.0
 
 
 class QueueCounts:
-    """The tasks of each queue, read by the upkeep while somebody asks.
+    """The tasks of each queue, read by the upkeep while somebody asks. Else the upkeep only lets them be counted.
 
     ``ask()`` waits for nothing and returns what was read last. So however often it is called, the worker reads no more
     often than every ``BETWEEN_COUNTS`` seconds, and no session is needed for it.
@@ -23,6 +25,7 @@ class QueueCounts:
         self.using = using
         self._asked_at = -math.inf
         self._read_at = -math.inf
+        self._kept_at = time.monotonic()
         self._counts: dict[str, SharedCount] = {}
 
     def ask(self) -> dict[str, SharedCount]:
@@ -31,8 +34,11 @@ class QueueCounts:
         return self._counts if self._asked_at - self._read_at < TOO_OLD else {}
 
     def look(self) -> None:
-        """Read the counts, if it is time to and somebody has asked lately."""
+        """Read the counts, if it is time to and somebody has asked lately; else see that some worker counts."""
         now = time.monotonic()
+        if now - self._asked_at >= INTEREST and now - self._kept_at >= BETWEEN_LOOKS:
+            self._kept_at = now
+            keep_counts(self.using)
         if now - self._asked_at < INTEREST and now - self._read_at >= BETWEEN_COUNTS:
             found = {each.queue: each for each in shared_counts(self.using)}
             gone = {queue: _emptied(each) for queue, each in self._counts.items() if queue not in found}

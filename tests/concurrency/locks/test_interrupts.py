@@ -3,8 +3,8 @@
 A signal's handler that raises (SIGALRM, Ctrl-C, a worker's soft limit) does so between two bytecodes. Each of these
 tests runs the same block again and again, and raises at the first boundary, at the second, and so on to the last one.
 
-The short form raises at each boundary of the two blocks that contain nearly all of the code, and at every fourth or
-tenth boundary of the others. ``PGLOCK_INTERRUPTS=all`` raises at every one.
+The short form raises at each boundary of the plainest block, and at some boundaries of the others.
+``PGLOCK_INTERRUPTS=all`` raises at every one.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ def test_a_block_that_is_interrupted_anywhere_leaves_nothing_held(kind, somebody
             pass
 
     use()
-    # The others differ from one of these in their statements alone.
-    step = {"session": 1, "timeout": 1, "semaphore": 4}.get(kind, 10)
+    # The first two contain nearly all of the code; the others differ from one of these in their statements alone.
+    step = {"session": 1, "timeout": 3, "semaphore": 8}.get(kind, 20)
     boundaries = interrupt_everywhere(use, nothing_is_left(somebody, *NAMES[kind]), step=step)
     assert boundaries > 500
 
@@ -178,7 +178,7 @@ def test_a_handle_that_is_interrupted_anywhere_leaves_nothing_held(kind, somebod
         handle.assert_held()
         handle.release()
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=4)
+    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=8)
 
 
 def test_a_decorated_function_that_is_interrupted_anywhere_leaves_nothing_held(somebody):
@@ -186,7 +186,7 @@ def test_a_decorated_function_that_is_interrupted_anywhere_leaves_nothing_held(s
     def use(number=5):
         return number
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "a:5"), step=4)
+    interrupt_everywhere(use, nothing_is_left(somebody, "a:5"), step=8)
 
 
 def test_one_lockable_for_all_keeps_nothing_of_those_that_were_interrupted(somebody):
@@ -197,7 +197,7 @@ def test_one_lockable_for_all_keeps_nothing_of_those_that_were_interrupted(someb
         with shared:
             pass
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=4, spares_ends=True)
+    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=8, spares_ends=True)
 
 
 def test_an_outer_lock_is_held_or_known_to_be_lost(somebody):
@@ -221,7 +221,7 @@ def test_an_outer_lock_is_held_or_known_to_be_lost(somebody):
         finally:
             pass
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "outer", "inner"), step=4)
+    interrupt_everywhere(use, nothing_is_left(somebody, "outer", "inner"), step=8)
 
 
 def test_inside_atomic_the_transaction_goes_on_or_is_rolled_back(somebody):
@@ -231,7 +231,7 @@ def test_inside_atomic_the_transaction_goes_on_or_is_rolled_back(somebody):
             with lock("a", timeout=5):
                 pass
 
-    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=4)
+    interrupt_everywhere(use, nothing_is_left(somebody, "a"), step=8)
 
 
 def test_a_session_of_a_pool_goes_back_without_a_lock(pooled, somebody):
@@ -246,7 +246,7 @@ def test_a_session_of_a_pool_goes_back_without_a_lock(pooled, somebody):
         for name in ("a",):
             assert _free_soon(somebody, name), f"interrupted at boundary {number}: {name} is held in the pool"
 
-    interrupt_everywhere(use, check, step=4)
+    interrupt_everywhere(use, check, step=8)
 
 
 def _status_at_rest(raw):
@@ -278,7 +278,7 @@ class InsideTestCase(TestCase):
             assert _free_soon(other, "a"), f"interrupted at boundary {number}"
 
         try:
-            interrupt_everywhere(use, check, step=4)
+            interrupt_everywhere(use, check, step=8)
         finally:
             other.leaves()
 
@@ -311,7 +311,7 @@ class InsideTestCase(TestCase):
         try:
             with mock.patch.object(session_locks, "call_later"):
                 leave_a_lock()
-                interrupt_everywhere(locks.free_pending, check)
+                interrupt_everywhere(locks.free_pending, check, step=3)
         finally:
             locks.free_pending()
             other.leaves()

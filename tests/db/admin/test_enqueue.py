@@ -134,3 +134,15 @@ def test_a_value_with_a_hidden_part_is_hidden_as_a_whole(client):
     assert "[redacted]" not in client.get(url).content.decode(), "it would be enqueued as the value"
     client.post(url, {"argument-order_id": "7", "argument-card": ""})
     assert Task.objects.exclude(pk=row.pk).get().args == [7, {"number": SECRET, "cvc": "123"}]
+
+
+@pytest.mark.parametrize(
+    "text", ['"\\ud800"', "[1e999]", '"\\u0000"', "9" * 5000, "[" * 100_000], ids=["half", "inf", "NUL", "long", "deep"]
+)
+def test_json_that_cannot_be_stored_is_an_error_of_its_field(client, text):
+    person(client, "view_task", "add_task")
+    greeting = task(greet)
+    response = enqueue(client, greeting, name="x", loud=text)
+    assert response.status_code == 200
+    assert response.context["form"].errors
+    assert not Task.objects.exists()

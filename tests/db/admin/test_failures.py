@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -13,6 +14,8 @@ from django_pglock.admin import failures as page_of_failures
 from django_pglock.models import FailureGroup, Task
 from django_pglock.redrive import enqueue_redrive
 from django_pglock.store import failures as store
+from django_pglock.store import shared_failures
+from django_pglock.store.shared_counts import keep_counts
 from tests.db.admin.visits import LIST as TASKS
 from tests.db.admin.visits import person, said
 from tests.db.store.test_failures import PATH, fail
@@ -71,7 +74,7 @@ def test_an_empty_page_says_so(client):
 
 
 def test_a_count_that_stopped_says_so(client, failed, monkeypatch):
-    monkeypatch.setattr(Task.objects.__class__, "failures", lambda self: store.failures("default", most=2))
+    monkeypatch.setattr(shared_failures, "failures", partial(store.failures, most=2))
     person(client, "view_task")
     assert ">2+<" in client.get(PAGE).content.decode()
 
@@ -199,3 +202,15 @@ def test_the_index_of_the_admin_lists_the_page_for_whoever_may_view_tasks(client
     assert PAGE in client.get(reverse("admin:index")).content.decode()
     person(client, "view_queue")
     assert PAGE not in client.get(reverse("admin:index")).content.decode()
+
+
+def test_the_page_shows_what_a_worker_has_counted_until_somebody_changes_a_group(client, failed):
+    person(client, "view_task", "mute_failuregroup")
+    keep_counts("default")
+    page = client.get(PAGE)
+    assert "A worker has counted the failures" in page.content.decode()
+    number = page.context["rows"][0].group.fingerprint
+    client.post(f"{PAGE}{number}/do/mute/")
+    page = client.get(PAGE)
+    assert "A worker has counted the failures" not in page.content.decode()
+    assert [row.group.fingerprint for row in page.context["rows"] if row.group.muted_at] == [number]

@@ -6,12 +6,14 @@ import http.client
 import os
 import signal
 import sys
+import time
 
 import pytest
 
 from example_project.demo.background import Background
 from example_project.demo.processes import Fleet, listen
 from example_project.demo.screen import counted, times
+from tests.conftest import NEVER
 
 
 def test_two_demos_at_once_have_a_port_each():
@@ -62,6 +64,31 @@ def test_ctrl_c_while_a_process_is_started_is_not_lost():
         signal.signal(signal.SIGINT, before)
         fleet.stop()
     assert forked
+
+
+def test_the_child_of_a_process_that_was_killed_does_not_outlive_the_demo(tmp_path):
+    """As the heartbeat process of a worker, which is in a session of its own."""
+    fleet = Fleet({})
+    child = (
+        "import sys, time; print('child runs', file=sys.stderr); time.sleep(1); print('child ends', file=sys.stderr)"
+    )
+    parent = f"""
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {child!r}], stdout=subprocess.DEVNULL, start_new_session=True)
+time.sleep(600)
+"""
+    try:
+        process = fleet.run([sys.executable, "-c", parent])
+        deadline = time.monotonic() + NEVER
+        while "child runs" not in fleet.output():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.kill()
+        said = tmp_path / "said"
+        os.link(fleet.log.name, said)  # the file of the demo is deleted with it
+    finally:
+        fleet.stop()
+    assert "child ends" in said.read_text()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -96,9 +96,10 @@ def test_at_a_rate_a_task_does_it(failed):
         (["--fingerprint", "x"], "is not a fingerprint"),
         (["--fingerprint", "-7"], "is not a fingerprint"),
         (["--fingerprint", str(2**63)], "is not a fingerprint"),
-        (["--exception", "Refused", "--rate", "0"], "is not a number of tasks a second"),
-        (["--exception", "Refused", "--rate", "nan"], "is not a number of tasks a second"),
-        (["--exception", "Refused", "--rate", "1e9"], "The rate is 1e.09 tasks a second"),
+        (["--exception", "Refused", "--rate", "0"], "'0' is not a rate from 0.001 to 5000 tasks a second"),
+        (["--exception", "Refused", "--rate", "nan"], "'nan' is not a rate from"),
+        (["--exception", "Refused", "--rate", "1e9"], "'1e9' is not a rate from"),
+        (["--exception", "Refused", "--rate", "inf", "--dry-run"], "'inf' is not a rate from"),
     ],
 )
 def test_what_cannot_be_is_refused(failed, options, message):

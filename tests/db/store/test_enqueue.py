@@ -97,6 +97,26 @@ def test_a_date_that_is_none_is_refused():
         tasks.echo.using(run_after="x")
 
 
+@pytest.mark.parametrize("zone", [timezone.utc, timezone(timedelta(hours=-5)), None])
+def test_a_date_that_nobody_could_read_again_is_refused(zone):
+    """In a time zone to the east it is later than Python's last date."""
+    with pytest.raises(TaskOptionError, match="give a date up to the year 9998"):
+        tasks.echo.using(run_after=datetime.max.replace(tzinfo=zone))
+    tasks.echo.using(run_after=datetime(9998, 12, 31, tzinfo=timezone.utc))
+
+
+@pytest.mark.parametrize("value", [2**63, 10**30, 10**5000, -1], ids=["bigint", "large", "huge", "negative"])
+def test_an_id_that_no_task_can_have_is_refused(value):
+    with pytest.raises(TaskOptionError, match="no task has an id as large"):
+        tasks.echo.using(after=[value])
+
+
+@pytest.mark.parametrize("value", [True, "1" * 20, "x", 1.5])
+def test_what_is_no_id_is_refused(value):
+    with pytest.raises(TaskOptionError, match="after takes results or their ids, not"):
+        tasks.echo.using(after=[value])
+
+
 @pytest.mark.parametrize("options", [{}, {"retries": 3}])
 @pytest.mark.parametrize("thing", [partial(print, "secret"), tasks.echo, 5])
 def test_what_is_no_function_is_no_task(thing, options):

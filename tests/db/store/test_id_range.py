@@ -6,9 +6,11 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
-from django_pglock.store.id_range import ROUGHLY, above_succeeded, first_since
+from django_pglock.store.count import search_end
+from django_pglock.store.id_range import ROUGHLY, above_succeeded, ids_between
 from tests.plans.reading import insert
 
 pytestmark = pytest.mark.django_db
@@ -31,10 +33,28 @@ def spread(*ids):
 def test_a_moment_is_found_among_ids_with_gaps(ids):
     spread(*ids)
     for second in (0, 7, 500, 4321, 500_050, 10**6):
-        found = first_since("default", BEGAN + timedelta(seconds=second))
-        assert found < next((each for each in ids if each >= second), 10**9), "no task since then is left out"
-        early = [each for each in ids if each < second]
-        assert all(each < found + ROUGHLY for each in early), "nor one before"
+        moment = BEGAN + timedelta(seconds=second)
+        (range_, _) = ids_between(Task.objects.order_by("-pk"), moment, moment, most=10)
+        late, early = [each for each in ids if each >= second], [each for each in ids if each < second]
+        assert all(range_["pk__gt"] < each for each in late), "no task since then is left out"
+        assert all(each < range_["pk__lt"] for each in early), "nor one before"
+        assert range_["pk__lt"] - range_["pk__gt"] <= ROUGHLY + 1
+
+
+@pytest.mark.parametrize(
+    ("since", "before", "ids"),
+    [(None, 5000, {"pk__lt"}), (100, None, {"pk__gt"}), (100, 5000, {"pk__gt", "pk__lt"}), (4900, 5000, None)],
+)
+def test_one_statement_finds_the_range_and_the_end_of_a_search_in_it(since, before, ids):
+    spread(*range(1, 9000))
+    moments = [BEGAN + timedelta(seconds=each) if each is not None else None for each in (since, before)]
+    tasks = Task.objects.order_by("-pk")
+    with CaptureQueriesContext(connection) as queries:
+        found = ids_between(tasks, *moments, most=1000)
+    assert len(queries) == 1
+    assert ids is None or found.ids.keys() == ids
+    assert found.end == search_end(tasks.filter(**found.ids), most=1000)
+    assert (found.end is None) is (ids is None), "the last range has fewer tasks"
 
 
 @pytest.mark.parametrize(("done", "waiting"), [(5000, 9000), (100, 30_000), (1, 1)])

@@ -16,6 +16,7 @@ from django_pglock.store.admit import ADMIT, _admit_by, admit, admit_own
 from django_pglock.store.call import meta_of
 from django_pglock.store.insert import _insert_one
 from django_pglock.store.insert_at_key import insert_at_key, insert_at_rate
+from tests.property.simulation import LONG
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -184,7 +185,7 @@ def admit_by_the_general_statement(key=KEY):
     _admit_by("default", ADMIT, [key])
 
 
-many_worlds = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+many_worlds = settings(max_examples=LONG or 75, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @many_worlds

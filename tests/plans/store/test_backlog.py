@@ -89,7 +89,6 @@ def plans(worker, ids):
         "FAILURE_GROUPS": (BATCH, True, BATCH, 24, BATCH, BATCH),
         "UNMARKED_FAILURES": (BATCH,),
         "LAST_TRACEBACKS": (BATCH, ids),
-        "FIRST_SINCE": ("2026-01-01 00:00:00+00",),
         "ABOVE_SUCCEEDED": None,
         "COUNT_FAILED_IN": (["default", "other"], BATCH),
         "NEXT_AT": (0.0, ids[0]),
@@ -145,7 +144,8 @@ def plans(worker, ids):
 #: Constants that are not read here, because they look at no backlog: what they insert, lock, send, set or are part of,
 #: the few rows of the two small tables, and the history, which test_history.py reads.
 ELSEWHERE = {
-    "END_TURN", "FORGET_COUNTS", "READ_COUNTS", "TAKE_TURN", "WRITE_COUNTS",
+    "ARGUMENT_INDEX", "END_TURN", "FORGET_COUNTS", "FORGET_FAILURES", "READ_COUNTS", "READ_FAILURES", "TAKE_TURN",
+    "WRITE_COUNTS",
     "ADD_HISTORY", "CLOCK", "HISTORY_OF", "HISTORY_OF_FUNCTION", "PRUNE_HISTORY", "TOTAL_HISTORY",
     "BEAT", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "FIND_QUEUES", "FIRST_READY",
     "FORGET_RATES", "LAST_ID", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_IS_HELD", "LOCK_KEY", "LOCK_KEYS", "NOTIFY_CANCEL",

@@ -81,6 +81,11 @@ def test_what_cannot_be_stored_is_refused_by_name(value, reason):
         to_json(value, what="Argument x")
 
 
+def test_a_number_that_python_does_not_write_is_refused():
+    with pytest.raises(TaskArgumentsError, match="it is an int with more digits than Python writes"):
+        to_json(10**5000, what="Argument x")
+
+
 def test_a_text_about_nul_is_no_nul():
     """A backslash and four zeros are five harmless characters."""
     assert json.loads(to_json("\\u0000", what="it")) == "\\u0000"

@@ -9,12 +9,13 @@ import sys
 from django.db import connection
 
 from tests.conftest import ROOT
+from tests.warm.process import start
 
 
 def manage(*arguments, **environment):
     """Start the command and return its process."""
     url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
-    return subprocess.Popen(
+    return start(
         [sys.executable, str(ROOT / "manage.py"), *arguments],
         env={
             **os.environ,

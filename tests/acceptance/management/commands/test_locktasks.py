@@ -52,4 +52,4 @@ def test_the_stack_of_a_task_that_computes_without_a_pause(worker_process, event
 
 def test_a_task_that_does_not_run_has_no_stack():
     row = make("FAILED", days=0)
-    assert locktasks("stack", row.pk) == (1, "", f"CommandError: Task {row.pk} does not run.\n")
+    assert locktasks("stack", row.pk) == (1, "", f"CommandError: Task {row.pk} is not running.\n")

@@ -17,7 +17,7 @@ from tests.conftest import NEVER
 
 
 class Call(StoppableAttempt):
-    """An attempt that keeps its thread busy for so many seconds."""
+    """An attempt that executes Python code for so many seconds, with pauses that leave the processor to others."""
 
     def __init__(self, seconds, timeout=None):
         self.claim = self
@@ -32,7 +32,7 @@ class Call(StoppableAttempt):
     def call(self):
         end = time.monotonic() + self.seconds
         while time.monotonic() < end:
-            pass
+            time.sleep(0.001)
         return "returned"
 
 

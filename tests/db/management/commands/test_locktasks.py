@@ -323,48 +323,6 @@ def test_long_work_says_how_far_it_is(monkeypatch):
     assert err.getvalue() == ""
 
 
-# Queues
-
-
-def test_pause_and_resume():
-    assert locktasks("pause", "mail", "--reason", "provider is down") == "Queue 'mail' was paused.\n"
-    assert "is paused already" in locktasks("pause", "mail")
-    row = Queue.objects.get()
-    assert row.paused_at
-    assert row.paused_by
-    assert row.reason == "provider is down"
-    assert locktasks("resume", "mail") == "Queue 'mail' was resumed.\n"
-    row.refresh_from_db()
-    assert row.paused_at is None
-
-
-@pytest.mark.parametrize("verb", ["pause", "resume"])
-@pytest.mark.parametrize("name", ["*", "defa*"])
-def test_a_prefix_is_no_queue(verb, name):
-    """A user would believe the message that 'defa*' is paused, while workers still serve the queue "default"."""
-    with pytest.raises(CommandError, match=r"There is no queue '.*\*'.*Pause or resume each queue by its name"):
-        locktasks(verb, name)
-    assert not Queue.objects.exists()
-
-
-def test_a_queue_whose_name_ends_in_a_star_is_one(settings):
-    make("SCHEDULED", queue="has tasks*")
-    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["default", "is set*"]}}
-    for name in ("has tasks*", "is set*"):
-        assert "was paused" in locktasks("pause", name)
-    Task.objects.all().delete()
-    assert "was resumed" in locktasks("resume", "has tasks*"), "its row is there"
-
-
-def test_a_container_without_users_can_pause(monkeypatch):
-    def refuse():
-        raise KeyError("getpwuid(): uid not found: 1000")
-
-    monkeypatch.setattr("getpass.getuser", refuse)
-    locktasks("pause", "mail")
-    assert Queue.objects.get().paused_by == "locktasks"
-
-
 def test_keda_gets_one_number():
     assert locktasks("keda") == "0\n"
     tasks.nothing.enqueue()

@@ -107,7 +107,7 @@ def test_nobody_asks_which_queues_are_ready_where_there_is_one(worker, eventuall
 
 def test_a_queue_for_each_of_many_tenants_is_no_statement_for_each(in_threads):
     """What is prepared stays in the server's memory for as long as the worker lives, and what is remembered in ours."""
-    tenants = [f"tenant {number}" for number in range(1000)]
+    tenants = [f"tenant {number}" for number in range(3 * FEW_QUEUES)]
     for tenant in tenants:
         fill(tenant, 1)
 

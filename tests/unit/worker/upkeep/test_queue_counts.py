@@ -17,6 +17,7 @@ def clock(monkeypatch):
     now, read = [100.0], []
     monkeypatch.setattr(queue_counts, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(queue_counts, "shared_counts", lambda using: read.append(now[0]) or [])
+    monkeypatch.setattr(queue_counts, "keep_counts", lambda using: read.append(-now[0]))
     return now, read
 
 
@@ -36,6 +37,12 @@ def test_counts_are_read_while_somebody_asks(clock):
     counts.ask()
     now[0] += INTEREST - 1
     counts.look()
-    now[0] += INTEREST
-    counts.look()
-    assert len(read) == 1
+    assert read == [now[0]]
+
+
+def test_while_nobody_asks_a_worker_sees_every_twenty_seconds_that_some_worker_counts(clock):
+    (now, read), counts = clock, QueueCounts("default")
+    for second in range(100):
+        now[0] = 100.0 + second
+        counts.look()
+    assert read == [-120.0, -140.0, -160.0, -180.0], "and reads nothing"

@@ -1,0 +1,51 @@
+"""What ``locktasks pause`` and ``locktasks resume`` take, and what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.utils.translation import gettext as _
+
+from django_pglock.management.choosing import plain_text
+from django_pglock.management.person import name_of_user
+from django_pglock.models import Queue
+from django_pglock.store.move_to_queue import check_target
+
+
+def add_queue(parser: CommandParser) -> None:
+    """Add the name of the queue."""
+    parser.add_argument("queue", type=plain_text, metavar="QUEUE")
+
+
+def add_pause(parser: CommandParser) -> None:
+    """Add the arguments of ``pause``."""
+    add_queue(parser)
+    parser.add_argument("--reason", type=plain_text, default="", help=_("Why the queue is paused; shown in the admin."))
+
+
+def pause(using: str, options: dict[str, Any], *, say: Callable[[str], Any], warn: Callable[[str], Any]) -> None:
+    """Pause the queue. Warn about a name that QUEUES does not list: it may have a typing error."""
+    queue = options["queue"]
+    try:
+        is_new = Queue.objects.using(using).pause(queue, by=name_of_user(), reason=options["reason"])
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    say((_("Queue %r was paused.") if is_new else _("Queue %r is paused already.")) % queue)
+    try:
+        check_target(using, queue)
+    except ValueError as error:
+        warn(str(error))
+
+
+def resume(using: str, options: dict[str, Any], *, say: Callable[[str], Any]) -> None:
+    """Resume the queue. Raises ``CommandError`` if it is not paused."""
+    queue = options["queue"]
+    try:
+        was_paused = Queue.objects.using(using).resume(queue)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    if not was_paused:
+        raise CommandError(_("Queue %r is not paused.") % queue)
+    say(_("Queue %r was resumed.") % queue)

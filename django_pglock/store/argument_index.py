@@ -1,0 +1,80 @@
+"""The index on arguments and metadata, for projects that ask for it: ``manage.py locktasks index --arguments``.
+
+No migration creates it, because each change of a task adds entries for each argument to it. With it the filters of the
+admin find tasks of any age; without it they search the newest ones.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django_pglock.store.sql import run, run_together
+
+#: Seconds for which a process knows whether there is the index.
+KNOWN_FOR = 10.0
+#: The most tasks that are found by the index. A value of more is searched for among the newest tasks.
+MOST_FOUND = 10_000
+
+# Whether the index is complete: a build that was interrupted leaves one that is not.
+ARGUMENT_INDEX = """
+SELECT index.indisvalid FROM pg_index AS index JOIN pg_class AS class ON class.oid = index.indexrelid
+WHERE index.indrelid = '{task}'::regclass AND class.relname = 'pglock_task_arguments'
+"""
+CREATE_ARGUMENT_INDEX = """
+CREATE INDEX CONCURRENTLY pglock_task_arguments ON {task}
+USING gin (args jsonb_path_ops, kwargs jsonb_path_ops, meta jsonb_path_ops)
+"""
+DROP_ARGUMENT_INDEX = "DROP INDEX CONCURRENTLY pglock_task_arguments"
+
+# The planner does not know how many tasks have a value, and would rather walk through the table than read the index.
+# Until the end of the transaction.
+_ONLY_BITMAPS = "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_indexscan', 'off', true)"
+
+# When a process has looked for the index, by database, and whether it was there.
+_known: dict[str, tuple[float, bool]] = {}
+
+
+def has_argument_index(using: str) -> bool:
+    """Say whether there was a complete index when this process has looked last, a few seconds ago at most."""
+    looked_at, is_there = _known.get(using, (0.0, False))
+    if not looked_at or time.monotonic() - looked_at > KNOWN_FOR:
+        is_there = run(using, ARGUMENT_INDEX) == [(True,)]
+        _known[using] = time.monotonic(), is_there
+    return is_there
+
+
+def create_argument_index(using: str) -> bool:
+    """Create the index while tasks are written; say whether it was not there. Call it outside of a transaction.
+
+    What an interrupted try has left is dropped first.
+    """
+    found = run(using, ARGUMENT_INDEX)
+    if found == [(True,)]:
+        return False
+    if found:
+        run(using, DROP_ARGUMENT_INDEX)
+    run(using, CREATE_ARGUMENT_INDEX)
+    _known.clear()
+    return True
+
+
+def drop_argument_index(using: str) -> bool:
+    """Drop the index; say whether it was there. Call it outside of a transaction."""
+    is_there = bool(run(using, ARGUMENT_INDEX))
+    if is_there:
+        run(using, DROP_ARGUMENT_INDEX)
+        _known.clear()
+    return is_there
+
+
+def ids_by_arguments(tasks: Any) -> list[int] | None:
+    """Return the ids of these tasks, which are filtered by arguments or metadata, the newest first.
+
+    None if there is no index, or if there are more than ``MOST_FOUND``. One message.
+    """
+    if not has_argument_index(tasks.db):
+        return None
+    found, values = tasks.order_by().values_list("pk")[: MOST_FOUND + 1].query.get_compiler(tasks.db).as_sql()
+    rows = run_together(tasks.db, (_ONLY_BITMAPS, ()), (found.replace("{", "{{").replace("}", "}}"), values))
+    return sorted((id_ for (id_,) in rows), reverse=True) if len(rows) <= MOST_FOUND else None

@@ -1,0 +1,65 @@
+"""The groups of failed tasks, as a worker has counted them for the pages of the admin (shared_counts.py).
+
+To count hundreds of groups reads thousands of pages of the index. The groups that were counted are one small document.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django_pglock.store.failures import FailureCounts, failures
+from django_pglock.store.sql import run
+
+#: Seconds after which counts are too old for a page: then no worker counts, and the page counts itself.
+SHOWN_FOR = 120.0
+#: The fields that JSON has as text.
+_DATES = ("first_at", "last_at", "muted_at")
+
+READ_FAILURES = """
+SELECT failures, EXTRACT(EPOCH FROM clock_timestamp() - counted_at)::float8 FROM {queue_count}
+WHERE queue = '' AND failures IS NOT NULL AND counted_at > clock_timestamp() - make_interval(secs => %s)
+"""
+
+# A count that has begun before does not write its failures, because the date is no longer that of its turn.
+FORGET_FAILURES = """
+UPDATE {queue_count} SET failures = NULL, count_again_at = clock_timestamp() WHERE queue = ''
+"""
+
+
+class SharedFailures(NamedTuple):
+    """The groups of failed tasks, and how many seconds ago a worker has counted them; None if they were counted now."""
+
+    groups: list[FailureCounts]
+    age: float | None
+
+
+def shared_failures(using: str) -> SharedFailures:
+    """Return the groups of failed tasks as a worker has counted them lately; count them now if none has."""
+    for groups, age in run(using, READ_FAILURES, SHOWN_FOR):
+        return SharedFailures([_group(each) for each in _loaded(groups)], age)
+    return SharedFailures(failures(using), None)
+
+
+def forget_failures(using: str) -> None:
+    """Let the next page count: the groups have been changed."""
+    run(using, FORGET_FAILURES)
+
+
+def as_json(groups: Sequence[FailureCounts]) -> str:
+    """Return the groups as the document that ``shared_failures`` reads."""
+    # PostgreSQL cannot store a NUL character, and psycopg has none in what it has read.
+    return json.dumps([asdict(each) for each in groups], default=datetime.isoformat)
+
+
+def _loaded(document: Any) -> Any:
+    # Django lets psycopg return JSON as text.
+    return json.loads(document) if isinstance(document, str) else document
+
+
+def _group(values: dict[str, Any]) -> FailureCounts:
+    dates = {name: datetime.fromisoformat(values[name]) for name in _DATES if values[name]}
+    return FailureCounts(**{**values, **dates, "by_hour": tuple(values["by_hour"])})

@@ -1,0 +1,65 @@
+"""The groups of failed tasks as a worker has counted them, for the pages of the admin."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import QueueCount, Task
+from django_pglock.store import shared_counts, shared_failures
+from django_pglock.store.failures import mute
+from tests.db.store.test_failures import fail
+
+pytestmark = pytest.mark.django_db
+
+
+def count():
+    QueueCount.objects.update(count_again_at=Now() - timedelta(days=1))
+    shared_counts.keep_counts("default")
+
+
+def read():
+    return shared_failures.shared_failures("default")
+
+
+def test_the_groups_are_read_as_they_were_counted():
+    fail(fingerprint=7, hours_ago=3)
+    fail(fingerprint=7)
+    fail("bank.Away", fingerprint=8, trace="bank.Away: caf\u00e9 \U0001f600")
+    fail(fingerprint=None)
+    mute("default", 8, by="eva")
+    assert read().age is None
+    count()
+    groups, age = read()
+    assert groups == Task.objects.failures()
+    assert 0 <= age < shared_failures.SHOWN_FOR
+    fail(fingerprint=9)
+    assert len(read().groups) == len(groups), "not counted yet"
+
+
+def test_what_is_too_old_or_was_changed_since_is_counted_anew():
+    fail(fingerprint=7)
+    count()
+    shared_failures.forget_failures("default")
+    fail(fingerprint=8)
+    assert (len(read().groups), read().age) == (2, None)
+    count()
+    QueueCount.objects.update(counted_at=Now() - timedelta(seconds=shared_failures.SHOWN_FOR + 1))
+    assert read().age is None
+
+
+def test_a_count_that_had_begun_before_the_change_is_not_shown(monkeypatch):
+    failures = shared_counts.failures
+
+    def changed_meanwhile(using):
+        found = failures(using)
+        shared_failures.forget_failures(using)
+        return found
+
+    monkeypatch.setattr(shared_counts, "failures", changed_meanwhile)
+    fail(fingerprint=7)
+    count()
+    assert read().age is None
+    assert QueueCount.objects.filter(queue="default").exists(), "the counts of the queues are"

@@ -1,0 +1,131 @@
+"""A process of the project, as ``subprocess.Popen`` shows it."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PARENT = Path(__file__).with_name("parent.py")
+ROOT = PARENT.parent.parent.parent
+#: Warm parents of one process of tests at once. Each has its own environment, because Django's settings depend on it.
+LIMIT = 3
+#: Part of each environment that no settings depend on.
+NAME_OF_TEST = "PYTEST_CURRENT_TEST"
+
+
+def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
+    """Start ``[sys.executable, PROGRAM, *ARGUMENTS]``, or with ``"-c", CODE``. ``options`` are those of ``Popen``.
+
+    The process is forked by a warm parent. It is a new interpreter where coverage measures it, without ``fork``, and
+    in a project that a test has written: its files may change between two starts.
+    """
+    is_measured = any(name.startswith("COVERAGE_PROCESS") for name in env)
+    is_ours = env["DJANGO_SETTINGS_MODULE"].startswith(("tests.", "example_project."))
+    can_be_forked = is_ours and not is_measured and hasattr(os, "fork")
+    return (WarmProcess if can_be_forked else subprocess.Popen)(arguments, env=env, **options)
+
+
+class WarmParent:
+    """A process that forks children, each with the same environment."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(PARENT), str(theirs.fileno())],
+                env=environment, cwd=ROOT, pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def fork(self, arguments: Sequence[str], streams: Sequence[int], *, session: bool) -> socket.socket:
+        """Start a program; return the socket that tells its process id, and its status when it has ended."""
+        told, theirs = socket.socketpair()
+        request = {"arguments": arguments, "folder": os.getcwd(), "session": session}
+        with theirs:
+            socket.send_fds(self._control, [json.dumps(request).encode()], [*streams, theirs.fileno()])
+        return told
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Let it end with the last of its children."""
+        self._control.close()
+
+
+_parents: dict[tuple[tuple[str, str], ...], WarmParent] = {}
+_closed: list[WarmParent] = []
+
+
+def parent_for(environment: Mapping[str, str]) -> WarmParent:
+    """Return the warm parent with this environment; start it if there is none."""
+    key = tuple(sorted((name, value) for name, value in environment.items() if name != NAME_OF_TEST))
+    parent = _parents.pop(key, None)
+    if parent is None or parent.has_ended():
+        parent = WarmParent(dict(key))
+    _parents[key] = parent
+    while len(_parents) > LIMIT:
+        close(next(iter(_parents)))
+    return parent
+
+
+def close(key: tuple[tuple[str, str], ...]) -> None:
+    parent = _parents.pop(key)
+    parent.close()
+    _closed[:] = [each for each in _closed if not each.has_ended()]
+    _closed.append(parent)
+
+
+@atexit.register
+def close_all() -> None:
+    for key in list(_parents):
+        close(key)
+
+
+class WarmProcess(subprocess.Popen[Any]):
+    """A child of a warm parent. Its parent is not this process, so the socket ``_told`` stands for ``os.waitpid``."""
+
+    def __init__(self, arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -> None:
+        super().__init__(arguments, env=env, **options)
+
+    def _execute_child(self, args: Sequence[str], *options: Any) -> None:
+        env, pipes, start_new_session = options[5], options[9:15], options[20]
+        theirs = (pipes[0], pipes[3], pipes[5])
+        streams = [number if pipe == -1 else pipe for number, pipe in enumerate(theirs)]
+        self._told = parent_for(env).fork(args[1:], streams, session=start_new_session)
+        self.pid = self._read()
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+    def _read(self, flags: int = 0) -> int:
+        """Return the next number that the parent tells. Raises ``BlockingIOError`` if flags say so and it has none."""
+        answer = self._told.recv(12, flags)
+        if not answer:
+            raise RuntimeError("The warm parent has ended. What it has printed says why.")
+        return int(answer)
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        try:
+            status = self._read(socket.MSG_DONTWAIT if wait_flags & os.WNOHANG else 0)
+        except BlockingIOError:
+            return 0, 0
+        self._told.close()
+        return self.pid, status
+
+    def _internal_poll(self, _deadstate: int | None = None) -> int | None:
+        if self.returncode is None and self._waitpid_lock.acquire(blocking=False):
+            try:
+                if self.returncode is None:
+                    ended, status = self._try_wait(os.WNOHANG)
+                    if ended:
+                        self._handle_exitstatus(status)
+            finally:
+                self._waitpid_lock.release()
+        return self.returncode
