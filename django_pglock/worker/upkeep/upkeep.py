@@ -137,8 +137,8 @@ class Upkeep(ConnectedService):
             self._attempt(self._round),
             self._attempt(self._keep_schedules),
         )
-        self._look_for_delay()
         self._attempt(self.queue_counts.look)
+        self._look_for_delay()
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         self.note_life(sleep)
         self.release_session()
