@@ -108,8 +108,9 @@ def is_valid(database):
 
 def touches(name):
     """Return whether a migration changes the table of tasks or that of attempts."""
+    kinds = (operations.AddFieldOnline, operations.AddIndexOnline)
     changes = import_module(f"django_pglock.migrations.{name}").Migration.operations
-    return any(isinstance(each, (operations.AddFieldOnline, operations.AddIndexOnline)) for each in changes)
+    return any(isinstance(each, kinds) and each.model_name in ("task", "attempt") for each in changes)
 
 
 @pytest.mark.parametrize("is_forwards", [True, False])
