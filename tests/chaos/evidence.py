@@ -134,12 +134,13 @@ class Evidence:
         """Return when a run was under way: from its start to its end, without what its worker could not do.
 
         One that was under way when its worker was cut off had computed all it did by then, if it was cut off for long:
-        what comes after the absence is the word that it has ended, which waits for a new connection.
+        what comes after the absence is the word that it has ended, which waits for a new connection. The word that it
+        begins may have been sent just before, and arrive later.
         """
         spans = [(run.started, math.inf if run.ended is None else run.ended)]
         for absence in self.absences:
             if absence.worker == run.worker:
-                until = math.inf if absence.is_cut_off and run.started < absence.began else absence.ended
+                until = math.inf if absence.is_cut_off and run.started < absence.ended else absence.ended
                 spans = [part for span in spans for part in _without(span, (absence.began, until))]
         return spans
 

@@ -80,6 +80,13 @@ def test_a_frozen_worker_runs_on_when_it_is_woken(woken_at, expected):
     assert verdicts([done(1, 2)], runs, [Absence(ONE, 1.0, woken_at)]) == expected
 
 
+@pytest.mark.parametrize(("started", "expected"), [(0.5, set()), (1.001, set()), (8.5, {KEY_AT_ONCE})])
+def test_what_a_worker_ran_that_was_cut_off_had_ended_by_then(started, expected):
+    """The news of its begin may have been sent before the cut, and the news of its end comes after it."""
+    runs = [run(1, started=started, ended=9.0, key="a"), run(2, worker=OTHER, started=8.8, ended=10.0, key="a")]
+    assert verdicts([done(1), done(2)], runs, [Absence(ONE, 1.0, 8.0, is_cut_off=True)]) == expected
+
+
 def test_two_of_one_key_at_once():
     runs = [run(1, key="a"), run(2, worker=OTHER, started=0.5, ended=2.0, key="a"), run(3, key="b")]
     assert verdicts([done(1), done(2), done(3)], runs) == {KEY_AT_ONCE}
