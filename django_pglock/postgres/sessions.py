@@ -32,6 +32,9 @@ TIME_LIMITS = {
     "tcp_user_timeout": 15_000,
 }
 
+#: psycopg names a level only where it sends BEGIN; a single statement in autocommit has the role's default.
+READ_COMMITTED = {"default_transaction_isolation": "read committed"}
+
 SET_LIMITS = """
 SELECT set_config(wanted.name, wanted.value, false)
 FROM unnest(%s::text[], %s::text[]) AS wanted (name, value) JOIN pg_settings USING (name)
@@ -43,7 +46,8 @@ def dedicated_connection(using: str, *, application_name: str | None = None) -> 
     """Return a new, unshared Django connection to ``using``, outside every pool and never recycled by age.
 
     It is opened by its first use, in any thread; the owner closes it. Its transactions are READ COMMITTED, which the
-    statements of this package need. ``application_name`` is what ``pg_stat_activity`` shows.
+    statements of this package need; single statements are so after ``set_limits``. ``application_name`` is what
+    ``pg_stat_activity`` shows.
     """
     settings = copy.deepcopy(connection_for(using).settings_dict)
     options = settings["OPTIONS"] = {**TIME_LIMITS, **settings["OPTIONS"]}
@@ -67,11 +71,13 @@ def limit_waiting(connection: DatabaseWrapper) -> None:
 def set_limits(connection: DatabaseWrapper, limits: Mapping[str, str]) -> None:
     """Set settings of the server for this session, whatever the role, the database or the server say. One statement.
 
+    Besides these limits, single statements of the session are READ COMMITTED from now on, as its transactions are.
     Settings that the server does not know are left out. Behind a pooler nothing is set: the next client in the session
     would have it.
     """
+    settings = {**READ_COMMITTED, **limits}
     with connection.cursor() as cursor:
-        cursor.execute(SET_LIMITS, (list(limits), list(limits.values()), backend_pid(connection)))
+        cursor.execute(SET_LIMITS, (list(settings), list(settings.values()), backend_pid(connection)))
 
 
 def parameters_of(connection: DatabaseWrapper) -> dict[str, Any]:

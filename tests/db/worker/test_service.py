@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import ProgrammingError
+from django.db import ProgrammingError, connections
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
@@ -30,3 +30,25 @@ def test_a_refusal_of_the_server_is_not_called_a_lost_connection(worker, eventua
     monkeypatch.setattr(process.upkeep, "turn", refuse)
     process.upkeep.wake()
     eventually(lambda: "The upkeep cannot do its work and tries again: permission denied for table" in caplog.text)
+
+
+def test_statements_of_a_worker_are_read_committed_whatever_the_role_says(worker, eventually, monkeypatch):
+    """Above it, a claim, a settle or a rescue fails if another worker has changed the row meanwhile."""
+    levels = []
+
+    def ask():
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SHOW transaction_isolation")
+            levels.extend(cursor.fetchone())
+
+    with connections["default"].cursor() as cursor:
+        cursor.execute("ALTER ROLE CURRENT_USER SET default_transaction_isolation = 'serializable'")
+    try:
+        process = worker()
+        monkeypatch.setattr(process.upkeep, "turn", ask)
+        process.upkeep.wake()
+        eventually(lambda: levels)
+        assert set(levels) == {"read committed"}
+    finally:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
