@@ -110,7 +110,6 @@ class LeaseHandle(BaseHandle):
     def _refuse_unless_held(self) -> None:
         if not self.is_open:
             raise self._error(LockError, "is not held")
-        self.is_open = False
 
     def _seconds_to_extend(self, ttl: Timeout) -> float | None:
         seconds = checked_ttl(ttl)
@@ -127,6 +126,9 @@ class LeaseHandle(BaseHandle):
 
     def _finish(self, was_ours: bool | Exception, error: BaseException | None) -> None:
         """Report what came of the release. ``error`` is the body's own exception, which no other one replaces."""
+        # Not before: an exception that interrupts the release leaves the handle open, and so the lease is released when
+        # the handle is dropped.
+        self.is_open = False
         if isinstance(was_ours, Exception):
             failed = self._failed(was_ours)
             if error is None:

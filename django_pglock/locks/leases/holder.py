@@ -229,12 +229,14 @@ class LeaseHolder:
 
     async def release(self) -> bool | Exception:
         """Release the lease; say whether it was held to the end, or return the error with which the release failed."""
-        self._is_released = True
         for task in (self._renewal, self._expiry):
             if task is not None:
                 task.cancel()
         try:
-            return await self._release_with_retries()
+            answer = await self._release_with_retries()
+            # Not before: a release that is cancelled has to be repeated.
+            self._is_released = True
+            return answer
         finally:
             if self._ended is not None:
                 self._ended.set()

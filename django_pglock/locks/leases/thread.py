@@ -174,11 +174,13 @@ _inherited: list[LeaseThread] = []
 def lease_thread() -> LeaseThread:
     """Return this process's lease thread, started if there is none. Raises ``ConfigurationError`` under gevent."""
     global _lease_thread
-    with _guard:
-        if _lease_thread is None:
-            refuse_greenlets()
-            _lease_thread = LeaseThread()
-        return _lease_thread
+    # Without the guard if it is there: a signal handler that raises could leave the guard locked.
+    if _lease_thread is None:
+        with _guard:
+            if _lease_thread is None:
+                refuse_greenlets()
+                _lease_thread = LeaseThread()
+    return _lease_thread
 
 
 def _forget_after_fork() -> None:

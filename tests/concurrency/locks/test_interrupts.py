@@ -25,9 +25,10 @@ from django.test import TestCase
 from psycopg.pq import TransactionStatus
 
 import django_pglock
-from django_pglock import LockError, lock, lock_all, semaphore, try_lock
+from django_pglock import Lease, LockError, lock, lock_all, semaphore, try_lock
 from django_pglock.locks import session_locks
 from django_pglock.locks.connection_hooks import session_locks_of
+from django_pglock.models import Lease as LeaseRow
 from django_pglock.postgres.connections import in_transaction
 from tests.concurrency.locks.test_handle import locks_held
 from tests.concurrency.locks.test_pools import pooled as pooled  # a fixture
@@ -187,6 +188,28 @@ def test_a_decorated_function_that_is_interrupted_anywhere_leaves_nothing_held(s
         return number
 
     interrupt_everywhere(use, nothing_is_left(somebody, "a:5"), step=8)
+
+
+# The coroutine that an interrupted call has made and not yet passed on.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("by", ["with", "handle"])
+def test_a_lease_that_is_interrupted_anywhere_is_released(by, eventually):
+    """Without a ttl, nothing else would ever end it."""
+
+    def use():
+        if by == "with":
+            with Lease("a", timeout=5):
+                pass
+        else:
+            handle = Lease("a", timeout=5).acquire()
+            handle.release()
+
+    def check(where):
+        gc.collect()
+        eventually(lambda: not LeaseRow.objects.held().exists(), why=f"the lease is held: {where}")
+
+    use()
+    interrupt_everywhere(use, check, step=15)
 
 
 def test_one_lockable_for_all_keeps_nothing_of_those_that_were_interrupted(somebody):
