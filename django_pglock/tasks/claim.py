@@ -66,7 +66,7 @@ class Claim:
     @property
     def is_first(self) -> bool:
         """Whether this is the first attempt, so that there are no failed ones to read."""
-        return self.number == 1
+        return self.attempt - self.uncounted == 1
 
     @property
     def number(self) -> int:

@@ -67,20 +67,21 @@ class Instrument(Protocol):
         """Begin to observe an attempt. Context variables that are set here are those of the function."""
 
 
-_instruments: tuple[Instrument, ...] = ()
+#: What observes this process.
+instruments: tuple[Instrument, ...] = ()
 
 
 def add(instrument: Instrument) -> None:
     """Let an instrument observe this process, instead of the one of the same name if there is one."""
-    global _instruments
+    global instruments
     remove(instrument.name)
-    _instruments = (*_instruments, instrument)
+    instruments = (*instruments, instrument)
 
 
 def remove(name: str) -> None:
     """Let the instrument of this name observe nothing that begins from now on."""
-    global _instruments
-    _instruments = tuple(each for each in _instruments if each.name != name)
+    global instruments
+    instruments = tuple(each for each in instruments if each.name != name)
 
 
 class ObservedEnqueue:
@@ -131,12 +132,12 @@ _UNOBSERVED_ENQUEUE = ObservedEnqueue()
 
 def observe_enqueue(task: TaskFields) -> ObservedEnqueue:
     """Return the context manager for a block that enqueues ``task``."""
-    return ObservedEnqueue(task, _instruments) if _instruments else _UNOBSERVED_ENQUEUE
+    return ObservedEnqueue(task, instruments) if instruments else _UNOBSERVED_ENQUEUE
 
 
 def observe_run(attempt: AttemptInfo) -> ObservedRun:
     """Begin to observe an attempt, here and now."""
-    return ObservedRun(attempt, _instruments) if _instruments else UNOBSERVED
+    return ObservedRun(attempt, instruments)
 
 
 def headers_of(meta: str, name: str) -> Mapping[str, Any]:

@@ -57,6 +57,8 @@ class ThreadCapacity:
         self._put = self._taken_back = 0
         self._cost: float | None = None
         self._ahead = 0
+        # From so many waiting tasks on, several wait for each thread.
+        self._plenty = 2 * count
         # The cost in seconds below which as many tasks may wait as ever do.
         self._short = count * AHEAD / MOST_AHEAD
 
@@ -70,7 +72,7 @@ class ThreadCapacity:
         claim = wait(self.inbox)
         slot.began_at = time.monotonic()
         slot.begun += 1
-        if not self._is_plenty():
+        if self._ahead < self._plenty:
             # So that the fetcher can claim the next task shortly before this one is expected to end.
             self._changed()
         return claim
@@ -117,7 +119,7 @@ class ThreadCapacity:
         """Return how many claims to fetch now. Never 0 while a thread is free and no claim waits for it."""
         waiting = self.waiting
         free = len(self.slots) - self.running
-        wanted = free + self._ahead if self._is_plenty() else self._soon_free()
+        wanted = free + self._ahead if self._ahead >= self._plenty else self._soon_free()
         if waiting >= free and waiting * 2 > wanted:
             # To claim a few tasks takes about as long as to claim many, so wait until many are wanted.
             return 0
@@ -140,10 +142,6 @@ class ThreadCapacity:
         """Expect claims to cost this many seconds, until quicker ones lower the estimate."""
         self._cost = cost
         self._ahead = int(min(MOST_AHEAD, len(self.slots) * AHEAD / max(cost, 1e-6)))
-
-    def _is_plenty(self) -> bool:
-        """Say whether tasks are so short that several wait for each thread."""
-        return self._ahead >= 2 * len(self.slots)
 
     def _soon_free(self) -> int:
         """Return how many claims the threads are expected to begin within ``AHEAD`` seconds."""

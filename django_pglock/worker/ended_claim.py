@@ -26,9 +26,9 @@ class EndedClaim:
     #: The result object for signal receivers and logs; None: nobody observes this end.
     result: TaskResult[..., object] | None = None
     is_settled: bool = False
-    #: When the task finished, in seconds since the epoch by the database's clock.
-    finished_at: float | None = None
     #: How many seconds the function ran, if it began.
     seconds: float | None = None
+    #: When the task finished, in seconds since the epoch by the database's clock.
+    finished_at: float | None = None
     #: The other claims of the same group call, with their outcomes.
     same_call: Sequence[EndedClaim] = ()

@@ -28,14 +28,14 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.tasks import registry
+from django_pglock.tasks import instrumentation, registry
 from django_pglock.tasks.arguments import from_json, to_json
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.context import TaskContext
 from django_pglock.tasks.fields import TaskFields
 from django_pglock.tasks.flow import Cancel, Retry, Snooze
-from django_pglock.tasks.instrumentation import UNOBSERVED, observe_run
+from django_pglock.tasks.instrumentation import UNOBSERVED
 from django_pglock.tasks.results import as_called, error_of, make_result
 from django_pglock.tasks.retry import DEFAULT_BACKOFF, MAX_DELAY, delay_after
 from django_pglock.worker.ended_claim import EndedClaim
@@ -92,7 +92,8 @@ class Attempt(StoppableAttempt):
 
     def observe(self) -> None:
         """Begin to observe the call, in the thread or coroutine in which it runs."""
-        self.observed = observe_run(self)
+        if instrumentation.instruments:
+            self.observed = instrumentation.observe_run(self)
         if self.definition.capture_logs is not None:
             self.logs = capture(int(self.definition.capture_logs))
 
@@ -125,8 +126,9 @@ class Attempt(StoppableAttempt):
         if self.logs is not None:
             self.claim.log = self.logs.text() or ""
         elif isinstance(outcome, Succeeded) and not self.has_observers:
-            return EndedClaim(self.claim, outcome, is_settled=is_settled, seconds=seconds)
-        return EndedClaim(self.claim, outcome, self.result, is_settled=is_settled, seconds=seconds)
+            # By position: arguments by name would take longer than everything else here.
+            return EndedClaim(self.claim, outcome, None, is_settled, seconds)
+        return EndedClaim(self.claim, outcome, self.result, is_settled, seconds)
 
     def success(self, value: Any) -> Outcome:
         """Return the outcome of a call that returned ``value``: a failure if the value cannot be stored as JSON."""
