@@ -154,6 +154,8 @@ class Settler(ConnectedService):
 
     def _gather(self) -> list[EndedClaim]:
         batch: list[EndedClaim | None] = [*self._freed()]
+        # Under load there is always something to take: the session is kept, because to take one again has a cost.
+        self._take_more(batch)
         if not batch:
             timeout = BETWEEN_LOCK_CHECKS if self._locked else self.history.due_in()
             self.note_life(math.inf)
@@ -161,7 +163,7 @@ class Settler(ConnectedService):
             with suppress(Empty):
                 batch.append(self.in_flight.outbox.get(timeout=timeout))
             self.note_life()
-        self._take_more(batch)
+            self._take_more(batch)
         if all(ended is not None and ended.is_settled and ended.claim.lock_key is None for ended in batch):
             # Nothing of this has to be written, and no other task waits for it.
             self.stopping.wait(LINGER)
