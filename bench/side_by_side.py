@@ -174,6 +174,8 @@ def _watch(sides: list[Side], tasks: Callable[[Side], int], count: int) -> list[
         now = [side.read(tasks) for side in sides]
     for side in sides:
         side.stop()
+    if last is first:
+        sys.exit("The round was over before it could be measured. Give it more --tasks.")
     pairs = zip(first, last, strict=True)
     return [Reading(b.tasks - a.tasks, b.client - a.client, b.server - a.server) for a, b in pairs]
 
