@@ -5,7 +5,7 @@ No model is imported at module level, because ``@task`` makes the backend while 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -28,7 +28,7 @@ from django_pglock.store.why_unfinished import why_unfinished
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
 from django_pglock.tasks.call_check import check_call
-from django_pglock.tasks.call_keys import keys_of, positional_names
+from django_pglock.tasks.call_keys import key_maker, positional_names
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.compat import (
     BaseTaskBackend,
@@ -121,7 +121,8 @@ class PostgresBackend(BaseTaskBackend):
         """Write many calls of ``task``, all or none, and return their ids; see ``django_pglock.enqueue_many``."""
         self._check_task(task)
         # Each call is checked before it is written, as a single call is.
-        prepared = (_call_of(task, *arguments_of(call)) for call in calls)
+        make = _maker_of(task)
+        prepared = (make(*arguments_of(call)) for call in calls)
         with observe_enqueue(task) as observed:
             ids = self._enqueue_calls(task, prepared, meta_of(task, observed.headers))
             observed.enqueued(ids)
@@ -203,17 +204,30 @@ class PostgresBackend(BaseTaskBackend):
 
 
 def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:
-    where, most = f"of {task.module_path}", get_settings().ARGUMENTS_LIMIT
-    try:
-        texts = (
-            to_json(list(args), what=f"The positional arguments {where}", most=most),
-            to_json(kwargs, what=f"The keyword arguments {where}", most=most),
-        )
-    except TaskArgumentsError:
-        _refuse_by_name(task, args, kwargs, most)
-        raise
-    check_call(task, args, kwargs)
-    return Call(*texts, *keys_of(task, args, kwargs, args_text=texts[0]))
+    return _maker_of(task)(args, kwargs)
+
+
+def _maker_of(task: PostgresTask) -> Callable[[Any, Any], Call]:
+    """Return a function that checks calls of one task and makes what is written of them."""
+    most, keys = get_settings().ARGUMENTS_LIMIT, key_maker(task)
+    # Numbers of positional arguments that the function takes.
+    fitting = set[int]()
+    positional, by_name = (f"The {kind} arguments of {task.module_path}" for kind in ("positional", "keyword"))
+
+    def make(args: Any, kwargs: Any) -> Call:
+        try:
+            args_text = to_json(list(args), what=positional, most=most)
+            kwargs_text = to_json(kwargs, what=by_name, most=most) if kwargs else "{}"
+        except TaskArgumentsError:
+            _refuse_by_name(task, args, kwargs, most)
+            raise
+        if kwargs or len(args) not in fitting:
+            check_call(task, args, kwargs)
+            if not kwargs:
+                fitting.add(len(args))
+        return Call(args_text, kwargs_text, *keys(args, kwargs, args_text))
+
+    return make
 
 
 def _refuse_by_name(task: PostgresTask, args: Any, kwargs: Any, most: int) -> None:

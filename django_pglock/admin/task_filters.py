@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import Any
 from uuid import UUID
@@ -122,8 +122,8 @@ class WorkerFilter(FormFilter):
         except ValueError:
             known = Worker.objects.using(queryset.db).filter(name=value).values("pk")
             # The server reads the array first. With a join it might read all tasks.
-            is_one = {"template": "%(expressions)s)", "arg_joiner": " = ANY (", "output_field": BooleanField()}
-            return queryset.filter(Func(F("worker"), ArraySubquery(known), **is_one))
+            is_one = partial(Func, template="%(expressions)s)", arg_joiner=" = ANY (", output_field=BooleanField())
+            return queryset.filter(is_one(F("worker"), ArraySubquery(known)))
 
 
 class ExceptionFilter(FormFilter):
