@@ -19,8 +19,9 @@ BOTH: FunctionKind = "both"
 
 #: Seconds until the next look for a kind of which nothing was found, unless there is news.
 EMPTY_PAUSE = 0.05
-#: After a look for async functions alone, the pause is so many times as long as the look took.
-ASYNC_PAUSE_FACTOR = 4
+#: After a look for async functions alone, the pause is so many times as long as the look took; longer if nothing was
+#: found, because then the look has read the whole backlog of the others. At most so many seconds.
+ASYNC_PAUSE_FACTOR, EMPTY_PAUSE_FACTOR, LONGEST_ASYNC_PAUSE = 4, 20, 2.0
 
 
 class KindPauses:
@@ -36,7 +37,8 @@ class KindPauses:
         if not found:
             self._empty_until[kind] = self._clock() + EMPTY_PAUSE
         if kind == ASYNC:
-            self._async_until = self._clock() + ASYNC_PAUSE_FACTOR * took
+            pause = (ASYNC_PAUSE_FACTOR if found else EMPTY_PAUSE_FACTOR) * took
+            self._async_until = self._clock() + max(ASYNC_PAUSE_FACTOR * took, min(LONGEST_ASYNC_PAUSE, pause))
 
     def note_news(self) -> None:
         """Note that a kind of which nothing was found may be ready now."""

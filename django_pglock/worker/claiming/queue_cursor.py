@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 LONGEST_LIFETIME = 1.0
 #: The lifetime of a cursor is so many times as long as the claim from the start took: shorter where that is cheap.
 LIFETIME_FACTOR = 20
-#: Seconds between two looks for tasks with ``fair=``, where no function that this worker knows has it.
-BETWEEN_FAIR_LOOKS = 1.0
+#: Seconds between two looks for tasks with ``fair=`` while only others come: where no function that this worker knows
+#: has it, and where one has it.
+BETWEEN_FAIR_LOOKS, BETWEEN_KNOWN_FAIR_LOOKS = 1.0, 0.1
 #: The cursors of so many queues are kept in any case.
 FEW_QUEUES = 100
 
@@ -79,12 +80,13 @@ class QueueCursor:
         self._last_key = ""
         self._fair_first = False
         self._has_fair = False
-        self._look_for_fair_at = shared.clock() + BETWEEN_FAIR_LOOKS
+        # When tasks with ``fair=`` have to be looked for although there are others; None: they were, just before those.
+        self._look_for_fair_at: float | None = shared.clock() if shared.is_fair else None
 
     def claim(self, limit: int) -> list[Claim]:
         """Claim up to ``limit`` tasks, in the order in which they are to run."""
         if not self._takes_turns():
-            return self._claim_plain(limit) or self._claim_fair(limit)
+            return self._claim_plain_first(limit)
         self._fair_first = not self._fair_first
         first, second = (
             (self._claim_fair, self._claim_plain) if self._fair_first else (self._claim_plain, self._claim_fair)
@@ -95,17 +97,24 @@ class QueueCursor:
     def _takes_turns(self) -> bool:
         """Say whether tasks with ``fair=`` and others are claimed in turns.
 
-        They are where a function that this worker knows has ``fair=``. Elsewhere a single call may have it, or newer
-        code: such tasks are claimed when there is nothing else, and looked for every ``BETWEEN_FAIR_LOOKS`` seconds.
+        They are as long as there are tasks with ``fair=``. While there are none, each look for them would cost as much
+        as a claim. So they are looked for when there is nothing else and, while others come, from time to time: more
+        often if a function that this worker knows has ``fair=``. Elsewhere a single call may have it, or newer code.
         """
-        if self.shared.is_fair or self._has_fair:
-            return True
-        now = self.shared.clock()
-        if now < self._look_for_fair_at:
-            return False
-        self._look_for_fair_at = now + BETWEEN_FAIR_LOOKS
-        self._fair_first = False
+        if not self._has_fair:
+            if self._look_for_fair_at is None or self.shared.clock() < self._look_for_fair_at:
+                return False
+            self._fair_first = False
         return True
+
+    def _claim_plain_first(self, limit: int) -> list[Claim]:
+        claims = self._claim_plain(limit)
+        if not claims:
+            return self._claim_fair(limit)
+        if self._look_for_fair_at is None:
+            pause = BETWEEN_KNOWN_FAIR_LOOKS if self.shared.is_fair else BETWEEN_FAIR_LOOKS
+            self._look_for_fair_at = self.shared.clock() + pause
+        return claims
 
     def _claim_plain(self, limit: int) -> list[Claim]:
         rows: list[tuple[Any, ...]] = []
@@ -128,7 +137,7 @@ class QueueCursor:
             # There was not enough behind the last key: continue from the first key.
             more, self._last_key = self._claim_turn(limit - len(claims), "")
             claims += more
-        self._has_fair = bool(claims)
+        self._has_fair, self._look_for_fair_at = bool(claims), None
         return claims
 
     def _claim_turn(self, limit: int, after: str) -> tuple[list[Claim], str]:

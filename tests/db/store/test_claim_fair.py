@@ -8,6 +8,8 @@ from random import Random
 from uuid import uuid4
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task
@@ -122,6 +124,24 @@ def test_a_call_that_asks_for_turns_has_them_where_no_function_does():
     now[0] += 1.1
     got = [tenant for _ in range(11) for tenant in tenants(claims.claim(1))]
     assert got.count("tenant") == 5
+
+
+@pytest.mark.parametrize(("is_fair", "pause"), [(True, 0.1), (False, 1.0)])
+def test_while_only_others_come_looks_for_turns_are_rare(is_fair, pause):
+    """A look takes as long as a claim does. Those that come later have their turn after a moment."""
+    now = [0.0]
+    claims = claims_of(is_fair=is_fair, clock=lambda: now[0])
+    claims.claim(1)
+    enqueue_many(tasks.nothing, [{}] * 20)
+    now[0] = 60.0
+    with CaptureQueriesContext(connection) as queries:
+        assert tenants(claims.claim(1) + claims.claim(1)) == [None, None], "as after a long sleep"
+    assert not [each for each in queries if "WITH RECURSIVE keys" in each["sql"]]
+    enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
+    now[0] += 0.9 * pause
+    assert tenants(claims.claim(1)) == [None]
+    now[0] += 0.2 * pause
+    assert [*tenants(claims.claim(1)), *tenants(claims.claim(1)), *tenants(claims.claim(1))] == ["a", None, "a"]
 
 
 def test_other_tasks_of_the_queue_are_claimed_as_often():
