@@ -82,6 +82,8 @@ class QueueCursor:
         self._has_fair = False
         # When tasks with ``fair=`` have to be looked for although there are others; None: they were, just before those.
         self._look_for_fair_at: float | None = shared.clock() if shared.is_fair else None
+        # When a claim last took all others that were ready.
+        self._emptied_at = float("inf")
 
     def claim(self, limit: int) -> list[Claim]:
         """Claim up to ``limit`` tasks, in the order in which they are to run."""
@@ -102,18 +104,27 @@ class QueueCursor:
         often if a function that this worker knows has ``fair=``. Elsewhere a single call may have it, or newer code.
         """
         if not self._has_fair:
-            if self._look_for_fair_at is None or self.shared.clock() < self._look_for_fair_at:
+            now = self.shared.clock()
+            if now - self._emptied_at > self._between_looks:
+                # There was still room then, so the worker has looked again until it found nothing.
+                self._look_for_fair_at = None
+            if self._look_for_fair_at is None or now < self._look_for_fair_at:
                 return False
             self._fair_first = False
         return True
+
+    @property
+    def _between_looks(self) -> float:
+        return BETWEEN_KNOWN_FAIR_LOOKS if self.shared.is_fair else BETWEEN_FAIR_LOOKS
 
     def _claim_plain_first(self, limit: int) -> list[Claim]:
         claims = self._claim_plain(limit)
         if not claims:
             return self._claim_fair(limit)
+        now = self.shared.clock()
         if self._look_for_fair_at is None:
-            pause = BETWEEN_KNOWN_FAIR_LOOKS if self.shared.is_fair else BETWEEN_FAIR_LOOKS
-            self._look_for_fair_at = self.shared.clock() + pause
+            self._look_for_fair_at = now + self._between_looks
+        self._emptied_at = now if len(claims) < limit else float("inf")
         return claims
 
     def _claim_plain(self, limit: int) -> list[Claim]:

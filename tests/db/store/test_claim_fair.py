@@ -126,6 +126,35 @@ def test_a_call_that_asks_for_turns_has_them_where_no_function_does():
     assert got.count("tenant") == 5
 
 
+def looks_for_turns(queries):
+    return [each["sql"] for each in queries if "WITH RECURSIVE keys" in each["sql"]]
+
+
+def test_a_task_that_comes_alone_waits_for_no_look_for_turns():
+    now = [0.0]
+    claims = claims_of(clock=lambda: now[0])
+    assert not claims.claim(5)
+    with CaptureQueriesContext(connection) as queries:
+        for _ in range(3):
+            now[0] += 60.0
+            tasks.nothing.enqueue()
+            assert tenants(claims.claim(5)) == [None]
+    assert not looks_for_turns(queries)
+
+
+def test_long_tasks_of_a_backlog_do_not_keep_out_those_with_turns():
+    """Each claim takes one task, because there is no room for more, and the next claim comes a minute later."""
+    now = [0.0]
+    enqueue_many(tasks.nothing, [{}] * 20)
+    enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
+    claims = claims_of(is_fair=False, clock=lambda: now[0])
+    got = []
+    for _ in range(4):
+        got += tenants(claims.claim(1))
+        now[0] += 60.0
+    assert got == [None, "a", None, "a"]
+
+
 @pytest.mark.parametrize(("is_fair", "pause"), [(True, 0.1), (False, 1.0)])
 def test_while_only_others_come_looks_for_turns_are_rare(is_fair, pause):
     """A look takes as long as a claim does. Those that come later have their turn after a moment."""
@@ -136,7 +165,7 @@ def test_while_only_others_come_looks_for_turns_are_rare(is_fair, pause):
     now[0] = 60.0
     with CaptureQueriesContext(connection) as queries:
         assert tenants(claims.claim(1) + claims.claim(1)) == [None, None], "as after a long sleep"
-    assert not [each for each in queries if "WITH RECURSIVE keys" in each["sql"]]
+    assert not looks_for_turns(queries)
     enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
     now[0] += 0.9 * pause
     assert tenants(claims.claim(1)) == [None]
