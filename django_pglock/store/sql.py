@@ -109,4 +109,4 @@ def _table_of(model: str) -> str:
 
 def array_of_numbers(numbers: Iterable[int]) -> str:
     """Return numbers as PostgreSQL writes an array. For long ones this is many times faster than binding a list."""
-    return "{" + ",".join(map(str, numbers)) + "}"
+    return "{" + str([*numbers])[1:-1] + "}"

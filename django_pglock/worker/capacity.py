@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -77,9 +77,10 @@ class ThreadCapacity:
             self._changed()
         return claim
 
-    def free(self, slot: Slot, *, cost: float | None = None) -> None:
+    def free(self, slot: Slot, cost: float | None = None) -> None:
         """Note that this thread has ended its claim. ``cost``: the seconds that it took, None if they mean nothing."""
-        if cost is not None:
+        if cost is not None and (cost >= self._short or self._cost is None or self._cost >= self._short):
+            # Otherwise the estimate makes no difference: as many tasks may wait as ever do.
             self._note_cost(cost)
         slot.ended += 1
         slot.began_at = None
@@ -89,10 +90,13 @@ class ThreadCapacity:
 
     # Called by the fetcher
 
-    def put(self, claim: Claim) -> None:
-        """Have a claim begun."""
-        self._put += 1
-        self.inbox.put(claim)
+    def put(self, claims: Sequence[Claim]) -> None:
+        """Have claims begun, in this order."""
+        # First, so that no thread is seen with a claim that nobody has put.
+        self._put += len(claims)
+        put = self.inbox.put
+        for claim in claims:
+            put(claim)
 
     def take_back(self) -> Iterator[Claim]:
         """Yield the claims that no thread has begun. None of them begins any more."""
@@ -159,9 +163,6 @@ class ThreadCapacity:
 
     def _note_cost(self, cost: float) -> None:
         known = self._cost
-        if known is not None and known < self._short and cost < self._short:
-            # The estimate makes no difference here: as many tasks may wait as ever do.
-            return
         # Rises fast and falls slowly: to keep long tasks waiting here is worse than to wait for short ones.
         self.expect_cost(cost if known is None else known + (cost - known) * (0.3 if cost > known else 0.03))
 

@@ -97,15 +97,20 @@ class InFlight:
         self.add(claims)
         if self.claims_left is not None:
             self.claims_left -= len(claims)
-        for claim in claims:
-            self.begin(claim)
+        self.begin(claims)
 
-    def begin(self, claim: Claim) -> None:
-        """Have a claim in flight begun by a thread or by the event loop, depending on its function."""
-        if registry.is_async(claim.task_path):
-            self.coroutines.put(claim)
-        else:
-            self.threads.put(claim)
+    def begin(self, claims: Sequence[Claim]) -> None:
+        """Have claims in flight begun by a thread or by the event loop, depending on their functions."""
+        # There are few functions, and there may be a thousand claims.
+        coroutines = set(filter(registry.is_async, set(map(attrgetter("task_path"), claims))))
+        if not coroutines:
+            self.threads.put(claims)
+            return
+        for claim in claims:
+            if claim.task_path in coroutines:
+                self.coroutines.put(claim)
+            else:
+                self.threads.put([claim])
 
     def add(self, claims: Sequence[Claim]) -> None:
         """Add claims without having them begun: the caller runs them or ends them."""

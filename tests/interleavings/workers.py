@@ -100,7 +100,17 @@ def note_accepted(service: settler.Settler, ledger: Ledger) -> None:
         ledger.accepted += [(each.claim, each.outcome) for each in ended_claims if each.claim.id in accepted]
         return accepted
 
+    write_plain = service._settle_plain
+
+    def settle_plain(batch: list[EndedClaim]) -> list[int] | None:
+        accepted = write_plain(batch)
+        ledger.accepted += [
+            (each.claim, each.outcome) for each in batch if accepted is None or each.claim.id in accepted
+        ]
+        return accepted
+
     service._settle_alike = settle_alike  # type: ignore[method-assign]
+    service._settle_plain = settle_plain  # type: ignore[method-assign]
 
 
 OUTCOMES: dict[str, Outcome] = {

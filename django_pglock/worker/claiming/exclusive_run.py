@@ -76,7 +76,7 @@ class ExclusiveRun:
         elif not self._has_begun and len(self.in_flight.claims) == 1:
             self._has_begun = True
             self._patience = self._first_patience
-            self.in_flight.begin(suspect)
+            self.in_flight.begin([suspect])
         elif not self._has_begun and time.monotonic() - self._waits_since > self._patience:
             self._give_way(suspect)
         return self._suspect is not None

@@ -21,7 +21,7 @@ BOTH: FunctionKind = "both"
 EMPTY_PAUSE = 0.05
 #: After a look for async functions alone, the pause is so many times as long as the look took; longer if nothing was
 #: found, because then the look has read the whole backlog of the others. At most so many seconds.
-ASYNC_PAUSE_FACTOR, EMPTY_PAUSE_FACTOR, LONGEST_ASYNC_PAUSE = 4, 20, 2.0
+ASYNC_PAUSE_FACTOR, EMPTY_PAUSE_FACTOR, LONGEST_ASYNC_PAUSE = 4, 50, 30.0
 
 
 class KindPauses:

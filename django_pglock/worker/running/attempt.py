@@ -48,6 +48,9 @@ logger = logging.getLogger("django_pglock.worker")
 #: Seconds before a task that lost its database connection runs again; doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 
+#: The options of a task that has none. Nobody writes to them.
+NOTHING: dict[str, Any] = {}
+
 
 class Attempt(StoppableAttempt):
     """One attempt of one claim: the function, its decoded arguments, and its result object."""
@@ -64,11 +67,13 @@ class Attempt(StoppableAttempt):
         self.claim = claim
         self.using = using
         self.definition: TaskFields = definition
-        meta: dict[str, Any] = {} if claim.meta == "{}" else from_json(claim.meta)
-        self.options: dict[str, Any] = meta.get("options", {})
+        meta: dict[str, Any] = NOTHING if claim.meta == "{}" else from_json(claim.meta)
+        self.options: dict[str, Any] = meta.get("options", NOTHING)
         #: How often the task has snoozed, where that is limited.
         self.snoozes: int = meta.get("snoozes", 0)
         self.timeout = self.options.get("timeout", definition.timeout)
+        #: Whether the function and its completion share a transaction.
+        self.is_atomic = bool(self.options.get("atomic", definition.atomic))
         self.args: list[Any] = [] if claim.args == "[]" else from_json(claim.args)
         self.kwargs: dict[str, Any] = {} if claim.kwargs == "{}" else from_json(claim.kwargs)
         if not isinstance(self.args, list) or not isinstance(self.kwargs, dict):
@@ -84,11 +89,6 @@ class Attempt(StoppableAttempt):
         if self._result is None:
             self._result = self._running_result()
         return self._result
-
-    @property
-    def is_atomic(self) -> bool:
-        """Whether the function and its completion share a transaction."""
-        return bool(self.options.get("atomic", self.definition.atomic))
 
     def observe(self) -> None:
         """Begin to observe the call, in the thread or coroutine in which it runs."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sys
 import threading
 import time
@@ -17,8 +16,8 @@ from asgiref.sync import AsyncToSync, sync_to_async
 
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.forked_child import end_process
 from django_pglock.worker.running.orm_thread import OrmThread, current_attempt
 from django_pglock.worker.running.run import end_by_error, run_async
 from django_pglock.worker.running.task_connections import CHECK_INTERVAL, prepare_connections, renew_connections
@@ -33,7 +32,7 @@ class EventLoop:
     def __init__(self, in_flight: InFlight, using: str) -> None:
         self.in_flight = in_flight
         self.using = using
-        self.process = os.getpid()
+        self.generation = forked_child.generation
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -86,8 +85,8 @@ class EventLoop:
         try:
             return await attempt.call()
         finally:
-            if os.getpid() != self.process:
-                end_process(sys.exc_info()[1])
+            if forked_child.generation != self.generation:
+                forked_child.end_process(sys.exc_info()[1])
             del self._running[me]
             if timer is not None:
                 timer.cancel()

@@ -16,7 +16,6 @@ from django.db import connections
 
 from django_pglock.postgres.stacks import stacks
 from django_pglock.store.outcome import Released, Succeeded
-from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
@@ -137,27 +136,27 @@ class Executor:
 
     def _work(self, slot: Slot) -> None:
         threads = self.in_flight.threads
-
-        def over(ended: EndedClaim | None, cost: float) -> None:
-            # A claim that could not begin says nothing about the cost of a task.
-            has_cost = ended is not None and not isinstance(ended.outcome, Released)
-            threads.free(slot, cost=cost if has_cost else None)
-
-        self._execute_all(partial(threads.next, slot, wait_for_claim), over)
+        self._execute_all(partial(threads.next, slot, wait_for_claim), partial(threads.free, slot))
 
     def _start_coroutines(self) -> None:
         coroutines = self.in_flight.coroutines
 
-        def over(ended: EndedClaim | None, _cost: float) -> None:
-            if ended is not None:
-                coroutines.free()
-
-        self._execute_all(partial(coroutines.next, wait_for_claim), over)
+        self._execute_all(
+            partial(coroutines.next, wait_for_claim), lambda _cost: coroutines.free(), are_coroutines=True
+        )
 
     def _execute_all(
-        self, next_claim: Callable[[], Claim | None], over: Callable[[EndedClaim | None, float], None]
+        self,
+        next_claim: Callable[[], Claim | None],
+        free: Callable[[float | None], None],
+        *,
+        are_coroutines: bool = False,
     ) -> None:
-        """Execute claims until ``next_claim`` returns None; call ``over`` after each, with the seconds that it took."""
+        """Execute claims until ``next_claim`` returns None.
+
+        Call ``free`` after each that has ended here, with the seconds that it took, or None if they mean nothing. With
+        ``are_coroutines``, the event loop ends all those that begin.
+        """
         checked_at = 0.0
         prepare_connections()
         thread = self.watchdog.watch_this_thread()
@@ -171,24 +170,28 @@ class Executor:
                     checked_at = began
                 # Coroutines inherit the context from here: the loop is called with the context of its caller.
                 thread.claim = claim
-                ended = clean.copy().run(self._execute, claim, thread)
+                ended = clean.copy().run(self._execute, claim, thread, are_coroutines)
                 thread.claim = None
                 thread.clean_up(claim)
                 if not keeps_all:
                     close_unkept_connections()
-                if ended is not None:
-                    if not isinstance(ended.outcome, Succeeded):
-                        checked_at = 0.0
-                        if isinstance(ended.outcome, Released):
-                            # This thread cannot connect. Without a pause it would claim and give back tasks faster than
-                            # threads that can connect. To delay the tasks would keep them from those threads, too.
-                            time.sleep(BETWEEN_TRIES)
-                    self.in_flight.end(ended)
-                over(ended, time.perf_counter() - began)
+                if ended is None:
+                    continue
+                cost: float | None = time.perf_counter() - began
+                if not isinstance(ended.outcome, Succeeded):
+                    checked_at = 0.0
+                    if isinstance(ended.outcome, Released):
+                        # This thread cannot connect. Without a pause it would claim and give back tasks faster than
+                        # threads that can connect. To delay the tasks would keep them from those threads, too.
+                        time.sleep(BETWEEN_TRIES)
+                        # A claim that could not begin says nothing about the cost of a task.
+                        cost = None
+                self.in_flight.end(ended)
+                free(cost)
         finally:
             connections.close_all()
 
-    def _execute(self, claim: Claim, thread: TaskThread) -> EndedClaim | None:
+    def _execute(self, claim: Claim, thread: TaskThread, is_coroutine: bool) -> EndedClaim | None:
         """Run one claim to its end. Returns None for a coroutine, which the event loop ends."""
         attempt: Attempt | EndedClaim | None = None
         try:
@@ -199,7 +202,7 @@ class Executor:
                 return attempt
             if attempt.has_observers:
                 send(task_started, claim, attempt.result)
-            if registry.is_async(claim.task_path):
+            if is_coroutine:
                 self.loop.run(attempt)
                 return None
             ended = run(attempt, thread.call)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
-import os
 import sys
 import threading
 import time
@@ -27,7 +26,7 @@ from django.db.backends.signals import connection_created
 from django_pglock.errors import TaskTimeout
 from django_pglock.postgres.connections import cancel_statement, hang_up, statement_under_way
 from django_pglock.postgres.stacks import stacks
-from django_pglock.worker.running.forked_child import end_process
+from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.task_connections import is_at_rest, is_closed
 
@@ -77,7 +76,7 @@ class TaskThread:
         #: The claim that the thread runs, from the first to the last statement for it.
         self.claim: Claim | None = None
         self.ident = threading.get_ident()
-        self.process = os.getpid()
+        self.generation = forked_child.generation
         self._stopping = threading.Lock()
         self._sessions: list[weakref.ReferenceType[DatabaseWrapper]] = []
         _here.thread = self
@@ -91,24 +90,24 @@ class TaskThread:
         """
         try:
             try:
-                self._begin(attempt)
+                # First note the attempt, then check whether it is cancelled. A cancel does the two in the other order.
+                self.attempt = attempt
+                attempt.begin()
+                if attempt.timeout is not None:
+                    self._watch(attempt)
                 return attempt.call()
             finally:
-                if os.getpid() != self.process:
-                    end_process(sys.exc_info()[1])
+                if forked_child.generation != self.generation:
+                    forked_child.end_process(sys.exc_info()[1])
                 self._end(attempt)
         except TaskTimeout:
             self._end(attempt)
             raise
 
-    def _begin(self, attempt: StoppableAttempt) -> None:
-        # First note the attempt, then check whether it is cancelled. A cancel does the two in the other order.
-        self.attempt = attempt
-        attempt.begin()
-        if attempt.timeout is not None:
-            self.watchdog.ensure_started()
-            attempt.look_at = attempt.deadline
-            self.watchdog.expect(attempt.deadline)
+    def _watch(self, attempt: StoppableAttempt) -> None:
+        self.watchdog.ensure_started()
+        attempt.look_at = attempt.deadline
+        self.watchdog.expect(attempt.deadline)
 
     def _end(self, attempt: StoppableAttempt) -> None:
         # No lock is taken: TaskTimeout could be raised after the lock is taken and before that is known. Each line may

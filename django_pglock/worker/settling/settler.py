@@ -27,7 +27,7 @@ from django_pglock.store.admit import admit
 from django_pglock.store.logs import note_logs
 from django_pglock.store.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
 from django_pglock.store.release import release
-from django_pglock.store.settle import held, settle
+from django_pglock.store.settle import held, settle, settle_unobserved
 from django_pglock.store.sql import rows_of
 from django_pglock.store.wake import wake
 from django_pglock.worker.ended_claim import EndedClaim
@@ -216,13 +216,22 @@ class Settler(ConnectedService):
 
     def _write_plain(self, batch: list[EndedClaim]) -> list[EndedClaim]:
         """Write successes that nobody observes."""
-        accepted = self._settle_successes(batch)
-        if len(accepted) < len(batch) or not are_successes(batch):
-            # Some were lost, set aside, or refused by the database.
-            return self._report(batch, batch, accepted)
+        if sum(map(len, map(TEXT, map(OUTCOME, batch)))) > LARGEST_TEXT:
+            return self._report(batch, batch, self._settle_successes(batch))
+        try:
+            accepted = self._settle_plain(batch)
+        except DatabaseError as error:
+            return self._report(batch, batch, self._settle_after(error, batch))
+        if accepted is not None:
+            # Some were lost.
+            return self._report(batch, batch, dict.fromkeys(accepted))
         self.counts[Succeeded] += len(batch)
         self.history.count(batch)
         return batch
+
+    def _settle_plain(self, batch: list[EndedClaim]) -> list[int] | None:
+        """Settle these at once. Returns None if all were accepted, else the ids that were."""
+        return settle_unobserved(self.using, list(map(CLAIM, batch)), list(map(TEXT, map(OUTCOME, batch))))
 
     def _report(self, batch: list[EndedClaim], open_: list[EndedClaim], accepted: dict[int, Any]) -> list[EndedClaim]:
         """Report a batch, and return it without what was set aside. ``open_``: the part that was to be settled."""
@@ -302,20 +311,24 @@ class Settler(ConnectedService):
                 self.using, list(zip(map(CLAIM, ended_claims), map(OUTCOME, ended_claims), strict=True)), self.worker
             )
         except DatabaseError as error:
-            if isinstance(error.__cause__, LockNotAvailable):
-                return self._settle_unlocked(ended_claims)
-            # A row that the database refuses must not delay the others: halve the batch until that row is alone.
-            if not is_of_a_row(error):
-                raise
-            if len(ended_claims) > 1:
-                middle = len(ended_claims) // 2
-                return {**self._settle_alike(ended_claims[:middle]), **self._settle_alike(ended_claims[middle:])}
-            if isinstance(ended_claims[0].outcome, Failed):
-                # Dropped. The heartbeat compares the table with what is in flight, and the task will run again.
-                logger.exception("The failure of %s cannot be stored. The task will run again.", ended_claims[0].claim)
-                return {}
-            ended_claims[0].outcome = Failed(Failure.of(error))
-            return self._settle_alike(ended_claims)
+            return self._settle_after(error, ended_claims)
+
+    def _settle_after(self, error: DatabaseError, ended_claims: list[EndedClaim]) -> dict[int, Any]:
+        """Settle these after the database has refused to write them together."""
+        if isinstance(error.__cause__, LockNotAvailable):
+            return self._settle_unlocked(ended_claims)
+        # A row that the database refuses must not delay the others: halve the batch until that row is alone.
+        if not is_of_a_row(error):
+            raise error
+        if len(ended_claims) > 1:
+            middle = len(ended_claims) // 2
+            return {**self._settle_alike(ended_claims[:middle]), **self._settle_alike(ended_claims[middle:])}
+        if isinstance(ended_claims[0].outcome, Failed):
+            # Dropped. The heartbeat compares the table with what is in flight, and the task will run again.
+            logger.exception("The failure of %s cannot be stored. The task will run again.", ended_claims[0].claim)
+            return {}
+        ended_claims[0].outcome = Failed(Failure.of(error))
+        return self._settle_alike(ended_claims)
 
     def _settle_unlocked(self, ended_claims: list[EndedClaim]) -> dict[int, Any]:
         """Settle the rows that are not locked, and set the others aside."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.models import Attempt, Task
 from django_pglock.store.liveness import beat
 from django_pglock.store.outcome import Abandoned, Failed, Failure, Interrupted, Released, Retried, Succeeded
-from django_pglock.store.settle import settle
+from django_pglock.store.settle import settle, settle_unobserved
 from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.sample import tasks
 
@@ -25,6 +26,33 @@ FAILURE = Failure("builtins.ValueError", "Traceback …")
 
 def settle_one(claim, outcome):
     return settle("default", [(claim, outcome)], claim.worker)
+
+
+@pytest.mark.parametrize("results", [["null"] * 3, ["null", "7", '{"a": 1}']], ids=["none", "some"])
+def test_successes_that_nobody_observes_are_written_alike_and_answered_in_one_row(claim, results):
+    for _ in range(3):
+        tasks.nothing.using(keep_result=60).enqueue()
+    claims = claim(3)
+    with CaptureQueriesContext(connection) as queries:
+        # In any order.
+        assert settle_unobserved("default", claims[::-1], results[::-1]) is None
+    assert len(queries) == 1
+    rows = Task.objects.order_by("id")
+    assert [row.result for row in rows] == [None if text == "null" else json.loads(text) for text in results]
+    for row in rows:
+        assert row.status == "SUCCESSFUL"
+        assert abs(row.expires_at - row.finished_at - MINUTE) < timedelta(seconds=1)
+
+
+def test_successes_that_nobody_observes_have_no_effect_on_a_lost_claim(claim):
+    for _ in range(3):
+        tasks.nothing.enqueue()
+    first, second, third = claim(3)
+    Task.objects.filter(pk=second.id).update(attempts=second.attempt + 1)
+    assert sorted(settle_unobserved("default", [first, second, third], ["1"] * 3)) == [first.id, third.id]
+    assert Task.objects.get(pk=second.id).status == "RUNNING"
+    assert settle_unobserved("default", [first, third], ["2"] * 2) == [], "each is settled once"
+    assert set(Task.objects.filter(status="SUCCESSFUL").values_list("result", flat=True)) == {1}
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def plans(worker, ids):
         "a claim behind the last": (behind.sql(BATCH, "default", 0, 0), None),
         "CLAIM_FAIR": ("", "default", *here, "default", BATCH, *here, BATCH, BATCH, worker, BATCH),
         "SETTLE_SUCCESSES": (ids, ones, texts),
+        "SETTLE_UNOBSERVED": (ids, ones, texts, len(ids)),
         "SETTLE_OWN_SUCCESS": ("null", ids[0], 1),
         "SETTLE_OTHERS": (*others, worker),
         "HELD": (ids, ones),

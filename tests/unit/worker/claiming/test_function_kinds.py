@@ -17,8 +17,8 @@ def test_looks_for_the_event_loop_alone_keep_no_thread_waiting_for_long():
     assert (looks.next_in(SYNC), looks.next_in(ASYNC)) == (0, 0.4)
 
 
-def test_looks_that_find_no_coroutine_behind_a_backlog_take_a_twentieth_of_the_time():
+def test_looks_that_find_no_coroutine_behind_a_backlog_take_a_fiftieth_of_the_time():
     looks = KindPauses(clock=lambda: 0.0)
-    for took, pause in ((0.01, 0.2), (0.05, 1.0), (0.4, 2.0), (1.0, 4.0)):
+    for took, pause in ((0.01, 0.5), (0.05, 2.5), (0.4, 20.0), (1.0, 30.0)):
         looks.note(ASYNC, took=took, found=0)
         assert looks.next_in(ASYNC) == pause
