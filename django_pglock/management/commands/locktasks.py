@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
-from django_pglock.management import argument_index, failures, pausing, schedules, stack
+from django_pglock.management import archiving, argument_index, failures, pausing, schedules, stack
 from django_pglock.management.arguments import positive
 from django_pglock.management.choosing import (
     add_choice,
@@ -96,6 +96,7 @@ class Command(BaseCommand):
   locktasks prune --older-than 30 --status FAILED
   locktasks pause mail --reason "provider is down"
   locktasks resume mail
+  locktasks archive on --wait                   move finished tasks to daily partitions
   locktasks keda --queue mail                   one number, for an autoscaler
 
 "locktasks SUBCOMMAND --help" shows all options. The exit code is 0 on success and 1 on failure."""
@@ -138,6 +139,13 @@ class Command(BaseCommand):
         self._add_prune(add)
         argument_index.add_options(
             add("index", self._index, _("Create or drop the index on arguments, while tasks are written."))
+        )
+        archiving.add_options(
+            add(
+                "archive",
+                self._archive,
+                _("Move successful tasks to an archive with one partition a day."),
+            )
         )
         pausing.add_pause(
             add("pause", self._pause, _("Pause a queue: workers claim no task from it, and running tasks finish."))
@@ -366,6 +374,9 @@ class Command(BaseCommand):
 
     def _index(self, rows: Any, options: dict[str, Any]) -> None:
         self.stdout.write(argument_index.change_index(rows.db, options))
+
+    def _archive(self, rows: Any, options: dict[str, Any]) -> None:
+        archiving.archive(rows.db, options, say=self.stdout.write)
 
     # Output
 
