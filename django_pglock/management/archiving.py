@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -11,14 +11,16 @@ from django.template.defaultfilters import filesizeformat
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_pglock.management.choosing import chosen
 from django_pglock.management.tables import lasting
-from django_pglock.models import Worker
+from django_pglock.models import ArchivedTask, Worker
 from django_pglock.store.archive import AGE, movable
-from django_pglock.store.archive_days import DaySize, sizes_of_days
+from django_pglock.store.archive_days import DaySize, drop_days, expired_days, sizes_of_days
 from django_pglock.store.archive_state import (
     UNTIL_FIRST_MOVE,
     ArchiveState,
     archive_state,
+    may_be_archived,
     references_to_tasks,
     rights_in_archive,
     turn_off,
@@ -26,6 +28,7 @@ from django_pglock.store.archive_state import (
 )
 from django_pglock.store.count import MOST_COUNTED
 from django_pglock.store.prune import DAY, ages_of, first_id_since
+from django_pglock.verbs import Verb
 
 #: Seconds between two lines of progress.
 BETWEEN_LINES = 2.0
@@ -62,6 +65,29 @@ def archive(using: str, options: dict[str, Any], *, say: Say) -> None:
     else:
         for line in _status(using, state):
             say(line)
+
+
+def chosen_too(using: str, verb: Verb, options: dict[str, Any]) -> Any:
+    """Return the archived tasks that the arguments of a verb select: only ``delete`` changes them."""
+    rows = ArchivedTask.objects.using(using)
+    if verb.name != "delete_finished" or not may_be_archived(using):
+        return rows.none()
+    return chosen(rows, options).order_by("pk")
+
+
+def drop_old(using: str, ages: Mapping[str, float], *, is_dry: bool, say: Say) -> None:
+    """Drop the days of the archive that are older than ``prune`` asks for, and print how many, if there are any."""
+    days = ages.get("SUCCESSFUL")
+    if days is None or not archive_state(using).days:
+        return
+    if is_dry:
+        count = len(expired_days(using, days))
+        text = ngettext("%d day of the archive would be dropped.", "%d days of the archive would be dropped.", count)
+    else:
+        count = len(drop_days(using, days))
+        text = ngettext("%d day of the archive was dropped.", "%d days of the archive were dropped.", count)
+    if count:
+        say(text % count)
 
 
 def _turn_on(using: str, state: ArchiveState, say: Say) -> None:

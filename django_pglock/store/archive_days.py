@@ -86,12 +86,16 @@ def drop_days(using: str, older_than: float) -> list[date]:
 
     Finishes what an interrupted try has left. Some partitions may stay: those that another session uses at the moment.
     """
-    values = (EXPIRED, older_than * DAY)
-    if not _expired(run(using, DAYS_AND_REMAINS, *values)):
+    if not expired_days(using, older_than):
         return []
     with _session(using) as cursor:
-        cursor.execute(filled(DAYS_AND_REMAINS), values)
+        cursor.execute(filled(DAYS_AND_REMAINS), (EXPIRED, older_than * DAY))
         return [each.day for each in _expired(cursor.fetchall()) if _drop(cursor, each)]
+
+
+def expired_days(using: str, older_than: float) -> list[date]:
+    """Return the days that ``drop_days`` would drop."""
+    return [each.day for each in _expired(run(using, DAYS_AND_REMAINS, EXPIRED, older_than * DAY))]
 
 
 class DaySize(NamedTuple):

@@ -7,6 +7,7 @@ first and then the archive misses no task.
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import date, datetime
 from typing import Any
 
 from django.apps import apps
@@ -15,7 +16,7 @@ from django.db import connections
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import make_naive
 
-from django_pglock.store.archive_state import may_be_archived
+from django_pglock.store.archive_state import bounds_of, may_be_archived
 from django_pglock.store.sql import array_of_numbers, rows_of, run
 
 # Which of these tasks are in the archive.
@@ -38,6 +39,12 @@ def archived_among(using: str, ids: Collection[int]) -> set[int]:
     if not ids or not may_be_archived(using):
         return set()
     return {id_ for (id_,) in run(using, ARE_ARCHIVED, array_of_numbers(ids))}
+
+
+def bounds_of_day(using: str, day: date) -> tuple[datetime, datetime]:
+    """Return the first moment of a day, by UTC, and that of the next day, as a filter of a queryset takes them."""
+    start, end = bounds_of(day)
+    return (start, end) if settings.USE_TZ else (_naive(using, start), _naive(using, end))
 
 
 def failures_of(row: Any) -> list[Any]:
@@ -65,4 +72,8 @@ def _attempt_of(using: str, row: Any, values: dict[str, Any]) -> Any:
 def _date_of(using: str, text: str) -> Any:
     """Return a date of the JSON as Django reads it from a column."""
     found = parse_datetime(text)
-    return found if settings.USE_TZ or found is None else make_naive(found, connections[using].timezone)
+    return found if settings.USE_TZ or found is None else _naive(using, found)
+
+
+def _naive(using: str, moment: datetime) -> datetime:
+    return make_naive(moment, connections[using].timezone)

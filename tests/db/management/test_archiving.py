@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from django.core.management import CommandError
 from django.db import connection
 
 from django_pglock.management import archiving
-from django_pglock.models import Task
+from django_pglock.models import ArchivedTask, Task
 from django_pglock.store.archive_state import archive_state, turn_off, turn_on
 from tests.db.management.commands.test_locktasks import locktasks
-from tests.db.store.test_archive import TWO_HOURS, walk
+from tests.db.store.test_archive import TWO_HOURS, fail, walk
 from tests.db.store.test_prune import make
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_archive")]
@@ -102,6 +104,38 @@ def test_a_database_without_the_table_is_told_to_migrate():
                 locktasks("archive", "on")
         finally:
             cursor.execute("ALTER TABLE hidden RENAME TO django_pglock_archivedtask")
+
+
+def test_a_moved_task_is_shown_and_deleted_by_its_id_and_by_filters(monkeypatch):
+    rows = [make(days=TWO_HOURS, queue=queue, attempts=2) for queue in ("mail", "mail", "other")]
+    fail(rows[0], 1)
+    kept = make("FAILED", days=0, queue="mail")
+    turn_on("default")
+    assert walk() == 3
+    shown = json.loads(locktasks("show", rows[0].pk, "--json"))
+    assert (shown["id"], shown["is_archived"], shown["status"]) == (rows[0].pk, True, "SUCCESSFUL")
+    assert [each["traceback"] for each in shown["failures"]] == ["Traceback 1"]
+    assert "Traceback 1" in locktasks("show", rows[0].pk)
+    assert "would be deleted" in locktasks("delete", "--queue", "mail", "--status", "SUCCESSFUL", "--dry-run")
+    assert locktasks("delete", rows[2].pk) == "1 task was deleted.\n"
+    assert locktasks("delete", "--queue", "mail", "--status", "SUCCESSFUL", "--yes") == "2 tasks were deleted.\n"
+    assert not ArchivedTask.objects.exists()
+    assert list(Task.objects.all()) == [kept]
+    with pytest.raises(CommandError, match="No task with these ids"):
+        locktasks("retry", rows[0].pk)
+
+
+def test_prune_drops_days(settings):
+    for days in (9, 3, TWO_HOURS):
+        make(days=days)
+    walk(days=30)
+    days = archive_state("default").days
+    assert "1 day of the archive would be dropped." in locktasks("prune", "--dry-run")
+    assert locktasks("prune") == "0 tasks were deleted.\n1 day of the archive was dropped.\n"
+    assert "dropped" not in locktasks("prune", "--older-than", 1, "--status", "FAILED")
+    assert "1 day of the archive was dropped." in locktasks("prune", "--older-than", 1.5, "--status", "SUCCESSFUL")
+    assert archive_state("default").days == days[2:]
+    assert locktasks("prune") == "0 tasks were deleted.\n"
 
 
 def test_wait_prints_how_far_the_move_is(monkeypatch):
