@@ -19,6 +19,7 @@ from django.utils.functional import cached_property
 from django_pglock.conf import get_settings, task_database
 from django_pglock.errors import TaskArgumentsError, model_of
 from django_pglock.postgres.connections import connection_for
+from django_pglock.store.archived import find_archived
 from django_pglock.store.await_end import await_end, await_end_async
 from django_pglock.store.call import Call, batches, meta_of
 from django_pglock.store.enqueue import enqueue, enqueue_many
@@ -157,8 +158,7 @@ class PostgresBackend(BaseTaskBackend):
         Raises ``TaskResultDoesNotExist`` if this backend has no task of this id, or if the process does not know the
         function of the task.
         """
-        rows = rows_of("Task", self._using)
-        row = rows.filter(pk=result_id, backend=self.alias).first() if _is_id(result_id) else None
+        row = self._row_of(int(result_id)) if _is_id(result_id) else None
         if row is None:
             raise TaskResultDoesNotExist(f"No task of backend {self.alias!r} has the id {result_id!r}.")
         result = result_of_row(row)
@@ -167,6 +167,10 @@ class PostgresBackend(BaseTaskBackend):
                 f"Task {result_id} calls {row.task_path}, which this process has not imported. Import its module first."
             )
         return result
+
+    def _row_of(self, task_id: int) -> Any:
+        row = rows_of("Task", self._using).filter(pk=task_id, backend=self.alias).first()
+        return row or find_archived(self._using, task_id, backend=self.alias)
 
     def await_end(self, task_id: int, timeout: float | None) -> bool | None:
         """Wait until a task has ended, for ``timeout`` seconds at most (None: as long as it takes).

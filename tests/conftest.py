@@ -20,6 +20,7 @@ from django.db.models import Model
 from django.test import TransactionTestCase
 
 from django_pglock.contrib.capture import Capture, CaptureTrigger
+from django_pglock.store import archive_state
 from django_pglock.store import wake as wakeup
 from django_pglock.tasks import registry
 from django_pglock.worker import Worker
@@ -113,6 +114,7 @@ def news_of_this_test() -> None:
     """Forget what the tests before have left: what they rolled back, and that nobody slept a moment ago."""
     wakeup._nobody_slept_at.clear()
     wakeup._untold.clear()
+    archive_state._known.clear()
 
 
 @pytest.fixture

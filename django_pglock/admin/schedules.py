@@ -17,9 +17,10 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from django_pglock.admin.actions import admin_action, perform
-from django_pglock.admin.pages import ReadOnlyAdmin, mark
+from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, mark
 from django_pglock.admin.schedule_runs import runs_of, skipped_between
 from django_pglock.models import Schedule, Task
+from django_pglock.store.archived import archived_among
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.verbs import Verb
 
@@ -74,6 +75,25 @@ _VERBS = (
 VERBS = {verb.name: verb for verb in _VERBS}
 
 
+class ScheduleChangeList(CappedChangeList):
+    """Looks for last tasks in the archive if they are not in the table of tasks."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        """Find the schedules of the page."""
+        super().get_results(request)
+        self.result_list: Any = list(self.result_list)
+        note_archived(self.result_list)
+
+
+def note_archived(schedules: list[Any]) -> None:
+    """Complete the status of last tasks that are in the archive. No statement if all last tasks are found."""
+    missing = {each.last_task for each in schedules if each.status_of_last is None} - {None}
+    archived = archived_among(Task.objects.db, missing)
+    for each in schedules:
+        if each.last_task in archived:
+            each.status_of_last = TaskStatus.SUCCESSFUL
+
+
 class ScheduleAdmin(ReadOnlyAdmin):
     """The list of schedules, ordered by their next tick, and the page of one schedule."""
 
@@ -91,6 +111,16 @@ class ScheduleAdmin(ReadOnlyAdmin):
         """Add the status of the last task of each schedule, by the primary key."""
         last = Task.objects.filter(pk=OuterRef("last_task")).order_by().values("status")[:1]
         return super().get_queryset(request).annotate(status_of_last=Subquery(last))
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ScheduleChangeList]:
+        """Return our change list."""
+        return ScheduleChangeList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return the schedule with the status of its last task, also of an archived one."""
+        schedule = super().get_object(request, object_id, from_field)
+        note_archived([schedule] if schedule is not None else [])
+        return schedule
 
     def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
         """Return the buttons that the user may press, and the last runs for those who may view tasks."""

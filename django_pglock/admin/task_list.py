@@ -7,7 +7,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.core.paginator import Paginator
-from django.db.models import Exists
+from django.db.models import BooleanField, Exists, Func, Value
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.http import urlencode
@@ -26,13 +26,17 @@ from django_pglock.admin.task_filters import (
     time_range,
 )
 from django_pglock.admin.task_summary import last_failures
-from django_pglock.models import Task, Worker
+from django_pglock.models import ArchivedTask, Task, Worker
+from django_pglock.store.archive_state import may_be_archived
 from django_pglock.store.argument_index import ids_by_arguments
 from django_pglock.store.count import MOST_SEARCHED, search_end
 from django_pglock.store.id_range import above_succeeded
 from django_pglock.store.move import is_among
 from django_pglock.tasks import registry
 from django_pglock.tasks.states import TaskStatus
+
+#: Whether a partitioned table has a partition. Every role may ask this, also one that may not read the table.
+HAS_ARCHIVE = "EXISTS (SELECT FROM pg_inherits WHERE inhparent = to_regclass(%(expressions)s))"
 
 
 class TaskChangeList(CappedChangeList):
@@ -55,7 +59,10 @@ class TaskChangeList(CappedChangeList):
         """Find the tasks of the page, and the last failure of each. Actions on all matches are not limited."""
         self.matching = self.queryset
         self.queryset = self.queryset.annotate(
-            lacks_worker=~Exists(Worker.objects.all().alive()) & Exists(Task.objects.all().ready())
+            lacks_worker=~Exists(Worker.objects.all().alive()) & Exists(Task.objects.all().ready()),
+            has_archive=Func(
+                Value(f'"{ArchivedTask._meta.db_table}"'), template=HAS_ARCHIVE, output_field=BooleanField()
+            ),
         )
         if is_search(request, self.query):
             self._search(request)
@@ -123,6 +130,13 @@ class TaskChangeList(CappedChangeList):
     def is_without_worker(self) -> bool:
         """Whether tasks are ready, and no worker is alive that could run them."""
         return bool(self.result_list) and self.result_list[0].lacks_worker
+
+    @property
+    def has_archive(self) -> bool:
+        """Whether the archive has a day, or may have one."""
+        if self.result_list:
+            return bool(self.result_list[0].has_archive)
+        return may_be_archived(self.root_queryset.db)
 
     @property
     def older_query(self) -> str:

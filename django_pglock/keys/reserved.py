@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 
-#: Held by the worker that does the upkeep. The second number is 0.
+#: Held by the worker that does the upkeep, with the second number 0. With 1, held while tasks are moved to the archive.
 UPKEEP = 0x70676C01
 #: Held while tasks are admitted to a lock key. The second number is from the key's SHA-256. Two keys may have the same
 #: number: their admissions then wait for each other, each for one message to the server. An admission to several keys

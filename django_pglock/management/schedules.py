@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 
 from django_pglock.management.tables import aligned, printable
 from django_pglock.models import Schedule
+from django_pglock.store.archived import archived_among
 
 _SHOWN = ("task_path", "expression", "timezone", "is_enabled", "next_at", "last_at", "last_task", "last_status")
 
@@ -20,7 +21,11 @@ def listed(rows: Any) -> list[dict[str, Any]]:
     """
     last = rows.filter(pk=OuterRef("last_task")).order_by().values("status")[:1]
     found = Schedule.objects.using(rows.db).annotate(last_status=Subquery(last))
-    return list(found.order_by("next_at", "task_path").values(*_SHOWN))
+    schedules = list(found.order_by("next_at", "task_path").values(*_SHOWN))
+    archived = archived_among(
+        rows.db, {each["last_task"] for each in schedules if each["last_status"] is None} - {None}
+    )
+    return [{**each, "last_status": "SUCCESSFUL"} if each["last_task"] in archived else each for each in schedules]
 
 
 def as_table(found: list[dict[str, Any]]) -> str:

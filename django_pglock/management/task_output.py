@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 
 from django_pglock.management.tables import ago, lasting, printable
 from django_pglock.models import Task
+from django_pglock.store.archived import failures_of, find_archived, is_archived
 from django_pglock.store.count import COUNTED, QueueCounts
 from django_pglock.tasks.redaction import shown
 
@@ -32,6 +33,21 @@ def fields_of_task(task: Task, names: Iterable[str]) -> dict[str, Any]:
     """Return fields of a task, redacted; ``attempts`` without the claims that were given back or snoozed."""
     fields = {name: shown(task, name) for name in names if name != "uncounted"}
     return {**fields, "attempts": task.attempts_made, "claims": task.attempts}
+
+
+def about_task(rows: Any, task_id: int) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """Return the fields of a task and of its failed and lost attempts; None if there is no such task.
+
+    The task may be in the archive.
+    """
+    task = rows.filter(pk=task_id).first() or find_archived(rows.db, task_id)
+    if task is None:
+        return None
+    names = [field.attname for field in task._meta.concrete_fields if field.attname != "failed_attempts"]
+    about = fields_of_task(task, names)
+    if is_archived(task):
+        about["is_archived"] = True
+    return about, [fields_of_attempt(row) for row in failures_of(task)]
 
 
 def queue_as_json(queue: QueueCounts) -> dict[str, Any]:

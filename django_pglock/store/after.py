@@ -71,7 +71,7 @@ SELECT DISTINCT awaited FROM waits
 
 
 def lock_awaited(using: str, ids: Collection[int]) -> list[int]:
-    """Keep these tasks from being pruned until the end of the transaction; return those of the ids that no task has."""
+    """Keep these tasks from being deleted or archived until the end of the transaction; return ids that no task has."""
     known = {id_ for (id_,) in run(using, LOCK_AWAITED, array_of_numbers(ids))}
     return [each for each in ids if each not in known]
 

@@ -1,4 +1,4 @@
-"""Finished tasks are deleted because a person asks for it, however young they are."""
+"""Finished tasks are deleted because a person asks for it, however young they are, also in the archive."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ def delete(tasks: Any, *, progress: Progress | None = None) -> int:
 
 def _delete(tasks: Any) -> int:
     return delete_free(unneeded(tasks).filter(status__in=sorted(FINISHED)).order_by("pk"))
+
+
+def delete_archived(rows: Any, progress: Progress | None = None) -> int:
+    """Delete these rows of the archive. Returns how many."""
+    return by_windows(rows, rows, _delete_archived, progress)
+
+
+def _delete_archived(rows: Any) -> int:
+    count, _by_model = rows.delete()
+    return int(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from django.db import transaction
@@ -12,6 +13,7 @@ from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.store.admit import admit_on_commit, admit_own
 from django_pglock.store.after import insert_after, lock_awaited
 from django_pglock.store.after_commit import after_commit
+from django_pglock.store.archived import archived_among
 from django_pglock.store.call import Call, Enqueued, due_of, is_alone
 from django_pglock.store.insert import insert_calls, insert_plain
 from django_pglock.store.insert_at_key import insert_at_key, insert_at_rate
@@ -57,10 +59,15 @@ def enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], *, meta: s
     if not task.after:
         return _enqueue_many(using, task, calls, meta)
     with transaction.atomic(using=using):
-        if missing := lock_awaited(using, task.after):
+        missing = lock_awaited(using, task.after)
+        # Tasks in the archive have succeeded, so there is nothing to wait for.
+        succeeded = archived_among(using, missing)
+        if missing := [each for each in missing if each not in succeeded]:
             raise TaskOptionError(
                 f"after of {task.module_path} names a task that does not exist: {', '.join(map(str, missing))}."
             )
+        if succeeded:
+            task = replace(task, after=tuple(each for each in task.after if each not in succeeded))
         return _enqueue_many(using, task, calls, meta)
 
 

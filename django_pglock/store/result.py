@@ -1,9 +1,10 @@
-"""Reads a task's row as a ``TaskResult`` of django.tasks."""
+"""Reads a task's row, or its row in the archive, as a ``TaskResult`` of django.tasks."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django_pglock.store.archived import failures_of
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.results import as_called, error_of, make_result
@@ -13,15 +14,13 @@ from django_pglock.tasks.states import TaskStatus
 def result_of_row(row: Any) -> TaskResult[..., Any] | None:
     """Return the ``TaskResult`` of a task's row, or None when this process does not know its function.
 
-    Costs one more query, for the attempts that failed, unless there cannot be any.
+    Costs one more query, for the attempts that failed, unless there cannot be any, or the row is in the archive.
     """
     definition = registry.find(row.task_path)
     if definition is None:
         return None
     may_have_failed = row.attempts or row.status == TaskStatus.CANCELLED
-    # From the database of the row: a router may send reads to a replica, which does not have the attempts yet.
-    rows = row.failures.using(row._state.db).order_by("number")  # noqa: SLF001 - Django has no public name for it
-    failures = list(rows) if may_have_failed else []
+    failures = failures_of(row) if may_have_failed else []
     workers = [str(failure.worker) for failure in failures if failure.worker is not None]
     if row.worker is not None and (not failures or failures[-1].number != row.attempts_made):
         workers.append(str(row.worker))

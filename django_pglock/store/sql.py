@@ -44,8 +44,8 @@ IN_ORDER_OF_KEYS = 'length(unique_key), unique_key COLLATE "C"'
 
 #: The models besides Task whose tables the statements name.
 _OTHERS = (
-    *("attempt", "failure_group", "queue", "queue_count", "rate_limit", "running_stack", "schedule"),
-    *("task_history", "waiter", "worker"),
+    *("archived_task", "attempt", "failure_group", "queue", "queue_count", "rate_limit", "running_stack"),
+    *("schedule", "task_history", "waiter", "worker"),
 )
 _QUOTED = '"%s"'
 

@@ -8,6 +8,7 @@ import pytest
 
 from django_pglock.store import cancel, retry, schedule
 from django_pglock.worker.settling import settler
+from tests.db.conftest import drop_archive
 from tests.interleavings import people, workers  # noqa: F401 - they fill the table of verbs
 from tests.interleavings.cases import Company
 from tests.interleavings.worlds import World
@@ -28,3 +29,4 @@ def company(transactional_db, own_registry, capture, settings, monkeypatch, requ
     yield company
     company.leave()
     world.drop()
+    drop_archive()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
-from django_pglock.models import Task, Waiter
+from django_pglock.models import ArchivedTask, Task, Waiter
 from django_pglock.store.admit import admit
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import Succeeded
@@ -66,11 +66,13 @@ class Judge(Laws):
 
     def look(self) -> None:
         self.before, self.now = self.world.before, {task.pk: task for task in Task.objects.order_by("pk")}
+        self.archived = set(ArchivedTask.objects.values_list("pk", flat=True))
         self.waiters = list(Waiter.objects.values_list("task_id", "awaited"))
 
     def all_hold(self) -> None:
         if any(verb.prunes for verb in self.verbs):
             self.pruned = self.before.keys() - self.now.keys()
+            self.what_was_archived_is_there_once()
         if any(verb.retries for verb in self.verbs):
             self.retried = set(self.now)
         else:
@@ -98,6 +100,11 @@ class Judge(Laws):
                 continue
             if state not in TO_EXPECT or turn.level == READ_COMMITTED:
                 raise AssertionError(f"{type(turn.error).__name__}: {turn.error}") from turn.error
+
+    def what_was_archived_is_there_once(self) -> None:
+        assert self.archived.isdisjoint(self.now)
+        if all(verb.archives or not verb.prunes for verb in self.verbs):
+            assert self.pruned == self.archived & self.before.keys()
 
     def nobody_overtakes_another_of_its_key(self) -> None:
         """Of those that wait now, count only who waited all the time. Who is not committed yet is not overtaken."""

@@ -63,6 +63,8 @@ def test_a_worker_that_registers_does_not_deadlock_with_a_person_who_removes_sch
 FILES = {
     "admit": {"sweep", "open_buckets"},
     "after": {"enqueue_after", "enqueue_several_after"},
+    "archive": {"archive_a_window"},
+    "archive_days": {"archive_a_window"},
     "capture": {"change_one", "change_all", "run_captured"},
     "cancel": {"cancel", "cancel_in_a_transaction"},
     "claim": {"claim_ready"},
@@ -102,6 +104,8 @@ FILES = {
 NO_VERB = {
     *(
         "after_commit",
+        "archive_state",
+        "archived",
         "argument_index",
         "await_end",
         "call",

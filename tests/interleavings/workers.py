@@ -11,6 +11,7 @@ from django.db import transaction
 
 from django_pglock.errors import ClaimLost
 from django_pglock.store.admit import admit
+from django_pglock.store.archive import archive_window
 from django_pglock.store.claim_fair import claim_fair
 from django_pglock.store.claim_group import claim_group
 from django_pglock.store.failures import Group
@@ -199,6 +200,11 @@ def sweep(world: World, ledger: Ledger) -> None:
 @verb("plain", "unique", "after", is_workers=True, prunes=True)
 def prune_a_window(world: World, ledger: Ledger) -> None:
     prune_window("default", 0, {"SUCCESSFUL": 0, "FAILED": 0, "CANCELLED": 0})
+
+
+@verb("plain", "unique", "after", is_workers=True, prunes=True, archives=True)
+def archive_a_window(world: World, ledger: Ledger) -> None:
+    archive_window("default", 0, None, age=0)
 
 
 @verb("shared", is_workers=True)

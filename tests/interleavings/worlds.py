@@ -16,6 +16,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from django_pglock.models import (
+    ArchivedTask,
     Attempt,
     FailureGroup,
     Queue,
@@ -41,7 +42,10 @@ from tests.sample import tasks
 LIVING, DEAD, SLEEPING, FIRST, SECOND, THIRD = (UUID(int=number) for number in range(1, 7))
 TABLES = [
     model._meta.db_table
-    for model in (*(Worker, Queue, QueueCount, RateLimit, Schedule, Task, TaskHistory, Attempt, Waiter, FailureGroup),)
+    for model in (
+        *(Worker, Queue, QueueCount, RateLimit, Schedule, Task, TaskHistory, Attempt, Waiter, FailureGroup),
+        ArchivedTask,
+    )
 ]
 FAILED = Failed(Failure("builtins.ValueError", "Traceback …"))
 #: Waits for a place at its key, and can be replaced while it does.

@@ -101,7 +101,7 @@ class Project:
     def tables(self) -> set[str]:
         """Return the names of our tables and views in the project's database."""
         with self.session() as session:
-            found = session.execute("SELECT relname FROM pg_class WHERE relkind IN ('r', 'v')")
+            found = session.execute("SELECT relname FROM pg_class WHERE relkind IN ('r', 'v', 'p')")
             return {name for (name,) in found if name.startswith("django_pglock_")}
 
 

@@ -22,6 +22,7 @@ def ship(number):
 TABLES = {
     *("attempt", "lease", "queue", "ratelimit", "schedule", "task", "waiter", "worker"),
     "advisorylock",
+    "archivedtask",
     "failuregroup",
     "queuecount",
     "runningstack",
@@ -104,6 +105,8 @@ def test_without_migrations_the_view_is_there_all_the_same(project):
         options = "SELECT reloptions FROM pg_class WHERE relname = 'django_pglock_task'"
         assert "fillfactor=80" in session.execute(options).fetchone()[0]
         assert session.execute("SELECT count(*) FROM django_pglock_advisorylock").fetchone() == (0,)
+        kind = "SELECT relkind FROM pg_class WHERE relname = 'django_pglock_archivedtask'"
+        assert session.execute(kind).fetchone() == ("p",)
 
 
 FEW_FEATURES = """

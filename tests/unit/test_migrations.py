@@ -16,7 +16,7 @@ from django.db import migrations, models
 from django.db.models.functions import Now, Random
 
 from django_pglock import migrations as package
-from django_pglock.migrations._operations import AddFieldOnline, AddIndexOnline, CreateView, TableSQL
+from django_pglock.migrations._operations import AddFieldOnline, AddIndexOnline, CreateView, PartitionTable, TableSQL
 
 #: Operations that take their locks for a moment, whatever the size of the table, or none, as options of models do.
 #: TableSQL sets storage parameters.
@@ -33,13 +33,16 @@ def names():
 
 def obstacles(migration):
     """Return each operation of a migration that may hold up a table that is in use, with the reason."""
-    found = []
+    found, created = [], [each for each in migration.operations if isinstance(each, migrations.CreateModel)]
     for operation in migration.operations:
         if isinstance(operation, CONCURRENT):
             reason = "needs atomic = False" if migration.atomic else ""
         elif isinstance(operation, AddFieldOnline):
             is_last = operation is migration.operations[-1]
             reason = _obstacle_of_field(operation.field) if is_last else "keeps its lock while the next operation runs"
+        elif isinstance(operation, PartitionTable):
+            is_new = any(each.name_lower == operation.model_name for each in created)
+            reason = "" if is_new else "replaces a table that may have rows"
         else:
             reason = "" if isinstance(operation, ONLINE) else "is not online"
         if reason:
@@ -120,6 +123,7 @@ def test_what_is_online(migration):
         Later(migrations.AddConstraint("task", CHECK)),
         Later(migrations.RunSQL("VACUUM FULL django_pglock_task")),
         Later(migrations.RunPython(migrations.RunPython.noop)),
+        Later(PartitionTable("task", "finished_at")),
     ],
 )
 def test_what_is_not_online(migration):

@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_pglock.conf import PRUNABLE
-from django_pglock.management import argument_index, failures, pausing, schedules, stack
+from django_pglock.management import archiving, argument_index, failures, pausing, schedules, stack
 from django_pglock.management.arguments import positive
 from django_pglock.management.choosing import (
     add_choice,
@@ -44,7 +44,7 @@ from django_pglock.management.pipes import quiet_end
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.management.task_output import (
     LISTED,
-    fields_of_attempt,
+    about_task,
     fields_of_task,
     lines_of_fields,
     queue_as_json,
@@ -52,8 +52,9 @@ from django_pglock.management.task_output import (
 )
 from django_pglock.models import Task, TaskHistory, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts, in_status
+from django_pglock.store.delete import delete_archived
 from django_pglock.store.move import WINDOW
-from django_pglock.store.prune import DAY, first_id_since
+from django_pglock.store.prune import DAY, ages_of, first_id_since
 from django_pglock.tasks.redaction import fields_behind_keys
 from django_pglock.verbs import TASK_VERBS, Verb
 
@@ -96,6 +97,7 @@ class Command(BaseCommand):
   locktasks prune --older-than 30 --status FAILED
   locktasks pause mail --reason "provider is down"
   locktasks resume mail
+  locktasks archive on --wait                   move finished tasks to daily partitions
   locktasks keda --queue mail                   one number, for an autoscaler
 
 "locktasks SUBCOMMAND --help" shows all options. The exit code is 0 on success and 1 on failure."""
@@ -138,6 +140,13 @@ class Command(BaseCommand):
         self._add_prune(add)
         argument_index.add_options(
             add("index", self._index, _("Create or drop the index on arguments, while tasks are written."))
+        )
+        archiving.add_options(
+            add(
+                "archive",
+                self._archive,
+                _("Move successful tasks to an archive with one partition a day."),
+            )
         )
         pausing.add_pause(
             add("pause", self._pause, _("Pause a queue: workers claim no task from it, and running tasks finish."))
@@ -247,11 +256,10 @@ class Command(BaseCommand):
             self.stdout.write(_("No task matches."))
 
     def _show(self, rows: Any, options: dict[str, Any]) -> None:
-        task = rows.filter(pk=options["id"]).first()
-        if task is None:
+        found = about_task(rows, options["id"])
+        if found is None:
             raise CommandError(_("There is no task %d.") % options["id"])
-        about = fields_of_task(task, [field.attname for field in Task._meta.concrete_fields])
-        attempts = [fields_of_attempt(row) for row in task.failures.using(rows.db).order_by("number")]
+        about, attempts = found
         if options["json"]:
             self._print_json({**about, "failures": attempts})
             return
@@ -302,17 +310,17 @@ class Command(BaseCommand):
             verb = VERBS[options["verb"]].with_value(rows.db, options.get("to", ""))
         except ValueError as error:
             raise CommandError(str(error)) from error
-        tasks = chosen(rows, options)
+        tasks, archived = chosen(rows, options), archiving.chosen_too(rows.db, verb, options)
         if options["dry_run"] or not (options["ids"] or options["yes"]):
-            count = verb.movable(tasks)[: MOST_COUNTED + 1].count()
+            count = sum(each[: MOST_COUNTED + 1].count() for each in (verb.movable(tasks), archived))
             self.stdout.write(verb.said(verb.question, count, most=MOST_COUNTED))
             if options["dry_run"] or not count:
                 return
             ask_to_continue()
-        self._apply(verb, tasks, options["ids"], self._progress() if options["verbosity"] else None)
+        progress = self._progress() if options["verbosity"] else None
+        self._say_changed(verb, verb.apply(tasks, progress) + delete_archived(archived, progress), options["ids"])
 
-    def _apply(self, verb: Verb, tasks: Any, ids: list[int], progress: Callable[[int, int], None] | None) -> None:
-        count = verb.apply(tasks, progress)
+    def _say_changed(self, verb: Verb, count: int, ids: list[int]) -> None:
         left = len(set(ids)) - count
         if ids and not count:
             raise CommandError(
@@ -345,6 +353,7 @@ class Command(BaseCommand):
         else:
             text = ngettext("%d task was deleted.", "%d tasks were deleted.", count)
             self.stdout.write(text % count)
+        archiving.drop_old(rows.db, ages_of(wish["older_than"], wish["statuses"]), is_dry=is_dry, say=self.stdout.write)
 
     def _progress(self) -> Callable[[int, int], None]:
         """Return a function that prints the progress every two seconds."""
@@ -366,6 +375,9 @@ class Command(BaseCommand):
 
     def _index(self, rows: Any, options: dict[str, Any]) -> None:
         self.stdout.write(argument_index.change_index(rows.db, options))
+
+    def _archive(self, rows: Any, options: dict[str, Any]) -> None:
+        archiving.archive(rows.db, options, say=self.stdout.write)
 
     # Output
 

@@ -1,4 +1,4 @@
-"""The upkeep: promote tasks that are due, enqueue scheduled tasks, rescue tasks of dead workers, prune old tasks.
+"""The upkeep: promote tasks that are due, enqueue scheduled tasks, rescue tasks of dead workers, prune and archive.
 
 Every worker runs this service, and one at a time does the work: each round is a transaction that begins with an attempt
 to take an advisory lock. Correctness does not depend on the lock; it only saves work. A worker that is frozen in the
@@ -41,6 +41,7 @@ from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
 from django_pglock.store.sql import BY_INDEX
 from django_pglock.store.wake import wake
 from django_pglock.worker.service import ConnectedService, logger
+from django_pglock.worker.upkeep.archive_keeping import ArchiveKeeping
 from django_pglock.worker.upkeep.queue_counts import QueueCounts
 from django_pglock.worker.upkeep.unknown_report import UnknownReport
 
@@ -88,6 +89,7 @@ class Upkeep(ConnectedService):
         self._news = threading.Event()
         self.unknown = UnknownReport(using, worker)
         self.queue_counts = QueueCounts(using)
+        self.archive = ArchiveKeeping(using)
         self._rescued_at = self._rescue_from = 0.0
         # When this turn began, and when the first of several turns in a row began that were another worker's.
         self._began_at = self._kept_out_since = 0.0
@@ -136,6 +138,7 @@ class Upkeep(ConnectedService):
             self._between_rounds,
             self._attempt(self._round),
             self._attempt(self._keep_schedules),
+            self._attempt(self.archive.look, OFF_DUTY if self._elders >= ON_DUTY else 1),
         )
         self._attempt(self.queue_counts.look)
         self._look_for_delay()

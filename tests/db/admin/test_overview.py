@@ -16,7 +16,7 @@ from django.urls import reverse
 
 from django_pglock.admin import overview_facts
 from django_pglock.admin.overview import VIEWED, Overview
-from django_pglock.models import FailureGroup, Queue
+from django_pglock.models import ArchivedTask, FailureGroup, Queue
 from django_pglock.store.liveness import beat
 from tests.db.admin.test_security import refuse_activity
 from tests.db.admin.visits import make, person
@@ -79,8 +79,8 @@ def test_each_permission_to_view_opens_it(client):
         person(client, f"view_{model._meta.model_name}")
         assert client.get(PAGE).status_code == 200, model
     ours = {model for model in admin.site._registry if model._meta.app_label == "django_pglock"}
-    # Failures are viewed with the permission to view tasks.
-    assert ours == {Overview, FailureGroup, *VIEWED}, "a new page of this package is in the list, too"
+    # Failures and archived tasks are viewed with the permission to view tasks.
+    assert ours == {Overview, FailureGroup, ArchivedTask, *VIEWED}, "a new page of this package is in the list, too"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,13 @@ from datetime import timedelta
 
 import pytest
 from django.db.models.functions import Now
+from django.urls import reverse
 
 from django_pglock import task
+from django_pglock.management.schedules import listed
 from django_pglock.models import Schedule, Task
+from django_pglock.store.archive import archive_window
+from django_pglock.store.archive_state import turn_on
 from django_pglock.store.schedule import enqueue_due, register
 from django_pglock.store.schedule_runs import last_runs
 from tests.sample import scheduled
@@ -40,7 +44,7 @@ def test_the_runs_are_those_of_the_ticks_the_newest_first(nightly, django_assert
     first, second = tick(), tick()
     Schedule.objects.all().run_now()
     third = tick()
-    with django_assert_max_num_queries(2):
+    with django_assert_max_num_queries(3):
         assert [each.pk for each in last_runs("default", nightly.pk, third)] == [third, second, first]
     assert ids(nightly) == [third, second, first]
     assert ids(nightly, limit=2) == [third, second]
@@ -66,3 +70,21 @@ def test_what_another_program_has_written_ends_the_chain(nightly, text):
     assert ids(nightly) == [last]
     Task.objects.filter(pk=last).update(meta={"previous_run": str(first)})
     assert ids(nightly) == [last, first]
+
+
+@pytest.mark.usefixtures("own_archive")
+def test_runs_are_found_in_the_archive(nightly, admin_client):
+    first, second, third = tick(), tick(), tick()
+    old = Now() - timedelta(hours=2)
+    turn_on("default")
+    Task.objects.exclude(pk=third).update(status="SUCCESSFUL", enqueued_at=old, finished_at=old)
+    assert archive_window("default", 0, 7.0)[0] == 2
+    Task.objects.update(status="SUCCESSFUL", enqueued_at=old, finished_at=old)
+    for _ in range(2):
+        assert ids(nightly) == [third, second, first]
+        page = admin_client.get(reverse("admin:django_pglock_schedule_change", args=[nightly.pk])).text
+        assert page.count("pglock-successful") >= 3
+        assert "pglock-successful" in admin_client.get(reverse("admin:django_pglock_schedule_changelist")).text
+        assert listed(Task.objects.all())[0]["last_status"] == "SUCCESSFUL"
+        archive_window("default", 0, 7.0)
+    assert not Task.objects.exists()

@@ -96,6 +96,7 @@ def plans(worker, ids):
         "COUNT_OTHERS": (BATCH,),
         "STRAY_WAITERS": (0, BATCH),
         "NEXT_WINDOW": (0.0, ids[0], BATCH),
+        "NEXT_TO_ARCHIVE": (0.0, 0.0, 0.0, ids[0], BATCH),
         "pruning of old ones": pruning_sql(
             outdated(rows, {"SUCCESSFUL": 7}).filter(pk__gt=first, pk__lte=first + BATCH), BATCH
         ),
@@ -145,6 +146,8 @@ def plans(worker, ids):
 #: Constants that are not read here, because they look at no backlog: what they insert, lock, send, set or are part of,
 #: the few rows of the two small tables, and the history, which test_history.py reads.
 ELSEWHERE = {
+    "ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARE_ARCHIVED", "DAYS_AND_REMAINS", "KEEP_IDS", "LIMIT_MOVE",
+    "MOVE_TO_ARCHIVE", "REFERENCES_TO_TASKS", "SCHEDULE_RUNS_ARCHIVED", "SIZES_OF_DAYS",
     "ARGUMENT_INDEX", "END_TURN", "FORGET_COUNTS", "FORGET_FAILURES", "READ_COUNTS", "READ_FAILURES", "TAKE_TURN",
     "WRITE_COUNTS",
     "ADD_HISTORY", "CLOCK", "HISTORY_OF", "HISTORY_OF_FUNCTION", "PRUNE_HISTORY", "TOTAL_HISTORY",

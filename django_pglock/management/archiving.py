@@ -1,0 +1,194 @@
+"""What ``locktasks archive`` takes, and what it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.template.defaultfilters import filesizeformat
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_pglock.management.choosing import chosen
+from django_pglock.management.tables import lasting
+from django_pglock.models import ArchivedTask, Worker
+from django_pglock.store.archive import AGE, movable
+from django_pglock.store.archive_days import DaySize, drop_days, expired_days, sizes_of_days
+from django_pglock.store.archive_state import (
+    UNTIL_FIRST_MOVE,
+    ArchiveState,
+    archive_state,
+    may_be_archived,
+    references_to_tasks,
+    rights_in_archive,
+    turn_off,
+    turn_on,
+)
+from django_pglock.store.count import MOST_COUNTED
+from django_pglock.store.prune import DAY, ages_of, first_id_since
+from django_pglock.verbs import Verb
+
+#: Seconds between two lines of progress.
+BETWEEN_LINES = 2.0
+
+Say = Callable[[str], Any]
+
+
+def add_options(parser: CommandParser) -> None:
+    """Add the arguments: what to do, and whether to wait for the tasks that are old enough already."""
+    parser.add_argument(
+        "what",
+        choices=("on", "off", "status"),
+        help=_("on: workers move successful tasks. off: they stop. status: what is in the archive."),
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help=_("With on: print the progress until the present tasks have been moved.")
+    )
+
+
+def archive(using: str, options: dict[str, Any], *, say: Say) -> None:
+    """Turn the archive on or off, or print what is in it."""
+    state = archive_state(using)
+    if not state.exists:
+        raise CommandError(_("There is no table for the archive. Run: manage.py migrate django_pglock"))
+    if options["what"] == "on":
+        _turn_on(using, state, say)
+        if options["wait"]:
+            _wait(using, say)
+    elif options["what"] == "off":
+        if not state.is_on:
+            raise CommandError(_("The archive is not on."))
+        turn_off(using)
+        say(_("The archive is off: workers move no more tasks. Its days stay until they are old enough to be dropped."))
+    else:
+        for line in _status(using, state):
+            say(line)
+
+
+def chosen_too(using: str, verb: Verb, options: dict[str, Any]) -> Any:
+    """Return the archived tasks that the arguments of a verb select: only ``delete`` changes them."""
+    rows = ArchivedTask.objects.using(using)
+    if verb.name != "delete_finished" or not may_be_archived(using):
+        return rows.none()
+    return chosen(rows, options).order_by("pk")
+
+
+def drop_old(using: str, ages: Mapping[str, float], *, is_dry: bool, say: Say) -> None:
+    """Drop the days of the archive that are older than ``prune`` asks for, and print how many, if there are any."""
+    days = ages.get("SUCCESSFUL")
+    if days is None or not archive_state(using).days:
+        return
+    if is_dry:
+        count = len(expired_days(using, days))
+        text = ngettext("%d day of the archive would be dropped.", "%d days of the archive would be dropped.", count)
+    else:
+        count = len(drop_days(using, days))
+        text = ngettext("%d day of the archive was dropped.", "%d days of the archive were dropped.", count)
+    if count:
+        say(text % count)
+
+
+def _turn_on(using: str, state: ArchiveState, say: Say) -> None:
+    if state.is_on:
+        say(_("The archive is on already."))
+        return
+    _refuse(using, state)
+    turn_on(using)
+    say(_("The archive is on: from %d seconds from now, workers move successful tasks an hour after their end.")
+        % UNTIL_FIRST_MOVE)  # fmt: skip
+    say(_said_of_age())
+
+
+def _refuse(using: str, state: ArchiveState) -> None:
+    """Raise ``CommandError`` if workers could not move tasks, or if rows of the project would be lost."""
+    if tables := references_to_tasks(using):
+        raise CommandError(
+            _("Tasks cannot be moved, because %s has a foreign key to them. Store the id of the task instead.")
+            % ", ".join(tables)
+        )
+    rights = rights_in_archive(using)
+    if not rights.is_owner:
+        raise CommandError(
+            _("The role %(role)s does not own the archive; %(owner)s does. docs/security.md has the rights of workers.")
+            % {"role": rights.role, "owner": rights.owner}
+        )
+    if not rights.may_create:
+        raise CommandError(
+            _("The role %(role)s may not create tables in the schema %(schema)s, and each day of the archive is one.")
+            % {"role": rights.role, "schema": state.schema}
+        )
+
+
+def _said_of_age() -> str:
+    days = _age()
+    if days is None:
+        return _("PRUNE_AFTER keeps SUCCESSFUL tasks forever, so no day of the archive is ever dropped.")
+    if days * DAY <= AGE:
+        return _("PRUNE_AFTER deletes SUCCESSFUL tasks within an hour, before they would be moved. Nothing is moved.")
+    return _("A day is dropped when all its tasks are older than %g days, as PRUNE_AFTER says.") % days
+
+
+def _age() -> float | None:
+    return ages_of().get("SUCCESSFUL")
+
+
+def _status(using: str, state: ArchiveState) -> list[str]:
+    lines = [
+        _("The archive is off.") if state.on_for is None else _("The archive is on since %s.") % lasting(state.on_for)
+    ]
+    days = sizes_of_days(using)
+    lines.append(_said_of_days(days) if days else _("There is no task in it."))
+    if state.is_on:
+        lines.append(_said_of_rest(using))
+    if state.is_on or days:
+        lines.append(_said_of_age())
+    return lines
+
+
+def _said_of_days(days: list[DaySize]) -> str:
+    text = ngettext(
+        "It has %(days)d day with about %(rows)s tasks, in %(size)s; the oldest is %(oldest)s.",
+        "It has %(days)d days with about %(rows)s tasks, in %(size)s; the oldest is %(oldest)s.",
+        len(days),
+    )
+    return text % {
+        "days": len(days),
+        "rows": f"{sum(each.rows or 0 for each in days):,}",
+        "size": filesizeformat(sum(each.size for each in days)).replace("\xa0", " "),
+        "oldest": days[0].day,
+    }
+
+
+def _said_of_rest(using: str) -> str:
+    count = movable(using, _age())[: MOST_COUNTED + 1].count()
+    if not count:
+        return _("All tasks that are old enough have been moved.")
+    text = ngettext("%s task is still to be moved.", "%s tasks are still to be moved.", count)
+    return text % (f"{MOST_COUNTED}+" if count > MOST_COUNTED else count)
+
+
+def _wait(using: str, say: Say) -> None:
+    """Print the progress until the tasks that are old enough now have been moved. An interrupt ends only the wait."""
+    days, last, after, said = _age(), first_id_since(using, AGE), 0, 0
+    try:
+        while (first := _first(using, days, after, last)) is not None:
+            if first != said:
+                say(_("Moved up to id %(first)d of %(last)d …") % {"first": first - 1, "last": last - 1})
+            after, said = first - 1, first
+            if not archive_state(using).is_on:
+                raise CommandError(_("The archive was turned off meanwhile."))
+            if not Worker.objects.using(using).alive().exists():
+                say(_("No worker is alive. Start one: manage.py runlockworker"))
+            time.sleep(BETWEEN_LINES)
+    except KeyboardInterrupt:
+        say(_("Workers go on moving tasks. To see how far they are: manage.py locktasks archive status"))
+    else:
+        say(_("All tasks that were old enough have been moved."))
+
+
+def _first(using: str, days: float | None, after: int, last: int) -> int | None:
+    """Return the first task behind ``after`` that is to be moved."""
+    found = movable(using, days).filter(pk__gt=after, pk__lt=last).values_list("pk", flat=True)
+    return next(iter(found[:1]), None)

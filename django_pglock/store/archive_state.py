@@ -1,0 +1,159 @@
+"""Whether finished tasks are moved to the archive, and which days it has: what the database says of it.
+
+The switch is in the comment of the archive's table, so that all processes see it without a restart, and only the owner
+of the table can change it. A process remembers the state for some seconds. So a project without an archive pays for the
+archive only when it asks for a task that does not exist, and then one look into the catalog in these seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone
+from typing import NamedTuple
+
+from django.db import connections, transaction
+from psycopg import sql
+
+from django_pglock.store.sql import filled, run
+
+#: Seconds for which a process knows the state.
+KNOWN_FOR = 10.0
+#: Seconds after ``on`` before the first task is moved: until then, every process has learned where else to look.
+UNTIL_FIRST_MOVE = 3 * KNOWN_FOR
+
+# The seconds since the archive was turned on, NULL if it is off; the schema; whether this role may read the archive;
+# and the names of its partitions. Nothing if there is no such table.
+ARCHIVE_STATE = """
+SELECT date_part('epoch', clock_timestamp())
+           - substring(obj_description(archive.oid, 'pg_class') FROM 'archive on since ([0-9]+)')::float8,
+       (SELECT nspname::text FROM pg_namespace WHERE oid = archive.relnamespace),
+       has_table_privilege(archive.oid, 'SELECT'),
+       ARRAY(SELECT part.relname::text FROM pg_inherits JOIN pg_class AS part ON part.oid = inhrelid
+             WHERE inhparent = archive.oid AND NOT inhdetachpending)
+FROM pg_class AS archive WHERE archive.oid = to_regclass('{archived_task}')
+"""
+
+ARCHIVE_RIGHTS = """
+SELECT current_user::text, pg_get_userbyid(relowner)::text, pg_has_role(relowner, 'USAGE'),
+       has_schema_privilege(relnamespace, 'CREATE')
+FROM pg_class WHERE oid = to_regclass('{archived_task}')
+"""
+
+# The tables of the project that have a foreign key to the table of tasks.
+REFERENCES_TO_TASKS = """
+SELECT DISTINCT conrelid::regclass::text FROM pg_constraint
+WHERE contype = 'f' AND confrelid = to_regclass('{task}')
+  AND conrelid NOT IN (to_regclass('{attempt}'), to_regclass('{waiter}'))
+ORDER BY 1
+"""
+
+
+@dataclass(frozen=True)
+class ArchiveState:
+    """What a look at the archive has found."""
+
+    #: Whether the database has the table.
+    exists: bool = False
+    #: Seconds since the archive was turned on; None: it is off.
+    on_for: float | None = None
+    schema: str = ""
+    #: Whether this role may read the table.
+    is_readable: bool = False
+    #: The days that have a partition, the oldest first.
+    days: tuple[date, ...] = ()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether finished tasks are moved to the archive."""
+        return self.on_for is not None
+
+    @property
+    def may_have_rows(self) -> bool:
+        """Whether a task that does not exist any more may be in the archive, where this role may look for it."""
+        return self.is_readable and (self.is_on or bool(self.days))
+
+
+# When a process has looked last, by database, and what it has found.
+_known: dict[str, tuple[float, ArchiveState]] = {}
+
+
+def archive_state(using: str) -> ArchiveState:
+    """Return the state as it is now. One statement."""
+    state = ArchiveState()
+    for on_for, schema, is_readable, parts in run(using, ARCHIVE_STATE):
+        days = sorted(day for day in map(day_of, parts) if day is not None)
+        state = ArchiveState(True, on_for, schema, is_readable, tuple(days))
+    _known[using] = time.monotonic(), state
+    return state
+
+
+def may_be_archived(using: str) -> bool:
+    """Say whether a task that is not in the table of tasks may be in the archive, as this process has seen it last."""
+    looked_at, state = _known.get(using, (0.0, None))
+    if state is None or time.monotonic() - looked_at > KNOWN_FOR:
+        state = archive_state(using)
+    return state.may_have_rows
+
+
+def references_to_tasks(using: str) -> list[str]:
+    """Return the tables of the project that have a foreign key to tasks: their rows would be lost or would refuse."""
+    return [table for (table,) in run(using, REFERENCES_TO_TASKS)]
+
+
+class Rights(NamedTuple):
+    """What this role may do: a role that moves tasks has to own the archive, and to create tables in its schema."""
+
+    role: str
+    owner: str
+    is_owner: bool
+    may_create: bool
+
+
+def rights_in_archive(using: str) -> Rights:
+    """Return the rights of this role. The table has to exist."""
+    [row] = run(using, ARCHIVE_RIGHTS)
+    return Rights(*row)
+
+
+def turn_on(using: str) -> None:
+    """Let workers move finished tasks to the archive. Only the owner of its table may do this."""
+    [(now,)] = run(using, "SELECT floor(date_part('epoch', clock_timestamp()))::bigint")
+    at = datetime.fromtimestamp(now, timezone.utc)
+    _write_comment(using, sql.Literal(f"archive on since {now} ({at:%Y-%m-%d %H:%M:%S} UTC)"))
+
+
+def turn_off(using: str) -> None:
+    """Let workers move no more tasks. What is in the archive stays there until it is old enough to be dropped."""
+    _write_comment(using, sql.SQL("NULL"))
+
+
+def _write_comment(using: str, comment: sql.Composable) -> None:
+    statement = sql.SQL("COMMENT ON TABLE {} IS {}").format(sql.SQL(filled("{archived_task}")), comment)
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(statement.as_string(None))
+    _known.clear()
+
+
+def table_of(day: date) -> str:
+    """Return the name of the partition of a day."""
+    return f"{_prefix()}{day:%Y%m%d}"
+
+
+def day_of(table: str) -> date | None:
+    """Return the day of a partition; None for a table that this package has not created."""
+    try:
+        found = datetime.strptime(table.removeprefix(_prefix()), "%Y%m%d").date()
+    except ValueError:
+        return None
+    return found if table == table_of(found) else None
+
+
+def bounds_of(day: date) -> tuple[datetime, datetime]:
+    """Return the first moment of a day and that of the next day, by UTC."""
+    start = datetime(day.year, day.month, day.day, tzinfo=timezone.utc)
+    return start, start + timedelta(days=1)
+
+
+def _prefix() -> str:
+    return f"{filled('{archived_task}')[1:-1]}_"

@@ -1,0 +1,102 @@
+"""The archive's part of the upkeep: moves finished tasks, and drops the days that are older than PRUNE_AFTER allows."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from django.db import DatabaseError
+
+from django_pglock.store.archive import AGE, MOVED_AT_ONCE, archive_window
+from django_pglock.store.archive_days import drop_days
+from django_pglock.store.archive_state import UNTIL_FIRST_MOVE, archive_state, references_to_tasks
+from django_pglock.store.prune import DAY, ages_of
+from django_pglock.tasks.states import TaskStatus
+
+logger = logging.getLogger("django_pglock.worker")
+
+#: Seconds between two looks whether the archive is on, and between two walks through the tasks.
+BETWEEN_LOOKS = 30.0
+#: Seconds for which one look moves tasks, and seconds until the next look if some are left. The same thread promotes
+#: tasks that are due, and rescues those of dead workers.
+TIME_TO_MOVE, BETWEEN_BATCHES = 0.2, 1.0
+#: Seconds between two looks for days that are to be dropped.
+BETWEEN_DROPS = 60.0
+#: SQLSTATE of a missing right.
+NO_RIGHT = "42501"
+
+
+class ArchiveKeeping:
+    """Moves tasks for a short time in each look, and continues in the next one where this one has ended."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self._look_at = 0.0
+        self._drop_at = 0.0
+        # The task id up to which the walk has come.
+        self._moved_to = 0
+        # Tasks in a batch: fewer after a batch that has failed, for example because its rows are large.
+        self._batch = MOVED_AT_ONCE
+        # Reasons that were logged, each once while it lasts.
+        self._logged: set[str] = set()
+
+    def look(self, patience: float = 1.0) -> float | None:
+        """Move tasks and drop days, if it is time to. Return the seconds until more can be moved; None if all has been.
+
+        ``patience``: how many times less often to look, for a worker that is not on duty.
+        """
+        now = time.monotonic()
+        if now < self._look_at:
+            return self._look_at - now if self._moved_to else None
+        self._look_at = now + BETWEEN_LOOKS * patience
+        state = archive_state(self.using)
+        if not (state.is_on or state.days):
+            return None
+        days = ages_of().get(TaskStatus.SUCCESSFUL)
+        try:
+            if days is not None and state.days and now >= self._drop_at:
+                self._drop_at = now + BETWEEN_DROPS
+                self._drop(days)
+            if state.on_for is not None and state.on_for >= UNTIL_FIRST_MOVE and self._may_move():
+                self._move(days)
+        except DatabaseError as error:
+            if getattr(error.__cause__, "sqlstate", None) != NO_RIGHT:
+                raise
+            self._moved_to = 0
+            self._say("rights", "Finished tasks are not moved to the archive: %s", str(error).strip().splitlines()[0])
+        if not self._moved_to:
+            return None
+        self._look_at = time.monotonic() + BETWEEN_BATCHES
+        return BETWEEN_BATCHES
+
+    def _may_move(self) -> bool:
+        """Return whether no table of the project refers to tasks: its rows would be deleted too, or would refuse."""
+        tables = references_to_tasks(self.using)
+        if tables:
+            text = "Finished tasks are not moved to the archive: %s has a foreign key to tasks."
+            self._say("references", text, ", ".join(tables))
+        else:
+            self._logged.discard("references")
+        return not tables
+
+    def _move(self, days: float | None) -> None:
+        if days is not None and days * DAY <= AGE:
+            # Pruning deletes tasks before they are old enough for the archive.
+            return
+        end = time.monotonic() + TIME_TO_MOVE
+        while True:
+            batch, self._batch = self._batch, max(1, self._batch // 10)
+            _, self._moved_to = archive_window(self.using, self._moved_to, days, batch=batch)
+            self._batch = min(MOVED_AT_ONCE, batch * 2)
+            self._logged.discard("rights")
+            if not self._moved_to or time.monotonic() >= end:
+                return
+
+    def _drop(self, days: float) -> None:
+        for day in drop_days(self.using, days):
+            logger.info("The archive's day %s was dropped: all its tasks are older than PRUNE_AFTER allows.", day)
+
+    def _say(self, reason: str, text: str, *values: object) -> None:
+        if reason not in self._logged:
+            self._logged.add(reason)
+            logger.warning(text, *values)

@@ -1,0 +1,173 @@
+"""``locktasks archive``: what it turns on and off, what it refuses, and what it says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.core.management import CommandError
+from django.db import connection
+
+from django_pglock.management import archiving
+from django_pglock.models import ArchivedTask, Task
+from django_pglock.store.archive_state import archive_state, turn_off, turn_on
+from tests.db.management.commands.test_locktasks import locktasks
+from tests.db.store.test_archive import TWO_HOURS, fail, walk
+from tests.db.store.test_prune import make
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_archive")]
+
+
+def test_on_status_off(settings):
+    for status in ("SUCCESSFUL", "SUCCESSFUL", "FAILED"):
+        make(status, days=TWO_HOURS)
+    assert locktasks("archive", "status") == "The archive is off.\nThere is no task in it.\n"
+    assert locktasks("archive", "on").splitlines() == [
+        "The archive is on: from 30 seconds from now, workers move successful tasks an hour after their end.",
+        "A day is dropped when all its tasks are older than 7 days, as PRUNE_AFTER says.",
+    ]
+    assert locktasks("archive", "on") == "The archive is on already.\n"
+    lines = locktasks("archive", "status").splitlines()
+    assert lines[0].startswith("The archive is on since ")
+    assert lines[1:3] == ["There is no task in it.", "2 tasks are still to be moved."]
+    assert walk() == 2
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE django_pglock_archivedtask")
+    lines = locktasks("archive", "status").splitlines()
+    [day] = archive_state("default").days
+    assert lines[1].startswith("It has 1 day with about 2 tasks, in ")
+    assert lines[1].endswith(f"KB; the oldest is {day}.")
+    assert lines[2] == "All tasks that are old enough have been moved."
+    assert locktasks("archive", "off").startswith("The archive is off: workers move no more tasks.")
+    with pytest.raises(CommandError, match="The archive is not on"):
+        locktasks("archive", "off")
+    assert "It has 1 day with about 2 tasks" in locktasks("archive", "status")
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (None, "PRUNE_AFTER keeps SUCCESSFUL tasks forever, so no day of the archive is ever dropped."),
+        (0.01, "PRUNE_AFTER deletes SUCCESSFUL tasks within an hour, before they would be moved. Nothing is moved."),
+    ],
+)
+def test_what_prune_after_means_for_the_archive_is_said(settings, kept, said):
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "PRUNE_AFTER": {"SUCCESSFUL": kept}}
+    assert said in locktasks("archive", "on")
+    assert said in locktasks("archive", "status")
+
+
+def test_a_table_that_refers_to_tasks_is_named():
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE keeps_task (task bigint REFERENCES django_pglock_task (id))")
+        try:
+            with pytest.raises(CommandError, match="cannot be moved, because keeps_task has a foreign key to them"):
+                locktasks("archive", "on")
+        finally:
+            cursor.execute("DROP TABLE keeps_task")
+    assert not archive_state("default").is_on
+
+
+@pytest.mark.parametrize(
+    ("rights", "said"),
+    [
+        ("GRANT ALL ON ALL TABLES IN SCHEMA public TO other_role", "other_role does not own the archive; .* does"),
+        (
+            "ALTER TABLE django_pglock_archivedtask OWNER TO other_role; REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+            "other_role may not create tables in the schema public",
+        ),
+    ],
+)
+def test_a_role_without_the_rights_is_refused(rights, said):
+    with connection.cursor() as cursor:
+        cursor.execute("DROP ROLE IF EXISTS other_role; CREATE ROLE other_role")
+        cursor.execute("SELECT current_user, COALESCE(nspacl::text, '') FROM pg_namespace WHERE nspname = 'public'")
+        [(owner, acl)] = cursor.fetchall()
+        cursor.execute(rights)
+        cursor.execute("SET ROLE other_role")
+        try:
+            with pytest.raises(CommandError, match=said):
+                locktasks("archive", "on")
+        finally:
+            cursor.execute("RESET ROLE")
+            cursor.execute(f'ALTER TABLE django_pglock_archivedtask OWNER TO "{owner}"')
+            cursor.execute("DROP OWNED BY other_role; DROP ROLE other_role")
+            if "=UC/" in acl.replace(f"{owner}=UC/", ""):
+                cursor.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+
+
+def test_a_database_without_the_table_is_told_to_migrate():
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_pglock_archivedtask RENAME TO hidden")
+        try:
+            with pytest.raises(CommandError, match=r"no table for the archive\. Run: manage.py migrate"):
+                locktasks("archive", "on")
+        finally:
+            cursor.execute("ALTER TABLE hidden RENAME TO django_pglock_archivedtask")
+
+
+def test_a_moved_task_is_shown_and_deleted_by_its_id_and_by_filters(monkeypatch):
+    rows = [make(days=TWO_HOURS, queue=queue, attempts=2) for queue in ("mail", "mail", "other")]
+    fail(rows[0], 1)
+    kept = make("FAILED", days=0, queue="mail")
+    turn_on("default")
+    assert walk() == 3
+    shown = json.loads(locktasks("show", rows[0].pk, "--json"))
+    assert (shown["id"], shown["is_archived"], shown["status"]) == (rows[0].pk, True, "SUCCESSFUL")
+    assert [each["traceback"] for each in shown["failures"]] == ["Traceback 1"]
+    assert "Traceback 1" in locktasks("show", rows[0].pk)
+    assert "would be deleted" in locktasks("delete", "--queue", "mail", "--status", "SUCCESSFUL", "--dry-run")
+    assert locktasks("delete", rows[2].pk) == "1 task was deleted.\n"
+    assert locktasks("delete", "--queue", "mail", "--status", "SUCCESSFUL", "--yes") == "2 tasks were deleted.\n"
+    assert not ArchivedTask.objects.exists()
+    assert list(Task.objects.all()) == [kept]
+    with pytest.raises(CommandError, match="No task with these ids"):
+        locktasks("retry", rows[0].pk)
+
+
+def test_prune_drops_days(settings):
+    for days in (9, 3, TWO_HOURS):
+        make(days=days)
+    walk(days=30)
+    days = archive_state("default").days
+    assert "1 day of the archive would be dropped." in locktasks("prune", "--dry-run")
+    assert locktasks("prune") == "0 tasks were deleted.\n1 day of the archive was dropped.\n"
+    assert "dropped" not in locktasks("prune", "--older-than", 1, "--status", "FAILED")
+    assert "1 day of the archive was dropped." in locktasks("prune", "--older-than", 1.5, "--status", "SUCCESSFUL")
+    assert archive_state("default").days == days[2:]
+    assert locktasks("prune") == "0 tasks were deleted.\n"
+
+
+def test_wait_prints_how_far_the_move_is(monkeypatch):
+    rows = [make(days=TWO_HOURS) for _ in range(3)]
+    make("FAILED", days=TWO_HOURS)
+    young = make(days=0)
+    turns = iter([lambda: None, lambda: walk(batch=2), lambda: None])
+    monkeypatch.setattr(archiving.time, "sleep", lambda _: next(turns)())
+    lines = locktasks("archive", "on", "--wait").splitlines()[2:]
+    assert lines == [
+        f"Moved up to id {rows[0].pk - 1} of {young.pk - 1} …",
+        "No worker is alive. Start one: manage.py runlockworker",
+        "No worker is alive. Start one: manage.py runlockworker",
+        "All tasks that were old enough have been moved.",
+    ]
+
+
+def test_an_interrupt_ends_only_the_wait(monkeypatch):
+    make(days=TWO_HOURS)
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(archiving.time, "sleep", interrupt)
+    assert "Workers go on moving tasks." in locktasks("archive", "on", "--wait")
+    assert archive_state("default").is_on
+    assert Task.objects.count() == 1
+
+
+def test_wait_ends_when_somebody_turns_the_archive_off(monkeypatch):
+    make(days=TWO_HOURS)
+    turn_on("default")
+    monkeypatch.setattr(archiving.time, "sleep", lambda _: turn_off("default"))
+    with pytest.raises(CommandError, match="The archive was turned off meanwhile"):
+        locktasks("archive", "on", "--wait")
