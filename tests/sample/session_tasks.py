@@ -154,6 +154,11 @@ def tell_backend():
     return connection.connection.info.backend_pid
 
 
+@task
+async def tell_backend_in_coroutine():
+    return await sync_to_async(tell_backend.func)()
+
+
 @task(timeout=1)
 async def sleep_in_server_in_coroutine(seconds):
     await sync_to_async(select)(f"SELECT pg_sleep({seconds})")

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -16,7 +17,7 @@ from asgiref.sync import AsyncToSync, sync_to_async
 
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.in_flight import InFlight
-from django_pglock.worker.running import forked_child
+from django_pglock.worker.running import forked_child, task_connections
 from django_pglock.worker.running.attempt import Attempt
 from django_pglock.worker.running.orm_thread import OrmThread, current_attempt
 from django_pglock.worker.running.run import end_by_error, run_async
@@ -39,6 +40,7 @@ class EventLoop:
         self._running: dict[asyncio.Task[Any], Attempt] = {}
         self._renewed_at = 0.0
         self._renewal: asyncio.Future[None] | None = None
+        self._idle: asyncio.TimerHandle | None = None
         self.orm = OrmThread(prepare_connections)
 
     @property
@@ -62,6 +64,21 @@ class EventLoop:
         self.orm.end(attempt)
         self.in_flight.end(ended)
         self.in_flight.coroutines.free()
+        if not self._running:
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        """Have the connections of the ORM's thread closed if no coroutine begins for a while."""
+        if self._idle is not None:
+            self._idle.cancel()
+        loop = asyncio.get_running_loop()
+        close = partial(self._close_if_idle, time.monotonic())
+        self._idle = loop.call_later(task_connections.IDLE, loop.run_in_executor, self.orm, close)
+
+    def _close_if_idle(self, since: float) -> None:
+        """Close the connections of the ORM's thread, in this thread, unless a coroutine runs, whose end asks again."""
+        if not self._running:
+            task_connections.close_idle_connections(since)
 
     async def _renew_connections(self) -> None:
         """Have broken connections closed in the thread in which Django's ORM runs for coroutines.

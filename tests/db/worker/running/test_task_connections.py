@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from django.db import connection, connections
 
@@ -53,6 +55,23 @@ def sessions_of_threads():
             "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = ''"
         )
         return cursor.fetchone()[0]
+
+
+def test_the_thread_of_the_orm_closes_its_connection_when_no_coroutine_runs(worker, eventually, monkeypatch):
+    monkeypatch.setattr(task_connections, "IDLE", 0.3)
+    worker(threads=1)
+    tasks.GO_ON.clear()
+    tasks.wait_until_told.enqueue()
+    tasks.tell_backend_in_coroutine.enqueue()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 1)
+    time.sleep(1.0)
+    assert sessions_of_threads() == 1, "a coroutine runs, which may use it"
+    tasks.GO_ON.set()
+    eventually(is_over)
+    eventually(lambda: sessions_of_threads() == 0, why="it stays open")
+    tasks.tell_backend_in_coroutine.enqueue()
+    eventually(is_over)
+    eventually(lambda: sessions_of_threads() == 0, why="the next one stays open")
 
 
 @pytest.mark.parametrize(("age", "idle"), [(None, 0.1), (0, 1e9)])
