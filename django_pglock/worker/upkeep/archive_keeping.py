@@ -19,7 +19,7 @@ logger = logging.getLogger("django_pglock.worker")
 BETWEEN_LOOKS = 30.0
 #: Seconds for which one look moves tasks, and seconds until the next look if some are left. The same thread promotes
 #: tasks that are due, and rescues those of dead workers.
-TIME_TO_MOVE, BETWEEN_BATCHES = 0.2, 1.0
+TIME_TO_MOVE, BETWEEN_BATCHES = 0.2, 0.5
 #: Seconds between two looks for days that are to be dropped.
 BETWEEN_DROPS = 60.0
 #: SQLSTATE of a missing right.
