@@ -243,7 +243,8 @@ def test_a_live_table_is_converted_while_workers_claim(worker, eventually, monke
     before, _ = everything()
     sizes = [size("django_pglock_task")]
     worker()
-    delays = [delay() for _ in range(30)]
+    # In the long form as many as beside the move, so that both meet what else the machine does.
+    delays = [delay() for _ in range(max(20, ROWS // 200 if "PGLOCK_ARCHIVE_ROWS" in os.environ else 0))]
     call_command("locktasks", "archive", "on", verbosity=0)
     began, beside = time.monotonic(), []
     left: int | None = 1
@@ -285,7 +286,9 @@ def delay():
 
 def described(delays):
     ordered = sorted(delays)
-    return f"median {ordered[len(ordered) // 2] * 1000:.1f} ms, longest {ordered[-1] * 1000:.1f} ms"
+    shares = {"median": 0.5, "99 of 100 within": 0.99, "longest": 1.0}
+    places = {name: min(len(ordered) - 1, int(len(ordered) * share)) for name, share in shares.items()}
+    return ", ".join(f"{name} {ordered[place] * 1000:.0f} ms" for name, place in places.items())
 
 
 def first_from(id_):
