@@ -55,7 +55,7 @@ FROM (SELECT id, status, enqueued_at, finished_at, expires_at FROM {task} WHERE 
 # The limits of a batch, in which all tables are read by index, whatever the statistics say.
 LIMIT_MOVE = f"""
 SELECT {BY_INDEX}, set_config('enable_seqscan', 'off', true), set_config('lock_timeout', '1s', true),
-       set_config('statement_timeout', '10s', true)
+       set_config('statement_timeout', '3s', true)
 """
 
 # Locks the tasks of a selection, and keeps their ids for the next statement of the transaction.

@@ -19,7 +19,7 @@ logger = logging.getLogger("django_pglock.worker")
 BETWEEN_LOOKS = 30.0
 #: Seconds for which one look moves tasks, and seconds until the next look if some are left. The same thread promotes
 #: tasks that are due, and rescues those of dead workers.
-TIME_TO_MOVE, BETWEEN_BATCHES = 0.2, 1.0
+TIME_TO_MOVE, BETWEEN_BATCHES = 0.2, 0.5
 #: Seconds between two looks for days that are to be dropped.
 BETWEEN_DROPS = 60.0
 #: SQLSTATE of a missing right.
@@ -50,6 +50,9 @@ class ArchiveKeeping:
             return self._look_at - now if self._moved_to else None
         self._look_at = now + BETWEEN_LOOKS * patience
         state = archive_state(self.using)
+        may_move = state.on_for is not None and state.on_for >= UNTIL_FIRST_MOVE
+        if not may_move:
+            self._moved_to = 0
         if not (state.is_on or state.days):
             return None
         days = ages_of().get(TaskStatus.SUCCESSFUL)
@@ -57,7 +60,7 @@ class ArchiveKeeping:
             if days is not None and state.days and now >= self._drop_at:
                 self._drop_at = now + BETWEEN_DROPS
                 self._drop(days)
-            if state.on_for is not None and state.on_for >= UNTIL_FIRST_MOVE and self._may_move():
+            if may_move:
                 self._move(days)
         except DatabaseError as error:
             if getattr(error.__cause__, "sqlstate", None) != NO_RIGHT:
@@ -69,7 +72,7 @@ class ArchiveKeeping:
         self._look_at = time.monotonic() + BETWEEN_BATCHES
         return BETWEEN_BATCHES
 
-    def _may_move(self) -> bool:
+    def _is_free(self) -> bool:
         """Return whether no table of the project refers to tasks: its rows would be deleted too, or would refuse."""
         tables = references_to_tasks(self.using)
         if tables:
@@ -80,8 +83,10 @@ class ArchiveKeeping:
         return not tables
 
     def _move(self, days: float | None) -> None:
-        if days is not None and days * DAY <= AGE:
-            # Pruning deletes tasks before they are old enough for the archive.
+        # Otherwise pruning deletes tasks before they are old enough for the archive.
+        is_kept = days is None or days * DAY > AGE
+        if not (is_kept and self._is_free()):
+            self._moved_to = 0
             return
         end = time.monotonic() + TIME_TO_MOVE
         while True:

@@ -186,7 +186,7 @@ def test_what_is_turned_off_in_the_middle_stays_where_it_is(monkeypatch):
     turn_off("default")
     for _ in range(3):
         keeping._look_at = 0.0
-        keeping.look()
+        assert keeping.look() is None, "there is nothing to continue soon"
     here, there = everything()
     assert here | there == before
     assert 0 < len(there) <= 50
@@ -243,16 +243,17 @@ def test_a_live_table_is_converted_while_workers_claim(worker, eventually, monke
     before, _ = everything()
     sizes = [size("django_pglock_task")]
     worker()
-    delays = [delay() for _ in range(30)]
+    # In the long form as many as beside the move, so that both meet what else the machine does.
+    delays = [delay() for _ in range(max(20, ROWS // 200 if "PGLOCK_ARCHIVE_ROWS" in os.environ else 0))]
     call_command("locktasks", "archive", "on", verbosity=0)
     began, beside = time.monotonic(), []
-    left = ROWS - ROWS // 10
-    while left and time.monotonic() - began < NEVER * max(1, ROWS / 20_000):
+    left: int | None = 1
+    while left is not None and time.monotonic() - began < NEVER * max(1, ROWS / 20_000):
         beside.append(delay())
         if len(beside) % 10 == 0:
-            left = remaining()
+            left = first_from(left)
     seconds = time.monotonic() - began
-    assert not left
+    assert left is None
     here, there = everything()
     assert here | there >= before
     assert len(there) == ROWS - ROWS // 10
@@ -285,11 +286,14 @@ def delay():
 
 def described(delays):
     ordered = sorted(delays)
-    return f"median {ordered[len(ordered) // 2] * 1000:.1f} ms, longest {ordered[-1] * 1000:.1f} ms"
+    shares = {"median": 0.5, "99 of 100 within": 0.99, "longest": 1.0}
+    places = {name: min(len(ordered) - 1, int(len(ordered) * share)) for name, share in shares.items()}
+    return ", ".join(f"{name} {ordered[place] * 1000:.0f} ms" for name, place in places.items())
 
 
-def remaining():
-    return int(archive.movable("default", 7.0)[:1].count())
+def first_from(id_):
+    """Return the first task from this id on that is to be moved."""
+    return archive.movable("default", 7.0).filter(pk__gte=id_).values_list("pk", flat=True).first()
 
 
 def size(table):
