@@ -23,6 +23,7 @@ from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
 from django_pglock.store.sql import rows_of, run
+from django_pglock.store.wake import PROMPT
 
 #: Missing heartbeats after which a worker without a session is dead. A little more than two, because a heartbeat may be
 #: in transit.
@@ -35,10 +36,15 @@ SETTLED = 1.75
 #: So many workers do the upkeep often, those that have run for longest: more than one, because one may freeze.
 ON_DUTY = 2
 
+# A worker that waits for notifications about the same queues as the worker that beats.
+_SLEEPS = """sleeper.is_sleeping AND NOT sleeper.is_stopping AND sleeper.queues = worker.queues
+        AND sleeper.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
+
 # Registers the worker at the first heartbeat, and again if its row was removed while the worker was out of reach. The
 # functions are many and seldom change, so they are sent only when they have changed. The heartbeats are continuous
 # until one comes late, or in a new session. The answer says how many functions the row has, whether those who enqueue
-# believe that the worker sleeps, and how many elder workers can do the upkeep. One whose heartbeats are written by its
+# believe that the worker sleeps, and how many elder workers can do the upkeep; and how many workers of the same queues
+# sleep, elder ones and all. One whose heartbeats are written by its
 # heartbeat process cannot: there, ``beating_since`` is not before ``heartbeat_at``.
 BEAT = f"""
 INSERT INTO {{worker}} AS worker (id, name, hostname, pid, queues, threads, lock_key, is_stopping, task_paths)
@@ -53,7 +59,12 @@ RETURNING jsonb_array_length(worker.task_paths), worker.is_sleeping, (
         SELECT FROM {{worker}} AS elder
         WHERE (elder.started_at, elder.id) < (worker.started_at, worker.id) AND NOT elder.is_stopping
           AND elder.beating_since < elder.heartbeat_at
-          AND elder.heartbeat_at > clock_timestamp() - make_interval(secs => %s) LIMIT {ON_DUTY}) AS elders)
+          AND elder.heartbeat_at > clock_timestamp() - make_interval(secs => %s) LIMIT {ON_DUTY}) AS elders), (
+    SELECT count(*) FROM (
+        SELECT FROM {{worker}} AS sleeper
+        WHERE (sleeper.started_at, sleeper.id) < (worker.started_at, worker.id)
+          AND {_SLEEPS} LIMIT {PROMPT}) AS elders), (
+    SELECT count(*) FROM (SELECT FROM {{worker}} AS sleeper WHERE {_SLEEPS} LIMIT {PROMPT} + 1) AS sleepers)
 """
 
 
@@ -66,6 +77,10 @@ class Beaten(NamedTuple):
     is_sleeping: bool
     #: How many workers have run for longer and can do the upkeep, ``ON_DUTY`` at most.
     elders: int
+    #: How many of the workers that serve the same queues and have run for longer sleep, ``PROMPT`` at most.
+    elder_sleepers: int
+    #: How many workers that serve the same queues sleep, at most one more than ``PROMPT``.
+    sleepers: int
 
 
 def alive(workers: Any) -> Any:
@@ -107,7 +122,7 @@ def beat(
     paths = None if task_paths is None else json.dumps(task_paths)
     me = (worker, name, hostname, pid, json.dumps(queues), threads, lock_key, is_stopping)
     late = LATE * get_settings().HEARTBEAT_INTERVAL
-    return Beaten(*run(using, BEAT, *me, paths, is_interrupted, late, paths, late)[0])
+    return Beaten(*run(using, BEAT, *me, paths, is_interrupted, late, paths, late, late, late)[0])
 
 
 def depart(using: str, worker: UUID) -> None:

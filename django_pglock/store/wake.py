@@ -11,6 +11,10 @@ says that the worker sleeps, and the row is read only after the commit. Why no w
 - If a process dies between its commit and the NOTIFY, the poll finds the task.
 
 One check of the flag after a commit serves for everything that the transaction has added to a queue.
+
+If many workers sleep, only the ``PROMPT`` eldest that serve the same queues look at once. One of them that cannot take
+what it was told of calls the others (``wake_others``). All others look after a moment in any case, once for everything
+that they were told meanwhile. So a task costs a few looks, however many workers sleep, and no look is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from django.db import connections
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals, send
 from django_pglock.store.after_commit import after_commit
-from django_pglock.store.sql import filled, rows_of
+from django_pglock.store.sql import filled, rows_of, run
 
 #: Workers listen here for tasks that can be claimed; the payload is the queue's name.
 READY_CHANNEL = "django_pglock_ready"
@@ -34,6 +38,10 @@ READY_CHANNEL = "django_pglock_ready"
 SCHEDULED_CHANNEL = "django_pglock_scheduled"
 #: Workers listen here for requests to end a running task, or for its stack; the payload is the task's id.
 CANCEL_CHANNEL = "django_pglock_cancel"
+#: Workers listen here for tasks that the workers which looked at once have not taken; the payload is the queue's name.
+OTHERS_CHANNEL = "django_pglock_others"
+#: So many sleeping workers look at once, those that have run for longest: more than one, because one may be frozen.
+PROMPT = 4
 #: Seconds for which this process relies on having seen nobody asleep. A busy producer asks no more often than this.
 NEGATIVE_TTL = 0.05
 
@@ -46,6 +54,16 @@ FROM (VALUES %s) AS news (channel, queue)
 WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
 """
 
+# Calls the workers that look after a moment only, if something in these queues is still ready.
+WAKE_OTHERS = """
+SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, news.queue)
+FROM unnest(%s::text[]) AS news (queue)
+WHERE EXISTS (SELECT FROM {task} AS task
+              WHERE task.status = 'READY' AND task.fair_key IS NULL AND task.queue = news.queue)
+   OR EXISTS (SELECT FROM {task} AS task
+              WHERE task.status = 'READY' AND task.fair_key IS NOT NULL AND task.queue = news.queue)
+"""
+
 _nobody_slept_at: dict[str, float] = {}
 # By connection: channels and queues to which something was added, and nobody was told yet. After a rollback they stay,
 # and the next commit tells of them, which does no harm.
@@ -56,6 +74,11 @@ def wake(using: str, queues: Iterable[str], channel: str = READY_CHANNEL) -> Non
     """Wake sleeping workers for these queues once the current transaction is committed."""
     for queue in set(queues):
         _wake_on_commit(using, channel, queue)
+
+
+def wake_others(using: str, queues: Iterable[str]) -> bool:
+    """Have all workers look into these queues now, if something is still ready there. Returns whether they do."""
+    return bool(run(using, WAKE_OTHERS, OTHERS_CHANNEL, list(queues)))
 
 
 def note_sleep(using: str, worker: UUID, *, is_sleeping: bool) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from django_pglock.errors import model_of
 from django_pglock.store.plans import keep_plans
+from django_pglock.store.wake import PROMPT
 from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.fetcher import Fetcher
 from django_pglock.worker.claiming.queues import Queues
@@ -193,10 +194,17 @@ class Worker:
         self.heartbeat.beaten = self._note_beat
         self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
         self.heartbeat.told_elders = self.upkeep.note_elders
+        self.heartbeat.told_sleepers = self._note_sleepers
         self.fetcher.is_unheard = self.heartbeat.is_unheard
         self.fetcher.is_listening = self.heartbeat.is_listening
         if self.channel is not None:
             self.channel.on_supervisor_gone, self.channel.on_hurry = self.end, self._give_up_grace
+
+    def _note_sleepers(self, elders: int, sleepers: int) -> None:
+        if self.heartbeat.listener is not None:
+            # One backend's worker does not rely on others: their rows do not say which backends they serve.
+            self.heartbeat.listener.is_prompt = elders < PROMPT or self.fetcher.claimer.backend is not None
+        self.fetcher.has_followers = sleepers > PROMPT
 
     def _note_beat(self) -> None:
         self.heartbeat_file.touch()

@@ -12,7 +12,7 @@ from django_pglock.store.admit import admit
 from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.promote import next_due_in, promote
-from django_pglock.store.wake import NEGATIVE_TTL, note_sleep
+from django_pglock.store.wake import NEGATIVE_TTL, note_sleep, wake_others
 from django_pglock.worker.claiming.claimer import Claimer
 from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.drain import Drain
@@ -35,6 +35,8 @@ DRAINING = 0.1
 BUSY = 0.1
 #: Seconds between two looks at whether a task that has to run alone is alone, and whether it has ended.
 BETWEEN_LOOKS = 0.05
+#: Seconds between a look that has found nothing and the check whether to call other workers; and between two calls.
+SHORTLY, BETWEEN_CALLS = 0.02, 0.1
 #: While notifications are sure to come, a worker polls so many times more rarely.
 RARELY = 6
 
@@ -78,6 +80,11 @@ class Fetcher(ConnectedService):
         self._discovery = Discovery(using, queues)
         # Whether the present look follows a notification.
         self._was_told = False
+        #: Whether other workers that sleep rely on this one to look at once.
+        self.has_followers = False
+        # Queues that notifications have named and of which it is not known that everything there was taken.
+        self._left: set[str] = set()
+        self._called_at = 0.0
         self._sleeping_since: float | None = None
         # Our row does not say that we sleep, although we have asked for news: it was removed, and a beat made it anew.
         self._is_forgotten = False
@@ -139,9 +146,11 @@ class Fetcher(ConnectedService):
         is_last_look = self.drain is not None and self._has_nothing_to_come()
         rooms = self._look_around(is_last_look=is_last_look)
         if not rooms:
+            self._note_full()
             self._pause(HOARDING)
         elif self._claim_and_begin(rooms):
             self._note_busy()
+            self._note_taken(rooms)
             if self.in_flight.claims_left == 0:
                 self.spent()
         elif self._has_learned():
@@ -163,6 +172,8 @@ class Fetcher(ConnectedService):
         if self._discovery.is_due:
             self._discovery.look()
         self._was_told = bool(self._told)
+        if self.has_followers:
+            self._left |= self._told
         if self.in_flight.has_news:
             self.in_flight.has_news = False
             self.claimer.pauses.note_news()
@@ -193,6 +204,29 @@ class Fetcher(ConnectedService):
         claims = self.claimer.claim(rooms, told=told if is_asleep else ())
         self.is_claiming = True
         return claims
+
+    def _note_taken(self, rooms: list[tuple[FunctionKind, int]]) -> None:
+        """Note that this worker has claimed something after a notification; call the others if there may be more."""
+        if self.claimer.was_full or self.claimer.leaves_out_a_kind(rooms):
+            self._call_others()
+        else:
+            self._left.clear()
+
+    def _note_full(self) -> None:
+        """Call the others if this worker was told of something and has no room; then nobody relies on it any more."""
+        if self._left:
+            self._call_others()
+            if self._sleeping_since is not None:
+                self._ask_for_news(is_sleeping=False)
+                self._sleeping_since = None
+
+    def _call_others(self) -> None:
+        """Call the workers that wait for a moment, if something is left where this one was told of something."""
+        now = time.monotonic()
+        if self._left and now - self._called_at >= BETWEEN_CALLS:
+            self._called_at = now
+            wake_others(self.using, self._left)
+            self._left.clear()
 
     def _has_learned(self) -> bool:
         is_urgent = self._was_told or self.drain is not None
@@ -246,6 +280,13 @@ class Fetcher(ConnectedService):
         slept = time.monotonic() - (self._sleeping_since or 0)
         if slept < NEGATIVE_TTL * 1.2:
             self._pause(NEGATIVE_TTL * 1.2)
+        elif self._left:
+            # Another worker may be claiming what this look has not found.
+            self._pause(max(SHORTLY, self._called_at + BETWEEN_CALLS - time.monotonic()))
+            if not self.in_flight.fetcher_wakeup.is_set():
+                self.retake_session()
+                self._call_others()
+                self._sleep_until_poll()
         else:
             self._sleep_until_poll()
 

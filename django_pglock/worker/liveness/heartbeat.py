@@ -57,11 +57,11 @@ class Heartbeat(ConnectedService):
     It starts before the first claim and stops after the last settle, because a draining worker must not look dead. It
     does not beat before all migrations of the tables are applied. ``beaten`` is called after each beat, and
     ``taken_to_be_awake`` if the worker's row does not say that it sleeps. ``told_elders`` is called with the number of
-    elder workers that do the upkeep. ``cancel`` is called with the ids and
-    attempts of running tasks that somebody has cancelled, at each beat until they have ended. ``stack_of`` returns the
-    stack of a running task as text, by id and attempt. ``is_pooled``: the
-    database is reached through a pooler in transaction mode. A pooler that gives its clients other process numbers than
-    the server's is recognised without that.
+    elder workers that do the upkeep. ``told_sleepers`` is called with two numbers of workers that serve the same queues
+    and sleep: the elder ones, and all. ``cancel`` is called with the ids and attempts of running tasks that somebody
+    has cancelled, at each beat until they have ended. ``stack_of`` returns the stack of a running task as text, by id
+    and attempt. ``is_pooled``: the database is reached through a pooler in transaction mode. A pooler that gives its
+    clients other process numbers than the server's is recognised without that.
     """
 
     name = "heartbeat"
@@ -92,6 +92,7 @@ class Heartbeat(ConnectedService):
         self.beaten: Callable[[], None] = lambda: None
         self.taken_to_be_awake: Callable[[], None] = lambda: None
         self.told_elders: Callable[[int], None] = lambda _: None
+        self.told_sleepers: Callable[[int, int], None] = lambda _elders, _all: None
         self._self_pipe = SelfPipe()
         self.is_draining = False
         self.first_beat = threading.Event()
@@ -206,7 +207,7 @@ class Heartbeat(ConnectedService):
             return self._self_pipe.wait(seconds)
         session = connection_for(self.using)
         self.listener.receive(session)
-        return self._self_pipe.wait(seconds, session.connection)
+        return self._self_pipe.wait(min(seconds, self.listener.due_in()), session.connection)
 
     def _pass_on_requests(self) -> None:
         if not self.in_flight.claims:
@@ -236,6 +237,7 @@ class Heartbeat(ConnectedService):
         self._is_interrupted = False
         self._told = answer.known
         self.told_elders(answer.elders)
+        self.told_sleepers(answer.elder_sleepers, answer.sleepers)
         if not answer.is_sleeping:
             self.taken_to_be_awake()
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import random
 import selectors
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from django_pglock.store.wake import CANCEL_CHANNEL, READY_CHANNEL, SCHEDULED_CHANNEL
+from django_pglock.store.wake import CANCEL_CHANNEL, OTHERS_CHANNEL, READY_CHANNEL, SCHEDULED_CHANNEL
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
+
+#: Seconds after which a worker that is not among the prompt ones looks; a fifth more or less, so that not all look at
+#: once.
+A_MOMENT = 0.5
+
+
+CHANNELS = (READY_CHANNEL, OTHERS_CHANNEL, SCHEDULED_CHANNEL, CANCEL_CHANNEL)
 
 
 class Listener:
@@ -19,6 +29,8 @@ class Listener:
 
     It calls them in the thread that uses the session. It calls ``missed`` whenever it begins to listen, because
     notifications may have been sent before.
+
+    While it is not ``is_prompt``, it calls ``ready`` after a moment, or when the prompt workers call the others.
     """
 
     def __init__(
@@ -33,6 +45,11 @@ class Listener:
         self.scheduled = scheduled
         self.cancelled = cancelled
         self.missed = missed
+        #: Whether this worker looks at once: few elder workers sleep. ``store/wake.py`` says why not all do.
+        self.is_prompt = True
+        # Queues that a notification has named a moment ago, and when to pass them on.
+        self._postponed: set[str] = set()
+        self._pass_on_at = math.inf
 
     def listen(self, connection: DatabaseWrapper) -> None:
         """Begin to listen in a session that has just been opened."""
@@ -40,7 +57,7 @@ class Listener:
         # psycopg calls this for notifications that come while a statement runs.
         raw.add_notify_handler(lambda note: self._pass_on(note.channel, note.payload))
         with connection.cursor() as cursor:
-            cursor.execute(f"LISTEN {READY_CHANNEL}; LISTEN {SCHEDULED_CHANNEL}; LISTEN {CANCEL_CHANNEL}")
+            cursor.execute("; ".join(f"LISTEN {channel}" for channel in CHANNELS))
         self.missed()
 
     def receive(self, connection: DatabaseWrapper) -> None:
@@ -49,10 +66,22 @@ class Listener:
         raw.pgconn.consume_input()
         while note := raw.pgconn.notifies():
             self._pass_on(note.relname.decode(), note.extra.decode())
+        if time.monotonic() >= self._pass_on_at:
+            postponed, self._postponed, self._pass_on_at = self._postponed, set(), math.inf
+            for queue in postponed:
+                self.ready(queue)
+
+    def due_in(self) -> float:
+        """Return in how many seconds to call ``receive`` although nothing may have come; infinite: never."""
+        return max(0.0, self._pass_on_at - time.monotonic())
 
     def _pass_on(self, channel: str, payload: str) -> None:
-        if channel == READY_CHANNEL:
+        if channel == OTHERS_CHANNEL or (channel == READY_CHANNEL and self.is_prompt):
             self.ready(payload)
+        elif channel == READY_CHANNEL:
+            self._postponed.add(payload)
+            moment = random.uniform(0.8, 1.2) * A_MOMENT  # noqa: S311
+            self._pass_on_at = min(self._pass_on_at, time.monotonic() + moment)
         elif channel == CANCEL_CHANNEL:
             self.cancelled(payload)
         else:

@@ -10,6 +10,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Worker
 from django_pglock.store.liveness import ON_DUTY, beat, forget_dead
+from django_pglock.store.wake import PROMPT, note_sleep
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -87,3 +88,29 @@ def test_the_eldest_workers_that_beat_by_themselves_do_the_upkeep():
     hogged = workers.pop(0)
     Worker.objects.filter(pk=hogged).update(heartbeat_at=Now(), beating_since=Now())
     assert on_duty() == workers[:ON_DUTY], "its heartbeat process beats in its place: a task has the GIL"
+
+
+def test_a_beat_tells_how_many_workers_of_the_same_queues_sleep():
+    workers = [uuid4() for _ in range(PROMPT + 2)]
+    others = {uuid4(): ["mail"], uuid4(): []}
+
+    def sleepers():
+        """Return what each worker is told: the elder ones that sleep, and all."""
+        every = {**{each: [] for each in workers}, **others}
+        answers = {
+            each: beat("default", each, name="w", hostname="h", pid=1, queues=queues, threads=1, is_stopping=False)
+            for each, queues in every.items()
+        }
+        return [(answers[each].elder_sleepers, answers[each].sleepers) for each in workers]
+
+    sleepers()
+    assert set(sleepers()) == {(0, 0)}
+    for each in [*workers, next(iter(others))]:
+        note_sleep("default", each, is_sleeping=True)
+    told = sleepers()
+    assert [elders for elders, _ in told] == [0, 1, 2, 3, PROMPT, PROMPT], "as many as are prompt are enough to know"
+    assert {number for _, number in told} == {PROMPT + 1}
+    Worker.objects.filter(pk=workers[0]).update(is_stopping=True, heartbeat_at=Now())
+    Worker.objects.filter(pk=workers[1]).update(heartbeat_at=Now() - timedelta(seconds=20))
+    last = beat("default", workers[-1], name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
+    assert (last.elder_sleepers, last.sleepers) == (3, 4), "one that stops, or is silent, is none to rely on"

@@ -95,6 +95,7 @@ def plans(worker, ids):
         "NEXT_AT": (0.0, ids[0]),
         "COUNT_OTHERS": (BATCH,),
         "STRAY_WAITERS": (0, BATCH),
+        "WAKE_OTHERS": ("channel", ["default", "other", "empty"]),
         "NEXT_WINDOW": (0.0, ids[0], BATCH),
         "NEXT_TO_ARCHIVE": (0.0, 0.0, 0.0, ids[0], BATCH),
         "pruning of old ones": pruning_sql(

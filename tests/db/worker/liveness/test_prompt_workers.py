@@ -1,0 +1,96 @@
+"""Of many workers that sleep, few look at once, and they call the others if they cannot take everything."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from django_pglock.models import Task, Worker
+from django_pglock.worker.liveness import listener
+from tests.sample import running_tasks, tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NEVER = 1e9
+
+
+@pytest.fixture
+def two(worker, eventually, settings):
+    """Return two workers that sleep: the second one looks only when it is called, or after a moment."""
+    settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
+
+    def make(**options):
+        pair = worker(**options), worker(threads=1)
+        for running, is_prompt in zip(pair, (True, False), strict=True):
+            running.heartbeat.told_sleepers = lambda elders, sleepers: None
+            running.heartbeat.listener.is_prompt = is_prompt
+            running.fetcher.has_followers = is_prompt
+        eventually(lambda: Worker.objects.filter(is_sleeping=True).count() == 2)
+        # Until both have looked for the last time before they sleep.
+        time.sleep(0.5)
+        return pair
+
+    return make
+
+
+def looks_of(running, monkeypatch):
+    looks = []
+    claim = running.fetcher._claim
+    monkeypatch.setattr(running.fetcher, "_claim", lambda rooms: (looks.append(rooms), claim(rooms))[1])
+    return looks
+
+
+def test_a_task_that_a_prompt_worker_takes_makes_no_other_look(two, monkeypatch, finished):
+    monkeypatch.setattr(listener, "A_MOMENT", NEVER)
+    _, other = two(threads=4)
+    looks = looks_of(other, monkeypatch)
+    for _ in range(5):
+        finished(tasks.nothing.enqueue())
+    assert not looks
+
+
+def test_a_prompt_worker_without_room_calls_the_others(two, monkeypatch, finished, eventually):
+    monkeypatch.setattr(listener, "A_MOMENT", NEVER)
+    prompt, other = two(threads=1)
+    running_tasks.wait_for_note.enqueue("the end")
+    eventually(lambda: prompt.in_flight.threads.running == 1)
+    for _ in range(3):
+        finished(tasks.nothing.enqueue())
+    assert set(Task.objects.filter(status="SUCCESSFUL").values_list("worker", flat=True)) == {other.identity.id}
+    assert not Worker.objects.get(pk=prompt.identity.id).is_sleeping, "others would go on to rely on it"
+    running_tasks.note("the end")
+    eventually(Worker.objects.filter(pk=prompt.identity.id, is_sleeping=True).exists)
+
+
+def test_more_tasks_than_a_prompt_worker_can_take_call_the_others(two, monkeypatch, eventually):
+    monkeypatch.setattr(listener, "A_MOMENT", NEVER)
+    _, other = two(threads=1)
+    running_tasks.wait_for_note.enqueue("the end")
+    running_tasks.wait_for_note.enqueue("the end")
+    eventually(lambda: other.in_flight.threads.running == 1, why="it was not called")
+    running_tasks.note("the end")
+
+
+def test_a_task_that_no_prompt_worker_may_run_calls_the_others(two, monkeypatch, finished):
+    """Its function is in newer code than theirs, or its backend is not theirs."""
+    monkeypatch.setattr(listener, "A_MOMENT", NEVER)
+    prompt, other = two(threads=1)
+    prompt.fetcher.claimer.backend = "another"
+    prompt.fetcher.claimer._cursors = {}
+    finished(tasks.nothing.enqueue())
+    assert Task.objects.get().worker == other.identity.id
+
+
+def test_what_nobody_calls_for_is_found_after_a_moment(two, monkeypatch, finished):
+    """As when all prompt workers have frozen. Several notifications are one look."""
+    monkeypatch.setattr(listener, "A_MOMENT", 0.5)
+    prompt, other = two(threads=1)
+    monkeypatch.setattr(prompt.heartbeat.listener, "ready", lambda queue: None)
+    looks = looks_of(other, monkeypatch)
+    results = [tasks.nothing.enqueue() for _ in range(3)]
+    for result in results:
+        finished(result)
+    assert set(Task.objects.values_list("worker", flat=True)) == {other.identity.id}
+    # The look that takes them, and those before it falls asleep again.
+    assert len(looks) <= 6
