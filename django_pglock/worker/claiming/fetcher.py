@@ -213,7 +213,7 @@ class Fetcher(ConnectedService):
             self._left.clear()
 
     def _note_full(self) -> None:
-        """Call the others if this worker was told of something and has no room; then nobody relies on it any more."""
+        """Call the others if a notification has come and there is no room; then nobody relies on this worker any more."""
         if self._left:
             self._call_others()
             if self._sleeping_since is not None:
@@ -221,7 +221,7 @@ class Fetcher(ConnectedService):
                 self._sleeping_since = None
 
     def _call_others(self) -> None:
-        """Call the workers that wait for a moment, if something is left where this one was told of something."""
+        """Call the workers that wait for a moment, if something is left in the queues that notifications have named."""
         now = time.monotonic()
         if self._left and now - self._called_at >= BETWEEN_CALLS:
             self._called_at = now
