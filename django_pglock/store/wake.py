@@ -13,8 +13,8 @@ says that the worker sleeps, and the row is read only after the commit. Why no w
 One check of the flag after a commit serves for everything that the transaction has added to a queue.
 
 If many workers sleep, only the ``PROMPT`` eldest that serve the same queues look at once. One of them that cannot take
-what it was told of calls the others (``wake_others``). All others look after a moment in any case, once for everything
-that they were told meanwhile. So a task costs a few looks, however many workers sleep, and no look is left out.
+what it was told of calls the others (``wake_others``). All others look a moment later in any case, once for everything
+that came meanwhile. So a task costs a few looks, however many workers sleep, and no look is left out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FROM (VALUES %s) AS news (channel, queue)
 WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
 """
 
-# Calls the workers that look after a moment only, if something in these queues is still ready.
+# Calls the workers that look a moment later only, if something in these queues is still ready.
 WAKE_OTHERS = """
 SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, news.queue)
 FROM unnest(%s::text[]) AS news (queue)

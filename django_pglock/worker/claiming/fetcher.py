@@ -213,7 +213,7 @@ class Fetcher(ConnectedService):
             self._left.clear()
 
     def _note_full(self) -> None:
-        """Call the others if a notification has come and there is no room; then nobody relies on this worker any more."""
+        """Call the others if a notification has come and there is no room, and let nobody rely on this worker."""
         if self._left:
             self._call_others()
             if self._sleeping_since is not None:
