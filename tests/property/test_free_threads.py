@@ -230,7 +230,7 @@ class ExecutorHere(Executor):
         super().__init__(house.in_flight, "default", SimpleNamespace(watch_this_thread=TaskThread, task_threads=[]))
         self.house = house
 
-    def _execute(self, claim: Any, thread: Any) -> EndedClaim | None:
+    def _execute(self, claim: Any, thread: Any, is_coroutine: bool) -> EndedClaim | None:
         outcome: Outcome = SUCCEEDED
         if claim.is_async:
             self.house.coroutines.append((self.house.schedule.now + claim.seconds, claim))
@@ -249,11 +249,12 @@ def by_kind(monkeypatch):
     monkeypatch.setattr(capacity, "MOST_ASYNC", 3)
 
 
-def _begin(self: InFlight, call: Any) -> None:
-    if call.is_async:
-        self.coroutines.put(call)
-    else:
-        self.threads.inbox.put(call)
+def _begin(self: InFlight, calls: list[Any]) -> None:
+    for call in calls:
+        if call.is_async:
+            self.coroutines.put(call)
+        else:
+            self.threads.put([call])
 
 
 def calls_of(random: Random, count: int, kinds_of_seconds: list[float], keys: int, share_async: float) -> list[Call]:
