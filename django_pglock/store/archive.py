@@ -4,10 +4,8 @@ Only tasks that have succeeded move, an hour after their end, and only those tha
 waits for them, and their unique key is free. Tasks with ``keep_result`` stay, because their time differs from that of
 their day. As pruning does, the move walks along the primary key, skips locked rows, and ends where all tasks are young.
 
-A batch is one message and one transaction. One statement locks the rows. The next statement has a new snapshot, in
-which it looks again whether a task waits for one of them, and moves the others. A transaction that enqueues a task with
-``after=`` has locked the key of the row until its commit. So either the first statement skips the row, or the second
-one sees the waiter.
+A batch is one message and one transaction, which looks twice whether a task waits for one of them, as pruning does
+(``prune.py``).
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from django.db.models.expressions import RawSQL
 from django_pglock.conf import MOST_DAYS
 from django_pglock.keys.reserved import UPKEEP
 from django_pglock.store.archive_days import create_days
-from django_pglock.store.marking import first_free, locking_sql
-from django_pglock.store.prune import DAY, unneeded
+from django_pglock.store.prune import DAY, UNAWAITED, locking_old, unneeded
 from django_pglock.store.sql import BY_INDEX, rows_of, run, run_together
 from django_pglock.tasks.states import TaskStatus
 
@@ -58,17 +55,9 @@ SELECT {BY_INDEX}, set_config('enable_seqscan', 'off', true), set_config('lock_t
        set_config('statement_timeout', '3s', true)
 """
 
-# Locks the tasks of a selection, and keeps their ids for the next statement of the transaction.
-KEEP_IDS = """
-SELECT set_config('django_pglock.archived', COALESCE(array_agg(id)::text, '{{}}'), true) FROM old
-"""
-
 # Moves the locked tasks for which no task waits, with their failed and lost attempts.
 MOVE_TO_ARCHIVE = f"""
-WITH old AS MATERIALIZED (
-    SELECT locked.id FROM unnest(current_setting('django_pglock.archived')::bigint[]) AS locked (id)
-    WHERE NOT EXISTS (SELECT FROM {{waiter}} WHERE awaited = locked.id)
-), attempts AS (
+{UNAWAITED}, attempts AS (
     DELETE FROM {{attempt}} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
 ), waits AS (
     DELETE FROM {{waiter}} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
@@ -128,8 +117,7 @@ def _move(using: str, tasks: Any, days: Collection[date], batch: int) -> int:
     )
     # Two workers would each skip what the other has locked, and would do the same work.
     is_my_turn = RawSQL("(SELECT is_mine FROM turn)", (), output_field=BooleanField())
-    selection, values = locking_sql(first_free(tasks.filter(on_days, is_my_turn), batch))
-    turn = f"WITH turn (is_mine) AS MATERIALIZED (SELECT pg_try_advisory_xact_lock({UPKEEP}, 1))"
-    lock = f"{turn}, old (id) AS MATERIALIZED ({selection}){KEEP_IDS}"
-    [(count,)] = run_together(using, (LIMIT_MOVE, ()), (lock, values), (MOVE_TO_ARCHIVE, ()))
+    turn = f"turn (is_mine) AS MATERIALIZED (SELECT pg_try_advisory_xact_lock({UPKEEP}, 1)), "
+    lock = locking_old(tasks.filter(on_days, is_my_turn), batch, turn)
+    [(count,)] = run_together(using, (LIMIT_MOVE, ()), lock, (MOVE_TO_ARCHIVE, ()))
     return int(count)

@@ -4,8 +4,13 @@ Ids are drawn in the order in which tasks are enqueued. So a walk along the prim
 ends where all tasks are young: ten million rows cost no more than the rows that are deleted. Tasks with ``keep_result``
 have a date of their own, and an index on it.
 
-Pruning does not wait for locks, and nobody waits for it: each window is one short statement that skips locked
+Pruning does not wait for locks, and nobody waits for it: each window is one short transaction that skips locked
 rows. Tasks that are still needed stay: a task that others wait for, and a task whose unique key is taken for a period.
+
+The transaction is one message of two statements. The first one locks the rows. The second one has a new snapshot, in
+which it looks again whether a task waits for one of them, and deletes the others. A transaction that enqueues a task
+with ``after=`` has locked the key of the row until its commit. So either the first statement skips the row, or the
+second one sees the waiter.
 """
 
 from __future__ import annotations
@@ -15,7 +20,6 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import connections
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
@@ -23,7 +27,7 @@ from django_pglock.conf import MOST_DAYS, get_settings
 from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.marking import first_free, locking_sql
 from django_pglock.store.move import WINDOW, Progress
-from django_pglock.store.sql import filled, rows_of, run
+from django_pglock.store.sql import rows_of, run, run_together
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 DAY = 86_400.0
@@ -43,14 +47,26 @@ SELECT id, enqueued_at > clock_timestamp() - make_interval(secs => %s) FROM {tas
 """
 LAST_ID = "SELECT max(id) FROM {task}"
 
-# Deletes the tasks that the selection before it has locked, with their attempts, and what they waited for when they
-# were cancelled. By an array, so that no estimate can make the planner read a whole table.
-PRUNE = """, attempts AS (
-    DELETE FROM {attempt} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
+# The locked tasks, and nothing else, for the next statement of the transaction.
+KEEP_IDS = """
+SELECT set_config('django_pglock.locked', COALESCE(array_agg(id)::text, '{{}}'), true) FROM old
+"""
+
+# Those of the locked tasks for which no task waits.
+UNAWAITED = """WITH old AS MATERIALIZED (
+    SELECT locked.id FROM unnest(current_setting('django_pglock.locked')::bigint[]) AS locked (id)
+    WHERE NOT EXISTS (SELECT FROM {waiter} WHERE awaited = locked.id)
+)"""
+
+# Deletes them, with their attempts, and what they waited for when they were cancelled. By an array, so that no estimate
+# can make the planner read a whole table.
+PRUNE = f"""
+{UNAWAITED}, attempts AS (
+    DELETE FROM {{attempt}} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
 ), waits AS (
-    DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
+    DELETE FROM {{waiter}} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
 ), gone AS (
-    DELETE FROM {task} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id
+    DELETE FROM {{task}} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id
 )
 SELECT count(*) FROM gone
 """
@@ -144,12 +160,17 @@ def expired(tasks: Any) -> Any:
     return unneeded(tasks).filter(expires_at__lte=Now(), finished_at__isnull=False).order_by("expires_at")
 
 
-def pruning_sql(tasks: Any, limit: int | None) -> tuple[str, tuple[Any, ...]]:
-    """Return the statement that deletes the first of these tasks that nobody has locked."""
+def locking_old(tasks: Any, limit: int | None, before: str = "") -> tuple[str, tuple[Any, ...]]:
+    """Return the statement that locks the first of these tasks that nobody has locked, and keeps their ids.
+
+    ``before``: the first parts of its WITH. Raises ``EmptyResultSet`` if nothing can match.
+    """
     # The key is locked as well, unlike by the other verbs: a transaction that enqueues a task to run after one of
     # these has locked its key, and then the task is still needed.
     selection, values = locking_sql(first_free(tasks, limit))
-    return f"WITH old (id) AS MATERIALIZED ({selection}){filled(PRUNE)}", values
+    # A condition of the project's own may have braces.
+    selection = selection.replace("{", "{{").replace("}", "}}")
+    return f"WITH {before}old (id) AS MATERIALIZED ({selection}){KEEP_IDS}", values
 
 
 def ages_of(older_than: float | None = None, statuses: Collection[str] = ()) -> dict[str, float]:
@@ -181,10 +202,9 @@ def unneeded(tasks: Any) -> Any:
 def delete_free(tasks: Any, limit: int | None = None) -> int:
     """Delete the first of these tasks that nobody has locked, ``limit`` at most (None: all). Returns how many."""
     try:
-        sql, values = pruning_sql(tasks, limit)
+        lock = locking_old(tasks, limit)
     except EmptyResultSet:
         # Django knows without asking that nothing can match.
         return 0
-    with connections[tasks.db].cursor() as cursor:
-        cursor.execute(sql, values)
-        return int(cursor.fetchone()[0])
+    [(count,)] = run_together(tasks.db, lock, (PRUNE, ()))
+    return int(count)

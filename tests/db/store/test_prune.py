@@ -8,6 +8,8 @@ from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import BooleanField
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
@@ -339,6 +341,13 @@ def test_two_pruners_delete_each_task_once(in_threads):
     counts = in_threads(lambda _number: Task.objects.prune(batch=20), 2)
     assert sum(counts) + Task.objects.prune() == 200
     assert not left()
+
+
+def test_conditions_with_braces_and_percent_signs_hold(claim):
+    make(kwargs={"shop": 1}), make(kwargs={"shop": 2})
+    is_first = RawSQL("""kwargs @> '{"shop": 1}' AND kwargs::text LIKE '%%shop%%'""", (), output_field=BooleanField())
+    assert Task.objects.filter(is_first).prune() == 1
+    assert Task.objects.get().kwargs == {"shop": 2}
 
 
 def test_a_task_that_is_started_again_meanwhile_is_not_pruned(in_threads):

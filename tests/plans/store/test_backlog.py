@@ -16,7 +16,7 @@ from django_pglock.models import Task
 from django_pglock.store.claim import claim_statement
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.promote import due
-from django_pglock.store.prune import expired, outdated, pruning_sql
+from django_pglock.store.prune import expired, locking_old, outdated
 from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
 from django_pglock.store.retry import _retriable
 from django_pglock.store.sql import filled
@@ -42,6 +42,12 @@ ORDERED = (
     *("ADMIT", "ADMIT_NEXT", "ADMIT_OWN", "BLOCKED_KEYS", "CLAIM_FAIR", "ENQUEUE_AT_KEY", "ENQUEUE_AT_RATE"),
     *("KNOWN_QUEUES", "NEXT_DUE", "READY_QUEUES", "RESCUE", "TAKE_ALONG", "TAKE_NEXT", "promotion"),
 )
+
+
+def filled_first(statement):
+    """Return a statement with the names of its tables, and its values."""
+    sql, values = statement
+    return filled(sql), values
 
 
 def plans(worker, ids):
@@ -98,10 +104,10 @@ def plans(worker, ids):
         "WAKE_OTHERS": ("channel", ["default", "other", "empty"]),
         "NEXT_WINDOW": (0.0, ids[0], BATCH),
         "NEXT_TO_ARCHIVE": (0.0, 0.0, 0.0, ids[0], BATCH),
-        "pruning of old ones": pruning_sql(
-            outdated(rows, {"SUCCESSFUL": 7}).filter(pk__gt=first, pk__lte=first + BATCH), BATCH
+        "pruning of old ones": filled_first(
+            locking_old(outdated(rows, {"SUCCESSFUL": 7}).filter(pk__gt=first, pk__lte=first + BATCH), BATCH)
         ),
-        "pruning of expired ones": pruning_sql(expired(rows), BATCH),
+        "pruning of expired ones": filled_first(locking_old(expired(rows), BATCH)),
         "REPLACE_UNIQUE": ("key 7", "[]", "{}", "default", 0, "default", 0, "{}", *[None] * 7),
         "AWAITED_BETWEEN": (ids[0], ids[-1], 2 * len(ids)),
         "AWAITED": (f"{{{ids[0]}}}",),
@@ -154,7 +160,7 @@ ELSEWHERE = {
     "ADD_HISTORY", "CLOCK", "HISTORY_OF", "HISTORY_OF_FUNCTION", "PRUNE_HISTORY", "TOTAL_HISTORY",
     "BEAT", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "FIND_QUEUES", "FIRST_READY",
     "FORGET_RATES", "LAST_ID", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_IS_HELD", "LOCK_KEY", "LOCK_KEYS", "NOTIFY_CANCEL",
-    "OPEN_RATES", "PRUNE", "REGISTER_SCHEDULES", "RESTORE_WAITS", "SCHEDULES", "WAKE",
+    "OPEN_RATES", "PRUNE", "UNAWAITED", "REGISTER_SCHEDULES", "RESTORE_WAITS", "SCHEDULES", "WAKE",
 }  # fmt: skip
 
 
