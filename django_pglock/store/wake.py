@@ -12,9 +12,10 @@ says that the worker sleeps, and the row is read only after the commit. Why no w
 
 One check of the flag after a commit serves for everything that the transaction has added to a queue.
 
-If many workers sleep, only the ``PROMPT`` eldest that serve the same queues look at once. One of them that leaves
-something in these queues calls the others (``wake_others``). All others look a moment later in any case, once for
-everything that came meanwhile. So a task costs a few looks, however many workers sleep, and no look is left out.
+If many workers sleep, only the ``PROMPT`` eldest that serve the same queues look at once. One of them that has no room
+for everything calls the others (``wake_others``). All others look a moment later in any case, once for everything that
+came meanwhile: a prompt worker may have frozen, or may not know the function. So a task costs a few looks, however many
+workers sleep, and no look is left out.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ DRAINING = 0.1
 BUSY = 0.1
 #: Seconds between two looks at whether a task that has to run alone is alone, and whether it has ended.
 BETWEEN_LOOKS = 0.05
-#: Seconds between a look that has found nothing and the check whether to call other workers; and between two calls.
-SHORTLY, BETWEEN_CALLS = 0.02, 0.1
+#: Seconds between two calls of other workers.
+BETWEEN_CALLS = 0.1
 #: While notifications are sure to come, a worker polls so many times more rarely.
 RARELY = 6
 
@@ -82,7 +82,7 @@ class Fetcher(ConnectedService):
         self._was_told = False
         #: Whether other workers that sleep rely on this one to look at once.
         self.has_followers = False
-        # Queues that notifications have named and of which it is not known that everything there was taken.
+        # Queues that notifications have named and in which this worker may have left something.
         self._left: set[str] = set()
         self._called_at = 0.0
         self._sleeping_since: float | None = None
@@ -160,7 +160,7 @@ class Fetcher(ConnectedService):
             if is_last_look:
                 self.drain.finish()
             self._pause(DRAINING)
-        elif self.claimer.leaves_out_a_kind(rooms) and time.monotonic() - self._found_at < BUSY:
+        elif self._leaves_tasks_to_others(rooms) and time.monotonic() - self._found_at < BUSY:
             # The other kind of functions keeps the worker busy, so it does not ask for notifications about this one.
             self._pause(EMPTY_PAUSE)
         else:
@@ -211,6 +211,15 @@ class Fetcher(ConnectedService):
             self._call_others()
         else:
             self._left.clear()
+
+    def _leaves_tasks_to_others(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
+        """Say whether a look that found nothing has left out a kind of functions; then call the others."""
+        if self.claimer.leaves_out_a_kind(rooms):
+            self._call_others()
+            return True
+        # Another worker has taken it. If that is not so, the others find it a moment later.
+        self._left.clear()
+        return False
 
     def _note_full(self) -> None:
         """Call the others if a notification has come and there is no room, and let nobody rely on this worker."""
@@ -280,13 +289,6 @@ class Fetcher(ConnectedService):
         slept = time.monotonic() - (self._sleeping_since or 0)
         if slept < NEGATIVE_TTL * 1.2:
             self._pause(NEGATIVE_TTL * 1.2)
-        elif self._left:
-            # Another worker may be claiming what this look has not found.
-            self._pause(max(SHORTLY, self._called_at + BETWEEN_CALLS - time.monotonic()))
-            if not self.in_flight.fetcher_wakeup.is_set():
-                self.retake_session()
-                self._call_others()
-                self._sleep_until_poll()
         else:
             self._sleep_until_poll()
 
