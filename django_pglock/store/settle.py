@@ -39,21 +39,20 @@ ID, ATTEMPT = attrgetter("id"), attrgetter("attempt")
 # If somebody's open transaction has locked one of the rows, all others would wait for its end. So this waits for a
 # moment only, and fails; ``HELD`` then says which rows are locked. Skipping locked rows instead would write each row a
 # second time. The statement itself sets the limit, before it locks anything: so this works behind a pooler, too.
-_UPDATE_SUCCESSES = """
+SETTLE_SUCCESSES = """
 UPDATE {task} AS task
 SET status = 'SUCCESSFUL', finished_at = clock_timestamp(), result = NULLIF(outcome.result, 'null'),
     expires_at = {expires_at}
 FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS outcome (id, attempt, result)
 WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
   AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
-RETURNING task.id"""
-SETTLE_SUCCESSES = f"{_UPDATE_SUCCESSES}, date_part('epoch', task.finished_at)"
+RETURNING task.id, date_part('epoch', task.finished_at)
+"""
 
 # Successes that nobody observes. The answer is one row: NULL if all were accepted, else the ids that were. To write and
 # to read a row for each of a thousand outcomes takes server and worker longer than all the rest of the answer.
 SETTLE_UNOBSERVED = f"""
-WITH settled AS ({_UPDATE_SUCCESSES}
-)
+WITH settled AS ({SETTLE_SUCCESSES.replace(", date_part('epoch', task.finished_at)", "")})
 SELECT CASE WHEN count(*) < %s THEN coalesce(array_agg(id), '{{{{}}}}') END FROM settled
 """
 

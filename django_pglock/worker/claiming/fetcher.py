@@ -35,8 +35,6 @@ DRAINING = 0.1
 BUSY = 0.1
 #: Seconds between two looks at whether a task that has to run alone is alone, and whether it has ended.
 BETWEEN_LOOKS = 0.05
-#: Seconds between two calls of other workers.
-BETWEEN_CALLS = 0.1
 #: While notifications are sure to come, a worker polls so many times more rarely.
 RARELY = 6
 
@@ -82,9 +80,8 @@ class Fetcher(ConnectedService):
         self._was_told = False
         #: Whether other workers that sleep rely on this one to look at once.
         self.has_followers = False
-        # Queues that notifications have named and in which this worker may have left something.
+        # Queues that notifications have named to this worker and few others, in which it may have left something.
         self._left: set[str] = set()
-        self._called_at = 0.0
         self._sleeping_since: float | None = None
         # Our row does not say that we sleep, although we have asked for news: it was removed, and a beat made it anew.
         self._is_forgotten = False
@@ -102,10 +99,15 @@ class Fetcher(ConnectedService):
     def wake(self) -> None:
         self.in_flight.fetcher_wakeup.set()
 
-    def hear(self, queue: str) -> None:
-        """Take note that something is ready in ``queue``, and look there at once."""
+    def hear(self, queue: str, is_prompt: bool = False) -> None:
+        """Take note that something is ready in ``queue``, and look there at once.
+
+        ``is_prompt``: others look a moment later only, or when this worker calls them.
+        """
         if self.queues.serves(queue):
             self._told.add(queue)
+            if is_prompt and self.has_followers:
+                self._left.add(queue)
             self.in_flight.tell_news()
 
     def ask_again(self) -> None:
@@ -172,8 +174,6 @@ class Fetcher(ConnectedService):
         if self._discovery.is_due:
             self._discovery.look()
         self._was_told = bool(self._told)
-        if self.has_followers:
-            self._left |= self._told
         if self.in_flight.has_news:
             self.in_flight.has_news = False
             self.claimer.pauses.note_news()
@@ -210,7 +210,7 @@ class Fetcher(ConnectedService):
         if self.claimer.was_full or self.claimer.leaves_out_a_kind(rooms):
             self._call_others()
         else:
-            self._left.clear()
+            self._left = set()
 
     def _leaves_tasks_to_others(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
         """Say whether a look that found nothing has left out a kind of functions; then call the others."""
@@ -218,7 +218,7 @@ class Fetcher(ConnectedService):
             self._call_others()
             return True
         # Another worker has taken it. If that is not so, the others find it a moment later.
-        self._left.clear()
+        self._left = set()
         return False
 
     def _note_full(self) -> None:
@@ -231,11 +231,10 @@ class Fetcher(ConnectedService):
 
     def _call_others(self) -> None:
         """Call the workers that wait for a moment, if something is left in the queues that notifications have named."""
-        now = time.monotonic()
-        if self._left and now - self._called_at >= BETWEEN_CALLS:
-            self._called_at = now
-            wake_others(self.using, self._left)
-            self._left.clear()
+        if self._left:
+            # Another thread adds to the set.
+            left, self._left = self._left, set()
+            wake_others(self.using, left)
 
     def _has_learned(self) -> bool:
         is_urgent = self._was_told or self.drain is not None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Seconds after which a worker that is not among the prompt ones looks; a fifth more or less, so that not all look at
 #: once.
-A_MOMENT = 0.5
+A_MOMENT = 1.0
 
 
 CHANNELS = (READY_CHANNEL, OTHERS_CHANNEL, SCHEDULED_CHANNEL, CANCEL_CHANNEL)
@@ -26,6 +26,8 @@ CHANNELS = (READY_CHANNEL, OTHERS_CHANNEL, SCHEDULED_CHANNEL, CANCEL_CHANNEL)
 
 class Listener:
     """Calls ``ready`` with the queue's name, ``scheduled``, or ``cancelled`` with the task's id for each notification.
+
+    ``ready`` is also called with whether this worker is one of the prompt ones for this notification.
 
     It calls them in the thread that uses the session. It calls ``missed`` whenever it begins to listen, because
     notifications may have been sent before.
@@ -36,7 +38,7 @@ class Listener:
     def __init__(
         self,
         *,
-        ready: Callable[[str], None],
+        ready: Callable[[str, bool], None],
         scheduled: Callable[[], None],
         cancelled: Callable[[str], None],
         missed: Callable[[], None],
@@ -69,15 +71,17 @@ class Listener:
         if time.monotonic() >= self._pass_on_at:
             postponed, self._postponed, self._pass_on_at = self._postponed, set(), math.inf
             for queue in postponed:
-                self.ready(queue)
+                self.ready(queue, False)
 
     def due_in(self) -> float:
         """Return in how many seconds to call ``receive`` although nothing may have come; infinite: never."""
         return max(0.0, self._pass_on_at - time.monotonic())
 
     def _pass_on(self, channel: str, payload: str) -> None:
-        if channel == OTHERS_CHANNEL or (channel == READY_CHANNEL and self.is_prompt):
-            self.ready(payload)
+        if channel == OTHERS_CHANNEL:
+            self.ready(payload, False)
+        elif channel == READY_CHANNEL and self.is_prompt:
+            self.ready(payload, True)
         elif channel == READY_CHANNEL:
             self._postponed.add(payload)
             moment = random.uniform(0.8, 1.2) * A_MOMENT  # noqa: S311

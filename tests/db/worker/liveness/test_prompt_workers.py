@@ -86,7 +86,7 @@ def test_what_nobody_calls_for_is_found_after_a_moment(two, monkeypatch, finishe
     """As when all prompt workers have frozen. Several notifications are one look."""
     monkeypatch.setattr(listener, "A_MOMENT", 0.5)
     prompt, other = two(threads=1)
-    monkeypatch.setattr(prompt.heartbeat.listener, "ready", lambda queue: None)
+    monkeypatch.setattr(prompt.heartbeat.listener, "ready", lambda queue, is_prompt: None)
     looks = looks_of(other, monkeypatch)
     results = [tasks.nothing.enqueue() for _ in range(3)]
     for result in results:
@@ -94,3 +94,20 @@ def test_what_nobody_calls_for_is_found_after_a_moment(two, monkeypatch, finishe
     assert set(Task.objects.values_list("worker", flat=True)) == {other.identity.id}
     # The look that takes them, and those before it falls asleep again.
     assert len(looks) <= 6
+
+
+def test_a_worker_that_was_called_calls_nobody(two, monkeypatch, eventually):
+    """Otherwise the workers of a fleet that has no room would call each other without end."""
+    monkeypatch.setattr(listener, "A_MOMENT", NEVER)
+    _, other = two(threads=1)
+    other.fetcher.has_followers = True
+    called = []
+    call = other.fetcher._call_others
+    monkeypatch.setattr(other.fetcher, "_call_others", lambda: (called.append(set(other.fetcher._left)), call()))
+    for _ in range(3):
+        running_tasks.wait_for_note.enqueue("the end")
+    eventually(lambda: other.in_flight.threads.running == 1 and called, why="it was not called, or has room")
+    assert not any(called), "it calls others"
+    other.fetcher.hear("default", True)
+    eventually(lambda: any(called), why="it was notified first and has no room")
+    running_tasks.note("the end")
