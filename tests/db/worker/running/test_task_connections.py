@@ -65,7 +65,7 @@ def test_the_thread_of_the_orm_closes_its_connection_when_no_coroutine_runs(work
     tasks.tell_backend_in_coroutine.enqueue()
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 1)
     time.sleep(1.0)
-    assert sessions_of_threads() == 1, "a coroutine runs, which may use it"
+    assert sessions_of_threads() >= 1, "a coroutine runs, which may use it"
     tasks.GO_ON.set()
     eventually(is_over)
     eventually(lambda: sessions_of_threads() == 0, why="it stays open")
