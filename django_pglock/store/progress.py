@@ -30,7 +30,7 @@ FROM told WHERE task.id = told.id AND task.id = ANY (ARRAY(SELECT id FROM told))
 NOTE_LAST_PROGRESS = """
 UPDATE {task} AS task SET progress = said.progress
 FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)
-WHERE task.id = said.id AND task.attempts = said.attempt AND task.status = 'RUNNING'
+WHERE task.id = said.id AND task.attempts = said.attempt AND task.status || '' = 'RUNNING'
 RETURNING task.id
 """
 

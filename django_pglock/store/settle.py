@@ -34,18 +34,22 @@ from django_pglock.tasks.states import TaskStatus
 
 ID, ATTEMPT = attrgetter("id"), attrgetter("attempt")
 
-# Successes, with as few columns as they need, because most outcomes are.
+# Successes, with as few columns as they need, because most outcomes are. The arrays are in the order of the ids, so
+# that ``width_bucket`` finds the place of a task in them. To join them with the table would take longer, and where the
+# planner expects few rows, it would compare each with each. The status is asked in a form that no index has: where the
+# statistics know of few running tasks, the planner would read those of the whole fleet to find these.
 #
 # If somebody's open transaction has locked one of the rows, all others would wait for its end. So this waits for a
 # moment only, and fails; ``HELD`` then says which rows are locked. Skipping locked rows instead would write each row a
 # second time. The statement itself sets the limit, before it locks anything: so this works behind a pooler, too.
 SETTLE_SUCCESSES = """
+WITH ended AS MATERIALIZED (SELECT %s::bigint[] AS ids, %s::int[] AS attempts, %s::jsonb AS results)
 UPDATE {task} AS task
-SET status = 'SUCCESSFUL', finished_at = clock_timestamp(), result = NULLIF(outcome.result, 'null'),
-    expires_at = {expires_at}
-FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS outcome (id, attempt, result)
-WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
-  AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
+SET status = 'SUCCESSFUL', finished_at = clock_timestamp(), expires_at = {expires_at},
+    result = NULLIF((SELECT results FROM ended) -> (width_bucket(task.id, (SELECT ids FROM ended)) - 1), 'null')
+WHERE task.id = ANY (ARRAY(SELECT unnest(ids) FROM ended))
+  AND task.attempts = (SELECT attempts FROM ended)[width_bucket(task.id, (SELECT ids FROM ended))]
+  AND task.status || '' = 'RUNNING' AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
 RETURNING task.id, date_part('epoch', task.finished_at)
 """
 
@@ -90,7 +94,7 @@ WITH outcome AS MATERIALIZED (
                                AND task.started_at = task.last_attempted_at
                           THEN NULL ELSE task.started_at END
     FROM outcome
-    WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status = 'RUNNING'
+    WHERE task.id = outcome.id AND task.attempts = outcome.attempt AND task.status || '' = 'RUNNING'
       AND (SELECT set_config('lock_timeout', '100ms', true)) <> ''
     RETURNING task.id, task.attempts - task.uncounted AS number, task.last_attempted_at, task.finished_at
 ), recorded AS (
@@ -190,9 +194,10 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) 
         raise ClaimLost("The task is no longer claimed by this attempt.") from error
 
 
-def _by_id(pair: tuple[Claim, Outcome]) -> int:
+def _by_id(pair: tuple[Claim, Outcome]) -> tuple[int, int]:
     # Every statement that writes several rows locks them in this order, or skips locked rows. So no two can deadlock.
-    return pair[0].id
+    # Of two attempts of one task, only the later one can be settled: ``width_bucket`` finds the last of equal ids.
+    return pair[0].id, pair[0].attempt
 
 
 def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
@@ -232,13 +237,13 @@ def _columns(claim: Claim, outcome: Outcome) -> tuple[Any, ...]:
     )
 
 
-def _success_columns(pairs: Sequence[tuple[Claim, Outcome]]) -> tuple[str, str, list[str] | None]:
-    """Return ids, attempts and results of successes as arrays; the numbers as text, which is quicker to make."""
+def _success_columns(pairs: Sequence[tuple[Claim, Outcome]]) -> tuple[str, str, str | None]:
+    """Return ids and attempts of successes as arrays, in text that is quicker to make than a list; and the results."""
     claims, outcomes = zip(*pairs, strict=True)
     texts = list(map(attrgetter("result"), outcomes))
     return array_of_numbers(map(ID, claims)), array_of_numbers(map(ATTEMPT, claims)), _results(texts)
 
 
-def _results(texts: Sequence[str]) -> list[str] | None:
-    """Return the results as an array; None if there are none, as of most tasks."""
-    return list(texts) if texts.count("null") < len(texts) else None
+def _results(texts: Sequence[str]) -> str | None:
+    """Return the results as one JSON array; None if there are none, as of most tasks."""
+    return f"[{','.join(texts)}]" if texts.count("null") < len(texts) else None

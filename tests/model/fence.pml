@@ -157,7 +157,7 @@ inline end(me) {
     does[me] = ENDED
 }
 
-/* store/settle.py: SETTLE_SUCCESSES `task.attempts = outcome.attempt AND task.status = 'RUNNING'` */
+/* store/settle.py: SETTLE_SUCCESSES `AND task.attempts = (SELECT attempts FROM ended)`, SETTLE_SUCCESSES `AND task.status || '' = 'RUNNING'` */
 #define is_held(me) ((attempts == claimed[me] || NO_ATTEMPT) && (status == RUNNING || NO_STATUS))
 
 inline accept(me) {
@@ -193,7 +193,7 @@ inline settle_own(me) {
     must_not(effect_twice, effects > 1 || (status == SUCCESSFUL && effects != 1))
 }
 
-/* store/settle.py: SETTLE_OTHERS `task.attempts = outcome.attempt AND task.status = 'RUNNING'`; store/outcome.py: Retried, Interrupted */
+/* store/settle.py: SETTLE_OTHERS `task.attempts = outcome.attempt AND task.status || '' = 'RUNNING'`; store/outcome.py: Retried, Interrupted */
 inline settle_to_run_again(me) {
     (does[me] == RUNS && faults < FAULTS) || does[me] == UNSURE;
     if

@@ -167,7 +167,7 @@ inline lose_answer(me) {
     forget(me)
 }
 
-/* store/settle.py: SETTLE_SUCCESSES `AND task.attempts = outcome.attempt AND task.status = 'RUNNING'`; worker/running/group.py: outcomes */
+/* store/settle.py: SETTLE_SUCCESSES `AND task.attempts = (SELECT attempts FROM ended)`, SETTLE_SUCCESSES `AND task.status || '' = 'RUNNING'`; worker/running/group.py: outcomes */
 inline finish(me) {
     does[me] == CALLS;
     for (EACH) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -53,6 +54,24 @@ def test_successes_that_nobody_observes_have_no_effect_on_a_lost_claim(claim):
     assert Task.objects.get(pk=second.id).status == "RUNNING"
     assert settle_unobserved("default", [first, third], ["2"] * 2) == [], "each is settled once"
     assert set(Task.objects.filter(status="SUCCESSFUL").values_list("result", flat=True)) == {1}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("is_observed", [True, False])
+def test_of_two_attempts_of_one_task_in_a_batch_the_later_one_counts(claim, is_observed, is_first):
+    """A frozen worker may wake up and end the attempt that was taken from it, while its next attempt ends here, too."""
+    tasks.nothing.enqueue()
+    tasks.nothing.enqueue()
+    other, mine = claim(2)
+    Task.objects.filter(pk=mine.id).update(attempts=mine.attempt + 1)
+    late, now = (mine, "1"), (replace(mine, attempt=mine.attempt + 1), "2")
+    claims, results = zip((other, "3"), *((late, now) if is_first else (now, late)), strict=True)
+    if is_observed:
+        accepted = settle("default", [*zip(claims, map(Succeeded, results), strict=True)], mine.worker)
+    else:
+        accepted = settle_unobserved("default", claims, results)
+    assert sorted(accepted) == [other.id, mine.id]
+    assert list(Task.objects.order_by("id").values_list("status", "result")) == [("SUCCESSFUL", 3), ("SUCCESSFUL", 2)]
 
 
 @pytest.mark.parametrize(
