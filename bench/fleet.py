@@ -421,7 +421,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 #: Figures in the picture.
-DRAWN = ("idle, transactions a second a worker", "idle, server ms a second", "trickle, claims a task")
+DRAWN = ("idle, server ms a second", "trickle, statements a task", "trickle, server ms a task")
 STYLE = """
 svg { font-family: sans-serif; } text { font-size: 12px; fill: #1c2733; }
 path { fill: none; stroke-width: 2; }
@@ -449,9 +449,9 @@ def panel(figure: str, runs: dict[str, Any], counts: list[int], left: float) -> 
     """Return the lines of one figure over the number of workers, whose axis is logarithmic."""
     most = max(found[figure] for run in runs.values() for found in run.values())
     parts = [f'<text x="{left + 20}" y="20">{escape(figure)}, by workers</text>']
-    place = {n: left + 30 + 290 * log(n) / max(log(counts[-1]), 1) for n in counts}
+    place = {n: left + 30 + 240 * log(n) / max(log(counts[-1]), 1) for n in counts}
     parts += [f'<text x="{x - 6:.0f}" y="246">{n}</text>' for n, x in place.items()]
-    parts.append(f'<path class="axis" d="M{left + 25} 230H{left + 330}"/>')
+    parts.append(f'<path class="axis" d="M{left + 25} 230H{left + 280}"/>')
     for name, run in runs.items():
         points = [
             (place[n], 230 - 180 * run[str(n)][figure] / most, run[str(n)][figure]) for n in counts if str(n) in run
@@ -459,7 +459,7 @@ def panel(figure: str, runs: dict[str, Any], counts: list[int], left: float) -> 
         line = "L".join(f"{x:.0f} {y:.0f}" for x, y, _ in points)
         x, y, last = points[-1]
         parts.append(
-            f'<path class="{name}" d="M{line}"/><text x="{x - 62:.0f}" y="{y - 6:.0f}">{name} {last:.3g}</text>'
+            f'<path class="{name}" d="M{line}"/><text x="{x + 5:.0f}" y="{y + 4:.0f}">{name} {last:.3g}</text>'
         )
     return "".join(parts)
 
