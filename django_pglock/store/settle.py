@@ -35,9 +35,9 @@ from django_pglock.tasks.states import TaskStatus
 ID, ATTEMPT = attrgetter("id"), attrgetter("attempt")
 
 # Successes, with as few columns as they need, because most outcomes are. The arrays are in the order of the ids, so
-# that ``width_bucket`` finds the place of a task in them. To join them with the table would take longer, and where the
-# planner expects few rows, it would compare each with each. The status is asked in a form that no index has: where the
-# statistics know of few running tasks, the planner would read those of the whole fleet to find these.
+# that ``width_bucket`` finds the place of a task in them. A join with the arrays would take longer, and a planner that
+# expects few rows would compare each row with each outcome. The status is compared in a form that no index has: a
+# planner that expects few running tasks would otherwise read the running tasks of all workers.
 #
 # If somebody's open transaction has locked one of the rows, all others would wait for its end. So this waits for a
 # moment only, and fails; ``HELD`` then says which rows are locked. Skipping locked rows instead would write each row a

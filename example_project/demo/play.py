@@ -113,7 +113,7 @@ class Play:
 
     def a_busy_day(self, rush: Rush, shoppers: list[Any]) -> None:
         """Shoppers and tasks at the same time, and one worker killed in the middle."""
-        self.screen.say(f"{SHOPPERS} others buy, {TASKS:,} tasks come in, and one worker will not see the evening.")
+        self.screen.say(f"{SHOPPERS} others buy, {TASKS:,} tasks come in, and one worker is going to be killed.")
         self.background = [Background(rush.stream, shoppers, carts=CARTS), Background(self.enqueue)]
         began = time.monotonic()
         self.watch(began, until=lambda counts: counts.get("SUCCESSFUL", 0) > TASKS * 0.4)

@@ -45,6 +45,29 @@ def test_successes_that_nobody_observes_are_written_alike_and_answered_in_one_ro
         assert abs(row.expires_at - row.finished_at - MINUTE) < timedelta(seconds=1)
 
 
+@pytest.mark.parametrize("is_observed", [True, False])
+def test_each_task_of_a_batch_gets_its_own_result_whatever_is_in_the_others(claim, is_observed):
+    texts = [
+        "null",
+        '"null"',
+        '"100% {} %s $1 \\\\ \'"',
+        '"\\ud83d\\ude00"',
+        "[]",
+        '{"a": [1, null]}',
+        "[" * 50 + "]" * 50,
+        "0",
+    ]
+    for _ in texts:
+        tasks.nothing.enqueue()
+    claims = claim(len(texts))[::-1]
+    if is_observed:
+        settle("default", [*zip(claims, map(Succeeded, texts), strict=True)], claims[0].worker)
+    else:
+        settle_unobserved("default", claims, texts)
+    found = dict(Task.objects.values_list("pk", "result"))
+    assert [found[mine.id] for mine in claims] == list(map(json.loads, texts))
+
+
 def test_successes_that_nobody_observes_have_no_effect_on_a_lost_claim(claim):
     for _ in range(3):
         tasks.nothing.enqueue()
