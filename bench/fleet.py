@@ -3,6 +3,11 @@
     .venv/bin/python bench/fleet.py run --workers 100 200 --name after --into bench/fleet.json
     .venv/bin/python bench/fleet.py draw bench/fleet.json
 
+    .venv/bin/python bench/fleet.py run --workers 40 --processes 4 --name supervised --into /tmp/supervised.json
+
+With ``--processes`` the workers run under supervisors with so many processes each, as ``runlockworker --processes``
+starts them; then only the start, the idle fleet and the trickle are measured.
+
 ``run`` starts a private PostgreSQL with fsync on and adds the figures of each N to a file; ``--name`` says what they
 are called there. ``draw`` prints the tables of that file, and writes ``docs/_static/fleet.svg``.
 
@@ -203,6 +208,7 @@ class Fleet:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.workers: list[int] = []
+        self.supervisors: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Fleet:
         self._forge = subprocess.Popen(
@@ -213,6 +219,9 @@ class Fleet:
         return self
 
     def __exit__(self, *error: object) -> None:
+        for supervisor in self.supervisors:
+            supervisor.kill()
+            supervisor.wait()
         for pid in self.workers:
             for child in [*children_of(pid), pid]:
                 with suppress(ProcessLookupError):
@@ -233,19 +242,32 @@ class Fleet:
             raise Failed("the program that forks the workers has ended")
         return list(json.loads(line))
 
-    def start(self, count: int) -> None:
-        """Start workers and wait until all of them sleep, because there is nothing to do."""
-        self.workers = self.tell("workers", count, 2)
-        self.until_asleep()
+    def start(self, count: int, processes: int = 1) -> None:
+        """Start workers and wait until all of them sleep, because there is nothing to do.
 
-    def until_asleep(self) -> None:
-        """Wait until the rows of all living workers say that they sleep."""
+        ``processes``: they run under supervisors with so many processes each; 1: without.
+        """
+        if processes == 1:
+            self.workers = self.tell("workers", count, 2)
+            self.until_asleep()
+            return
+        command = [sys.executable, "-m", "django", "runlockworker", "--processes", str(processes)]
+        self.supervisors = [
+            subprocess.Popen(command, env=self.server.environment, cwd=ROOT, stderr=subprocess.DEVNULL)
+            for _ in range(count // processes)
+        ]
+        self.until_asleep(count)
+        self.workers = [pid for (pid,) in self.server.ask("SELECT pid FROM django_pglock_worker -- bench")]
+
+    def until_asleep(self, count: int = 0) -> None:
+        """Wait until the rows of all living workers, or of so many, say that they sleep."""
         asleep = "SELECT count(*) FROM django_pglock_worker WHERE is_sleeping -- bench"
-        until(lambda: self.server.one(asleep) >= len(self.workers), "not all workers sleep", each=0.2)
+        until(lambda: self.server.one(asleep) >= (count or len(self.workers)), "not all workers sleep", each=0.2)
 
     def cpu(self) -> float:
-        """Return the seconds of CPU of all workers and their heartbeat processes."""
-        return sum(cpu_of(each) for pid in self.workers for each in [pid, *children_of(pid)])
+        """Return the seconds of CPU of all workers, their heartbeat processes and their supervisors."""
+        workers = [each for pid in self.workers for each in [pid, *children_of(pid)]]
+        return sum(map(cpu_of, [*workers, *(each.pid for each in self.supervisors)]))
 
 
 @contextmanager
@@ -260,12 +282,12 @@ def spent(fleet: Fleet, into: dict[str, float]) -> Iterator[None]:
     into["wal"] = float(server.one("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), %s) -- bench", lsn))
 
 
-def start_storm(fleet: Fleet, count: int) -> dict[str, float]:
+def start_storm(fleet: Fleet, count: int, processes: int) -> dict[str, float]:
     """Start all workers at once."""
     found: dict[str, float] = {}
     fleet.server.reset()
     with spent(fleet, found):
-        fleet.start(count)
+        fleet.start(count, processes)
     return {
         "start, s of the clock": found["clock"],
         "start, server ms a worker": 1000 * found["server"] / count,
@@ -388,18 +410,20 @@ def kill_and_stop(fleet: Fleet, count: int) -> dict[str, float]:
     return {**found, **stopped}
 
 
-def measure(count: int) -> dict[str, float]:
-    """Return all figures of a fleet of so many workers."""
+def measure(count: int, processes: int) -> dict[str, float]:
+    """Return all figures of a fleet of so many workers; of one under supervisors, the first ones."""
     found: dict[str, float] = {}
     with Server() as server:
         server.prepare()
         server.empty()
         with Fleet(server) as fleet:
-            for step in (start_storm, idle, one_by_one):
-                found |= step(fleet, count)
-            found |= drain(fleet, "no-op", NOTHINGS, "nothing")
-            found |= drain(fleet, "20 ms", NAPS, "sleep", 0.02)
-            found |= kill_and_stop(fleet, count)
+            found |= start_storm(fleet, count, processes)
+            found |= idle(fleet, count)
+            found |= one_by_one(fleet, count)
+            if processes == 1:
+                found |= drain(fleet, "no-op", NOTHINGS, "nothing")
+                found |= drain(fleet, "20 ms", NAPS, "sleep", 0.02)
+                found |= kill_and_stop(fleet, count)
         server.fleet.close()
     return found
 
@@ -409,7 +433,7 @@ def run(options: argparse.Namespace) -> None:
     for count in options.workers:
         print(f"{options.name}: {count} workers", file=sys.stderr, flush=True)
         began = time.monotonic()
-        figures = measure(count)
+        figures = measure(count, options.processes)
         known = json.loads(options.into.read_text()) if options.into.exists() else {}
         known.setdefault(options.name, {})[str(count)] = figures
         known["when"] = (
@@ -470,6 +494,7 @@ def main() -> None:
     verbs = parser.add_subparsers(required=True)
     running = verbs.add_parser("run")
     running.add_argument("--workers", type=int, nargs="+", default=[1, 2, 5, 10, 20, 50, 100, 200])
+    running.add_argument("--processes", type=int, default=1)
     running.add_argument("--name", default="after")
     running.add_argument("--into", type=Path, default=Path("fleet.json"))
     running.set_defaults(call=run)

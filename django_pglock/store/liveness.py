@@ -14,6 +14,7 @@ so long that the silent ones would have come back, too.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -40,21 +41,29 @@ ON_DUTY = 2
 _SLEEPS = """sleeper.is_sleeping AND NOT sleeper.is_stopping AND sleeper.queues = worker.queues
         AND sleeper.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
 
-# Registers the worker at the first heartbeat, and again if its row was removed while the worker was out of reach. The
+# Registers workers at their first heartbeat, and again if their rows were removed while they were out of reach. The
 # functions are many and seldom change, so they are sent only when they have changed. The heartbeats are continuous
 # until one comes late, or in a new session. The answer says how many functions the row has, whether those who enqueue
 # believe that the worker sleeps, and how many elder workers can do the upkeep; and how many workers of the same queues
-# sleep, elder ones and all. One whose heartbeats are written by its
-# heartbeat process cannot: there, ``beating_since`` is not before ``heartbeat_at``.
+# sleep, elder ones and all. One whose heartbeats are written by its heartbeat process cannot do the upkeep: there,
+# ``beating_since`` is not before ``heartbeat_at``. In the order of the ids: two statements that write the same rows do
+# not wait for each other in a circle.
 BEAT = f"""
+WITH given AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(%s::jsonb) AS given (
+        id uuid, name text, hostname text, pid integer, queues jsonb, threads integer, lock_key integer,
+        is_stopping boolean, is_interrupted boolean, task_paths jsonb)
+)
 INSERT INTO {{worker}} AS worker (id, name, hostname, pid, queues, threads, lock_key, is_stopping, task_paths)
-VALUES (%s, %s, %s, %s, %s::jsonb, %s, %s, %s, COALESCE(%s::jsonb, '[]'))
+SELECT id, name, hostname, pid, queues, threads, lock_key, is_stopping, COALESCE(task_paths, '[]')
+FROM given ORDER BY id
 ON CONFLICT (id) DO UPDATE
 SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping, lock_key = EXCLUDED.lock_key,
-    beating_since = CASE WHEN %s OR worker.heartbeat_at < clock_timestamp() - make_interval(secs => %s)
+    beating_since = CASE WHEN (SELECT is_interrupted FROM given WHERE given.id = worker.id)
+                           OR worker.heartbeat_at < clock_timestamp() - make_interval(secs => %s)
                          THEN clock_timestamp() ELSE worker.beating_since END,
-    task_paths = COALESCE(%s::jsonb, worker.task_paths)
-RETURNING jsonb_array_length(worker.task_paths), worker.is_sleeping, (
+    task_paths = COALESCE((SELECT task_paths FROM given WHERE given.id = worker.id), worker.task_paths)
+RETURNING worker.id, jsonb_array_length(worker.task_paths), worker.is_sleeping, (
     SELECT count(*) FROM (
         SELECT FROM {{worker}} AS elder
         WHERE (elder.started_at, elder.id) < (worker.started_at, worker.id) AND NOT elder.is_stopping
@@ -66,6 +75,26 @@ RETURNING jsonb_array_length(worker.task_paths), worker.is_sleeping, (
           AND {_SLEEPS} LIMIT {PROMPT}) AS elders), (
     SELECT count(*) FROM (SELECT FROM {{worker}} AS sleeper WHERE {_SLEEPS} LIMIT {PROMPT} + 1) AS sleepers)
 """
+
+
+class Beat(NamedTuple):
+    """A heartbeat of one worker, with the values of its row.
+
+    - ``lock_key``: the number of the advisory lock that a session holds for it; None: no session does.
+    - ``is_interrupted``: the session of the heartbeat before was lost.
+    - ``task_paths``: the functions that it knows, if they have changed.
+    """
+
+    id: UUID
+    name: str
+    hostname: str
+    pid: int
+    queues: list[str]
+    threads: int
+    is_stopping: bool
+    lock_key: int | None = None
+    is_interrupted: bool = False
+    task_paths: list[str] | None = None
 
 
 class Beaten(NamedTuple):
@@ -99,30 +128,16 @@ def witnesses(workers: Any) -> Any:
     return workers.filter(heartbeat_at__gt=_ago(LATE * interval), beating_since__lte=_ago(SETTLED * interval))
 
 
-def beat(
-    using: str,
-    worker: UUID,
-    *,
-    name: str,
-    hostname: str,
-    pid: int,
-    queues: list[str],
-    threads: int,
-    is_stopping: bool,
-    lock_key: int | None = None,
-    is_interrupted: bool = False,
-    task_paths: list[str] | None = None,
-) -> Beaten:
-    """Write a heartbeat; the first one registers the worker.
+def beat(using: str, worker: UUID, **values: Any) -> Beaten:
+    """Write a heartbeat of one worker; the first one registers it. ``values`` are the other fields of ``Beat``."""
+    return beat_all(using, [Beat(worker, **values)])[worker]
 
-    - ``lock_key``: the number of the advisory lock that its session holds; None: it holds none.
-    - ``is_interrupted``: the session before was lost.
-    - ``task_paths``: the functions that it knows, if they have changed.
-    """
-    paths = None if task_paths is None else json.dumps(task_paths)
-    me = (worker, name, hostname, pid, json.dumps(queues), threads, lock_key, is_stopping)
+
+def beat_all(using: str, beats: Iterable[Beat]) -> dict[UUID, Beaten]:
+    """Write heartbeats of several workers, one each, in one statement. Return the answers by the workers' ids."""
+    given = json.dumps([{**each._asdict(), "id": str(each.id)} for each in beats])
     late = LATE * get_settings().HEARTBEAT_INTERVAL
-    return Beaten(*run(using, BEAT, *me, paths, is_interrupted, late, paths, late, late, late)[0])
+    return {worker: Beaten(*answer) for worker, *answer in run(using, BEAT, given, late, late, late, late)}
 
 
 def depart(using: str, worker: UUID) -> None:

@@ -6,7 +6,9 @@ settler takes those and removes them. Python's SimpleQueue and dict are safe bet
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Sequence
 from operator import attrgetter
 from queue import SimpleQueue
@@ -45,6 +47,8 @@ class InFlight:
         #: How many tasks were claimed since the start. Threads claim for their groups, too, so a lock protects it.
         self.claimed = 0
         self._counting = threading.Lock()
+        #: When the answer to a claim was lost, by time.monotonic(): rows may say that they are ours, now or soon.
+        self.answer_lost_at = -math.inf
         # Nothing was claimed because too many outcomes wait for the database: the settler must wake the fetcher later.
         self._is_held_back = False
 
@@ -91,6 +95,10 @@ class InFlight:
     def group_keys_being_claimed(self) -> list[str]:
         """Return the lock keys for whose groups threads are claiming now."""
         return [key for key in list(self.claiming_groups.values()) if key is not None]
+
+    def note_lost_answer(self) -> None:
+        """Note that a claim may be committed whose answer has not come."""
+        self.answer_lost_at = time.monotonic()
 
     def begin_all(self, claims: Sequence[Claim]) -> None:
         """Add claims and have them begun in this order."""

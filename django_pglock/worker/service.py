@@ -230,6 +230,13 @@ class ConnectedService(Service):
         if self._has_released:
             self.open()
 
+    def hang_up(self) -> None:
+        """Close the session, which is not lost: nothing needs it for some time. The next ``open()`` opens another."""
+        connection, self._connection, self._awaited = self._connection, None, None
+        if connection is not None:
+            connection.close()
+            del connections[self.using]
+
     def leave(self) -> None:
         self.release_session()
         self.close()

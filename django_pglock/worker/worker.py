@@ -16,6 +16,7 @@ from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.deadlines import Deadlines
 from django_pglock.worker.liveness.heartbeat import Heartbeat
+from django_pglock.worker.liveness.heartbeat_line import HeartbeatLine
 from django_pglock.worker.liveness.listener import Listener
 from django_pglock.worker.liveness.session_watch import SessionWatch
 from django_pglock.worker.options import check_options
@@ -198,6 +199,8 @@ class Worker:
         self.fetcher.is_unheard = self.heartbeat.is_unheard
         self.fetcher.is_listening = self.heartbeat.is_listening
         if self.channel is not None:
+            if self.channel.line is not None:
+                self.heartbeat.join(HeartbeatLine(self.channel.line))
             self.channel.on_supervisor_gone, self.channel.on_hurry = self.end, self._give_up_grace
 
     def _note_sleepers(self, elders: int, sleepers: int) -> None:

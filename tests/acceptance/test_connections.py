@@ -27,12 +27,13 @@ def sessions() -> Counter[str]:
 
 
 def idle(processes: int) -> Counter[str]:
-    """Return the sessions of so many idle processes: one listens and beats, one works."""
-    return Counter({"lockworker heartbeat": processes, "lockworker work": processes})
+    """Return the sessions of so many idle processes: one works for each, and one listens and beats for all."""
+    heartbeat = "lockworker heartbeat" if processes == 1 else "lockworker shared heartbeat"
+    return Counter({heartbeat: 1, "lockworker work": processes})
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_an_idle_process_has_two_sessions(worker_process, eventually, processes):
+@pytest.mark.parametrize("processes", [1, 3])
+def test_an_idle_process_has_one_session_and_shares_one(worker_process, eventually, processes):
     process = worker_process("--processes", str(processes), "--threads", "2")
     eventually(lambda: process.output.count("is ready") == processes, why=process.output)
     eventually(lambda: sessions() == idle(processes), why=f"it has {sessions()}")

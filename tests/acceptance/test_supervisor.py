@@ -174,6 +174,8 @@ def test_a_process_with_a_task_that_does_not_end_is_replaced(worker_process, eve
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
-def test_the_supervisor_is_one_thread(supervisor):
-    process = supervisor()
-    assert "Threads:\t1\n" in Path(f"/proc/{process.process.pid}/status").read_text()
+@pytest.mark.parametrize(("arguments", "threads"), [(["--processes", "2"], 3), (["--max-time", "3600"], 1)])
+def test_the_threads_of_a_supervisor(worker_process, arguments, threads):
+    """One, and those of a heartbeat that several processes share: it and its deadlines."""
+    process = worker_process(*arguments)
+    assert f"Threads:\t{threads}\n" in Path(f"/proc/{process.process.pid}/status").read_text()

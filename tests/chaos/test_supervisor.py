@@ -9,21 +9,41 @@ import time
 from uuid import uuid4
 
 import pytest
+from django.db import connection
 
-from django_pglock.models import Worker
+from django_pglock.models import Attempt, Worker
 from tests.chaos.stage import Blow
 
 pytestmark = pytest.mark.short
 
+CUT = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'lockworker shared heartbeat'
+"""
+
+
+#: A limit that a test can wait for.
+SHORT_LIMIT = {"HEARTBEAT_LIMIT": 9.0}
+
 
 @pytest.fixture
-def supervisor(stage, eventually):
+def supervised(stage, eventually):
     """Start a supervisor with two processes; return it, and the workers that they are."""
-    process = stage.start("--processes", "2", "--threads", "2")
-    # It is no worker itself.
-    process.id = uuid4()
-    eventually(lambda: process.output.count("is ready") == 2, why="the processes did not start")
-    return process, list(Worker.objects.order_by("pid"))
+
+    def start(**pglock):
+        process = stage.start("--processes", "2", "--threads", "2", pglock=pglock)
+        # It is no worker itself.
+        process.id = uuid4()
+        eventually(lambda: process.output.count("is ready") == 2, why="the processes did not start")
+        return process, list(Worker.objects.order_by("pid"))
+
+    return start
+
+
+@pytest.fixture
+def supervisor(supervised):
+    """Start one with all settings at their defaults."""
+    return supervised()
 
 
 @pytest.mark.fault("SIGKILL of a supervisor's process")
@@ -56,3 +76,45 @@ def test_a_killed_supervisor(stage, supervisor, eventually):
     stage.worker("--threads", "4")
     eventually(stage.is_over, why="some task is stuck")
     stage.judge()
+
+
+@pytest.mark.fault("SIGSTOP of a supervisor for longer than a HEARTBEAT_LIMIT of 9 s")
+def test_a_frozen_supervisor(stage, supervised, eventually):
+    """Its processes beat by themselves meanwhile, so others take nothing from them."""
+    process, workers = supervised(**SHORT_LIMIT)
+    stage.worker("--threads", "2", pglock=SHORT_LIMIT)
+    busy = stage.under_load(lambda: all(stage.hands(each.pk) for each in workers), seconds=0.5)
+    eventually(busy, why="the work did not begin")
+    os.kill(process.process.pid, signal.SIGSTOP)
+    until = time.monotonic() + 1.5 * SHORT_LIMIT["HEARTBEAT_LIMIT"]
+    try:
+        eventually(stage.under_load(lambda: time.monotonic() > until, seconds=0.5))
+    finally:
+        os.kill(process.process.pid, signal.SIGCONT)
+    eventually(stage.is_over, why="some task is stuck")
+    stage.judge()
+    assert not Attempt.objects.filter(outcome="LOST").exists(), "a task was taken from a living worker"
+
+
+@pytest.mark.fault("the session is cut in which a supervisor beats for its processes")
+def test_the_shared_session_is_cut(stage, supervisor, eventually):
+    _, workers = supervisor
+    stage.worker("--threads", "2")
+    busy = stage.under_load(lambda: all(stage.hands(each.pk) for each in workers), seconds=0.5)
+    eventually(busy, why="the work did not begin")
+    cuts = 0
+    until = time.monotonic() + 10
+
+    def cut():
+        nonlocal cuts
+        with connection.cursor() as cursor:
+            cursor.execute(CUT)
+            cuts += cursor.rowcount
+        time.sleep(0.5)
+        return time.monotonic() > until
+
+    eventually(stage.under_load(cut, seconds=0.5))
+    assert cuts > 3
+    eventually(stage.is_over, why="some task is stuck")
+    stage.judge()
+    assert not Attempt.objects.filter(outcome="LOST").exists(), "a task was taken from a living worker"

@@ -279,7 +279,7 @@ inline list_in_flight(me) {
     listed[me] = true
 }
 
-/* store/give_back.py: GIVE_BACK `task.worker = %s AND task.id <> ALL (%s::bigint[])`; worker/liveness/heartbeat.py: _compare `older_than=limit` */
+/* store/give_back.py: GIVE_BACK `task.worker = %s AND task.id <> ALL (%s::bigint[])`; worker/liveness/claim_comparison.py: compare `older_than=limit` */
 inline give_back(me) {
     listed[me] && does[me] != DEAD;
     listed[me] = false;

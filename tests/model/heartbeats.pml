@@ -34,7 +34,7 @@ heartbeat: this is what the model assumes of a living worker, and docs/worker.md
 
 byte process[WORKERS];
 bool is_cut[WORKERS];
-/* A session that holds the lock of the worker. */
+/* A session that holds the lock of the worker: its own, or that of its supervisor. */
 bool session[WORKERS];
 /* The row of the worker: whether it is there, heartbeat_at and beating_since as intervals since then. */
 bool row[WORKERS];
@@ -67,7 +67,7 @@ bool frozen_condemned = false;
 /* store/rescue.py: RESCUE `WHERE NOT EXISTS (SELECT FROM witness)`, LOCK_IS_HELD */
 #define is_alive(me) (row[me] && (!is_watched || age[me] < MISSED || (session[me] && !NO_SESSION && (age[me] < LIMIT || NO_LIMIT))))
 
-/* store/liveness.py: BEAT `CASE WHEN %s OR worker.heartbeat_at <`; worker/liveness/heartbeat.py: HOLD_LOCK */
+/* store/liveness.py: BEAT `OR worker.heartbeat_at <`; worker/liveness/worker_lock.py: HOLD_LOCK */
 inline beat(me) {
     reaches(me) && !has_beaten[me];
     if
@@ -139,6 +139,13 @@ inline die(me) {
     faults++;
     process[me] = DEAD;
     session[me] = false
+}
+
+/* environment: SIGKILL, while the supervisor is stopped whose session holds the lock for its processes */
+inline die_unnoticed(me) {
+    process[me] != DEAD && session[me] && faults < FAULTS;
+    faults++;
+    process[me] = DEAD
 }
 
 /* environment: SIGSTOP, a suspended machine */
@@ -215,6 +222,7 @@ proctype Upkeep(byte me) while_observed {
 proctype Faults(byte me) while_observed {
     end_faults: do
     :: atomic { me < WORKERS - 1 -> die(me) }
+    :: atomic { me < WORKERS - 1 -> die_unnoticed(me) }
     :: atomic { me < WORKERS - 1 -> freeze(me) }
     :: atomic { thaw(me) }
     :: atomic { lose_session(me) }

@@ -157,7 +157,7 @@ inline lose_listener(me) {
     note[me] = false
 }
 
-/* worker/liveness/listener.py: listen `self.missed()` */
+/* worker/liveness/heartbeat.py: _beat_here `self._note_missed()`; worker/liveness/heartbeat_line.py: receive `self.missed()` */
 inline listen_again(me) {
     !listens[me];
     listens[me] = true;

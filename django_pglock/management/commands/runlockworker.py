@@ -19,6 +19,7 @@ from django_pglock.management.worker_reload import run_reloading
 from django_pglock.worker.claiming.queues import Queues
 from django_pglock.worker.options import LAST_PORT, check_options, database_of, our_backends
 from django_pglock.worker.supervising.channel import to_supervisor
+from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
 from django_pglock.worker.supervising.supervisor import Supervisor
 
 #: Options that are passed to ``Worker`` by the same names.
@@ -85,7 +86,7 @@ class Command(BaseCommand):
                 )
             )
         if is_supervised:
-            sys.exit(supervise(processes, options))
+            sys.exit(supervise(databases, options))
         elif reload or (reload is None and settings.DEBUG and not options["drain"]):
             run_reloading(build)
         else:
@@ -129,12 +130,17 @@ def refuse_ports(first: int, processes: int) -> None:
         )
 
 
-def supervise(processes: int, options: dict[str, Any]) -> int:
-    """Run this command line in child processes. The supervisor has no database session. Return its exit code."""
+def supervise(databases: list[str], options: dict[str, Any]) -> int:
+    """Run this command line in child processes, so many for each database. Return the supervisor's exit code.
+
+    Several processes of one database share a heartbeat. With one process the supervisor has no database session.
+    """
+    is_shared = options["processes"] > 1
     return Supervisor(
         autoreload.get_child_arguments(),
-        processes=processes,
+        processes=options["processes"] * len(databases),
         grace=options["grace"],
         silence=get_settings().HEARTBEAT_LIMIT,
         drain=options["drain"],
+        heartbeats=[SharedHeartbeat(each, is_pooled=not options["listens"]) for each in databases if is_shared],
     ).run()

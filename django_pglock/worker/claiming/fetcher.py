@@ -123,6 +123,8 @@ class Fetcher(ConnectedService):
         # The answer to the last claim may have been lost with the session before. Such a task is ours in the table, but
         # not in flight here, and our heartbeat would keep it forever.
         self._sleeping_since = None
+        if self.reconnects:
+            self.in_flight.note_lost_answer()
         # A thread may be claiming for its group at this moment. The order matters: what is claimed from now on is not
         # lost; a claim from before is being made until it is in flight.
         before, under_way = server_time(self.using), self.in_flight.group_keys_being_claimed()

@@ -1,4 +1,4 @@
-"""Receives notifications (LISTEN/NOTIFY) in the heartbeat's session. Only for speed: polling finds what is missed."""
+"""Receives notifications (LISTEN/NOTIFY) in the session that beats. Only for speed: polling finds what is missed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,38 @@ A_MOMENT = 1.0
 CHANNELS = (READY_CHANNEL, OTHERS_CHANNEL, SCHEDULED_CHANNEL, CANCEL_CHANNEL)
 
 
+class NotificationSession:
+    """Has a session receive the notifications for workers. ``heard`` is called with channel and payload of each.
+
+    It is called in the thread that uses the session.
+    """
+
+    def __init__(self, heard: Callable[[str, str], None]) -> None:
+        self.heard = heard
+
+    def listen(self, connection: DatabaseWrapper) -> None:
+        """Begin to listen in a session that has just been opened."""
+        raw: Any = connection.connection
+        # psycopg calls this for notifications that come while a statement runs.
+        raw.add_notify_handler(lambda note: self.heard(note.channel, note.payload))
+        with connection.cursor() as cursor:
+            cursor.execute("; ".join(f"LISTEN {channel}" for channel in CHANNELS))
+
+    def receive(self, connection: DatabaseWrapper) -> None:
+        """Pass on what has come since the last statement. Raises psycopg's error if the session has ended."""
+        raw: Any = connection.connection
+        raw.pgconn.consume_input()
+        while note := raw.pgconn.notifies():
+            self.heard(note.relname.decode(), note.extra.decode())
+
+
 class Listener:
     """Calls ``ready`` with the queue's name, ``scheduled``, or ``cancelled`` with the task's id for each notification.
 
     ``ready`` is also called with whether this worker is one of the prompt ones for this notification.
 
-    It calls them in the thread that uses the session. It calls ``missed`` whenever it begins to listen, because
-    notifications may have been sent before.
+    It calls them in the thread of the heartbeat. ``missed`` is to be called whenever a session begins to listen,
+    because notifications may have been sent before.
 
     While it is not ``is_prompt``, it calls ``ready`` after a moment, or when the prompt workers call the others.
     """
@@ -53,31 +78,19 @@ class Listener:
         self._postponed: set[str] = set()
         self._pass_on_at = math.inf
 
-    def listen(self, connection: DatabaseWrapper) -> None:
-        """Begin to listen in a session that has just been opened."""
-        raw: Any = connection.connection
-        # psycopg calls this for notifications that come while a statement runs.
-        raw.add_notify_handler(lambda note: self._pass_on(note.channel, note.payload))
-        with connection.cursor() as cursor:
-            cursor.execute("; ".join(f"LISTEN {channel}" for channel in CHANNELS))
-        self.missed()
-
-    def receive(self, connection: DatabaseWrapper) -> None:
-        """Pass on what has come since the last statement. Raises psycopg's error if the session has ended."""
-        raw: Any = connection.connection
-        raw.pgconn.consume_input()
-        while note := raw.pgconn.notifies():
-            self._pass_on(note.relname.decode(), note.extra.decode())
+    def pass_on_postponed(self) -> None:
+        """Pass on the notifications that had to wait for a moment, if the moment is over."""
         if time.monotonic() >= self._pass_on_at:
             postponed, self._postponed, self._pass_on_at = self._postponed, set(), math.inf
             for queue in postponed:
                 self.ready(queue, False)
 
     def due_in(self) -> float:
-        """Return in how many seconds to call ``receive`` although nothing may have come; infinite: never."""
+        """Return in how many seconds to call ``pass_on_postponed``; infinite: never."""
         return max(0.0, self._pass_on_at - time.monotonic())
 
-    def _pass_on(self, channel: str, payload: str) -> None:
+    def hear(self, channel: str, payload: str) -> None:
+        """Take note of one notification."""
         if channel == OTHERS_CHANNEL:
             self.ready(payload, False)
         elif channel == READY_CHANNEL and self.is_prompt:

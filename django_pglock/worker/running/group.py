@@ -76,6 +76,9 @@ def with_others(leader: Attempt, group: Group, in_flight: InFlight) -> Attempt:
             # With AUTOCOMMIT off, the function would commit the claims or roll them back.
             connection.commit()
         in_flight.add(claims)
+    except BaseException:
+        in_flight.note_lost_answer()
+        raise
     finally:
         del in_flight.claiming_groups[leader.claim]
     others: list[Attempt] = []

@@ -17,6 +17,8 @@ from django_pglock.worker.service import Service, logger
 
 #: The environment variable with the number of a process. It is set only in processes of a supervisor.
 NUMBER = "DJANGO_PGLOCK_PROCESS"
+#: The environment variable with the descriptor of its line to the heartbeat that the processes share, if they do.
+LINE = "DJANGO_PGLOCK_HEARTBEAT_LINE"
 #: Messages of a process: it lives; another process may begin in its place; it ends, within its grace.
 ALIVE, REPLACE, ENDING = b".", b"r", b"e"
 #: The message of the supervisor: give back everything and end.
@@ -34,9 +36,11 @@ class SupervisorChannel(Service):
 
     name = "supervisor channel"
 
-    def __init__(self, number: int, channel: socket.socket) -> None:
+    def __init__(self, number: int, channel: socket.socket, line: socket.socket | None = None) -> None:
         super().__init__()
         self.number = number
+        #: The line to the heartbeat that the supervisor shares among its processes; None: each beats by itself.
+        self.line = line
         self.on_supervisor_gone: Callable[[], None] = lambda: None
         self.on_hurry: Callable[[], None] = lambda: None
         self._channel = channel
@@ -78,4 +82,14 @@ def to_supervisor() -> SupervisorChannel | None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return SupervisorChannel(int(number), channel)
+    return SupervisorChannel(int(number), channel, _line())
+
+
+def _line() -> socket.socket | None:
+    descriptor = os.environ.pop(LINE, None)
+    if descriptor is None:
+        return None
+    # The copy is not inherited by processes that tasks start.
+    line = socket.socket(fileno=os.dup(int(descriptor)))
+    os.close(int(descriptor))
+    return line

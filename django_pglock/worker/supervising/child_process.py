@@ -10,23 +10,40 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from django_pglock.worker.supervising.channel import HURRY, NUMBER
+from django_pglock.worker.supervising.channel import HURRY, LINE, NUMBER
+from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
 
 
 class ChildProcess:
-    """One process, and the supervisor's end of the channel to it. Raises ``OSError`` if it cannot be started."""
+    """One process, and the supervisor's end of the channel to it. Raises ``OSError`` if it cannot be started.
 
-    def __init__(self, number: int, command: Sequence[str]) -> None:
+    ``shared`` is the heartbeat that beats for it; None: it beats by itself.
+    """
+
+    def __init__(self, number: int, command: Sequence[str], shared: SharedHeartbeat | None = None) -> None:
         self.number = number
         self.channel, theirs = socket.socketpair()
-        with theirs:
+        line, their_line = socket.socketpair()
+        with theirs, their_line:
+            environment = {**os.environ, NUMBER: str(number)}
+            if shared is not None:
+                environment[LINE] = str(their_line.fileno())
             try:
                 self.process = subprocess.Popen(  # noqa: S603
-                    command, stdin=theirs.fileno(), start_new_session=True, env={**os.environ, NUMBER: str(number)}
+                    command,
+                    stdin=theirs.fileno(),
+                    pass_fds=[their_line.fileno()],
+                    start_new_session=True,
+                    env=environment,
                 )
             except OSError:
                 self.channel.close()
+                line.close()
                 raise
+        if shared is None:
+            line.close()
+        else:
+            shared.add(line)
         self.channel.setblocking(False)
         self.started_at = time.monotonic()
         #: When it was last heard. None: not yet, because a start may take any time; or its channel is closed.

@@ -1,4 +1,6 @@
-"""The supervisor: keeps a number of worker processes running, in one thread, without database and without tasks.
+"""The supervisor: keeps a number of worker processes running, in one thread, without tasks.
+
+If the processes share a heartbeat, other threads beat and listen for them (``shared_heartbeat.py``).
 
 Each process is a fresh interpreter that runs this process's own command line. It has a session of its own, so that a
 Ctrl-C on the terminal reaches it once: through the supervisor.
@@ -17,9 +19,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from django_pglock.worker.liveness.deadlines import Deadlines
 from django_pglock.worker.liveness.heartbeat_process_main import LONGEST, is_running
 from django_pglock.worker.supervising.channel import ENDING, LEFT_BEHIND, REPLACE
 from django_pglock.worker.supervising.child_process import ChildProcess
+from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -31,6 +35,8 @@ STABLE = 60.0
 MARGIN = 30.0
 #: Seconds between two looks at a process that sends nothing but runs.
 BETWEEN_LOOKS = 1.0
+#: Seconds for the shared heartbeats to close their sessions at the end.
+LAST_WORDS = 2.0
 
 
 def pause_after(failures: int) -> float:
@@ -47,15 +53,25 @@ class Supervisor:
     ``silence`` is how many seconds a process may send nothing. After that it counts as frozen if it is stopped. If it
     runs, a task keeps its threads from running, which is allowed for as long as the heartbeat process beats for it.
     With ``drain``, a process that ends with 0 has done all its work, and one with ``LEFT_BEHIND`` all that it could.
+    ``heartbeats``: the processes share these, in turn; empty: each process beats by itself.
     """
 
     def __init__(
-        self, command: Sequence[str], *, processes: int, grace: float, silence: float, drain: bool = False
+        self,
+        command: Sequence[str],
+        *,
+        processes: int,
+        grace: float,
+        silence: float,
+        drain: bool = False,
+        heartbeats: Sequence[SharedHeartbeat] = (),
     ) -> None:
         self.command = command
         self.grace = grace
         self.silence = silence
         self.drain = drain
+        self.heartbeats = heartbeats
+        self._services = [Deadlines(heartbeats), *heartbeats] if heartbeats else []
         self.children: list[ChildProcess] = []
         self._failures: Counter[int] = Counter()
         # The numbers of processes that have to be started, and when.
@@ -66,7 +82,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until all processes are gone. Return the exit code: 0 if each process has ended in order, else 1."""
-        with self._signal_handlers(), self._selector:
+        with self._signal_handlers(), self._selector, self._running_services():
             while self._starts or self.children:
                 self._start_what_is_due()
                 self._wait()
@@ -74,6 +90,21 @@ class Supervisor:
                 for child in list(self.children):
                     self._look_at(child)
         return self._code
+
+    @contextmanager
+    def _running_services(self) -> Iterator[None]:
+        for service in self._services:
+            service.start()
+        try:
+            yield
+        finally:
+            for service in self._services:
+                service.stop()
+            for service in self._services:
+                service.wait(LAST_WORDS)
+
+    def _heartbeat_of(self, number: int) -> SharedHeartbeat | None:
+        return self.heartbeats[(number - 1) % len(self.heartbeats)] if self.heartbeats else None
 
     # Signals
 
@@ -129,7 +160,7 @@ class Supervisor:
         for number in [each for each, moment in self._starts.items() if moment <= time.monotonic()]:
             del self._starts[number]
             try:
-                child = ChildProcess(number, self.command)
+                child = ChildProcess(number, self.command, self._heartbeat_of(number))
             except OSError as error:
                 self._start_later(number, f"worker-{number} cannot be started ({error})")
             else:

@@ -38,10 +38,13 @@ class QueueCounts:
         """Whether somebody has asked lately."""
         return time.monotonic() - self._asked_at < INTEREST
 
-    def look(self) -> None:
-        """Read the counts, if it is time to and somebody has asked lately; else see that some worker counts."""
+    def look(self, patience: float = 1.0) -> None:
+        """Read the counts, if it is time to and somebody has asked lately; else see that some worker counts.
+
+        ``patience``: how many times less often to see to that, for a worker that is not on duty.
+        """
         now = time.monotonic()
-        if not self.is_asked and now - self._kept_at >= BETWEEN_LOOKS:
+        if not self.is_asked and now - self._kept_at >= BETWEEN_LOOKS * patience:
             self._kept_at = now
             keep_counts(self.using)
         if self.is_asked and now - self._read_at >= BETWEEN_COUNTS:

@@ -134,13 +134,14 @@ class Upkeep(ConnectedService):
     def turn(self) -> None:
         self._news.clear()
         self._began_at = time.monotonic()
+        patience = OFF_DUTY if self._elders >= ON_DUTY else 1
         waits = (
             self._between_rounds,
             self._attempt(self._round),
             self._attempt(self._keep_schedules),
-            self._attempt(self.archive.look, OFF_DUTY if self._elders >= ON_DUTY else 1),
+            self._attempt(self.archive.look, patience),
         )
-        self._attempt(self.queue_counts.look)
+        self._attempt(self.queue_counts.look, patience)
         self._look_for_delay()
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         self.note_life(sleep)

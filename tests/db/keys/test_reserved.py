@@ -105,14 +105,14 @@ def test_nobody_who_holds_the_same_64_bits_keeps_a_worker_from_its_work(worker, 
 def test_a_worker_whose_number_is_taken_draws_another_and_says_so(eventually):
     """Numbers have 31 bits, so two workers may draw the same one; or a session of its own, half open, still has it."""
     heartbeat = Worker().heartbeat
-    taken = heartbeat.lock_key
+    taken = heartbeat.lock.number
     session = dedicated_connection("default")
     try:
         with session.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_lock(%s, %s)", (WORKER, taken))
         heartbeat.start()
         row = eventually(lambda: WorkerRow.objects.first())
-        assert row.lock_key == heartbeat.lock_key != taken
+        assert row.lock_key == heartbeat.lock.number != taken
         assert AdvisoryLock.objects.filter(name=f"worker {row.name}").count() == 1
     finally:
         heartbeat.stop()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
 from datetime import timedelta
-from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -17,7 +15,7 @@ from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.liveness import beat
 from django_pglock.store.wake import READY_CHANNEL, note_sleep
 from django_pglock.worker.in_flight import InFlight
-from django_pglock.worker.liveness.heartbeat import Heartbeat
+from django_pglock.worker.liveness.claim_comparison import ClaimComparison
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -126,13 +124,7 @@ def compare(settings):
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "HEARTBEAT_INTERVAL": 0.02, "HEARTBEAT_LIMIT": 0.06}
 
     def compare(worker, in_flight):
-        heartbeat = SimpleNamespace(
-            using="default",
-            identity=SimpleNamespace(id=worker),
-            in_flight=in_flight,
-            _compared_at=-math.inf,
-        )
-        Heartbeat._compare(heartbeat)
+        ClaimComparison(in_flight, "default", worker).compare()
 
     return compare
 

@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from django_pglock import task
 from django_pglock.models import Task, Worker
 from django_pglock.store.claim import claim_statement
-from django_pglock.store.liveness import beat
+from django_pglock.store.liveness import beat, beat_all
 from django_pglock.tasks import registry
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.liveness import heartbeat
@@ -141,13 +141,13 @@ def test_nobody_looks_before_all_that_start_together_have_come(caplog):
 def test_workers_say_what_they_know_when_it_is_news_and_only_then(worker, deploy, eventually, monkeypatch):
     said, beats = [], threading.Semaphore(0)
 
-    def hear(using, worker, *, task_paths, **values):
-        said.append(task_paths)
-        answer = beat(using, worker, task_paths=task_paths, **values)
+    def hear(using, told):
+        said.extend(each.task_paths for each in told)
+        answer = beat_all(using, told)
         beats.release()
         return answer
 
-    monkeypatch.setattr(heartbeat, "beat", hear)
+    monkeypatch.setattr(heartbeat, "beat_all", hear)
     monkeypatch.setattr(registry, "_definitions", dict(list(registry._definitions.items())[:3]))
     row = Worker.objects.filter(pk=worker().identity.id)
     known = registry.known_paths()

@@ -13,7 +13,7 @@ from django_pglock.models import Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import ON_DUTY
 from django_pglock.store.wake import READY_CHANNEL
-from django_pglock.worker.upkeep import upkeep
+from django_pglock.worker.upkeep import queue_counts, upkeep
 from tests.conftest import NEVER
 from tests.sample import tasks
 
@@ -46,6 +46,21 @@ def test_a_worker_that_is_not_on_duty_takes_over_when_an_elder_is_gone(worker, e
     )
     Worker.objects.filter(pk=elders[0]).delete()
     eventually(lambda: Task.objects.filter(pk=orphan.pk, status="SUCCESSFUL").exists(), why="nobody has rescued it")
+
+
+def test_off_duty_a_worker_seldom_sees_to_the_counts(elders, monkeypatch):
+    asked = []
+    monkeypatch.setattr(queue_counts, "keep_counts", asked.append)
+    service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None)
+    service.queue_counts._kept_at -= 2 * queue_counts.BETWEEN_LOOKS
+    service.stop()
+    service.note_elders(ON_DUTY)
+    service.turn()
+    assert asked == []
+    service.note_elders(0)
+    service.stop()
+    service.turn()
+    assert asked == ["default"]
 
 
 def test_rounds_off_duty_are_rare_and_spread(elders):

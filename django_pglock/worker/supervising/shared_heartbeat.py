@@ -1,0 +1,215 @@
+"""The heartbeat that a supervisor shares among its processes: one session beats, listens and holds locks for all.
+
+Each process asks for each of its heartbeats, so a process that is stopped or that a task keeps from running gets none.
+The supervisor writes the heartbeats of all processes together, in one statement. When a process dies, the supervisor
+releases its lock. When the supervisor dies or is stopped, or its session is lost, the processes beat by themselves
+(``liveness/heartbeat_line.py``).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from queue import SimpleQueue
+from typing import Any
+from uuid import UUID
+
+from django_pglock.conf import get_settings
+from django_pglock.postgres.connections import connection_for
+from django_pglock.store.liveness import Beat, beat_all
+from django_pglock.worker.liveness.json_lines import JsonLines
+from django_pglock.worker.liveness.listener import NotificationSession, SelfPipe
+from django_pglock.worker.liveness.worker_lock import WorkerLock
+from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService
+
+#: Seconds from the first request to the statement, in which others may come, as a share of the heartbeat interval.
+GATHER = 0.02
+
+
+class SharedHeartbeat(ConnectedService):
+    """Beats for the processes of one database. ``is_pooled``: it is reached through a pooler in transaction mode."""
+
+    name = "shared heartbeat"
+
+    def __init__(self, using: str, *, is_pooled: bool = False) -> None:
+        super().__init__(using)
+        self.is_pooled = is_pooled
+        self._added: SimpleQueue[socket.socket] = SimpleQueue()
+        self._lines: list[Line] = []
+        # Lines of processes that have ended, whose locks the session still holds.
+        self._ended: list[Line] = []
+        self._session = NotificationSession(self._pass_on)
+        self._self_pipe = SelfPipe()
+        # All processes are asked to beat at the same time: whole intervals after this moment.
+        self._began_at = time.monotonic()
+
+    def start(self) -> None:
+        self._self_pipe.open()
+        super().start()
+
+    @property
+    def patience(self) -> float:  # type: ignore[override]
+        """A third of HEARTBEAT_LIMIT, as for a heartbeat of one process."""
+        return get_settings().HEARTBEAT_LIMIT / 3
+
+    @property
+    def longest_pause(self) -> float:  # type: ignore[override]
+        """Half an interval, as for a heartbeat of one process."""
+        return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
+
+    def add(self, end: socket.socket) -> None:
+        """Beat for another process, which has the other end. For other threads."""
+        self._added.put(end)
+        self.wake()
+
+    def wake(self) -> None:
+        self._self_pipe.wake()
+
+    def connected(self) -> None:
+        for line in self._lines:
+            line.note_session()
+        self._ended = []
+        if not self.is_pooled:
+            self._session.listen(connection_for(self.using))
+        for line in self._lines:
+            line.tell({"can_beat": True})
+
+    def turn(self) -> None:
+        if not self.is_pooled:
+            self._session.receive(connection_for(self.using))
+        self._receive()
+        self._let_go()
+        for line in self._lines:
+            line.drop_old_request()
+        asking = [line for line in self._lines if line.asks]
+        interval = get_settings().HEARTBEAT_INTERVAL
+        due_in = min((line.asked_at + GATHER * interval for line in asking), default=0.0) - time.monotonic()
+        if asking and (due_in <= 0 or len(asking) == len(self._lines)):
+            self._beat(asking)
+        else:
+            self._wait(due_in if asking else interval)
+
+    def _wait(self, seconds: float) -> None:
+        self.note_life(seconds)
+        session = [] if self.is_pooled else [connection_for(self.using).connection]
+        self._self_pipe.wait(seconds, *session, *self._lines)
+
+    def _receive(self) -> None:
+        """Take what the processes have sent."""
+        while not self._added.empty():
+            line = Line(self.using, self._added.get(), is_pooled=self.is_pooled)
+            self._lines.append(line)
+        for line in list(self._lines):
+            line.receive()
+            if line.is_over:
+                self._lines.remove(line)
+                self._ended.append(line)
+                line.close()
+
+    def _let_go(self) -> None:
+        while self._ended:
+            self._ended[-1].lock.let_go()
+            self._ended.pop()
+
+    def _beat(self, asking: list[Line]) -> None:
+        """Beat for all processes that ask, and answer them."""
+        for line in asking:
+            line.lock.hold()
+        answers = beat_all(self.using, [line.beat() for line in asking])
+        interval = get_settings().HEARTBEAT_INTERVAL
+        next_in = interval - (time.monotonic() - self._began_at) % interval
+        for line in asking:
+            line.answer(answers.get(line.worker), is_listening=line.lock.is_held, next_in=next_in)
+
+    def _pass_on(self, channel: str, payload: str) -> None:
+        for line in self._lines:
+            line.tell({"heard": [channel, payload]})
+
+    def close(self) -> None:
+        # Those who ask must not wait for us.
+        self._receive()
+        for line in self._lines:
+            line.refuse()
+        super().close()
+
+    def finish(self) -> None:
+        for line in self._lines:
+            line.close()
+        self._self_pipe.close()
+
+
+class Line:
+    """The supervisor's end of the line to one process: what it asks for, and the lock that the session has for it."""
+
+    def __init__(self, using: str, end: socket.socket, *, is_pooled: bool) -> None:
+        self._lines = JsonLines(end)
+        self.lock = WorkerLock(using, is_pooled=is_pooled)
+        self.lock.note_session()
+        #: When it has asked, by time.monotonic().
+        self.asked_at = 0.0
+        self._request: dict[str, Any] | None = None
+        # Whether the present session has not beaten for it yet.
+        self._is_new = True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, or the exchange with it."""
+        return self._lines.is_over
+
+    @property
+    def asks(self) -> bool:
+        """Whether it waits for a heartbeat."""
+        return self._request is not None
+
+    @property
+    def worker(self) -> UUID:
+        """The id of the worker that asks."""
+        assert self._request is not None  # noqa: S101 - for the type checker
+        return UUID(self._request["id"])
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a selector."""
+        return self._lines.fileno()
+
+    def note_session(self) -> None:
+        """Note that there is another session."""
+        self.lock.note_session()
+        self._is_new = True
+
+    def receive(self) -> None:
+        """Take the newest request."""
+        for message in self._lines.receive():
+            self.asked_at = message.pop("asked_at")
+            self._request = message
+
+    def drop_old_request(self) -> None:
+        """Drop a request from before this process was stopped: the one that has sent it may not live any more."""
+        if self.asks and time.monotonic() - self.asked_at > get_settings().HEARTBEAT_INTERVAL:
+            self._request = None
+            self.tell({"can_beat": True})
+
+    def beat(self) -> Beat:
+        """Return the heartbeat that it asks for."""
+        assert self._request is not None  # noqa: S101 - for the type checker
+        asked = {**self._request, "id": self.worker, "lock_key": self.lock.held_number}
+        return Beat(**{**asked, "is_interrupted": self._is_new or asked["is_interrupted"]})
+
+    def answer(self, beaten: Any, *, is_listening: bool, next_in: float) -> None:
+        """Answer its request."""
+        self._is_new = False
+        self._request = None
+        self.tell({"beaten": beaten, "asked_at": self.asked_at, "is_listening": is_listening, "next_in": next_in})
+
+    def refuse(self) -> None:
+        """Answer its request, if there is one, by saying that the supervisor cannot beat."""
+        if self.asks:
+            self._request = None
+            self.tell({"can_beat": False})
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send it a message."""
+        self._lines.send(message)
+
+    def close(self) -> None:
+        """End the exchange."""
+        self._lines.close()

@@ -1,0 +1,108 @@
+"""What happens to running tasks when the supervisor that beats for their workers is killed, stopped or cut off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+
+import pytest
+from django.db import connection
+
+from django_pglock.models import Task
+from django_pglock.models import Worker as WorkerRow
+from tests.sample import tasks
+from tests.sample.models import Effect
+from tests.settings import DJANGO_PGLOCK
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+#: Longer than a worker may be silent, so that another one would have run the tasks again.
+LONG = 2 * DJANGO_PGLOCK["HEARTBEAT_LIMIT"]
+SHARED = "lockworker shared heartbeat"
+HELD = """
+SELECT count(*) FROM django_pglock_worker AS worker
+JOIN pg_locks AS held ON held.objid::bigint = worker.lock_key AND held.locktype = 'advisory' AND held.objsubid = 2
+JOIN pg_stat_activity AS activity ON activity.pid = held.pid WHERE activity.application_name = %s
+"""
+
+
+def sessions() -> Counter[str]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT application_name FROM pg_stat_activity WHERE datname = current_database()")
+        return Counter(name for (name,) in cursor.fetchall())
+
+
+def held_by_shared() -> int:
+    """Return how many of the locks that the rows of workers name are held by the shared session."""
+    with connection.cursor() as cursor:
+        cursor.execute(HELD, [SHARED])
+        [(count,)] = cursor.fetchall()
+        return int(count)
+
+
+def end_session(name: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = %s",
+            [name],
+        )
+        return len(cursor.fetchall())
+
+
+@pytest.fixture
+def supervisor(worker_process, eventually):
+    """A supervisor with two processes that run long tasks, and another worker that would rescue them."""
+    process = worker_process("--processes", "2", "--threads", "1")
+    eventually(lambda: process.output.count("is ready") == 2, why=process.output)
+    for name in "ab":
+        tasks.note_and_sleep.enqueue(name, LONG)
+    eventually(lambda: Effect.objects.count() == 2, why=process.output)
+    worker_process("--threads", "1")
+    return process
+
+
+def assert_all_ran_once(eventually):
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 2, why="they did not finish")
+    assert set(Task.objects.values_list("attempts", "rescues")) == {(1, 0)}
+
+
+def test_a_killed_supervisor_does_not_take_the_tasks_along(supervisor, eventually):
+    supervisor.send(signal.SIGKILL)
+    assert_all_ran_once(eventually)
+
+
+def test_while_the_supervisor_is_stopped_its_processes_beat_by_themselves(supervisor, eventually):
+    supervisor.send(signal.SIGSTOP)
+    eventually(lambda: held_by_shared() == 0, why="they wait for the supervisor")
+    assert_all_ran_once(eventually)
+    supervisor.send(signal.SIGCONT)
+    eventually(lambda: held_by_shared() == 2, why="the supervisor does not beat for them again")
+    assert WorkerRow.objects.count() == 3
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
+    assert "lost its database connection" not in supervisor.output
+    eventually(lambda: WorkerRow.objects.count() == 1)
+
+
+def test_when_the_shared_session_is_cut_again_and_again(supervisor, eventually):
+    ends = time.monotonic() + LONG
+    cuts = 0
+    while time.monotonic() < ends:
+        cuts += end_session(SHARED)
+        time.sleep(0.3)
+    assert_all_ran_once(eventually)
+    assert cuts > 3
+    eventually(lambda: sessions()[SHARED] == 1, why=supervisor.output)
+
+
+def test_the_others_live_when_one_process_is_stopped(supervisor, eventually):
+    """Nobody beats for it, so its task runs elsewhere, and that of its neighbour stays where it is."""
+    victim, other = Effect.objects.order_by("pid")
+    os.kill(victim.pid, signal.SIGSTOP)
+    eventually(lambda: Effect.objects.filter(name=victim.name).count() == 2, why="its task was not rescued")
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 2, why="they did not finish")
+    assert Effect.objects.filter(name=other.name).count() == 1
+    assert "has been frozen" in supervisor.output

@@ -1,0 +1,282 @@
+"""The heartbeat that a supervisor shares among its processes, with workers in threads of this process."""
+
+from __future__ import annotations
+
+import socket
+import time
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import OperationalError, connection
+from django.test import override_settings
+
+from django_pglock.keys.reserved import WORKER
+from django_pglock.models import Task
+from django_pglock.models import Worker as WorkerRow
+from django_pglock.worker.liveness import json_lines
+from django_pglock.worker.liveness.heartbeat_line import HeartbeatLine
+from django_pglock.worker.liveness.json_lines import JsonLines
+from django_pglock.worker.supervising import shared_heartbeat
+from django_pglock.worker.supervising.channel import SupervisorChannel
+from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
+from tests.sample import running_tasks, tasks
+from tests.settings import DJANGO_PGLOCK
+from tests.settings_slow_beats import DJANGO_PGLOCK as SLOW_BEATS
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOLDER = """
+SELECT activity.application_name FROM pg_locks JOIN pg_stat_activity AS activity USING (pid)
+WHERE locktype = 'advisory' AND objsubid = 2 AND classid = %s AND objid = %s
+"""
+SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
+END_SESSION = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = %s
+"""
+SHARED, OWN = "lockworker shared heartbeat", "lockworker heartbeat"
+
+
+def answers(statement: str, *values: object) -> list[object]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+        return [value for (value,) in cursor.fetchall()]
+
+
+def holder(worker: UUID) -> object:
+    """Return whose session holds the lock that the worker's row names."""
+    row = WorkerRow.objects.filter(pk=worker).first()
+    return None if row is None else next(iter(answers(HOLDER, WORKER, row.lock_key)), None)
+
+
+@pytest.fixture
+def shared():
+    """A heartbeat as the supervisor runs it."""
+    service = SharedHeartbeat("default")
+    service.start()
+    yield service
+    service.stop()
+    assert service.wait(30)
+
+
+@pytest.fixture
+def channels():
+    """Both ends of the channels of all workers, closed after the workers have ended."""
+    made = []
+    yield made
+    for end in made:
+        end.close()
+
+
+@pytest.fixture
+def supervised(channels, worker, shared):
+    """Start a worker for which the shared heartbeat beats."""
+
+    def start(**options):
+        line, its_line = socket.socketpair()
+        channel, its_channel = socket.socketpair()
+        channels.extend([channel, its_channel])
+        shared.add(line)
+        return worker(channel=SupervisorChannel(1, its_channel, its_line), **options)
+
+    return start
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """The workers for which each statement of the shared heartbeat beats."""
+    found = []
+    beat_all = shared_heartbeat.beat_all
+    monkeypatch.setattr(
+        shared_heartbeat,
+        "beat_all",
+        lambda using, beats: (found.append({beat.id for beat in beats}), beat_all(using, beats))[1],
+    )
+    return found
+
+
+def test_one_statement_beats_for_all(supervised, batches, eventually):
+    ids = {supervised().identity.id for _ in range(3)}
+    eventually(lambda: batches and batches[-1] == ids, why="they never beat together")
+    at = WorkerRow.objects.values_list("heartbeat_at", flat=True)
+    earlier = set(at.all())
+    eventually(lambda: not earlier & set(at.all()), why="some worker beats no more")
+    assert {holder(each) for each in ids} == {SHARED}
+
+
+@override_settings(DJANGO_PGLOCK={**DJANGO_PGLOCK, "POLL_INTERVAL": 600.0})
+def test_the_shared_session_passes_on_what_it_hears(supervised, eventually):
+    running = supervised()
+    eventually(running.heartbeat.is_listening)
+    eventually(lambda: WorkerRow.objects.filter(is_sleeping=True).exists())
+    time.sleep(0.2)
+    tasks.record.enqueue("heard")
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists(), why="the notification did not reach it")
+    assert answers(SESSIONS, SHARED) == [1]
+
+
+def test_an_idle_worker_closes_its_own_session(supervised, eventually, monkeypatch):
+    monkeypatch.setattr("django_pglock.worker.liveness.heartbeat.IDLE", 0.5)
+    running = supervised()
+    eventually(lambda: answers(SESSIONS, OWN) == [0], why="it keeps a session that it does not need")
+    assert running.health.unready() is None
+    assert running.heartbeat.reconnects == 0
+    tasks.note_and_sleep.enqueue("works", 2)
+    eventually(lambda: answers(SESSIONS, OWN) == [1], why="nobody looks whether the task is to be cancelled")
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
+    eventually(lambda: answers(SESSIONS, OWN) == [0])
+    assert running.heartbeat.reconnects == 0
+
+
+def test_a_running_task_is_cancelled(supervised, eventually):
+    supervised()
+    running_tasks.run_sql.enqueue()
+    eventually(lambda: Task.objects.filter(status="RUNNING").exists())
+    Task.objects.cancel()
+    eventually(lambda: Task.objects.get().status == "CANCELLED")
+
+
+def test_when_the_shared_session_is_lost_the_next_one_holds_the_locks(supervised, eventually):
+    ids = [supervised().identity.id for _ in range(2)]
+    eventually(lambda: [holder(each) for each in ids] == [SHARED] * 2)
+    before = WorkerRow.objects.get(pk=ids[0]).beating_since
+    answers(END_SESSION, SHARED)
+    eventually(
+        lambda: WorkerRow.objects.get(pk=ids[0]).beating_since > before and holder(ids[0]) == holder(ids[1]) == SHARED,
+        why="the beats do not continue, or are said to have been continuous",
+    )
+
+
+def test_a_worker_whose_supervisor_has_ended_beats_by_itself(supervised, shared, eventually):
+    running = supervised()
+    eventually(lambda: holder(running.identity.id) == SHARED)
+    shared.stop()
+    assert shared.wait(30)
+    eventually(lambda: holder(running.identity.id) == OWN, why="nobody holds its lock")
+    eventually(running.heartbeat.is_listening, why="it does not listen")
+    tasks.record.enqueue("runs")
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
+
+
+def test_a_worker_beats_by_itself_until_the_supervisor_can_again(supervised, eventually, monkeypatch):
+    running = supervised()
+    eventually(lambda: holder(running.identity.id) == SHARED)
+    with monkeypatch.context() as patch:
+
+        def fail(using, beats):
+            raise OperationalError("as without a network")
+
+        patch.setattr(shared_heartbeat, "beat_all", fail)
+        eventually(lambda: holder(running.identity.id) == OWN, why="nobody holds its lock")
+    eventually(lambda: holder(running.identity.id) == SHARED, why="the supervisor does not beat again")
+    assert running.heartbeat.reconnects == 0
+
+
+def test_a_worker_beats_by_itself_while_the_supervisor_is_silent(supervised, eventually, monkeypatch):
+    """As while the supervisor is stopped. Its answer comes late, and then it beats again."""
+    running = supervised()
+    eventually(lambda: holder(running.identity.id) == SHARED)
+    beat_all = shared_heartbeat.beat_all
+
+    def hang(using, beats):
+        eventually(lambda: holder(running.identity.id) == OWN, why="it waits for the supervisor for too long")
+        return beat_all(using, beats)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_heartbeat, "beat_all", hang)
+        eventually(lambda: holder(running.identity.id) == OWN)
+    eventually(lambda: holder(running.identity.id) == SHARED and answers(SESSIONS, OWN) == [0])
+
+
+def request(**values):
+    """A request for a heartbeat, as a process sends it."""
+    queues = {"queues": [], "threads": 1, "is_stopping": False, "is_interrupted": False, "task_paths": []}
+    return {
+        "id": str(uuid4()),
+        "name": "n",
+        "hostname": "h",
+        "pid": 1,
+        "asked_at": time.monotonic(),
+        **queues,
+        **values,
+    }
+
+
+@pytest.fixture
+def end(shared):
+    """A process's end of a line."""
+    ours, theirs = socket.socketpair()
+    shared.add(ours)
+    with theirs:
+        yield theirs
+
+
+def next_message(lines, eventually):
+    return eventually(lines.receive)[0]
+
+
+def test_a_request_that_was_read_late_is_no_sign_of_life(end, eventually):
+    """The supervisor was stopped, and the process may have been, too."""
+    lines = JsonLines(end)
+    lines.send(request(asked_at=time.monotonic() - 2 * DJANGO_PGLOCK["HEARTBEAT_INTERVAL"]))
+    assert next_message(lines, eventually) == {"can_beat": True}
+    assert not WorkerRow.objects.exists()
+
+
+def test_the_lock_of_a_process_that_has_died_is_released(end, eventually):
+    lines, sent = JsonLines(end), request()
+    lines.send(sent)
+    assert next_message(lines, eventually)["is_listening"] is True
+    assert holder(UUID(sent["id"])) == SHARED
+    end.close()
+    eventually(lambda: holder(UUID(sent["id"])) is None, why="a session still holds its lock")
+
+
+def test_a_process_that_reads_nothing_does_not_stop_the_others(end, supervised, eventually, monkeypatch):
+    monkeypatch.setattr(json_lines, "READ_WITHIN", 0.05)
+    running = supervised()
+    for _ in range(100):
+        answers("SELECT pg_notify('django_pglock_ready', repeat('x', 7000))")
+    before = WorkerRow.objects.get().heartbeat_at
+    eventually(lambda: WorkerRow.objects.get().heartbeat_at > before, why="the other worker does not beat any more")
+    assert holder(running.identity.id) == SHARED
+    JsonLines(end).receive()
+    eventually(lambda: end.recv(65536) == b"", why="its line is still open")
+
+
+@override_settings(DJANGO_PGLOCK=SLOW_BEATS)
+def test_the_first_request_waits_for_no_other(end, shared, eventually, monkeypatch):
+    """One that has just started must not wait until all others beat."""
+    monkeypatch.setattr(shared_heartbeat, "GATHER", 0.0)
+    other, its_end = socket.socketpair()
+    shared.add(other)
+    with its_end:
+        lines = JsonLines(end)
+        lines.send(request())
+        assert 0 < next_message(lines, eventually)["next_in"] <= SLOW_BEATS["HEARTBEAT_INTERVAL"]
+
+
+def test_behind_a_pooler_it_beats_without_lock_and_notifications(eventually):
+    service = SharedHeartbeat("default", is_pooled=True)
+    service.start()
+    try:
+        ours, theirs = socket.socketpair()
+        service.add(ours)
+        with theirs:
+            lines, sent = JsonLines(theirs), request()
+            lines.send(sent)
+            assert next_message(lines, eventually)["is_listening"] is False
+            assert WorkerRow.objects.get().lock_key is None
+    finally:
+        service.stop()
+        assert service.wait(30)
+
+
+def test_a_line_whose_other_end_is_closed_is_over():
+    ours, theirs = socket.socketpair()
+    line = HeartbeatLine(theirs)
+    assert line.is_up
+    ours.close()
+    line.receive()
+    assert (line.is_up, line.is_over) == (False, True)
+    line.close()
