@@ -158,17 +158,27 @@ def test_a_worker_whose_supervisor_has_ended_beats_by_itself(supervised, shared,
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
 
 
+@override_settings(DJANGO_PGLOCK=SLOW_BEATS)
+def test_the_end_of_the_supervisor_is_noticed_at_once(supervised, shared, eventually):
+    running = supervised()
+    eventually(lambda: holder(running.identity.id) == SHARED)
+    shared.stop()
+    assert shared.wait(30)
+    eventually(lambda: holder(running.identity.id) == OWN, why="it waits for its next beat, ten minutes from now")
+
+
 def test_a_worker_beats_by_itself_until_the_supervisor_can_again(supervised, eventually, monkeypatch):
     running = supervised()
     eventually(lambda: holder(running.identity.id) == SHARED)
-    with monkeypatch.context() as patch:
 
-        def fail(using, beats):
-            raise OperationalError("as without a network")
+    def fail(using, beats):
+        raise OperationalError("as without a network")
 
-        patch.setattr(shared_heartbeat, "beat_all", fail)
-        eventually(lambda: holder(running.identity.id) == OWN, why="nobody holds its lock")
-    eventually(lambda: holder(running.identity.id) == SHARED, why="the supervisor does not beat again")
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(shared_heartbeat, "beat_all", fail)
+            eventually(lambda: holder(running.identity.id) == OWN, why="nobody holds its lock")
+        eventually(lambda: holder(running.identity.id) == SHARED, why="the supervisor does not beat again")
     assert running.heartbeat.reconnects == 0
 
 
@@ -185,7 +195,9 @@ def test_a_worker_beats_by_itself_while_the_supervisor_is_silent(supervised, eve
     with monkeypatch.context() as patch:
         patch.setattr(shared_heartbeat, "beat_all", hang)
         eventually(lambda: holder(running.identity.id) == OWN)
+        alone = WorkerRow.objects.get().beating_since
     eventually(lambda: holder(running.identity.id) == SHARED and answers(SESSIONS, OWN) == [0])
+    assert WorkerRow.objects.get().beating_since > alone, "these beats come from another session"
 
 
 def request(**values):
@@ -245,8 +257,7 @@ def test_a_process_that_reads_nothing_does_not_stop_the_others(end, supervised, 
 
 
 @override_settings(DJANGO_PGLOCK=SLOW_BEATS)
-def test_the_first_request_waits_for_no_other(end, shared, eventually, monkeypatch):
-    """One that has just started must not wait until all others beat."""
+def test_one_that_asks_alone_waits_for_the_others_for_a_moment_only(end, shared, eventually, monkeypatch):
     monkeypatch.setattr(shared_heartbeat, "GATHER", 0.0)
     other, its_end = socket.socketpair()
     shared.add(other)
@@ -254,6 +265,36 @@ def test_the_first_request_waits_for_no_other(end, shared, eventually, monkeypat
         lines = JsonLines(end)
         lines.send(request())
         assert 0 < next_message(lines, eventually)["next_in"] <= SLOW_BEATS["HEARTBEAT_INTERVAL"]
+
+
+def test_when_all_have_asked_nobody_waits(end, eventually, monkeypatch):
+    monkeypatch.setattr(shared_heartbeat, "GATHER", 10_000.0)
+    lines = JsonLines(end)
+    lines.send(request())
+    assert "beaten" in next_message(lines, eventually)
+
+
+def test_beats_in_one_session_are_continuous(end, eventually):
+    lines, sent = JsonLines(end), request()
+    since = set()
+    for _ in range(3):
+        lines.send({**sent, "asked_at": time.monotonic()})
+        assert "beaten" in next_message(lines, eventually)
+        since.add(WorkerRow.objects.get().beating_since)
+    assert len(since) == 1
+    lines.send({**sent, "asked_at": time.monotonic(), "is_interrupted": True})
+    assert "beaten" in next_message(lines, eventually)
+    assert WorkerRow.objects.get().beating_since not in since, "the beats before came from another session"
+
+
+def test_one_that_asks_in_vain_is_told_at_once(end, eventually, monkeypatch):
+    def fail(using, beats):
+        raise OperationalError("as without a network")
+
+    monkeypatch.setattr(shared_heartbeat, "beat_all", fail)
+    lines = JsonLines(end)
+    lines.send(request())
+    assert next_message(lines, eventually) == {"can_beat": False}
 
 
 def test_behind_a_pooler_it_beats_without_lock_and_notifications(eventually):
