@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
 from django_pglock.models import Worker
-from django_pglock.store.liveness import ON_DUTY, beat, forget_dead
+from django_pglock.store.liveness import ON_DUTY, Beat, beat, beat_all, forget_dead
 from django_pglock.store.wake import PROMPT, note_sleep
+from django_pglock.worker.liveness import heartbeat
+from tests.conftest import NEVER
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,6 +56,53 @@ def test_the_first_beat_of_each_session_is_no_continuation(worker, eventually):
     assert beaten.get().beating_since == first.beating_since
     running.heartbeat._connection.connection.close()
     eventually(Worker.objects.filter(beating_since__gt=first.beating_since).exists, why="the interruption is forgotten")
+
+
+def test_the_rows_of_several_workers_are_written_in_one_order():
+    """Two statements that write the same rows would wait for each other in a circle otherwise."""
+    first, second = sorted([uuid4(), uuid4()])
+    beats = [
+        Beat(each, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False) for each in (second, first)
+    ]
+    beat_all("default", beats)
+    with transaction.atomic():
+        Worker.objects.select_for_update().get(pk=second)
+        ended = threading.Event()
+
+        def write():
+            try:
+                beat_all("default", beats)
+            finally:
+                connections.close_all()
+                ended.set()
+
+        threading.Thread(target=write).start()
+        while not waits_for_a_lock():
+            time.sleep(0.01)
+        free = Worker.objects.select_for_update(skip_locked=True).filter(pk=first)
+        assert not free.exists(), "it waits for the second row before it has the first one"
+    assert ended.wait(NEVER)
+
+
+def waits_for_a_lock() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid')")
+        return bool(cursor.fetchone()[0])
+
+
+def test_a_heartbeat_is_as_old_as_its_statement(worker, eventually, monkeypatch):
+    """A worker that was stopped while it waited for the answer must not believe that it has just been heard."""
+    began = []
+
+    def slow(using, beats):
+        began.append(time.monotonic())
+        time.sleep(0.1)
+        return beat_all(using, beats)
+
+    monkeypatch.setattr(heartbeat, "beat_all", slow)
+    running = worker()
+    eventually(lambda: len(began) > 2)
+    assert running.heartbeat.beat_at <= began[-1]
 
 
 def test_only_silent_workers_that_own_nothing_are_forgotten(claim, settings):

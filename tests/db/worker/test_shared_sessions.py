@@ -123,6 +123,17 @@ def test_tasks_that_come_while_the_session_that_listens_is_ended_are_found(worke
         for _ in range(3):
             tasks.nothing.enqueue()
         eventually(lambda n=number: Task.objects.filter(status="SUCCESSFUL").count() == 3 * n, why="it sleeps")
+    assert running.in_flight.answer_lost_at < 0, "no answer to a claim was lost"
+
+
+def test_after_the_session_of_a_claim_was_lost_the_worker_compares(worker, eventually):
+    """The claim may be committed later than the next session looks for it."""
+    running = worker()
+    running.fetcher.connected()
+    assert running.in_flight.answer_lost_at < 0, "it had no session before"
+    running.fetcher._connects = 2
+    running.fetcher.connected()
+    assert running.in_flight.answer_lost_at > 0
 
 
 def test_an_outcome_is_written_although_all_other_parts_wait_in_their_sessions(worker, eventually):

@@ -221,3 +221,15 @@ def test_a_fetcher_that_reconnects_leaves_a_group_that_is_claimed_while_it_looks
     monkeypatch.setattr(under_test.in_flight, "task_ids", look_and_go_on)
     under_test.fetcher.connected()
     assert running() == 3
+
+
+def test_a_claim_of_others_whose_answer_is_lost_may_still_be_committed(group_under_way, monkeypatch):
+    under_test, claim_others = group_under_way
+
+    def cut_off(*_, **__):
+        raise OperationalError("the connection is lost")
+
+    monkeypatch.setattr("django_pglock.worker.running.group.claim_group", cut_off)
+    with pytest.raises(OperationalError):
+        claim_others()
+    assert under_test.in_flight.answer_lost_at > 0, "nobody compares the table with what the worker has"
