@@ -66,12 +66,17 @@ def test_a_worker_whose_heartbeats_do_not_arrive_claims_nothing(worker, finished
     assert row.started_at > heard_since, "claimed by a worker that counts as dead"
 
 
-def test_a_worker_that_was_stopped_for_too_long_claims_nothing_before_its_next_heartbeat(worker, finished, settings):
+def test_a_worker_that_was_stopped_for_too_long_claims_nothing_before_its_next_heartbeat(
+    worker, finished, eventually, settings
+):
     """Its tasks have been rescued, and others would take what it claims before they know that it lives."""
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 0.1}
     here = worker()
     finished(tasks.nothing.enqueue())
     here.heartbeat.beat_at -= 2001
+    # A look that began before may still claim.
+    stopped_at = time.monotonic()
+    eventually(lambda: here.fetcher._looked_at > stopped_at, why="the fetcher does not look again")
     result = tasks.nothing.enqueue()
     time.sleep(1)
     assert Task.objects.get(pk=result.id).status == "READY"
