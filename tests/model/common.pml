@@ -26,7 +26,9 @@ byte history;
 short position;
 /* The position of a run that differs from the history, or has come to its end. Nothing happens any more. */
 #define OVER 32000
-#define while_observed provided (position != OVER)
+/* The search for a run of one history ends with the first. This is no part of the state. */
+c_decl { static int is_accepted[HISTORIES]; };
+#define while_observed provided (position != OVER && c_expr { !is_accepted[now.history] })
 
 inline choose_history() {
     select(history : 0 .. HISTORIES - 1);
@@ -38,7 +40,7 @@ inline observe(kind, who, number) {
     :: position < first[history + 1] && kinds[position] == kind && whose[position] == who && numbers[position] == number ->
         position++;
         if
-        :: position == first[history + 1] -> c_code { printf("accepted %d\n", now.history); }; position = OVER
+        :: position == first[history + 1] -> c_code { is_accepted[now.history] = 1; printf("accepted %d\n", now.history); }; position = OVER
         :: else
         fi
     :: else -> position = OVER

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from django.db import connection
 
-from tests.model.checker import FOLDER
+from tests.model.checker import FOLDER, Model
 
 START = """
 CREATE TABLE model_history (
@@ -170,6 +170,12 @@ def keys_of(rows: Iterable[Version]) -> set[History]:
 def _key_of_one(rows: list[Version]) -> History:
     places = {task: place for place, task in enumerate(sorted({row.task for row in rows}))}
     return tuple(Event(KEYS[row.was, row.status], places[row.task]) for row in rows)
+
+
+def accepted(model: str, histories: Sequence[History], *sizes: str) -> list[bool]:
+    """Say of each history whether it is a run of the model, with these sizes ("-DNAME=NUMBER")."""
+    found = Model(model).accepted(promela(model, histories), *sizes)
+    return [number in found for number in range(len(histories))]
 
 
 def promela(model: str, histories: Iterable[History]) -> str:

@@ -19,8 +19,7 @@ from django_pglock import Lease
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Task, Worker
 from tests.conftest import NEVER, ROOT, WorkerProcess
-from tests.model.checker import Model
-from tests.model.recorder import Event, History, claims_of, keys_of, lease_history, promela, recording, versions
+from tests.model.recorder import Event, History, accepted, claims_of, keys_of, lease_history, recording, versions
 from tests.sample import chaos_tasks
 from tests.sample.models import Effect, Run
 from tests.warm.process import start
@@ -30,13 +29,12 @@ KEYS = 4
 FAULTS = {"RESCUE", "AGAIN", "GIVE_BACK"}
 
 
-def accepted(model: str, histories: list[History]) -> list[bool]:
+def are_runs(model: str, histories: list[History]) -> list[bool]:
     """Say of each history whether it is a run of the model."""
     faults = max(sum(event.kind in FAULTS for event in history) for history in histories)
     # One more, for what no version of a row shows.
     sizes = (f"-DFAULTS={faults + 1}", "-DWORKERS=3", "-DTASKS=3", "-DHOLDERS=3", "-DTOKENS=99")
-    found = Model(model).accepted(promela(model, histories), *sizes)
-    return [number in found for number in range(len(histories))]
+    return accepted(model, histories, *sizes)
 
 
 def is_stopped_at_work(process: WorkerProcess) -> bool:
@@ -76,8 +74,8 @@ def test_the_histories_of_real_workers_are_runs_of_the_models(worker_process, ev
     claims, keys = sorted(claims_of(rows)), sorted(keys_of(rows))
     assert sum(any(event.kind == "RESCUE" for event in history) for history in claims) > 0, "nothing was taken back"
     assert all(any(event.kind == "ADMIT" for event in history) for history in keys)
-    assert [claims[place] for place, is_one in enumerate(accepted("fence", claims)) if not is_one] == []
-    assert [keys[place] for place, is_one in enumerate(accepted("keys", keys)) if not is_one] == []
+    assert [claims[place] for place, is_one in enumerate(are_runs("fence", claims)) if not is_one] == []
+    assert [keys[place] for place, is_one in enumerate(are_runs("keys", keys)) if not is_one] == []
 
 
 #: Takes the lease, writes to a service with its token for each line that it reads, and releases the lease.
@@ -148,7 +146,7 @@ def test_the_history_of_a_lease_is_a_run_of_the_model(eventually):
 
     assert {"TAKE", "EXPIRED", "WROTE", "RELEASED"} <= {event.kind for event in history}
     assert Event("TAKE", 2, 3) in history
-    assert accepted("leases", [history]) == [True], history
+    assert are_runs("leases", [history]) == [True], history
 
 
 CLAIM, BEGIN, END, FINISH = (Event(kind, 0, 1) for kind in ("CLAIM", "BEGIN", "END", "FINISH"))
@@ -215,5 +213,5 @@ FORGED_LEASES = {
 )
 def test_a_forged_history_is_refused(model, possible, forged):
     histories = {**possible, **forged}
-    found = accepted(model, list(histories.values()))
+    found = are_runs(model, list(histories.values()))
     assert {name for name, is_one in zip(histories, found, strict=True) if is_one} == set(possible)

@@ -31,12 +31,24 @@ A producer stands for any process that makes tasks ready, a worker among them.
 #define NO_ASK_AGAIN (planted == 6) /* finds begun: a heartbeat that makes the row anew does not make the worker ask again */
 #define CLEAR_LATE (planted == 7) /* finds begun: the worker forgets its news after the look, not before */
 
+/* Observed events: a producer writes a task, or knows whether somebody sleeps; the row of a worker changes. */
+#define INSERTED 1
+#define NOTIFIED 2
+#define NOBODY 3
+#define RELIED 4
+#define CLAIMED 5
+#define ASKED 6
+#define AWAKE 7
+#define REMOVED 8
+#define REGISTERED 9
+
 /* What a worker does. */
 #define LOOKS 0
 #define FOUND_NOTHING 1
 #define ASKING 2
 #define PAUSES 3
 #define SLEEPS 4
+#define TOOK 5
 
 /* What a producer does. */
 #define WRITES 0
@@ -83,27 +95,77 @@ bool before[4];
 #define all_have_forgotten(worker) !was_before(0, worker)
 #endif
 
-/* worker/claiming/fetcher.py: turn `fetcher_wakeup.clear()`, _note_busy; store/claim.py: claim_statement */
+/*
+An event is not recorded at the moment at which it takes effect. A trigger records what a statement has written before
+that is committed: it is announced here, and takes effect later. A claim takes effect when it locks the row, and what a
+producer has learned was true when it asked: they take effect here and are told later. An actor does one thing at a time.
+*/
+#ifdef TRACE
+/* A removal that is observed is one of the history, and not one of those that may happen. */
+#define REMOVAL 0
+byte announced[PRODUCERS + 2 * WORKERS];
+byte untold[PRODUCERS + 2 * WORKERS];
+#define is_announced(actor, kind) (announced[actor] == kind)
+#define will_tell(actor, kind) untold[actor] = kind
+#define goes_on(actor) (announced[actor] == 0 && untold[actor] == 0)
+#define done(actor) announced[actor] = 0
+#define will_ask(me) (does[me] == FOUND_NOTHING && !has_asked[me] && row[me] && !is_sleeping[me])
+
+/* environment: a trigger records what will be committed */
+inline announce(actor, kind, who) {
+    goes_on(actor);
+    observe(kind, who, 0);
+    announced[actor] = kind
+}
+
+/* environment: what has been done is recorded */
+inline tell(actor, who) {
+    untold[actor] != 0;
+    observe(untold[actor], who, 0);
+    untold[actor] = 0
+}
+#else
+#define REMOVAL 1
+#define is_announced(actor, kind) true
+#define will_tell(actor, kind) skip
+#define goes_on(actor) true
+#define done(actor) skip
+#endif
+#define fetcher(worker) (PRODUCERS + worker)
+#define heartbeat(worker) (PRODUCERS + WORKERS + worker)
+
+/* worker/claiming/fetcher.py: turn `fetcher_wakeup.clear()`; store/claim.py: claim_statement */
 inline look(me) {
-    does[me] == LOOKS;
+    does[me] == LOOKS && goes_on(fetcher(me));
     news[me] = (CLEAR_LATE -> news[me] : false);
     has_asked[me] = has_asked[me] && !is_forgotten[me];
     is_forgotten[me] = false;
     if
     :: ready > 0 ->
         ready--;
-        /* After some uninterrupted work the worker asks for news no longer. */
-        if
-        :: has_asked[me] -> has_asked[me] = false; is_sleeping[me] = false
-        :: true
-        fi
+        will_tell(fetcher(me), CLAIMED);
+        does[me] = (has_asked[me] -> TOOK : LOOKS)
     :: else -> does[me] = FOUND_NOTHING
     fi
 }
 
+/* worker/claiming/fetcher.py: _note_busy. After some uninterrupted work the worker asks for news no longer. */
+inline note_busy(me) {
+    does[me] == TOOK && (goes_on(fetcher(me)) || is_announced(fetcher(me), AWAKE));
+    if
+    :: is_announced(fetcher(me), AWAKE) || !is_sleeping[me] ->
+        done(fetcher(me));
+        has_asked[me] = false;
+        is_sleeping[me] = false
+    :: true
+    fi;
+    does[me] = LOOKS
+}
+
 /* worker/claiming/fetcher.py: _sleep `self._sleeping_since is None`; store/wake.py: note_sleep */
 inline ask_for_news(me) {
-    does[me] == FOUND_NOTHING && !has_asked[me];
+    does[me] == FOUND_NOTHING && !has_asked[me] && (is_announced(fetcher(me), ASKED) || !row[me] || is_sleeping[me]);
+    done(fetcher(me));
     is_sleeping[me] = row[me];
     byte each;
     for (each : 0 .. PRODUCERS - 1) {
@@ -115,7 +177,7 @@ inline ask_for_news(me) {
 
 /* worker/claiming/fetcher.py: _sleep `self._sleeping_since = time.monotonic()` */
 inline look_again(me) {
-    does[me] == ASKING;
+    does[me] == ASKING && goes_on(fetcher(me));
     has_asked[me] = true;
     has_rested[me] = false;
     news[me] = (CLEAR_LATE -> false : news[me]);
@@ -124,7 +186,7 @@ inline look_again(me) {
 
 /* worker/claiming/fetcher.py: _sleep `NEGATIVE_TTL * 1.2` */
 inline pause(me) {
-    does[me] == FOUND_NOTHING && has_asked[me];
+    does[me] == FOUND_NOTHING && has_asked[me] && goes_on(fetcher(me));
     news[me] = (CLEAR_LATE -> false : news[me]);
     does[me] = (has_rested[me] || NO_SECOND_LOOK -> SLEEPS : PAUSES)
 }
@@ -166,15 +228,19 @@ inline listen_again(me) {
 
 /* store/liveness.py: forget_dead */
 inline remove_row(me) {
-    row[me] && faults < FAULTS;
-    faults++;
+    row[me] && faults + REMOVAL <= FAULTS && is_announced(heartbeat(me), REMOVED);
+    done(heartbeat(me));
+    faults = faults + REMOVAL;
     row[me] = false;
     is_sleeping[me] = false
 }
 
 /* store/liveness.py: BEAT `worker.is_sleeping`; worker/claiming/fetcher.py: ask_again */
 inline beat(me) {
-    !row[me] || (has_asked[me] && !is_sleeping[me] && !is_forgotten[me] && !NO_ASK_AGAIN);
+    if
+    :: !row[me] && is_announced(heartbeat(me), REGISTERED) -> done(heartbeat(me))
+    :: row[me] && has_asked[me] && !is_sleeping[me] && !is_forgotten[me] && !NO_ASK_AGAIN
+    fi;
     row[me] = true;
     if
     :: has_asked[me] && !NO_ASK_AGAIN -> is_forgotten[me] = true; news[me] = true
@@ -184,7 +250,8 @@ inline beat(me) {
 
 /* store/enqueue.py: _follow; store/insert.py: ENQUEUE */
 inline commit(me) {
-    produces[me] == WRITES && left[me] > 0 && !NOTIFY_FIRST;
+    produces[me] == WRITES && left[me] > 0 && !NOTIFY_FIRST && is_announced(me, INSERTED);
+    done(me);
     left[me]--;
     ready++;
     produces[me] = COMMITTED
@@ -192,13 +259,14 @@ inline commit(me) {
 
 /* store/wake.py: _nobody_sleeps */
 inline rely_on_memory(me) {
-    produces[me] == COMMITTED && saw_nobody[me];
+    produces[me] == COMMITTED && saw_nobody[me] && goes_on(me);
+    will_tell(me, RELIED);
     produces[me] = WRITES
 }
 
 /* store/wake.py: _notify `now = time.monotonic()` */
 inline begin_to_ask(me) {
-    (produces[me] == COMMITTED || (NOTIFY_FIRST && produces[me] == WRITES && left[me] > 0)) && !saw_nobody[me];
+    (produces[me] == COMMITTED || (NOTIFY_FIRST && produces[me] == WRITES && left[me] > 0)) && !saw_nobody[me] && goes_on(me);
     is_over[me] = false;
     produces[me] = QUESTION
 }
@@ -211,8 +279,9 @@ inline read_rows(me) {
         byte each;
         for (EACH) { note[each] = listens[each] }
         each = 0;
+        will_tell(me, NOTIFIED);
         produces[me] = WRITES
-    :: else -> produces[me] = SILENCE
+    :: else -> will_tell(me, NOBODY); produces[me] = SILENCE
     fi;
     left[me] = left[me] - (NOTIFY_FIRST && produces[me] == WRITES);
     ready = ready + (NOTIFY_FIRST && produces[me] == WRITES)
@@ -220,7 +289,7 @@ inline read_rows(me) {
 
 /* store/wake.py: _notify `_nobody_slept_at[using] = now` */
 inline remember(me) {
-    produces[me] == SILENCE;
+    produces[me] == SILENCE && goes_on(me);
     saw_nobody[me] = !is_over[me] || COUNTED_LATE;
     is_over[me] = false;
     was_before(me, 0) = was_before(me, 0) && !COUNTED_LATE;
@@ -242,11 +311,17 @@ inline forget(me) {
 proctype Fetcher(byte me) while_observed {
     end_fetcher: do
     :: atomic { look(me) }
+    :: atomic { note_busy(me) }
     :: atomic { ask_for_news(me) }
     :: atomic { look_again(me) }
     :: atomic { pause(me) }
     :: atomic { end_pause(me) }
     :: atomic { wake_up(me) }
+#ifdef TRACE
+    :: atomic { will_ask(me) -> announce(fetcher(me), ASKED, me) }
+    :: atomic { does[me] == TOOK && is_sleeping[me] -> announce(fetcher(me), AWAKE, me) }
+    :: atomic { tell(fetcher(me), me) }
+#endif
     od
 }
 
@@ -262,6 +337,10 @@ proctype Heartbeat(byte me) while_observed {
     end_heartbeat: do
     :: atomic { remove_row(me) }
     :: atomic { beat(me) }
+#ifdef TRACE
+    :: atomic { row[me] -> announce(heartbeat(me), REMOVED, me) }
+    :: atomic { !row[me] -> announce(heartbeat(me), REGISTERED, me) }
+#endif
     od
 }
 
@@ -272,6 +351,10 @@ proctype Producer(byte me) while_observed {
     :: atomic { begin_to_ask(me) }
     :: atomic { read_rows(me) }
     :: atomic { remember(me) }
+#ifdef TRACE
+    :: atomic { produces[me] == WRITES -> announce(me, INSERTED, me) }
+    :: atomic { tell(me, me) }
+#endif
     od
 }
 
@@ -285,8 +368,10 @@ init {
     atomic {
         start();
         byte each;
-        for (EACH) { run Fetcher(each); run Listener(each); run Heartbeat(each) }
-        for (each : 0 .. PRODUCERS - 1) { run Producer(each); run Time(each) }
+        /* The search tries the last one first: a run of a history is found soonest if time stands still. */
+        for (each : 0 .. PRODUCERS - 1) { run Time(each) }
+        for (EACH) { run Heartbeat(each); run Listener(each); run Fetcher(each) }
+        for (each : 0 .. PRODUCERS - 1) { run Producer(each) }
         each = 0
     }
 }
