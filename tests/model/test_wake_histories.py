@@ -66,8 +66,10 @@ def test_the_sleep_of_real_workers_is_a_run_of_the_model(worker_process, eventua
         eventually(all_have_run, why="a worker sleeps beside a ready task")
         eventually(are_asleep, why="the workers do not sleep any more")
         Worker.objects.all().delete()
+        # A worker without a row counts as dead: what it claims would be taken back.
+        eventually(are_asleep, why="the workers have not got their rows back, and asked for news again")
         assert producer(0, [0.1]).wait(NEVER) == 0
-        eventually(all_have_run, why="workers without rows sleep beside a ready task")
+        eventually(all_have_run, why="workers sleep beside a ready task after they have lost their rows")
         history = wake_history()
 
     kinds = [event.kind for event in history]
