@@ -76,7 +76,12 @@ class HeartbeatLine:
         answer = self._answer
         if answer is None or answer["asked_at"] != asked_at:
             return None
-        return Answer(Beaten(*answer["beaten"]), answer["is_listening"], answer["next_in"])
+        try:
+            return Answer(Beaten(*answer["beaten"]), answer["is_listening"], answer["next_in"])
+        except (KeyError, TypeError):
+            # The supervisor runs another version of the package.
+            self._lines.close()
+            return None
 
     def receive(self) -> None:
         """Take what has come."""

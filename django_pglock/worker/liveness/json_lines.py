@@ -1,7 +1,7 @@
 """Messages between a supervisor and one of its processes: lines of JSON over a pair of sockets.
 
-The exchange ends for good when one side dies, or reads nothing for a second while the buffer between the two is full.
-Each side can do without it.
+The exchange ends for good when one side dies, reads nothing for a second while the buffer between the two is full, or
+sends something that the other one does not understand. Each side can do without it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ class JsonLines:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message. Nothing happens if the exchange has ended."""
+        if self.is_over:
+            # A side that reads nothing would delay this one with each message.
+            return
         self._end.settimeout(READ_WITHIN)
         try:
             self._end.sendall(json.dumps(message).encode() + b"\n")
@@ -48,7 +51,11 @@ class JsonLines:
         except OSError:
             self.is_over = True
         *lines, self._begun = self._begun.split(b"\n")
-        return [json.loads(line) for line in lines]
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError:
+            self.is_over = True
+            return []
 
     def close(self) -> None:
         """End the exchange."""

@@ -20,7 +20,7 @@ from django_pglock.store.liveness import Beat, beat_all
 from django_pglock.worker.liveness.json_lines import JsonLines
 from django_pglock.worker.liveness.listener import NotificationSession, SelfPipe
 from django_pglock.worker.liveness.worker_lock import WorkerLock
-from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService
+from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
 
 #: Seconds from the first request to the statement, in which others may come, as a share of the heartbeat interval.
 GATHER = 0.02
@@ -147,7 +147,7 @@ class Line:
         self.lock.note_session()
         #: When it has asked, by time.monotonic().
         self.asked_at = 0.0
-        self._request: dict[str, Any] | None = None
+        self._request: Beat | None = None
         # Whether the present session has not beaten for it yet.
         self._is_new = True
 
@@ -165,7 +165,7 @@ class Line:
     def worker(self) -> UUID:
         """The id of the worker that asks."""
         assert self._request is not None  # noqa: S101 - for the type checker
-        return UUID(self._request["id"])
+        return self._request.id
 
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
@@ -177,10 +177,15 @@ class Line:
         self._is_new = True
 
     def receive(self) -> None:
-        """Take the newest request."""
-        for message in self._lines.receive():
-            self.asked_at = message.pop("asked_at")
-            self._request = message
+        """Take the newest request. A process of another version of the package may send one that is not understood."""
+        try:
+            for message in self._lines.receive():
+                self.asked_at = float(message.pop("asked_at"))
+                self._request = Beat(**{**message, "id": UUID(message["id"])})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            logger.warning("The supervisor does not understand a process, which now beats by itself: %r", error)
+            self._request = None
+            self._lines.close()
 
     def drop_old_request(self) -> None:
         """Drop a request from before this process was stopped: the one that has sent it may not live any more."""
@@ -191,8 +196,8 @@ class Line:
     def beat(self) -> Beat:
         """Return the heartbeat that it asks for."""
         assert self._request is not None  # noqa: S101 - for the type checker
-        asked = {**self._request, "id": self.worker, "lock_key": self.lock.held_number}
-        return Beat(**{**asked, "is_interrupted": self._is_new or asked["is_interrupted"]})
+        is_interrupted = self._is_new or self._request.is_interrupted
+        return self._request._replace(lock_key=self.lock.held_number, is_interrupted=is_interrupted)
 
     def answer(self, beaten: Any, *, is_listening: bool, next_in: float) -> None:
         """Answer its request."""

@@ -256,6 +256,36 @@ def test_a_process_that_reads_nothing_does_not_stop_the_others(end, supervised, 
     eventually(lambda: end.recv(65536) == b"", why="its line is still open")
 
 
+def test_nothing_is_sent_when_the_exchange_has_ended(monkeypatch):
+    """Each notification would wait once more for a process that reads nothing, and nobody would get a heartbeat."""
+    monkeypatch.setattr(json_lines, "READ_WITHIN", 0.05)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        lines = JsonLines(ours)
+        while not lines.is_over:
+            lines.send({"filling": "x" * 10_000})
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while theirs.recv(65536):
+                pass
+        lines.send({"more": 1})
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+
+
+@pytest.mark.parametrize("sent", [b"garbage\n", b"[]\n", b"{}\n", {"new_field": 1}, {"id": "?"}, {"asked_at": None}])
+def test_what_a_process_sends_of_another_version_ends_only_its_own_exchange(sent, end, supervised, shared, eventually):
+    running = supervised()
+    eventually(lambda: holder(running.identity.id) == SHARED)
+    if isinstance(sent, bytes):
+        end.send(sent)
+    else:
+        JsonLines(end).send(request(**sent))
+    eventually(lambda: len(shared._lines) == 1, why="the exchange goes on")
+    assert holder(running.identity.id) == SHARED
+    assert shared.is_running
+
+
 @override_settings(DJANGO_PGLOCK=SLOW_BEATS)
 def test_one_that_asks_alone_waits_for_the_others_for_a_moment_only(end, shared, eventually, monkeypatch):
     monkeypatch.setattr(shared_heartbeat, "GATHER", 0.0)
