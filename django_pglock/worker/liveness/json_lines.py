@@ -1,7 +1,10 @@
 """Messages between a supervisor and one of its processes: lines of JSON over a pair of sockets.
 
-The exchange ends for good when one side dies, reads nothing for a second while the buffer between the two is full, or
-sends something that the other one does not understand. Each side can do without it.
+The exchange ends for good when one side dies or sends something that the other one does not understand, and when the
+supervisor reads nothing for a second while the buffer is full. Each side can do without it.
+
+A process that reads nothing is not dead: it is stopped, or a task keeps its threads from running. What the buffer
+cannot take is left out.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ class JsonLines:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._begun = b""
+        # The end of an offered message, of which the buffer has taken the beginning only.
+        self._rest = b""
         #: Whether the exchange has ended.
         self.is_over = False
 
@@ -29,7 +34,7 @@ class JsonLines:
         return self._end.fileno()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one message. Nothing happens if the exchange has ended."""
+        """Send one message, and wait for room in the buffer. Nothing happens if the exchange has ended."""
         if self.is_over:
             # A side that reads nothing would delay this one with each message.
             return
@@ -38,6 +43,24 @@ class JsonLines:
             self._end.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             self.is_over = True
+
+    def offer(self, message: dict[str, Any]) -> bool:
+        """Send one message without waiting. Returns False if the buffer is full, and then leaves the message out."""
+        if self.is_over:
+            return True
+        self._end.setblocking(False)
+        try:
+            if self._rest:
+                self._rest = self._rest[self._end.send(self._rest) :]
+            if self._rest:
+                return False
+            line = json.dumps(message).encode() + b"\n"
+            self._rest = line[self._end.send(line) :]
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.is_over = True
+        return True
 
     def receive(self) -> list[dict[str, Any]]:
         """Return the messages that have come; does not wait."""

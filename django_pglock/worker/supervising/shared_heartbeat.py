@@ -80,6 +80,7 @@ class SharedHeartbeat(ConnectedService):
         self._receive()
         self._let_go()
         for line in self._lines:
+            line.tell_missed()
             line.drop_old_request()
         asking = [line for line in self._lines if line.asks]
         interval = get_settings().HEARTBEAT_INTERVAL
@@ -150,6 +151,8 @@ class Line:
         self._request: Beat | None = None
         # Whether the present session has not beaten for it yet.
         self._is_new = True
+        # Whether messages were left out, because the process did not read.
+        self._has_missed = False
 
     @property
     def is_over(self) -> bool:
@@ -212,8 +215,14 @@ class Line:
             self.tell({"can_beat": False})
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send it a message."""
-        self._lines.send(message)
+        """Send it a message, or leave the message out if it does not read."""
+        if not self._lines.offer(message):
+            self._has_missed = True
+
+    def tell_missed(self) -> None:
+        """If messages were left out, say so as soon as it reads again."""
+        if self._has_missed and self._lines.offer({"can_beat": True}):
+            self._has_missed = False
 
     def close(self) -> None:
         """End the exchange."""

@@ -244,16 +244,25 @@ def test_the_lock_of_a_process_that_has_died_is_released(end, eventually):
     eventually(lambda: holder(UUID(sent["id"])) is None, why="a session still holds its lock")
 
 
-def test_a_process_that_reads_nothing_does_not_stop_the_others(end, supervised, eventually, monkeypatch):
-    monkeypatch.setattr(json_lines, "READ_WITHIN", 0.05)
+def test_a_process_that_reads_nothing_stops_nobody_and_keeps_its_lock(end, supervised, eventually):
+    """It is stopped, or a task keeps its threads from running. Without its lock it would look dead."""
     running = supervised()
+    lines, sent = JsonLines(end), request()
+    lines.send(sent)
+    assert next_message(lines, eventually)["is_listening"] is True
     for _ in range(100):
         answers("SELECT pg_notify('django_pglock_ready', repeat('x', 7000))")
-    before = WorkerRow.objects.get().heartbeat_at
-    eventually(lambda: WorkerRow.objects.get().heartbeat_at > before, why="the other worker does not beat any more")
-    assert holder(running.identity.id) == SHARED
-    JsonLines(end).receive()
-    eventually(lambda: end.recv(65536) == b"", why="its line is still open")
+    answers("SELECT pg_notify('django_pglock_ready', 'q' || i)::text FROM generate_series(1, 600) AS i")
+    before = WorkerRow.objects.get(pk=running.identity.id).heartbeat_at
+    eventually(
+        lambda: WorkerRow.objects.get(pk=running.identity.id).heartbeat_at > before,
+        why="the other worker does not beat any more",
+    )
+    assert holder(running.identity.id) == holder(UUID(sent["id"])) == SHARED
+    # When it reads again, it learns that it has missed something, and is beaten for.
+    eventually(lambda: {"can_beat": True} in lines.receive(), why="it was not told what it has missed")
+    lines.send(request(id=sent["id"]))
+    eventually(lambda: any("beaten" in each for each in lines.receive()), why="nobody beats for it any more")
 
 
 def test_nothing_is_sent_when_the_exchange_has_ended(monkeypatch):
