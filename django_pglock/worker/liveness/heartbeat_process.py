@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from django.db import Error as DatabaseFailure
+
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.worker.liveness.heartbeat_process_main import END
 
@@ -60,7 +62,7 @@ class HeartbeatProcess:
             if self._socket is None:
                 self._start_when_due()
             elif time.monotonic() - self._instructed_at > INSTRUCT_AGAIN_AFTER:
-                self._send_instructions()
+                self._instruct_again()
             else:
                 self._send(b"\n")
         except Exception as error:  # noqa: BLE001 - the heartbeat is worth more than this process
@@ -91,6 +93,13 @@ class HeartbeatProcess:
         with its_end:
             self._process = start(its_end)
         self._send_instructions()
+
+    def _instruct_again(self) -> None:
+        try:
+            self._send_instructions()
+        except DatabaseFailure:
+            # The server accepts no connection at the moment. The process keeps the instructions that it has.
+            self._send(b"\n")
 
     def _send_instructions(self) -> None:
         self._instructed_at = time.monotonic()

@@ -32,7 +32,8 @@ class ChildProcess:
                 self.process = subprocess.Popen(  # noqa: S603
                     command,
                     stdin=theirs.fileno(),
-                    pass_fds=[their_line.fileno()],
+                    # A process without LINE would leave the socket open to the programs that its tasks start.
+                    pass_fds=[] if shared is None else [their_line.fileno()],
                     start_new_session=True,
                     env=environment,
                 )
