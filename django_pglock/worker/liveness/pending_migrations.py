@@ -6,7 +6,7 @@ import pkgutil
 from importlib import import_module
 
 from django.apps import apps
-from django.db import ProgrammingError, connections
+from django.db import ProgrammingError, connections, router
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from psycopg.errors import InsufficientPrivilege
@@ -17,8 +17,8 @@ APP = "django_pglock"
 def pending_migrations(using: str) -> list[str]:
     """Return the names of the migrations of this package that are not applied to the database, in order.
 
-    The list is empty where the project does not use these migrations: ``MIGRATION_MODULES`` switches them off, or the
-    table of tasks exists and no migration is recorded. It is empty, too, where the role may not read the records.
+    The list is empty where the project does not use these migrations: ``MIGRATION_MODULES`` switches them off, or all
+    tables of the package exist and no migration is recorded. It is empty, too, where the role may not read the records.
     """
     module, _ = MigrationLoader.migrations_module(APP)
     if module is None:
@@ -26,6 +26,9 @@ def pending_migrations(using: str) -> list[str]:
     package = import_module(module)
     names = {each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] not in "_~"}
     connection = connections[using]
+    # Before the records are read, and all tables: in between, or while the first migration is recorded, "migrate" may
+    # have made some of them.
+    has_all_tables = _tables(using).issubset(connection.introspection.table_names())
     try:
         recorded = MigrationRecorder(connection).applied_migrations()
     except ProgrammingError as error:
@@ -33,7 +36,12 @@ def pending_migrations(using: str) -> list[str]:
             return []
         raise
     applied = {name for app, name in recorded if app == APP}
-    table = apps.get_model(APP, "Task")._meta.db_table
-    if not applied and table in connection.introspection.table_names():
+    if not applied and has_all_tables:
         return []
     return sorted(names - applied)
+
+
+def _tables(using: str) -> set[str]:
+    """Return the names of the tables that the package has in this database."""
+    models = [model for model in apps.get_app_config(APP).get_models() if model._meta.managed]
+    return {model._meta.db_table for model in models if router.allow_migrate_model(using, model)}

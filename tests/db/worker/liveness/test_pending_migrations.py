@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection, connections
+from django.db.migrations.recorder import MigrationRecorder
 from django.test import override_settings
 
 from django_pglock.models import Task
@@ -66,6 +67,29 @@ def test_tables_that_were_made_without_migrations_are_taken_as_they_are():
         execute("DELETE FROM django_migrations WHERE app = 'django_pglock'")
         assert pending_migrations("default") == []
         execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
+        assert pending_migrations("default")[0] == "0001_initial"
+    finally:
+        connections["default"].rollback()
+        connections["default"].set_autocommit(True)
+
+
+@pytest.mark.parametrize("moment", ["between the two reads", "before the first migration is recorded"])
+def test_all_is_pending_while_the_first_migration_ends(monkeypatch, moment):
+    """The table of tasks appears between the two reads, or is there a moment before the migration is recorded."""
+    connections["default"].set_autocommit(False)
+    applied_migrations = MigrationRecorder.applied_migrations
+
+    def read_then_migrate(recorder):
+        recorded = applied_migrations(recorder)
+        if moment == "between the two reads":
+            execute("ALTER TABLE elsewhere RENAME TO django_pglock_task")
+        return recorded
+
+    monkeypatch.setattr(MigrationRecorder, "applied_migrations", read_then_migrate)
+    try:
+        execute("DELETE FROM django_migrations WHERE app = 'django_pglock'")
+        hidden = "task" if moment == "between the two reads" else "archivedtask"
+        execute(f"ALTER TABLE django_pglock_{hidden} RENAME TO elsewhere")
         assert pending_migrations("default")[0] == "0001_initial"
     finally:
         connections["default"].rollback()
