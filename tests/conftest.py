@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -208,14 +209,18 @@ class WorkerProcess:
         self.process.send_signal(number)
 
     def end(self) -> None:
-        """End it whatever it does. Twice politely: a parent passes that on to its child, which a kill would orphan."""
-        if self.process.poll() is None:
-            for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGTERM):
-                self.process.send_signal(number)
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+        """End it whatever it does. Politely first: a parent passes that on to its child, which a kill would orphan."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+        # The second signal ends running tasks. One that comes too soon after another is lost.
+        for _ in range(60):
+            if self.process.poll() is not None:
+                break
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.5)
+        else:
+            self.process.kill()
         self.process.wait(60)
         self._reader.join(5)
         if self.process.stdout is not None and not self._reader.is_alive():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django_pglock.store.claim import claim_statement, claims_of
+from django_pglock.store.claim import ClaimStatement, claim_statement, claims_of
 from django_pglock.store.claim_fair import claim_fair
 
 if TYPE_CHECKING:
@@ -48,10 +49,22 @@ class QueueCursors:
         self.is_fair = is_fair
         self.backend = backend
         self.clock = clock
-        # One statement for all queues, with the name as a parameter: there may be a hundred thousand queues.
-        self.first = claim_statement(using, worker=worker, paths=paths, backend=backend)
-        self.behind = claim_statement(using, worker=worker, paths=paths, backend=backend, behind=True)
         self._queues: dict[str, QueueCursor] = {}
+
+    # One statement for all queues, with the name as a parameter: there may be a hundred thousand queues. Compiled at the
+    # first use, because many workers have functions of one kind only.
+    @cached_property
+    def first(self) -> ClaimStatement:
+        """The statement that claims from the start of a queue."""
+        return self._statement(behind=False)
+
+    @cached_property
+    def behind(self) -> ClaimStatement:
+        """The statement that claims behind the place where the last claim ended."""
+        return self._statement(behind=True)
+
+    def _statement(self, *, behind: bool) -> ClaimStatement:
+        return claim_statement(self.using, worker=self.worker, paths=self.paths, backend=self.backend, behind=behind)
 
     def of(self, queue: str) -> QueueCursor:
         """Return the cursor of one queue."""
