@@ -157,7 +157,7 @@ def test_processes_that_drain_end_together(supervisor, eventually, worker_proces
 
 def test_a_process_with_a_task_that_does_not_end_is_replaced(worker_process, eventually):
     """What sleeps in C cannot be interrupted. Its neighbour may finish; then it is tried again, in the new process."""
-    process = worker_process("--max-time", "3600", "--threads", "2", "--grace", "60")
+    process = worker_process("--max-time", "3600", "--threads", "2", "--grace", "15")
     neighbour = running_tasks.wait_for_note.enqueue("go on")
     stuck = running_tasks.stuck_once.enqueue()
     eventually(lambda: "The process is replaced." in process.output, why=process.output)

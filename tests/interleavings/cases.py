@@ -129,7 +129,7 @@ class Company:
 def pairs(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator[Case]:
     """Yield the pairs of the verbs that do something in a world.
 
-    The first stops at each of its statements, and goes on or dies there. ``is_short``: each pair in every third world
+    The first stops at each of its statements, and goes on or dies there. ``is_short``: each pair in every fifth world
     that both verbs have, in one of its two orders, and at one of the statements.
     """
     for first, second in product(rehearsed, repeat=2):
@@ -139,9 +139,9 @@ def pairs(world: str, rehearsed: dict[str, Turn], *, is_short: bool) -> Iterator
 
 
 def is_worlds_turn(world: str, first: str, second: str) -> bool:
-    """Return whether the short form plays a pair in this world: in one of the first three of theirs, or every third."""
+    """Return whether the short form plays a pair in this world: in one of the first five of theirs, or every fifth."""
     worlds = sorted(VERBS[first].worlds & VERBS[second].worlds)
-    return worlds.index(world) % 3 == _draw(*sorted((first, second))) % min(3, len(worlds))
+    return worlds.index(world) % 5 == _draw(*sorted((first, second))) % min(5, len(worlds))
 
 
 def _is_order(world: str, first: str, second: str) -> bool:

@@ -51,8 +51,8 @@ class QueueCursors:
         self.clock = clock
         self._queues: dict[str, QueueCursor] = {}
 
-    # One statement for all queues, with the name as a parameter: there may be a hundred thousand queues. It is compiled at
-    # the first use, because many workers have functions of one kind only.
+    # One statement for all queues, with the name as a parameter: there may be a hundred thousand queues. A statement is
+    # compiled when it is needed first, because many workers have functions of one kind only.
     @cached_property
     def first(self) -> ClaimStatement:
         """The statement that claims from the start of a queue."""

@@ -167,7 +167,7 @@ def test_a_block_that_is_interrupted_anywhere_leaves_nothing_held(kind, somebody
 
     use()
     # The first two contain nearly all of the code; the others differ from one of these in their statements alone.
-    step = {"session": 1, "timeout": 3, "semaphore": 8}.get(kind, 20)
+    step = {"session": 2, "timeout": 5, "semaphore": 8}.get(kind, 20)
     boundaries = interrupt_everywhere(use, nothing_is_left(somebody, *NAMES[kind]), step=step)
     assert boundaries > 500
 

@@ -40,7 +40,7 @@ def test_turns_are_smooth_as_those_of_nginx():
     assert queues.in_turn(["c", "b"]) == ["b", "c"], "who did not come first is next"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(0, 20, 3))
 def test_over_a_cycle_each_queue_comes_first_as_often_as_it_weighs(seed):
     weights = {f"q{n}": random.Random(seed * 99 + n).randint(1, 60) for n in range(2 + seed)}
     queues = Queues([f"{name}={weight}" for name, weight in weights.items()])
@@ -56,14 +56,14 @@ def test_the_weight_of_a_prefix_is_each_ones_and_the_nearest_pattern_decides():
     assert Counter(firsts(queues, ready, 19)) == expected
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_none_starves_whatever_comes_and_goes_beside_it(seed):
     """The heavy ones come and go at random; the light one is there always, and waits for two rounds at most."""
     queues = Queues(["light", "heavy*=7", "*=20"])
     rng = random.Random(seed)
     others = ["heavy-1", "heavy-2", "x", "y", "z"]
     waited, longest = 0, 0
-    for _ in range(3000):
+    for _ in range(2000):
         ready = ["light", *rng.sample(others, rng.randint(0, 5))]
         waited = 0 if queues.in_turn(ready)[0] == "light" else waited + 1
         longest = max(longest, waited)
