@@ -24,6 +24,8 @@ def add_stats_filters(parser: CommandParser) -> None:
     """Add the options of ``locktasks stats``."""
     add_queues(parser)
     add_functions(parser)
+    # argparse takes -1d for an option and says only that --since expects an argument.
+    parser._negative_number_matcher = re.compile(r"-\d")  # noqa: SLF001 - it has no public name
     parser.add_argument(
         "--since",
         type=span,

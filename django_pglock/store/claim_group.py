@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from django_pglock.store.sql import BY_INDEX, run_together
+from django_pglock.store.sql import run_by_index
 from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.claim import Claim
 
@@ -90,5 +90,5 @@ def claim_group(using: str, leader: Claim, *, limit: int, gather: float) -> list
     else:
         statement, found = TAKE_NEXT, (*key, limit, *key, gather, limit, limit)
     values = (leader.id, leader.attempt, *found, leader.worker)
-    rows = run_together(using, (f"SELECT {BY_INDEX}", ()), (statement, values))
+    rows = run_by_index(using, statement, *values)
     return sorted((Claim(id_, attempt, leader.worker, *rest) for id_, attempt, *rest in rows), key=attrgetter("id"))

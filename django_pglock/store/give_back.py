@@ -10,13 +10,18 @@ from uuid import UUID
 
 from django_pglock.store.admit import admit
 from django_pglock.store.release import release
-from django_pglock.store.sql import run
+from django_pglock.store.sql import run, run_by_index
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
 
+# The tasks are found first, in the order of an index. A row that changes meanwhile is compared again when it is locked.
+#
 # Claims that were made after the worker listed what it holds are not given back. Neither are claims of the lock keys
 # for which its threads are claiming groups at this moment.
 GIVE_BACK = """
+WITH mine AS MATERIALIZED (
+    SELECT id FROM {task} WHERE status = 'RUNNING' AND worker BETWEEN %s AND %s ORDER BY worker
+)
 UPDATE {task} AS task
 SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
                   WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END,
@@ -24,7 +29,8 @@ SET status = CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
     uncounted = uncounted + 1,
     expires_at = CASE WHEN task.cancel_requested_at IS NOT NULL THEN {expires_at} END,
     started_at = CASE WHEN started_at = last_attempted_at THEN NULL ELSE started_at END
-WHERE task.status = 'RUNNING' AND task.worker = %s AND task.id <> ALL (%s::bigint[])
+WHERE task.id = ANY (ARRAY(SELECT id FROM mine)) AND task.status || '' = 'RUNNING'
+  AND task.worker = %s AND task.id <> ALL (%s::bigint[])
   AND task.last_attempted_at < LEAST(clock_timestamp() - make_interval(secs => %s), %s::timestamptz)
   AND COALESCE(task.lock_key <> ALL (%s::text[]), true)
 RETURNING task.id, task.status, task.queue, task.lock_key
@@ -51,8 +57,8 @@ def give_back(
     Only claims that are over ``older_than`` seconds old, that were made before a moment of ``server_time()`` (None:
     any), and whose lock key is none of ``except_keys``. Returns how many tasks that were.
     """
-    values = (worker, list(in_flight), older_than, before, list(except_keys))
-    given_back = run(using, GIVE_BACK, *values)
+    values = (worker, worker, worker, list(in_flight), older_than, before, list(except_keys))
+    given_back = run_by_index(using, GIVE_BACK, *values)
     # The worker may have no free thread, and others may sleep.
     wake(using, (queue for _, status, queue, _ in given_back if status == TaskStatus.READY))
     admit(using, (key for *_, key in given_back))

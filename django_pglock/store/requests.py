@@ -9,19 +9,24 @@ from uuid import UUID
 from django.db import ProgrammingError
 from psycopg.errors import InsufficientPrivilege
 
-from django_pglock.store.sql import run
+from django_pglock.store.sql import run_by_index
 
 logger = logging.getLogger("django_pglock.worker")
 
 CANCEL_REQUESTS = """
-SELECT id, attempts FROM {task} WHERE status = 'RUNNING' AND worker = %s AND cancel_requested_at IS NOT NULL
+SELECT id, attempts FROM {task}
+WHERE status = 'RUNNING' AND worker BETWEEN %s AND %s AND cancel_requested_at IS NOT NULL
+ORDER BY worker
 """
 
-# One statement for both, because a worker sends it once in a heartbeat interval while it has tasks. There are few requests for
-# stacks, so they need no index.
+# One statement for both, because a worker sends it once in a heartbeat interval while it has tasks. There are few
+# requests for stacks, so they need no index.
 REQUESTS = """
-SELECT id, attempts, false FROM {task}
-WHERE status = 'RUNNING' AND worker = %s AND cancel_requested_at IS NOT NULL
+(
+    SELECT id, attempts, false FROM {task}
+    WHERE status = 'RUNNING' AND worker BETWEEN %s AND %s AND cancel_requested_at IS NOT NULL
+    ORDER BY worker
+)
 UNION ALL
 SELECT task, attempt, true FROM {running_stack} WHERE worker = %s AND answered_at IS NULL
 """
@@ -44,7 +49,7 @@ def requests_to(using: str, worker: UUID) -> Requests:
     """
     if using not in _forbidden:
         try:
-            found = run(using, REQUESTS, worker, worker)
+            found = run_by_index(using, REQUESTS, worker, worker, worker)
         except ProgrammingError as error:
             if not isinstance(error.__cause__, InsufficientPrivilege):
                 raise
@@ -53,4 +58,4 @@ def requests_to(using: str, worker: UUID) -> Requests:
         else:
             cancels = [(id_, attempt) for id_, attempt, is_for_stack in found if not is_for_stack]
             return Requests(cancels, [(id_, attempt) for id_, attempt, is_for_stack in found if is_for_stack])
-    return Requests(run(using, CANCEL_REQUESTS, worker), [])
+    return Requests(run_by_index(using, CANCEL_REQUESTS, worker, worker), [])

@@ -10,7 +10,7 @@ from django_pglock.keys.reserved import WORKER
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.liveness import LATE, MISSING, SETTLED, silent_after
 from django_pglock.store.release import release_on_commit
-from django_pglock.store.sql import run
+from django_pglock.store.sql import run_by_index
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
@@ -24,15 +24,25 @@ LOCK_IS_HELD = f"""(worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker
                WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.granted
                  AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())))"""
 
+# The workers that run tasks, and NULL after the last one. One look into the index of running tasks finds the next
+# worker, however many tasks each of them runs. Without BY_INDEX the planner may read all running tasks for each look.
+_BUSY = """busy (worker) AS (
+    (SELECT task.worker FROM {task} AS task WHERE task.status = 'RUNNING' ORDER BY task.worker LIMIT 1)
+    UNION ALL
+    SELECT (SELECT task.worker FROM {task} AS task
+            WHERE task.status = 'RUNNING' AND task.worker > busy.worker ORDER BY task.worker LIMIT 1)
+    FROM busy WHERE busy.worker IS NOT NULL
+)"""
+
 # Takes claims back from workers that are dead. A worker is dead if it has no row; if it has sent no heartbeat for the
 # hard limit; or if it has missed two heartbeats and no session holds its lock, unless its row says that none does.
-# While there is no witness (liveness.py), only a worker without a row is dead.
+# While there is no witness (liveness.py), only a worker without a row is dead. Tasks of living workers are not read.
 #
 # Which claims are meant is decided on one snapshot, by id and attempt. A row that was settled and claimed by another
 # worker since then carries another attempt and is not rescued. SKIP LOCKED, because a row that is being settled at this
 # moment needs no rescue. A task that somebody asked to end does not run again.
 RESCUE = f"""
-WITH witness AS MATERIALIZED (
+WITH RECURSIVE witness AS MATERIALIZED (
     SELECT worker.id FROM {{worker}} AS worker
     WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
       AND worker.beating_since <= clock_timestamp() - make_interval(secs => %s) LIMIT 1
@@ -42,17 +52,23 @@ WITH witness AS MATERIALIZED (
        OR worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
        OR (worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
            AND {LOCK_IS_HELD})
+), {_BUSY}, dead AS MATERIALIZED (
+    SELECT busy.worker FROM busy
+    WHERE busy.worker IS NOT NULL AND NOT EXISTS (SELECT FROM alive WHERE alive.id = busy.worker)
 ), orphan AS MATERIALIZED (
-    SELECT task.id, task.attempts, task.worker FROM {{task}} AS task
-    WHERE task.status = 'RUNNING' AND NOT EXISTS (SELECT FROM alive WHERE alive.id = task.worker)
-    ORDER BY task.id LIMIT %s
+    SELECT owned.id, owned.attempts, owned.worker FROM dead CROSS JOIN LATERAL (
+        SELECT task.id, task.attempts, task.worker FROM {{task}} AS task
+        WHERE task.status = 'RUNNING' AND task.worker BETWEEN dead.worker AND dead.worker
+        ORDER BY task.worker, task.id LIMIT %s) AS owned
+    ORDER BY owned.id LIMIT %s
 ), mine AS MATERIALIZED (
     SELECT task.id, orphan.worker,
            CASE WHEN task.cancel_requested_at IS NOT NULL THEN 'CANCELLED'
                 WHEN task.rescues >= %s THEN 'FAILED'
                 WHEN task.lock_key IS NOT NULL THEN 'BLOCKED' ELSE 'READY' END AS status
     FROM {{task}} AS task JOIN orphan ON orphan.id = task.id
-    WHERE task.id = ANY (ARRAY(SELECT id FROM orphan)) AND task.attempts = orphan.attempts AND task.status = 'RUNNING'
+    WHERE task.id = ANY (ARRAY(SELECT id FROM orphan)) AND task.attempts = orphan.attempts
+      AND task.status || '' = 'RUNNING'
     FOR NO KEY UPDATE OF task SKIP LOCKED
 ), rescued AS (
     UPDATE {{task}} AS task
@@ -78,11 +94,17 @@ SELECT id, attempts, worker, status, queue, task_path, lock_key FROM rescued
 # How many tasks of each queue run on workers that may be dead: no row, a missing heartbeat, or a lock that no session
 # holds.
 DOUBTFUL = f"""
-SELECT task.queue, count(*) FROM {{task}} AS task
-WHERE task.status = 'RUNNING' AND task.backend = COALESCE(%s::text, task.backend) AND NOT EXISTS (
-    SELECT FROM {{worker}} AS worker WHERE worker.id = task.worker
-       AND worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s) AND {LOCK_IS_HELD})
-GROUP BY task.queue
+WITH RECURSIVE {_BUSY}, silent AS MATERIALIZED (
+    SELECT busy.worker FROM busy WHERE busy.worker IS NOT NULL AND NOT EXISTS (
+        SELECT FROM {{worker}} AS worker WHERE worker.id = busy.worker
+           AND worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s) AND {LOCK_IS_HELD})
+)
+SELECT owned.queue, count(*) FROM silent CROSS JOIN LATERAL (
+    SELECT task.queue FROM {{task}} AS task
+    WHERE task.status = 'RUNNING' AND task.worker BETWEEN silent.worker AND silent.worker
+      AND task.backend = COALESCE(%s::text, task.backend)
+    ORDER BY task.worker) AS owned
+GROUP BY owned.queue
 """
 
 
@@ -112,8 +134,8 @@ def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
     text = "Its worker died or wrote no heartbeat for too long while it ran this attempt."
     interval = settings.HEARTBEAT_INTERVAL
     late, settled, beats = LATE * interval, SETTLED * interval, MISSING * interval
-    values = (late, settled, beats, silent_after(), limit, settings.MAX_RESCUES, LOST_WITH_WORKER, text)
-    rescued = [Rescued(*row) for row in run(using, RESCUE, *values)]
+    values = (late, settled, beats, silent_after(), limit, limit, settings.MAX_RESCUES, LOST_WITH_WORKER, text)
+    rescued = [Rescued(*row) for row in run_by_index(using, RESCUE, *values)]
     wake(using, (each.queue for each in rescued if each.status == TaskStatus.READY))
     admit_on_commit(using, {each.lock_key for each in rescued})
     release_on_commit(using, [each.id for each in rescued if each.status in FINISHED])
@@ -125,4 +147,4 @@ def doubtful(using: str, *, backend: str | None = None) -> list[tuple[str, int]]
 
     They are rescued soon, or their workers send heartbeats again. ``backend``: only tasks of this alias in TASKS.
     """
-    return run(using, DOUBTFUL, backend, MISSING * get_settings().HEARTBEAT_INTERVAL)
+    return run_by_index(using, DOUBTFUL, MISSING * get_settings().HEARTBEAT_INTERVAL, backend)

@@ -9,6 +9,9 @@ What holds for all of them:
   was last vacuumed, the planner expects one row in it, and a join alone may then read the whole table.
 - ``status || ''`` instead of ``status`` keeps servers before PostgreSQL 17 from choosing an index on the status. They
   would read all rows of that status from it, and only then compare the ids.
+- The running tasks of one worker are selected by ``worker BETWEEN`` it and itself, in the order of the workers, and
+  with ``BY_INDEX``. Only the index of running tasks has this order. With ``worker =`` any order would do: where the
+  statistics were made while nothing ran, the planner would read what runs on all workers from another index.
 - Times are the server's: ``statement_timestamp()`` if all rows need the same moment, else ``clock_timestamp()``. Never
   ``now()``, which is the beginning of the transaction and may be long ago.
 """
@@ -76,6 +79,11 @@ def run_together(using: str, *parts: tuple[str, Sequence[Any]]) -> list[tuple[An
             pass
         rows: list[tuple[Any, ...]] = cursor.fetchall()
     return rows
+
+
+def run_by_index(using: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Run one statement by the indexes in whose order it selects rows, whatever the statistics say; return its rows."""
+    return run_together(using, (f"SELECT {BY_INDEX}", ()), (statement, values))
 
 
 def message(using: str, *parts: tuple[str, Sequence[Any]]) -> str:

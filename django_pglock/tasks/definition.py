@@ -111,6 +111,8 @@ class PostgresTask(TaskFields):
         for name in ("timeout", "keep_result", "every"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, duration_of(value, option=f"{where}: {name}"))
+        if self.timeout == 0:
+            raise TaskOptionError(f"{where}: timeout is 0; give more than 0 seconds, or None for no timeout.")
         check_schedule(self, where)
 
     def _check_call(self, where: str) -> None:

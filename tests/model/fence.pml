@@ -251,14 +251,14 @@ inline die(me) {
     does[me] = DEAD
 }
 
-/* store/rescue.py: RESCUE `SELECT task.id, task.attempts, task.worker` */
+/* store/rescue.py: RESCUE `SELECT owned.id, owned.attempts, owned.worker` */
 inline look_for_orphans() {
     !NO_RESCUE && orphan == 0 && status == RUNNING && (does[worker] == DEAD || faults < FAULTS);
     faults = faults + (does[worker] != DEAD);
     orphan = attempts
 }
 
-/* store/rescue.py: RESCUE `AND task.attempts = orphan.attempts AND task.status = 'RUNNING'` */
+/* store/rescue.py: RESCUE `AND task.attempts = orphan.attempts AND task.status || '' = 'RUNNING'` */
 inline take_back() {
     orphan != 0;
     if

@@ -223,7 +223,7 @@ inline die(me) {
     forget(me)
 }
 
-/* store/rescue.py: RESCUE `task.status = 'RUNNING' AND NOT EXISTS (SELECT FROM alive WHERE alive.id = task.worker)` */
+/* store/rescue.py: RESCUE `AND NOT EXISTS (SELECT FROM alive WHERE alive.id = busy.worker)` */
 inline rescue(me) {
     runs(me) && (does[me] == DEAD || faults < FAULTS);
     faults = faults + (does[me] != DEAD);

@@ -94,7 +94,7 @@ inline settle(me) {
     owns[me] = false
 }
 
-/* store/rescue.py: RESCUE `WHERE task.status = 'RUNNING' AND NOT EXISTS (SELECT FROM alive WHERE alive.id = task.worker)` */
+/* store/rescue.py: RESCUE `AND NOT EXISTS (SELECT FROM alive WHERE alive.id = busy.worker)` */
 inline rescue(me) {
     owns[me] && !is_alive(me) && !NO_UPKEEP && is_up;
     must_not(living_condemned, process[me] == RUNS && absent[me] == 0);

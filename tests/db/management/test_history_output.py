@@ -79,3 +79,9 @@ def test_spans():
 def test_what_is_no_span(text):
     with pytest.raises(CommandError, match=r"is not a span of time such as 15m, 1h or 7d"):
         stats(f"--since={text}")
+
+
+@pytest.mark.parametrize("text", ["-1d", "-15m", "-1"])
+def test_a_span_with_a_sign_is_no_option(text):
+    with pytest.raises(CommandError, match=rf"argument --since: '{text}' is not a span of time such as 15m, 1h or 7d"):
+        stats("--since", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -190,8 +191,6 @@ def test_whatever_isolation_is_the_default_it_sees_what_was_let_through_while_it
 
 
 def test_a_scheduled_task_gets_its_place_when_it_is_due(claim):
-    from datetime import timedelta
-
     keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
     keyed.step.enqueue(1)
     assert statuses() == ["SCHEDULED", "READY"]
@@ -202,8 +201,6 @@ def test_a_scheduled_task_gets_its_place_when_it_is_due(claim):
 
 @pytest.mark.parametrize("verb", ["cancel", "run_now", "retry"])
 def test_what_a_person_does_respects_the_key(claim, verb):
-    from datetime import timedelta
-
     first = keyed.step.enqueue(1)
     second = keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
     third = keyed.step.enqueue(1)
@@ -349,6 +346,8 @@ def test_a_key_that_is_shortened_is_no_name_of_an_advisory_lock():
         ({"retry_on": None}, "never: retry_on takes exception types"),
         ({"no_retry_on": 5}, "never: no_retry_on takes exception types"),
         ({"timeout": -1}, "timeout is -1"),
+        ({"timeout": 0}, "never: timeout is 0; give more than 0 seconds, or None for no timeout"),
+        ({"timeout": timedelta()}, "never: timeout is 0;"),
         ({"keep_result": "long"}, "keep_result is"),
         ({"keep_result": 1e300}, r"never: keep_result is 1e\+300; the maximum is ten years"),
         ({"timeout": 1e300}, r"never: timeout is 1e\+300; the maximum is ten years"),

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 from django.db import connection
 
-from django_pglock.models import Task
+from django_pglock.models import Task, Worker
 from django_pglock.store.claim import claim_statement
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.promote import due
@@ -40,10 +40,12 @@ pytestmark = pytest.mark.django_db
 #: Statements of transactions or sessions in which indexes are walked in their order.
 ORDERED = (
     *("ADMIT", "ADMIT_NEXT", "ADMIT_OWN", "BLOCKED_KEYS", "CLAIM_FAIR", "ENQUEUE_AT_KEY", "ENQUEUE_AT_RATE"),
+    *("CANCEL_REQUESTS", "DOUBTFUL", "GIVE_BACK", "REQUESTS"),
     *("KNOWN_QUEUES", "NEXT_DUE", "READY_QUEUES", "RESCUE", "TAKE_ALONG", "TAKE_NEXT", "promotion"),
 )
-#: Statements about tasks that run on one worker and are known by their ids.
+#: Statements about tasks that run on one worker, are known by their ids, or whose worker is dead.
 OF_ONE_WORKER = (
+    *("REQUESTS", "CANCEL_REQUESTS", "GIVE_BACK", "RESCUE", "DOUBTFUL"),
     *("SETTLE_SUCCESSES", "SETTLE_UNOBSERVED", "SETTLE_OWN_SUCCESS", "SETTLE_OTHERS", "HELD"),
     *("ASK_STACK", "ANSWER_STACK", "TAKE_ALONG", "TAKE_NEXT", "NOTE_PROGRESS", "NOTE_LAST_PROGRESS", "NOTE_LOGS"),
 )
@@ -82,10 +84,10 @@ def plans(worker, ids, names=None):
         "SETTLE_OWN_SUCCESS": ("null", ids[0], 1),
         "SETTLE_OTHERS": (*others, worker),
         "HELD": (ids, ones),
-        "RESCUE": (4.5, 5.25, 6.6, 30.0, 1000, 3, "x", "y"),
-        "GIVE_BACK": (worker, ids[:1], 0.0, None, []),
-        "CANCEL_REQUESTS": (worker,),
-        "REQUESTS": (worker, worker),
+        "RESCUE": (4.5, 5.25, 6.6, 30.0, 1000, 1000, 3, "x", "y"),
+        "GIVE_BACK": (worker, worker, worker, ids[:1], 0.0, None, []),
+        "CANCEL_REQUESTS": (worker, worker),
+        "REQUESTS": (worker, worker, worker),
         "ASK_STACK": (ids[0], 600.0, ids[0]),
         "ANSWER_STACK": ("", ids[0], 1, worker),
         "NOTE_PROGRESS": (ids, ones, texts),
@@ -95,7 +97,7 @@ def plans(worker, ids, names=None):
         "SCHEDULE_RUNS": (max(ids), PATH, PATH, BATCH),
         "UNKNOWN": (30.0, None, BATCH, BATCH, None),
         "READY_PATHS": (BATCH, BATCH),
-        "DOUBTFUL": (None, 6.6),
+        "DOUBTFUL": (6.6, None),
         "COUNT_READY": (["default", "other"], 3, BATCH, BATCH),
         "COUNT_FAILED": (BATCH,),
         "FAILURE_GROUPS": (BATCH, True, BATCH, 24, BATCH, BATCH),
@@ -189,7 +191,8 @@ def nothing_is_compiled(executed):
 
 def tasks_that_run_elsewhere_are_not_read(worker, ids):
     """A settle that read all running tasks of a fleet took seven times as long beside a hundred thousand of them."""
-    insert("RUNNING", 5000, worker=uuid4())
+    for living in Worker.objects.bulk_create(Worker(id=uuid4(), pid=1, threads=1, queues=[]) for _ in range(BATCH)):
+        insert("RUNNING", 500, worker=living.pk)
     read = {name: rows_read(plan) for name, plan in plans(worker, ids, OF_ONE_WORKER).items()}
     assert set(read) == set(OF_ONE_WORKER)
     assert {name: count for name, count in read.items() if count > 30 * BATCH} == {}
@@ -210,7 +213,7 @@ def test_rows_that_are_known_by_their_ids_are_compared_some_at_a_time(new_table,
     insert("RUNNING", 1000, worker=uuid4())
     ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))[:RESCUED_AT_ONCE]
     values = {
-        "RESCUE": (4.5, 5.25, 6.6, 30.0, RESCUED_AT_ONCE, 3, "x", "y"),
+        "RESCUE": (4.5, 5.25, 6.6, 30.0, RESCUED_AT_ONCE, RESCUED_AT_ONCE, 3, "x", "y"),
         "NOTE_PROGRESS": (ids, [1] * len(ids), ["null"] * len(ids)),
     }
     plan = executed(filled(STATEMENTS[name]), values[name], by_index=name in ORDERED)

@@ -23,11 +23,11 @@ def test_the_other_statements_use_their_partial_indexes(history):
         "NEXT_DUE": ((), {"pglock_task_due"}),
         "READY_QUEUES": ((), {"pglock_task_ready", "pglock_task_fair"}),
         "UNKNOWN": ((30.0, None, 1000, 1000, None), {"pglock_task_ready", "pglock_task_fair"}),
-        "GIVE_BACK": ((worker, [1], 0.0, None, []), {"pglock_task_running"}),
-        "DOUBTFUL": ((None, 6.6), {"pglock_task_running"}),
+        "GIVE_BACK": ((worker, worker, worker, [1], 0.0, None, []), {"pglock_task_running", "django_pglock_task_pkey"}),
+        "DOUBTFUL": ((6.6, None), {"pglock_task_running"}),
         "READY_PATHS": ((1000, 1000), {"pglock_task_ready", "pglock_task_fair"}),
-        "CANCEL_REQUESTS": ((worker,), {"pglock_task_running"}),
-        "REQUESTS": ((worker, worker), {"pglock_task_running"}),
+        "CANCEL_REQUESTS": ((worker, worker), {"pglock_task_running"}),
+        "REQUESTS": ((worker, worker, worker), {"pglock_task_running"}),
     }
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE django_pglock_task")

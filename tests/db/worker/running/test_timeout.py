@@ -119,8 +119,9 @@ def test_one_call_may_have_its_own(worker, eventually):
     assert ends(patient, eventually).result == "asleep"
     assert ends(hasty, eventually).status == "FAILED"
     assert Attempt.objects.get().exception_path == TIMEOUT
-    with pytest.raises(TaskOptionError):
-        running.keep_busy.using(timeout=-1)
+    for impossible in (-1, 0):
+        with pytest.raises(TaskOptionError):
+            running.keep_busy.using(timeout=impossible)
 
 
 def test_many_that_end_right_at_their_deadline(worker, eventually):
