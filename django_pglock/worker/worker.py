@@ -105,10 +105,9 @@ class Worker:
         self.grace = grace
         self.channel = channel
         self._asked_to_stop = SignalSafeEvent()
-        self._was_stopped = False
         self._hurry = SignalSafeEvent()
         self._ended = threading.Lock()
-        self._has_ended = False
+        self._was_stopped = self._has_ended = False
         self.in_flight = InFlight(threads, most=max_tasks)
         self.limits = Limits(self.in_flight, max_memory=max_memory, max_time=max_time)
         model_of("Task")  # raises where the app is not installed
@@ -136,8 +135,8 @@ class Worker:
             spent=self._ask_for_replacement,
             sessions=self.sessions,
         )
-        connected = [self.heartbeat, self.settler, self.running_tasks, self.upkeep, self.fetcher]
-        self.deadlines = Deadlines([*connected, self.session_watch])
+        connected = self.heartbeat, self.settler, self.running_tasks, self.upkeep, self.fetcher, self.session_watch
+        self.deadlines = Deadlines(connected)
         self._make_signs_of_life(probe_host, probe_port, heartbeat_file)
         self._connect_parts(listens=listens)
 

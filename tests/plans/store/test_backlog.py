@@ -45,7 +45,7 @@ ORDERED = (
 )
 #: Statements about tasks that run on one worker, are known by their ids, or whose worker is dead.
 OF_ONE_WORKER = (
-    *("REQUESTS", "CANCEL_REQUESTS", "GIVE_BACK", "RESCUE", "DOUBTFUL"),
+    *("REQUESTS", "CANCEL_REQUESTS", "FORGET_DEAD", "GIVE_BACK", "RESCUE", "DOUBTFUL"),
     *("SETTLE_SUCCESSES", "SETTLE_UNOBSERVED", "SETTLE_OWN_SUCCESS", "SETTLE_OTHERS", "HELD"),
     *("ASK_STACK", "ANSWER_STACK", "TAKE_ALONG", "TAKE_NEXT", "NOTE_PROGRESS", "NOTE_LAST_PROGRESS", "NOTE_LOGS"),
 )
@@ -85,6 +85,7 @@ def plans(worker, ids, names=None):
         "SETTLE_OTHERS": (*others, worker),
         "HELD": (ids, ones),
         "RESCUE": (4.5, 5.25, 6.6, 30.0, 1000, 1000, 3, "x", "y"),
+        "FORGET_DEAD": (4.5, 5.25, 30.0),
         "GIVE_BACK": (worker, worker, worker, ids[:1], 0.0, None, []),
         "CANCEL_REQUESTS": (worker, worker),
         "REQUESTS": (worker, worker, worker),
