@@ -9,6 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from django.conf import settings
+from django.utils.crypto import salted_hmac
+
 from django_pglock.errors import TaskArgumentsError
 from django_pglock.keys.template import KeyTemplate
 from django_pglock.tasks.arguments import to_json
@@ -70,7 +73,7 @@ def key_maker(task: TaskFields) -> Callable[[tuple[Any, ...], Mapping[str, Any],
         text = args_text if is_all else None
         if text is not None and has_one_key:
             unique = start + text if len(text) <= longest else _of_arguments(task, text)
-            return CallKeys(None, None, None, _shortened(unique))
+            return CallKeys(None, None, None, _shortened(task, unique))
         return _keys_of(task, args, kwargs, text)
 
     return keys
@@ -89,12 +92,12 @@ def _keys_of(task: TaskFields, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         fair=render(task.fair),
         unique=_unique_key(task, render, lambda: text or _text_of(task, values, others)),
     )
-    if task.advisory and keys.lock is not None and _shortened(keys.lock) != keys.lock:
+    if task.advisory and keys.lock is not None and _shortened(task, keys.lock) != keys.lock:
         raise TaskArgumentsError(
             f"The lock key of {task.module_path} has {len(keys.lock)} characters. With advisory=True it may have "
             f"{LONGEST_KEY - 100} at most."
         )
-    return CallKeys(*map(_shortened, keys))
+    return CallKeys(*(_shortened(task, key) for key in keys))
 
 
 def _lock_key(task: TaskFields, render: Callable[[str | None], str | None], group: str | None) -> str | None:
@@ -118,8 +121,20 @@ def _unique_key(task: TaskFields, render: Callable[[str | None], str | None], te
 def _of_arguments(task: TaskFields, text: str) -> str:
     """Return the key that ``unique=True`` makes of all arguments. A task that hides values has only digests."""
     if len(text) > LONGEST_ARGUMENTS or task.redact:
-        text = hashlib.sha256(text.encode()).hexdigest()
+        text = _digest(task, text)
     return f"{task.module_path} {text}"
+
+
+def _digest(task: TaskFields, text: str) -> str:
+    """Return 64 characters for a text. Nobody can find hidden arguments by computing the digests of all values.
+
+    The secret is the oldest one that the settings know. So processes that have the new SECRET_KEY already, and the old
+    one in SECRET_KEY_FALLBACKS, make the same digests as the others.
+    """
+    if not task.redact:
+        return hashlib.sha256(text.encode()).hexdigest()
+    secret = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS][-1]
+    return salted_hmac(__name__, text, secret=secret, algorithm="sha256").hexdigest()
 
 
 def _has_one_key(task: TaskFields) -> bool:
@@ -230,11 +245,11 @@ def _bound(
     return {**more, **values}, {name: value for name, value in more.items() if name in values}
 
 
-def _shortened(key: str | None) -> str | None:
+def _shortened(task: TaskFields, key: str | None) -> str | None:
     """Return a key that fits into its column.
 
     A shortened key is longer than any key that is not shortened, so no value can have the short form of another as key.
     """
     if key is None or len(key) <= LONGEST_KEY - 100:
         return key
-    return f"{key[: LONGEST_KEY - 65]}…{hashlib.sha256(key.encode()).hexdigest()}"
+    return f"{key[: LONGEST_KEY - 65]}…{_digest(task, key)}"

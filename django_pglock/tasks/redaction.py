@@ -79,8 +79,7 @@ def _shown_value(field: str, value: Any, row: Any, show: Show) -> Any:
 def _shown_key(row: Any, field: str, key: str) -> Any:
     """Return a key, unless a hidden argument could be read from it.
 
-    A digest is hidden rather than signed: even with a signature, a person could enqueue a guessed argument and
-    compare. The stored key is not changed, so that all processes find the same call.
+    A digest is hidden although it is keyed with SECRET_KEY: a person could enqueue a guessed argument and compare.
     """
     hidden = _hidden_of(row)
     # If a name is hidden only since then, the key was made before this name was refused in templates.
