@@ -5,7 +5,8 @@ ends where all tasks are young: ten million rows cost no more than the rows that
 have a date of their own, and an index on it.
 
 Pruning does not wait for locks, and nobody waits for it: each window is one short transaction that skips locked
-rows. Tasks that are still needed stay: a task that others wait for, and a task whose unique key is taken for a period.
+rows. Tasks that are still needed stay: a task that others wait for, a task whose unique key is taken for a period, and
+a task to which a row of the project refers by a foreign key that refuses its deletion.
 
 The transaction is one message of two statements. The first one locks the rows. The second one has a new snapshot, in
 which it looks again whether a task waits for one of them, and deletes the others. A transaction that enqueues a task
@@ -15,11 +16,13 @@ second one sees the waiter.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
+from django.db import IntegrityError
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
@@ -27,8 +30,11 @@ from django_pglock.conf import MOST_DAYS, get_settings
 from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.marking import first_free, locking_sql
 from django_pglock.store.move import WINDOW, Progress
+from django_pglock.store.references import refusing_keys, unreferenced
 from django_pglock.store.sql import rows_of, run, run_together
 from django_pglock.tasks.states import FINISHED, TaskStatus
+
+logger = logging.getLogger("django_pglock.worker")
 
 DAY = 86_400.0
 #: Seconds by which the order of ids and the order of dates may differ.
@@ -129,14 +135,32 @@ def prune_window(using: str, after: int, ages: Mapping[str, float], *, batch: in
     """Delete expired tasks, and the outdated ones in the one window behind the id ``after``.
 
     For a caller that prunes a little from time to time. Returns how many tasks were deleted, and the id behind which to
-    continue: 0 when the walk has ended.
+    continue: 0 when the walk has ended. Tasks whose deletion is refused are left, and the walk continues.
     """
     tasks = rows_of("Task", using)
-    count = delete_free(expired(tasks), batch)
+    count = _delete_or_warn(expired(tasks), batch)
     last = window_end(using, after, ages, batch=batch)
     if last:
-        count += delete_free(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
+        count += _delete_or_warn(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
     return count, last
+
+
+def warn_of_references(using: str, known: set[str]) -> None:
+    """Log the tables whose rows keep tasks from being pruned, without the ``known`` ones; add them to these."""
+    for table in sorted({key.table for key in refusing_keys(using)} - known):
+        logger.warning(
+            "Old tasks to which rows of %s refer are not pruned. Give its foreign key ON DELETE in the database.", table
+        )
+        known.add(table)
+
+
+def _delete_or_warn(tasks: Any, limit: int) -> int:
+    try:
+        return delete_free(tasks, limit)
+    except IntegrityError as error:
+        # A row has begun to refer to one of them at this moment, or something else refuses, such as a trigger.
+        logger.warning("Some old tasks cannot be pruned: %s", str(error).strip())
+        return 0
 
 
 def window_end(using: str, after: int, ages: Mapping[str, float], *, batch: int = WINDOW) -> int:
@@ -193,10 +217,10 @@ def ages_of(older_than: float | None = None, statuses: Collection[str] = ()) -> 
 
 
 def unneeded(tasks: Any) -> Any:
-    """Return the tasks for which no other task waits, and whose unique key is not taken for a period."""
+    """Return the tasks for which no other task waits, whose unique key is not taken, and to which no row refers."""
     waiters = rows_of("Waiter", tasks.db)
     is_free = Q(unique_until__isnull=True) | Q(unique_key__isnull=True) | Q(unique_until__lte=Now())
-    return tasks.filter(is_free, ~Exists(waiters.filter(awaited=OuterRef("pk"))))
+    return unreferenced(tasks).filter(is_free, ~Exists(waiters.filter(awaited=OuterRef("pk"))))
 
 
 def delete_free(tasks: Any, limit: int | None = None) -> int:

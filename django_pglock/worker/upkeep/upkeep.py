@@ -22,7 +22,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from django.db import IntegrityError, connections, transaction
+from django.db import connections, transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import UPKEEP
@@ -33,7 +33,7 @@ from django_pglock.store.history import add_rescued, prune_history
 from django_pglock.store.liveness import ON_DUTY, SETTLED, forget_dead
 from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
 from django_pglock.store.promote import next_due_in, promote
-from django_pglock.store.prune import ages_of, prune_window
+from django_pglock.store.prune import ages_of, prune_window, warn_of_references
 from django_pglock.store.rate import forget_rates, open_rates
 from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import WAITERS_AT_ONCE, release, stray_waiters
@@ -97,6 +97,8 @@ class Upkeep(ConnectedService):
         self._key, self._waiter = "", 0
         # The task id up to which pruning has come, and when it continues.
         self._pruned_to, self._prune_at = 0, 0.0
+        # Tables of the project that are known to keep tasks from being pruned.
+        self._referring: set[str] = set()
         # What this round has rescued: queue, function and new status.
         self._rescued: list[tuple[str, str, str]] = []
         # Names of the steps that failed when they were tried last.
@@ -254,14 +256,12 @@ class Upkeep(ConnectedService):
     def _prune(self) -> None:
         """Delete some old tasks. Outside of the round's transaction: two workers may do it at once without harm."""
         rest = PRUNING_REST * (OFF_DUTY if self._elders >= ON_DUTY else 1)
-        try:
-            count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
-            forgotten = self._attempt(prune_history, self.using)
-            if forget_rates(self.using) or count or self._pruned_to or forgotten:
-                rest = get_settings().HEARTBEAT_INTERVAL * ROUND
-        except IntegrityError as error:
-            # A table of the project refers to tasks, with a rule that Django's deletion would have applied.
-            logger.warning("Old tasks cannot be pruned: %s", str(error).strip())
+        if not self._pruned_to:
+            warn_of_references(self.using, self._referring)
+        count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
+        forgotten = self._attempt(prune_history, self.using)
+        if forget_rates(self.using) or count or self._pruned_to or forgotten:
+            rest = get_settings().HEARTBEAT_INTERVAL * ROUND
         self._prune_at = time.monotonic() + rest
 
     def _is_my_turn(self) -> bool:

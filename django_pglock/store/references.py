@@ -1,0 +1,42 @@
+"""Rows of the project that refer to tasks: their foreign keys keep these tasks from being deleted."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from django.db.models import BooleanField, F, Func
+
+from django_pglock.store.sql import run
+
+# The foreign keys of the project's tables to tasks that refuse a deletion, where this role may read their columns.
+# Those of Django have no ON DELETE in the database, whatever the model says. The check itself, at the end of the
+# transaction, needs no rights.
+REFUSING_KEYS = """
+SELECT conrelid::regclass::text, quote_ident(attname)
+FROM pg_constraint JOIN pg_attribute ON attrelid = conrelid AND attnum = conkey[1]
+WHERE contype = 'f' AND confrelid = to_regclass('{task}') AND confdeltype IN ('a', 'r') AND conparentid = 0
+  AND conrelid NOT IN (to_regclass('{attempt}'), to_regclass('{waiter}'))
+  AND has_column_privilege(conrelid, attnum, 'SELECT')
+ORDER BY 1, 2
+"""
+
+
+class ForeignKey(NamedTuple):
+    """A column that refers to tasks, as SQL writes its names."""
+
+    table: str
+    column: str
+
+
+def refusing_keys(using: str) -> list[ForeignKey]:
+    """Return the foreign keys of the project by which a row keeps a task from being deleted."""
+    return [ForeignKey(*row) for row in run(using, REFUSING_KEYS)]
+
+
+def unreferenced(tasks: Any) -> Any:
+    """Return the tasks to which no row of the project refers by such a foreign key. Reads the catalog."""
+    for key in refusing_keys(tasks.db):
+        names = f"{key.table} AS referring WHERE referring.{key.column}".replace("%", "%%%%")
+        template = f"NOT EXISTS (SELECT FROM {names} = %(expressions)s)"
+        tasks = tasks.filter(Func(F("pk"), template=template, output_field=BooleanField()))
+    return tasks
