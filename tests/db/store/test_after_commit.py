@@ -55,3 +55,4 @@ def test_a_failure_after_the_commit_is_logged_and_not_raised(monkeypatch, caplog
         transaction.on_commit(lambda: called.append(True))
     assert called
     assert "the session is lost" in caplog.text
+    assert "<locals>" not in caplog.text, "the log names the function that has failed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from io import StringIO
 
 import pytest
+from django.contrib.admin import site
 from django.core.management import call_command
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
@@ -80,6 +81,8 @@ def test_a_value_of_very_many_tasks_is_searched_for_among_the_newest(admin_clien
     change()
     orders, _, by_index = listed(admin_client, "argument=kind=x")
     assert (orders[0], by_index) == (20_000, []), "they filled the page"
+    monkeypatch.setattr(site.get_model_admin(Task), "list_per_page", 3)
+    assert listed(admin_client, "metadata=tenant=7")[0] == [18_007, 16_007, 14_007], "the newest fill the page"
     monkeypatch.setattr(argument_index, "MOST_FOUND", 5)
     assert listed(admin_client, "metadata=tenant=7")[:2] == ([18_007], True)
 
