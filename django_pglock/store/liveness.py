@@ -19,7 +19,6 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
@@ -77,6 +76,23 @@ RETURNING worker.id, jsonb_array_length(worker.task_paths), worker.is_sleeping, 
 """
 
 
+# Removes the rows of workers that are silent and own nothing, if there is a witness. SKIP LOCKED, because the caller
+# has tasks to rescue, and a person may have locked a row in a transaction that stays open.
+FORGET_DEAD = """
+WITH witness AS MATERIALIZED (
+    SELECT worker.id FROM {worker} AS worker
+    WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+      AND worker.beating_since <= clock_timestamp() - make_interval(secs => %s) LIMIT 1
+), forgotten AS MATERIALIZED (
+    SELECT worker.id FROM {worker} AS worker
+    WHERE worker.heartbeat_at <= clock_timestamp() - make_interval(secs => %s) AND EXISTS (SELECT FROM witness)
+      AND NOT EXISTS (SELECT FROM {task} AS task WHERE task.worker = worker.id AND task.status = 'RUNNING')
+    FOR UPDATE OF worker SKIP LOCKED
+)
+DELETE FROM {worker} AS worker USING forgotten WHERE worker.id = forgotten.id RETURNING worker.id
+"""
+
+
 class Beat(NamedTuple):
     """A heartbeat of one worker, with the values of its row.
 
@@ -128,6 +144,15 @@ def witnesses(workers: Any) -> Any:
     return workers.filter(heartbeat_at__gt=_ago(LATE * interval), beating_since__lte=_ago(SETTLED * interval))
 
 
+def silent_after() -> float:
+    """Return the seconds without a heartbeat after which a worker is dead, whatever sessions there are.
+
+    This is early enough to run the tasks of a frozen worker elsewhere within the limit: upkeep runs once an interval.
+    """
+    interval = get_settings().HEARTBEAT_INTERVAL
+    return max(MISSING * interval, get_settings().HEARTBEAT_LIMIT - interval)
+
+
 def beat(using: str, worker: UUID, **values: Any) -> Beaten:
     """Write a heartbeat of one worker; the first one registers it. ``values`` are the other fields of ``Beat``."""
     return beat_all(using, [Beat(worker, **values)])[worker]
@@ -147,9 +172,8 @@ def depart(using: str, worker: UUID) -> None:
 
 def forget_dead(using: str) -> int:
     """Remove the rows of workers that are dead and have no claims any more. Returns how many."""
-    workers = rows_of("Worker", using)
-    owned = rows_of("Task", using).filter(worker=OuterRef("pk"), status="RUNNING")
-    return int(silent(workers).filter(~Exists(owned), Exists(witnesses(workers))).delete()[0])
+    interval = get_settings().HEARTBEAT_INTERVAL
+    return len(run(using, FORGET_DEAD, LATE * interval, SETTLED * interval, get_settings().HEARTBEAT_LIMIT))
 
 
 def is_eldest(using: str, worker: UUID) -> bool:

@@ -12,7 +12,7 @@ from django_pglock.tasks.claim import Claim
 COMPARED_AT_ONCE = 200
 
 # The progress of running tasks, guarded by their claims. It is in no index, so this is a HOT update. Locked rows are
-# skipped, because the caller has heartbeats to send, or other tasks to settle.
+# skipped, because the caller has requests to pass on, or other tasks to settle.
 NOTE_PROGRESS = """
 WITH said AS MATERIALIZED (
     SELECT * FROM unnest(%s::bigint[], %s::int[], %s::jsonb[]) AS said (id, attempt, progress)

@@ -17,8 +17,8 @@ CANCEL_REQUESTS = """
 SELECT id, attempts FROM {task} WHERE status = 'RUNNING' AND worker = %s AND cancel_requested_at IS NOT NULL
 """
 
-# One statement for both, because a worker sends it at each heartbeat while it has tasks. There are few requests for
-# stacks, so they need no index.
+# One statement for both, because a worker sends it once in a heartbeat interval while it has tasks. There are few
+# requests for stacks, so they need no index.
 REQUESTS = """
 SELECT id, attempts, false FROM {task}
 WHERE status = 'RUNNING' AND worker = %s AND cancel_requested_at IS NOT NULL

@@ -8,7 +8,7 @@ from uuid import UUID
 from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import WORKER
 from django_pglock.store.admit import admit_on_commit
-from django_pglock.store.liveness import LATE, MISSING, SETTLED
+from django_pglock.store.liveness import LATE, MISSING, SETTLED, silent_after
 from django_pglock.store.release import release_on_commit
 from django_pglock.store.sql import run
 from django_pglock.store.wake import wake
@@ -111,11 +111,8 @@ def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
     settings = get_settings()
     text = "Its worker died or wrote no heartbeat for too long while it ran this attempt."
     interval = settings.HEARTBEAT_INTERVAL
-    beats = MISSING * interval
-    # Early enough to run the tasks of a frozen worker elsewhere within the limit: upkeep runs once an interval.
-    longest = max(beats, settings.HEARTBEAT_LIMIT - interval)
-    late, settled = LATE * interval, SETTLED * interval
-    values = (late, settled, beats, longest, limit, settings.MAX_RESCUES, LOST_WITH_WORKER, text)
+    late, settled, beats = LATE * interval, SETTLED * interval, MISSING * interval
+    values = (late, settled, beats, silent_after(), limit, settings.MAX_RESCUES, LOST_WITH_WORKER, text)
     rescued = [Rescued(*row) for row in run(using, RESCUE, *values)]
     wake(using, (each.queue for each in rescued if each.status == TaskStatus.READY))
     admit_on_commit(using, {each.lock_key for each in rescued})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from queue import SimpleQueue
 
@@ -47,6 +47,8 @@ class InFlight:
         #: How many tasks were claimed since the start. Threads claim for their groups, too, so a lock protects it.
         self.claimed = 0
         self._counting = threading.Lock()
+        #: Called when the first claim comes after there was none.
+        self.became_busy: Callable[[], None] = lambda: None
         #: When the answer to a claim was lost, by time.monotonic(): rows may say that they are ours, now or soon.
         self.answer_lost_at = -math.inf
         # Nothing was claimed because too many outcomes wait for the database: the settler must wake the fetcher later.
@@ -122,7 +124,10 @@ class InFlight:
 
     def add(self, claims: Sequence[Claim]) -> None:
         """Add claims without having them begun: the caller runs them or ends them."""
+        was_idle = not self.claims
         self.claims.update(zip(map(attrgetter("id", "attempt"), claims), claims, strict=True))
+        if was_idle:
+            self.became_busy()
         with self._counting:
             self.claimed += len(claims)
 

@@ -156,6 +156,8 @@ class ConnectedService(Service):
 
     #: The most seconds for one statement.
     patience = 30.0
+    #: The seconds for which a service that can wait does so while all sessions are in use, before it opens another.
+    waits_for_session = 0.0
 
     def __init__(self, using: str, sessions: SharedSessions | None = None) -> None:
         super().__init__()
@@ -198,7 +200,7 @@ class ConnectedService(Service):
         if self.sessions is None:
             connection = dedicated_connection(self.using, application_name=f"lockworker {self.name}")
         else:
-            connection = self.sessions.take()
+            connection = self.sessions.take(self.waits_for_session)
             if has_hung_up(connection):
                 self._lose(connection)
                 connection = self.sessions.take()

@@ -34,13 +34,16 @@ class SharedSessions:
         self.prepare = prepare
         # Those that nobody uses, and since when; the last is the one given back last.
         self._idle: list[tuple[float, DatabaseWrapper]] = []
-        self._changing = threading.Lock()
+        self._changing = threading.Condition()
         self._is_closed = False
 
-    def take(self) -> DatabaseWrapper:
-        """Return the session that was given back last or, if all are in use, one that is not open yet."""
+    def take(self, within: float = 0.0) -> DatabaseWrapper:
+        """Return the session that was given back last or, if all are in use, one that is not open yet.
+
+        ``within``: before that, wait for so many seconds until a session is given back.
+        """
         with self._changing:
-            if self._idle:
+            if self._changing.wait_for(lambda: self._idle, within):
                 return self._idle.pop()[1]
         return dedicated_connection(self.using, application_name="lockworker work")
 
@@ -51,6 +54,7 @@ class SharedSessions:
             return
         with self._changing:
             self._idle.append((time.monotonic(), session))
+            self._changing.notify()
         if self._is_closed:
             self.close_idle()
         else:

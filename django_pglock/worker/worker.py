@@ -18,6 +18,7 @@ from django_pglock.worker.liveness.deadlines import Deadlines
 from django_pglock.worker.liveness.heartbeat import Heartbeat
 from django_pglock.worker.liveness.heartbeat_line import HeartbeatLine
 from django_pglock.worker.liveness.listener import Listener
+from django_pglock.worker.liveness.running_tasks import RunningTasks
 from django_pglock.worker.liveness.session_watch import SessionWatch
 from django_pglock.worker.options import check_options
 from django_pglock.worker.probes.health import Health
@@ -117,7 +118,10 @@ class Worker:
         progress = Progress(self.in_flight, using)
         # Settings that keep plans would also reach the other clients of a pooler.
         self.sessions = SharedSessions(using, prepare=keep_plans) if listens else SharedSessions(using)
-        self.heartbeat = self._make_heartbeat(using, progress, listens=listens)
+        self.heartbeat = Heartbeat(
+            self.in_flight, using, self.identity, self.queues.asked, is_pooled=not listens, last_sessions=self.sessions
+        )
+        self.running_tasks = self._make_running_tasks(using, progress)
         self.upkeep = Upkeep(using, self.identity.id, promoted=self.in_flight.tell_news, sessions=self.sessions)
         self.settler = self._make_settler(using, progress)
         self.drain = Drain(using, self.queues, self.identity.id, end=self.end, backend=backend) if drain else None
@@ -132,20 +136,21 @@ class Worker:
             spent=self._ask_for_replacement,
             sessions=self.sessions,
         )
-        self.deadlines = Deadlines([self.heartbeat, self.settler, self.upkeep, self.fetcher, self.session_watch])
+        connected = [self.heartbeat, self.settler, self.running_tasks, self.upkeep, self.fetcher]
+        self.deadlines = Deadlines([*connected, self.session_watch])
         self._make_signs_of_life(probe_host, probe_port, heartbeat_file)
         self._connect_parts(listens=listens)
 
-    def _make_heartbeat(self, using: str, progress: Progress, *, listens: bool) -> Heartbeat:
-        return Heartbeat(
+    def _make_running_tasks(self, using: str, progress: Progress) -> RunningTasks:
+        return RunningTasks(
             self.in_flight,
             using,
             self.identity,
-            self.queues.asked,
             progress=progress,
             cancel=self.executor.cancel,
             stack_of=self.executor.stack_of,
-            is_pooled=not listens,
+            process=self.heartbeat.process,
+            sessions=self.sessions,
         )
 
     def _make_signs_of_life(self, host: str | None, port: int | None, path: str | None) -> None:
@@ -189,7 +194,7 @@ class Worker:
             self.heartbeat.listener = Listener(
                 ready=self.fetcher.hear,
                 scheduled=self.upkeep.wake,
-                cancelled=self._heard_of_cancel,
+                cancelled=self.running_tasks.hear_of_cancel,
                 missed=self._missed_news,
             )
         self.heartbeat.beaten = self._note_beat
@@ -217,7 +222,7 @@ class Worker:
     @property
     def services(self) -> list[Service]:
         """The parts that run in threads of their own."""
-        parts = [self.heartbeat, self.settler, self.executor.watchdog, self.upkeep, self.fetcher]
+        parts = [self.heartbeat, self.settler, self.executor.watchdog, self.running_tasks, self.upkeep, self.fetcher]
         return [*parts, self.deadlines, self.session_watch]
 
     @property
@@ -249,6 +254,7 @@ class Worker:
         self.settler.start()
         self.session_watch.start()
         self.executor.start()
+        self.running_tasks.start()
         self.upkeep.start()
         self.fetcher.start()
         self.notifier.tell_ready()
@@ -317,7 +323,7 @@ class Worker:
         self.in_flight.give_back_waiting()
         self.executor.stop()
         have_ended = self._wait_for_running()
-        self._end(self.upkeep)
+        self._end(self.upkeep, self.running_tasks)
         stuck = self.executor.stuck()
         self._end_stuck(stuck)
         if not have_ended:
@@ -387,11 +393,7 @@ class Worker:
         self._hurry.set()
         self.end()
 
-    def _heard_of_cancel(self, task_id: str) -> None:
-        if task_id in map(str, self.in_flight.task_ids()):
-            self.heartbeat.wake()
-
     def _missed_news(self) -> None:
         self.in_flight.tell_news()
         self.upkeep.wake()
-        self.heartbeat.wake()
+        self.running_tasks.wake()

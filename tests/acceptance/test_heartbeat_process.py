@@ -189,8 +189,7 @@ def charge(worker):
 
     def start(interval=0.1):
         running = worker()
-        heartbeat = running.heartbeat
-        instructions = {**heartbeat._instructions(), "interval": interval}
+        instructions = {**running.heartbeat.process._newest, "interval": interval}
         row = Worker.objects.get()
         running.shutdown()
         row.save(force_insert=True)

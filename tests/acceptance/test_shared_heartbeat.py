@@ -12,6 +12,7 @@ from django.db import connection
 
 from django_pglock.models import Task
 from django_pglock.models import Worker as WorkerRow
+from tests.proxy import Proxy
 from tests.sample import tasks
 from tests.sample.models import Effect
 from tests.settings import DJANGO_PGLOCK
@@ -96,6 +97,41 @@ def test_when_the_shared_session_is_cut_again_and_again(supervisor, eventually):
     assert_all_ran_once(eventually)
     assert cuts > 3
     eventually(lambda: sessions()[SHARED] == 1, why=supervisor.output)
+
+
+@pytest.fixture
+def proxy(transactional_db):
+    with Proxy.before(connection) as proxy:
+        yield proxy
+
+
+def test_tasks_run_once_while_new_connections_hang(proxy, worker_process, eventually):
+    """A pooler is paused: the supervisor has its session and beats, and new ones wait for twenty seconds.
+
+    Their threads have connections from a task before. What is about running tasks needs a session, too.
+    """
+    url = f"{proxy.url(connection.settings_dict['NAME'])}?connect_timeout=20"
+    process = worker_process("--processes", "2", "--threads", "1", url=url)
+    eventually(lambda: process.output.count("is ready") == 2, why=process.output)
+    for name in "ab":
+        tasks.note_and_sleep.enqueue(name, 1)
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 2, why=process.output)
+    assert len(set(Effect.objects.values_list("pid", flat=True))) == 2
+    # A session of an idle worker that is not needed is closed after some seconds.
+    eventually(lambda: sessions()["lockworker heartbeat"] == 0, why="they beat by themselves")
+    Effect.objects.all().delete()
+    proxy.hold_new()
+    worker_process("--threads", "1", "none")
+    for name in "cd":
+        tasks.note_and_sleep.enqueue(name, LONG)
+    eventually(lambda: Effect.objects.count() == 2, why="they do not run, so this shows nothing")
+    ended = Task.objects.filter(status="SUCCESSFUL")
+    eventually(lambda: ended.count() == 4 or Task.objects.filter(rescues__gt=0).exists(), why="they did not finish")
+    assert set(Task.objects.values_list("attempts", "rescues")) == {(1, 0)}
+    # They end without a new session, too, and their rows go.
+    process.send(signal.SIGTERM)
+    assert process.wait() == 0, process.output
+    assert WorkerRow.objects.count() == 1
 
 
 def test_the_others_live_when_one_process_is_stopped(supervisor, eventually):

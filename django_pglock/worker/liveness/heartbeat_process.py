@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -16,10 +17,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from django.db import Error as DatabaseFailure
+from django.apps import apps
+from django.db import connections
 
+from django_pglock.conf import get_settings
 from django_pglock.postgres.forking import keep_from_children
+from django_pglock.postgres.sessions import dedicated_connection, parameters_of
 from django_pglock.worker.liveness.heartbeat_process_main import END
 
 logger = logging.getLogger("django_pglock.worker")
@@ -28,9 +33,10 @@ SCRIPT = Path(__file__).with_name("heartbeat_process_main.py")
 #: Seconds before a heartbeat process that has ended is replaced; doubled each time, up to the second number. After one
 #: that has lived for longer than that, the pause is the first number again.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
-#: Seconds after which the instructions, with the connection's parameters, are sent again: some passwords are good for
+#: Seconds after which the instructions, with the connection's parameters, are renewed: some passwords are good for
 #: minutes only.
 INSTRUCT_AGAIN_AFTER = 300.0
+SESSION_SETTINGS = "SELECT current_setting('search_path'), current_setting('role')"
 #: Seconds for the heartbeat process to end with its worker. A forked child of the worker may hide the worker's end.
 END_WITHIN = 0.5
 #: Signals that a terminal or a service manager sends to all processes. The heartbeat process ends with its worker only.
@@ -40,9 +46,9 @@ NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class HeartbeatProcess:
-    """The heartbeat process of this worker. Used by the heartbeat's thread only.
+    """The heartbeat process of this worker. Used by the heartbeat's thread only, except for the instructions.
 
-    ``instructions`` returns what the process has to know: how to connect, and what to write.
+    ``instructions`` returns what the process has to know: how to connect, and what to write. This may take long.
     """
 
     def __init__(self, instructions: Callable[[], dict[str, Any]]) -> None:
@@ -50,9 +56,26 @@ class HeartbeatProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._pause = FIRST_PAUSE
-        self._started_at = self._instructed_at = 0.0
+        self._started_at = 0.0
+        # The newest instructions, when they were asked for, and those that the process has.
+        self._newest: dict[str, Any] | None = None
+        self._asked_at = -math.inf
+        self._sent: dict[str, Any] | None = None
         self._not_before = 0.0
         self._is_reported = False
+
+    @property
+    def needs_instructions(self) -> bool:
+        """Whether it is time to renew the instructions."""
+        return os.name == "posix" and time.monotonic() - self._asked_at > INSTRUCT_AGAIN_AFTER
+
+    def renew_instructions(self) -> None:
+        """Ask for the instructions anew; the next beat sends them. For any thread with a session.
+
+        If that fails, the process keeps those that it has.
+        """
+        self._asked_at = time.monotonic()
+        self._newest = self._instructions()
 
     def note_beat(self) -> None:
         """Report that a beat has been written; start the process if there is none."""
@@ -61,8 +84,8 @@ class HeartbeatProcess:
         try:
             if self._socket is None:
                 self._start_when_due()
-            elif time.monotonic() - self._instructed_at > INSTRUCT_AGAIN_AFTER:
-                self._instruct_again()
+            elif self._newest is not self._sent:
+                self._send_instructions()
             else:
                 self._send(b"\n")
         except Exception as error:  # noqa: BLE001 - the heartbeat is worth more than this process
@@ -84,7 +107,7 @@ class HeartbeatProcess:
             process.wait()
 
     def _start_when_due(self) -> None:
-        if time.monotonic() < self._not_before:
+        if self._newest is None or time.monotonic() < self._not_before:
             return
         self._started_at = time.monotonic()
         self._socket, its_end = socket.socketpair()
@@ -94,16 +117,11 @@ class HeartbeatProcess:
             self._process = start(its_end)
         self._send_instructions()
 
-    def _instruct_again(self) -> None:
-        try:
-            self._send_instructions()
-        except DatabaseFailure:
-            # The server accepts no connection at the moment. The process keeps the instructions that it has.
-            self._send(b"\n")
-
     def _send_instructions(self) -> None:
-        self._instructed_at = time.monotonic()
-        self._send(json.dumps({**self._instructions(), "worker_pid": os.getpid(), "path": sys.path}).encode() + b"\n")
+        # Another thread may replace them at any time.
+        newest = self._newest or {}
+        self._send(json.dumps({**newest, "worker_pid": os.getpid(), "path": sys.path}).encode() + b"\n")
+        self._sent = newest
 
     def _send(self, line: bytes) -> None:
         assert self._socket is not None  # noqa: S101 - for the type checker
@@ -125,6 +143,23 @@ class HeartbeatProcess:
                 "keeps the GIL for longer than HEARTBEAT_LIMIT may run twice.",
                 error,
             )
+
+
+def instructions_for(using: str, worker: UUID) -> dict[str, Any]:
+    """Return the instructions for the heartbeat process of a worker. The thread needs a session of its own."""
+    connection = dedicated_connection(using, application_name="lockworker heartbeat process")
+    with connections[using].cursor() as cursor:
+        # What the role, OPTIONS or receivers of ``connection_created`` have set.
+        cursor.execute(SESSION_SETTINGS)
+        search_path, role = cursor.fetchone()
+    return {
+        "connection": parameters_of(connection),
+        "session": {"search_path": search_path, "role": role, "statement_timeout": "5s"},
+        "table": connection.ops.quote_name(apps.get_model("django_pglock", "Worker")._meta.db_table),
+        "worker": str(worker),
+        "interval": get_settings().HEARTBEAT_INTERVAL,
+        "limit": get_settings().HEARTBEAT_LIMIT,
+    }
 
 
 def start(its_end: socket.socket) -> subprocess.Popen[bytes]:

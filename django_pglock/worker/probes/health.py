@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from django_pglock.conf import get_settings
+from django_pglock.store.liveness import silent_after
 from django_pglock.worker.service import Service
 
 #: How many times HEARTBEAT_LIMIT a part may show no life. Once would be too strict: it may wait for the lock of a table
@@ -88,7 +89,7 @@ class Health:
         age = self.beat_age()
         if age is None:
             return "The first heartbeat is not written yet."
-        if age > get_settings().HEARTBEAT_LIMIT:
+        if age > silent_after():
             return f"The last heartbeat was written {age:.0f} s ago."
         if not self.fetcher.is_claiming:
             return "The fetcher claims no tasks at the moment."

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Writes the newest progress of each task in flight: the heartbeat from time to time, the settler before its end.
+    """Writes the newest progress of each task in flight, from time to time, and the settler once more before its end.
 
     Each uses its own session, never that of the task: others would not see the progress of an atomic task before its
     end.
@@ -25,6 +25,11 @@ class Progress:
         self.using = using
         # The newest value must be written last, whichever of the two writes it.
         self._writing = threading.Lock()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether a task in flight has reported progress that is not written yet."""
+        return any(claim.progress is not claim.noted_progress for claim in list(self.in_flight.claims.values()))
 
     def note(self) -> None:
         """Write what is new of all tasks in flight."""

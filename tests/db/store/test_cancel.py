@@ -267,8 +267,8 @@ def test_an_atomic_task_rolls_back(worker, eventually):
 
 
 @pytest.mark.parametrize("listens", [True, False])
-def test_the_heartbeat_finds_what_the_notification_did_not_tell(worker, eventually, monkeypatch, listens):
-    monkeypatch.setattr("django_pglock.worker.worker.Worker._heard_of_cancel", lambda *args: None)
+def test_the_next_look_finds_what_the_notification_did_not_tell(worker, eventually, monkeypatch, listens):
+    monkeypatch.setattr("django_pglock.worker.liveness.running_tasks.RunningTasks.hear_of_cancel", lambda *args: None)
     worker(listens=listens)
     result = running.run_sql.enqueue()
     begun(eventually)
@@ -333,14 +333,14 @@ def test_the_worker_goes_on_with_other_tasks(worker, eventually):
 
 
 def test_a_worker_with_nothing_in_flight_asks_nothing(worker, monkeypatch):
-    """One look for requests a beat, and only of a worker that runs something."""
+    """One look for requests in an interval, and only of a worker that runs something."""
     asked = []
     monkeypatch.setattr(
-        "django_pglock.worker.liveness.heartbeat.requests_to",
+        "django_pglock.worker.liveness.running_tasks.requests_to",
         lambda using, worker: asked.append(worker) or Requests([], []),
     )
     process = worker(queues=["another"])
-    process.heartbeat.wake()
+    process.running_tasks.wake()
     time.sleep(0.7)
     assert asked == []
     assert process.executor.watchdog._thread is None

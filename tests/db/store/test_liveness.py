@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -120,6 +121,54 @@ def test_only_silent_workers_that_own_nothing_are_forgotten(claim, settings):
     Worker.objects.filter(pk=living).update(beating_since=Now() - timedelta(seconds=6000))
     forget_dead("default")
     assert set(Worker.objects.values_list("pk", flat=True)) == {living, owner}
+
+
+def test_a_row_that_a_person_has_locked_does_not_hold_up_the_rescue(settings):
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 50.0, "HEARTBEAT_LIMIT": 400.0}
+    living, locked, silent = uuid4(), uuid4(), uuid4()
+    register(living)
+    Worker.objects.filter(pk=living).update(beating_since=Now() - timedelta(seconds=6000))
+    register(locked, silent_for=6000)
+    register(silent, silent_for=6000)
+    release = threading.Event()
+    is_locked = threading.Event()
+
+    def lock():
+        try:
+            with transaction.atomic():
+                Worker.objects.select_for_update().get(pk=locked)
+                is_locked.set()
+                release.wait(NEVER)
+        finally:
+            connections.close_all()
+
+    person = threading.Thread(target=lock)
+    person.start()
+    try:
+        assert is_locked.wait(NEVER)
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '1s'")
+            assert forget_dead("default") == 1
+            cursor.execute("RESET lock_timeout")
+    finally:
+        release.set()
+        person.join(NEVER)
+    assert set(Worker.objects.values_list("pk", flat=True)) == {living, locked}
+    assert forget_dead("default") == 1
+
+
+@pytest.mark.parametrize(("interval", "limit", "seconds"), [(3.0, 30.0, 27.0), (10.0, 30.0, 22.0)])
+def test_a_worker_claims_nothing_as_soon_as_others_may_take_its_tasks_back(worker, settings, interval, limit, seconds):
+    running = worker()
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": interval, "HEARTBEAT_LIMIT": limit}
+    running.heartbeat.stop()
+    assert running.heartbeat.wait(NEVER)
+    running.heartbeat._answer, running.heartbeat.line = object(), SimpleNamespace(is_up=True)
+    now = time.monotonic()
+    for age, is_unheard in ((seconds - 1, False), (seconds + 1, True)):
+        running.heartbeat.beat_at = now - age
+        assert running.heartbeat.is_unheard() is is_unheard
+    running.heartbeat.line = None
 
 
 def test_the_eldest_workers_that_beat_by_themselves_do_the_upkeep():

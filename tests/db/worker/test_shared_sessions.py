@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from django.db import OperationalError, connection, connections
 
@@ -9,6 +11,7 @@ from django_pglock.models import Task
 from django_pglock.worker import shared_sessions
 from django_pglock.worker.service import ConnectedService
 from django_pglock.worker.shared_sessions import SharedSessions
+from tests.conftest import NEVER
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -38,6 +41,20 @@ def test_a_session_is_used_by_one_at_a_time_and_the_last_one_first(sessions):
     assert sessions.take().connection is None, "a third one is new"
     sessions.give_back(first)
     sessions.give_back(second)
+
+
+def test_one_who_can_wait_takes_the_next_that_is_given_back(sessions, in_threads):
+    first = opened(sessions)
+
+    def take_or_give_back(number):
+        if number:
+            time.sleep(0.05)
+            return sessions.give_back(first)
+        return sessions.take(NEVER)
+
+    assert in_threads(take_or_give_back, 2)[0] is first
+    assert sessions.take(0.01).connection is None
+    sessions.give_back(first)
 
 
 def test_what_is_not_needed_is_closed_but_for_one(sessions, monkeypatch):

@@ -115,17 +115,25 @@ def test_the_shared_session_passes_on_what_it_hears(supervised, eventually):
     assert answers(SESSIONS, SHARED) == [1]
 
 
-def test_an_idle_worker_closes_its_own_session(supervised, eventually, monkeypatch):
-    monkeypatch.setattr("django_pglock.worker.liveness.heartbeat.IDLE", 0.5)
+def test_the_thread_of_the_heartbeat_opens_no_session(supervised, eventually, monkeypatch):
+    """Neither for running tasks nor for the heartbeat process: to open one may take longer than others wait."""
     running = supervised()
     eventually(lambda: answers(SESSIONS, OWN) == [0], why="it keeps a session that it does not need")
-    assert running.health.unready() is None
-    assert running.heartbeat.reconnects == 0
-    tasks.note_and_sleep.enqueue("works", 2)
-    eventually(lambda: answers(SESSIONS, OWN) == [1], why="nobody looks whether the task is to be cancelled")
-    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").exists())
-    eventually(lambda: answers(SESSIONS, OWN) == [0])
-    assert running.heartbeat.reconnects == 0
+    eventually(lambda: running.health.unready() is None)
+    monkeypatch.setattr("django_pglock.worker.liveness.heartbeat_process.INSTRUCT_AGAIN_AFTER", 0.5)
+    opened, instructed = [], []
+    take, renew = running.heartbeat._take, running.heartbeat.process._instructions
+    monkeypatch.setattr(running.heartbeat, "_take", lambda: (opened.append(1), take())[1])
+    monkeypatch.setattr(running.heartbeat.process, "_instructions", lambda: (instructed.append(1), renew())[1])
+    running_tasks.ask.enqueue()
+    eventually(lambda: Task.objects.filter(status="RUNNING").exists())
+    eventually(lambda: len(instructed) > 1, why="the heartbeat process keeps an old password")
+    newest = running.heartbeat.process._newest
+    eventually(lambda: running.heartbeat.process._sent is not newest, why="it does not get the new instructions")
+    Task.objects.cancel()
+    eventually(lambda: Task.objects.get().status == "CANCELLED", why="nobody looks whether it is to be cancelled")
+    assert running.health.stuck() is None
+    assert (opened, running.heartbeat.reconnects) == ([], 0)
 
 
 def test_a_running_task_is_cancelled(supervised, eventually):

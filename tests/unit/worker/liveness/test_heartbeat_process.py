@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 
+import pytest
 from django.db import OperationalError
 
 from django_pglock.worker.liveness.heartbeat_process import INSTRUCT_AGAIN_AFTER, HeartbeatProcess
 
 
 def test_a_process_goes_on_with_old_instructions_while_there_is_no_connection(caplog):
-    """An idle worker under a supervisor has no session, and the server may accept no more at the moment."""
+    """The server may accept no more at the moment."""
 
     def instructions():
         raise OperationalError("too many clients already")
@@ -19,9 +21,27 @@ def test_a_process_goes_on_with_old_instructions_while_there_is_no_connection(ca
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = HeartbeatProcess(instructions)
-        process._socket, process._instructed_at = ours, time.monotonic() - INSTRUCT_AGAIN_AFTER - 1
+        process._socket, process._asked_at = ours, time.monotonic() - INSTRUCT_AGAIN_AFTER - 1
+        process._newest = process._sent = {"interval": 3.0}
+        assert process.needs_instructions
+        with pytest.raises(OperationalError):
+            process.renew_instructions()
+        assert not process.needs_instructions, "each turn of the service would ask again"
         for _ in range(2):
             process.note_beat()
             assert theirs.recv(10) == b"\n", "it learns of the beat"
         assert process._socket is ours
     assert not caplog.records
+
+
+def test_new_instructions_are_sent_once():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = HeartbeatProcess(lambda: {"password": "new"})
+        process._socket, process._newest = ours, {"password": "old"}
+        process._sent = process._newest
+        process.renew_instructions()
+        process.note_beat()
+        assert json.loads(theirs.recv(65536))["password"] == "new"
+        process.note_beat()
+        assert theirs.recv(10) == b"\n"

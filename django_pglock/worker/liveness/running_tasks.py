@@ -1,0 +1,142 @@
+"""What is asked and told about running tasks: requests to cancel them, requests for their stacks, their progress.
+
+This is no work for the thread of the heartbeat. It needs a session, and to open one may take longer than others wait
+for a heartbeat, for example if a pooler is paused. For the same reason this service asks how the heartbeat process has
+to connect, and compares the tasks that are ours in the table with those in flight.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from django_pglock.conf import get_settings
+from django_pglock.store.requests import requests_to
+from django_pglock.store.stacks import answer_stack
+from django_pglock.worker.identity import Identity
+from django_pglock.worker.in_flight import InFlight
+from django_pglock.worker.liveness.claim_comparison import ClaimComparison
+from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess
+from django_pglock.worker.service import ConnectedService
+from django_pglock.worker.shared_sessions import SharedSessions
+
+#: Seconds between two writes of the progress of running tasks.
+BETWEEN_PROGRESS = 1.0
+
+
+class Progress(Protocol):
+    """Writes the progress that running tasks report."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether something is not written yet."""
+
+    def note(self) -> None:
+        """Write what is new."""
+
+
+class RunningTasks(ConnectedService):
+    """Looks for requests once in a heartbeat interval, or when it is woken, while there are tasks in flight.
+
+    ``cancel`` is called with the ids and attempts of running tasks that somebody has cancelled, at each look until they
+    have ended. ``stack_of`` returns the stack of a running task as text, by id and attempt.
+
+    A turn takes a session only if it needs one. An idle worker needs none for this service.
+    """
+
+    name = "service for running tasks"
+    waits_for_session = 1.0
+
+    def __init__(
+        self,
+        in_flight: InFlight,
+        using: str,
+        identity: Identity,
+        *,
+        progress: Progress,
+        cancel: Callable[[list[tuple[int, int]]], None],
+        stack_of: Callable[[tuple[int, int]], str],
+        process: HeartbeatProcess,
+        sessions: SharedSessions,
+    ) -> None:
+        super().__init__(using, sessions)
+        self.in_flight = in_flight
+        self.identity = identity
+        self.progress = progress
+        self.cancel = cancel
+        self.stack_of = stack_of
+        self.process = process
+        self.comparison = ClaimComparison(in_flight, using, identity.id)
+        self._news = threading.Event()
+        # Whether somebody has asked something, as far as we heard, and when to look without that.
+        self._is_asked = False
+        self._look_at = 0.0
+        # Whether the present rest is the long one of an idle worker.
+        self._rests_long = False
+        in_flight.became_busy = self._end_long_rest
+
+    def wake(self) -> None:
+        """Look now for requests about running tasks."""
+        self._is_asked = True
+        self._news.set()
+
+    def hear_of_cancel(self, task_id: str) -> None:
+        """Look now if this task is in flight: somebody has cancelled it, or asks for its stack."""
+        if task_id in map(str, self.in_flight.task_ids()):
+            self.wake()
+
+    def open(self) -> None:
+        # A turn opens it when it needs one.
+        self._has_released = False
+
+    def turn(self) -> None:
+        self._news.clear()
+        is_asked, self._is_asked = self._is_asked, False
+        if self.in_flight.claims and (is_asked or time.monotonic() >= self._look_at):
+            self._look_at = time.monotonic() + get_settings().HEARTBEAT_INTERVAL
+            self._pass_on_requests()
+        if self.progress.is_new:
+            super().open()
+            self.progress.note()
+        if self.comparison.is_due:
+            super().open()
+            self.comparison.compare()
+        if self.process.needs_instructions:
+            super().open()
+            self.process.renew_instructions()
+        self.release_session()
+        self._rest()
+
+    def _pass_on_requests(self) -> None:
+        super().open()
+        requests = requests_to(self.using, self.identity.id)
+        if requests.cancels:
+            self.cancel(requests.cancels)
+        for task, attempt in requests.stacks:
+            answer_stack(self.using, task, attempt, self.identity.id, self.stack_of((task, attempt)))
+
+    def close(self) -> None:
+        # The answer to what was asked may be lost.
+        self._is_asked = True
+        super().close()
+
+    def _rest(self) -> None:
+        """Wait until the next look. An idle worker waits for longer, and its next claim ends that."""
+        seconds = get_settings().HEARTBEAT_INTERVAL
+        # The order matters: a claim that comes after this line ends the rest.
+        self._rests_long = True
+        if self.in_flight.claims:
+            self._rests_long = False
+            seconds = min(seconds, BETWEEN_PROGRESS, max(0.0, self._look_at - time.monotonic()))
+        self.note_life(seconds)
+        self._news.wait(seconds)
+
+    def _end_long_rest(self) -> None:
+        """Look in a moment: most tasks have ended by then. For other threads."""
+        if self._rests_long:
+            self._rests_long = False
+            moment = min(BETWEEN_PROGRESS, get_settings().HEARTBEAT_INTERVAL)
+            self._look_at = max(self._look_at, time.monotonic() + moment)
+            self._news.set()
