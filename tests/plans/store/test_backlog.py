@@ -96,6 +96,7 @@ def plans(worker, ids, names=None):
         "UNKNOWN": (30.0, None, BATCH, BATCH, None),
         "READY_PATHS": (BATCH, BATCH),
         "DOUBTFUL": (None, 6.6),
+        "FORGET_DEAD": (4.5, 5.25, 30.0),
         "COUNT_READY": (["default", "other"], 3, BATCH, BATCH),
         "COUNT_FAILED": (BATCH,),
         "FAILURE_GROUPS": (BATCH, True, BATCH, 24, BATCH, BATCH),
