@@ -41,12 +41,14 @@ _SLEEPS = """sleeper.is_sleeping AND NOT sleeper.is_stopping AND sleeper.queues 
         AND sleeper.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
 
 # Registers workers at their first heartbeat, and again if their rows were removed while they were out of reach. The
-# functions are many and seldom change, so they are sent only when they have changed. The heartbeats are continuous
-# until one comes late, or in a new session. The answer says how many functions the row has, whether those who enqueue
-# believe that the worker sleeps, and how many elder workers can do the upkeep; and how many workers of the same queues
-# sleep, elder ones and all. One whose heartbeats are written by its heartbeat process cannot do the upkeep: there,
-# ``beating_since`` is not before ``heartbeat_at``. In the order of the ids: two statements that write the same rows do
-# not wait for each other in a circle.
+# functions are many and seldom change, so they are sent only when they have changed. Only a heartbeat that names them
+# registers: a supervisor that hangs may send one after the process has ended and removed its row.
+#
+# The heartbeats are continuous until one comes late, or in a new session. The answer says how many functions the row
+# has, whether those who enqueue believe that the worker sleeps, and how many elder workers can do the upkeep; and how
+# many workers of the same queues sleep, elder ones and all. One whose heartbeats are written by its heartbeat process
+# cannot do the upkeep: there, ``beating_since`` is not before ``heartbeat_at``. In the order of the ids: two statements
+# that write the same rows do not wait for each other in a circle.
 BEAT = f"""
 WITH given AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS given (
@@ -55,7 +57,8 @@ WITH given AS MATERIALIZED (
 )
 INSERT INTO {{worker}} AS worker (id, name, hostname, pid, queues, threads, lock_key, is_stopping, task_paths)
 SELECT id, name, hostname, pid, queues, threads, lock_key, is_stopping, COALESCE(task_paths, '[]')
-FROM given ORDER BY id
+FROM given
+WHERE task_paths IS NOT NULL OR EXISTS (SELECT FROM {{worker}} AS known WHERE known.id = given.id) ORDER BY id
 ON CONFLICT (id) DO UPDATE
 SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping, lock_key = EXCLUDED.lock_key,
     beating_since = CASE WHEN (SELECT is_interrupted FROM given WHERE given.id = worker.id)
@@ -98,7 +101,7 @@ class Beat(NamedTuple):
 
     - ``lock_key``: the number of the advisory lock that a session holds for it; None: no session does.
     - ``is_interrupted``: the session of the heartbeat before was lost.
-    - ``task_paths``: the functions that it knows, if they have changed.
+    - ``task_paths``: the functions that it knows, if they have changed, or if the worker has no row.
     """
 
     id: UUID
@@ -155,11 +158,15 @@ def silent_after() -> float:
 
 def beat(using: str, worker: UUID, **values: Any) -> Beaten:
     """Write a heartbeat of one worker; the first one registers it. ``values`` are the other fields of ``Beat``."""
-    return beat_all(using, [Beat(worker, **values)])[worker]
+    answers = beat_all(using, [Beat(worker, **values)])
+    return answers[worker] if answers else beat(using, worker, **{**values, "task_paths": []})
 
 
 def beat_all(using: str, beats: Iterable[Beat]) -> dict[UUID, Beaten]:
-    """Write heartbeats of several workers, one each, in one statement. Return the answers by the workers' ids."""
+    """Write heartbeats of several workers, one each, in one statement. Return the answers by the workers' ids.
+
+    A worker without a row gets no answer if its heartbeat does not name its functions.
+    """
     given = json.dumps([{**each._asdict(), "id": str(each.id)} for each in beats])
     late = LATE * get_settings().HEARTBEAT_INTERVAL
     return {worker: Beaten(*answer) for worker, *answer in run(using, BEAT, given, late, late, late, late)}

@@ -30,7 +30,7 @@ from django_pglock.worker.running.attempt import Attempt
 from django_pglock.worker.running.executor import Executor
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.watchdog import Watchdog
-from django_pglock.worker.service import Service
+from django_pglock.worker.service import ConnectedService, Service
 from django_pglock.worker.settling.progress import Progress
 from django_pglock.worker.settling.settler import Settler
 from django_pglock.worker.shared_sessions import SharedSessions
@@ -135,8 +135,7 @@ class Worker:
             spent=self._ask_for_replacement,
             sessions=self.sessions,
         )
-        connected = self.heartbeat, self.settler, self.running_tasks, self.upkeep, self.fetcher, self.session_watch
-        self.deadlines = Deadlines(connected)
+        self.deadlines = Deadlines([*self._connected, self.session_watch])
         self._make_signs_of_life(probe_host, probe_port, heartbeat_file)
         self._connect_parts(listens=listens)
 
@@ -163,8 +162,7 @@ class Worker:
             is_stopping=self._asked_to_stop.is_set,
         )
         counts = self.settler.counts
-        queue_counts = self.upkeep.queue_counts
-        history = self.settler.history
+        history, queue_counts = self.settler.history, self.upkeep.queue_counts
         self.metrics = Metrics(
             self.in_flight, outcomes=counts, history=history, queue_counts=queue_counts, health=self.health
         )
@@ -221,8 +219,11 @@ class Worker:
     @property
     def services(self) -> list[Service]:
         """The parts that run in threads of their own."""
-        parts = [self.heartbeat, self.settler, self.executor.watchdog, self.running_tasks, self.upkeep, self.fetcher]
-        return [*parts, self.deadlines, self.session_watch]
+        return [*self._connected, self.executor.watchdog, self.deadlines, self.session_watch]
+
+    @property
+    def _connected(self) -> list[ConnectedService]:
+        return [self.heartbeat, self.settler, self.running_tasks, self.upkeep, self.fetcher]
 
     @property
     def left_behind(self) -> list[str]:

@@ -102,7 +102,7 @@ inline rescue(me) {
     owns[me] = false
 }
 
-/* store/liveness.py: forget_dead `Exists(witnesses(workers))` */
+/* store/liveness.py: FORGET_DEAD `AND EXISTS (SELECT FROM witness)` */
 inline forget(me) {
     is_up && row[me] && age[me] >= LIMIT && ((!owns[me] && is_watched) || FORGET_OWNERS);
     row[me] = false

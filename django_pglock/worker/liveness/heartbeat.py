@@ -231,19 +231,28 @@ class Heartbeat(ConnectedService):
 
     def beat(self) -> float:
         """Have it written that this worker lives; return the seconds until the next beat."""
-        interval = get_settings().HEARTBEAT_INTERVAL
         known = registry.known_paths()
-        beat = self._next_beat(None if len(known) == self._told else known)
+        beaten, next_in = self._beat(None if len(known) == self._told else known)
+        if beaten is None:
+            # Our row was removed. Only a beat that names the functions makes it anew.
+            self._told = -1
+            beaten, next_in = self._beat(known)
+        if beaten is not None:
+            self._note_answer(beaten)
+        return next_in
+
+    def _beat(self, task_paths: list[str] | None) -> tuple[Beaten | None, float]:
+        """Beat once. Return the answer, None if we have no row, and the seconds until the next beat."""
+        interval = get_settings().HEARTBEAT_INTERVAL
+        beat = self._next_beat(task_paths)
         answer = None
         if self.line is not None and self.line.is_up:
             answer = self.line.ask(beat._replace(is_interrupted=self._beats_here), within=interval * ANSWERED_WITHIN)
         self._answer = answer
         if answer is None:
-            self._note_answer(self._beat_here(beat))
-            return interval
+            return self._beat_here(beat), interval
         self._hang_up()
-        self._note_answer(answer.beaten)
-        return answer.next_in
+        return answer.beaten, answer.next_in
 
     def _next_beat(self, task_paths: list[str] | None) -> Beat:
         me = self.identity
@@ -258,7 +267,7 @@ class Heartbeat(ConnectedService):
             task_paths=task_paths,
         )
 
-    def _beat_here(self, beat: Beat) -> Beaten:
+    def _beat_here(self, beat: Beat) -> Beaten | None:
         """Beat in a session of our own, which holds our lock and listens."""
         super().open()
         is_new, self._beats_here = not self._beats_here, True
@@ -267,7 +276,7 @@ class Heartbeat(ConnectedService):
             self._note_missed()
         self.lock.hold()
         own = beat._replace(lock_key=self.lock.held_number, is_interrupted=is_new)
-        return beat_all(self.using, [own])[beat.id]
+        return beat_all(self.using, [own]).get(beat.id)
 
     def _note_answer(self, beaten: Beaten) -> None:
         self._told = beaten.known

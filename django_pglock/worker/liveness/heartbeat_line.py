@@ -21,7 +21,8 @@ from django_pglock.worker.liveness.json_lines import JsonLines
 class Answer(NamedTuple):
     """What the supervisor answers when it has beaten for this process."""
 
-    beaten: Beaten
+    #: None: the worker has no row, and its heartbeat did not name its functions.
+    beaten: Beaten | None
     #: Whether notifications reach the supervisor in a session of its own.
     is_listening: bool
     #: Seconds until it beats for all of its processes together.
@@ -77,7 +78,8 @@ class HeartbeatLine:
         if answer is None or answer["asked_at"] != asked_at:
             return None
         try:
-            return Answer(Beaten(*answer["beaten"]), answer["is_listening"], answer["next_in"])
+            beaten = None if answer["beaten"] is None else Beaten(*answer["beaten"])
+            return Answer(beaten, answer["is_listening"], answer["next_in"])
         except (KeyError, TypeError):
             # The supervisor runs another version of the package.
             self._lines.close()

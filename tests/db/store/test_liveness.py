@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
 from django_pglock.models import Worker
-from django_pglock.store.liveness import ON_DUTY, Beat, beat, beat_all, forget_dead
+from django_pglock.store.liveness import ON_DUTY, Beat, beat, beat_all, depart, forget_dead
 from django_pglock.store.wake import PROMPT, note_sleep
 from django_pglock.worker.liveness import heartbeat
 from tests.conftest import NEVER
@@ -49,6 +49,31 @@ def test_beats_are_continuous_until_one_is_late_or_comes_in_a_new_session(settin
     assert since() > interrupted
 
 
+def test_a_late_heartbeat_of_a_worker_that_has_departed_makes_no_row():
+    """Its supervisor was stopped when it was about to write it. A first heartbeat names the functions."""
+    here, gone = uuid4(), uuid4()
+    values = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
+    beat_all("default", [Beat(each, **values, task_paths=["f"]) for each in (here, gone)])
+    depart("default", gone)
+    answers = beat_all("default", [Beat(each, **values) for each in (here, gone)])
+    assert (list(answers), answers[here].known) == ([here], 1)
+    assert Worker.objects.get().pk == here
+
+
+def test_a_worker_whose_row_was_removed_gets_it_back_at_its_next_beat(worker, eventually):
+    running = worker()
+    functions = Worker.objects.get().task_paths
+    assert functions
+    beats = []
+    running.heartbeat.beaten = lambda: beats.append(Worker.objects.filter(task_paths=functions).exists())
+    eventually(lambda: beats)
+    Worker.objects.all().delete()
+    beats.clear()
+    eventually(lambda: len(beats) > 1)
+    # The one that was under way may have been written before the row was removed.
+    assert all(beats[1:])
+
+
 def test_the_first_beat_of_each_session_is_no_continuation(worker, eventually):
     running = worker()
     first = Worker.objects.get()
@@ -63,7 +88,8 @@ def test_the_rows_of_several_workers_are_written_in_one_order():
     """Two statements that write the same rows would wait for each other in a circle otherwise."""
     first, second = sorted([uuid4(), uuid4()])
     beats = [
-        Beat(each, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False) for each in (second, first)
+        Beat(each, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False, task_paths=[])
+        for each in (second, first)
     ]
     beat_all("default", beats)
     with transaction.atomic():
