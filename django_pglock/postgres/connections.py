@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from django.db import connections
 from django.utils.connection import ConnectionDoesNotExist
 from psycopg import Error as PsycopgError
-from psycopg.errors import ReadOnlySqlTransaction
+from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
 from psycopg.pq import TransactionStatus
 
 from django_pglock.errors import ConfigurationError
@@ -97,6 +97,11 @@ def has_ended(raw: Any) -> bool:
     poll = select.poll()
     poll.register(raw.fileno(), _HANG_UP)
     return any(event & _HANG_UP for _, event in poll.poll(0))
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Say whether the role lacks a right for what the error is about."""
+    return InsufficientPrivilege.sqlstate in (getattr(each, "sqlstate", None) for each in (error, error.__cause__))
 
 
 def is_read_only(error: BaseException | None) -> bool:

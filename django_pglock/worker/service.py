@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
-from django_pglock.postgres.connections import has_hung_up, statement_under_way
+from django_pglock.postgres.connections import has_hung_up, is_forbidden, statement_under_way
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 from django_pglock.worker.shared_sessions import SharedSessions
 
@@ -49,6 +49,8 @@ class Service:
         self._failures = 0
         #: The moment, of time.monotonic(), up to which the service may show no life without being stuck.
         self.awake_by = math.inf
+        #: Called with the error if the role lacks a right. The service tries again in any case.
+        self.forbidden: Callable[[BaseException], None] = lambda error: None
 
     def start(self) -> None:
         """Start the thread. Call it once."""
@@ -138,6 +140,8 @@ class Service:
             what = "cannot do its work" if is_refusal else "has lost its database connection"
             logger.warning("The %s %s and tries again: %s", self.name, what, str(error).strip())
         self.close()
+        if is_forbidden(error):
+            self.forbidden(error)
         bound = min(self.longest_pause, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
         self.note_life(bound)
         self.stopping.wait(random.uniform(bound / 2, bound))  # noqa: S311

@@ -200,6 +200,8 @@ class Worker:
         self.heartbeat.told_sleepers = self._note_sleepers
         self.fetcher.is_unheard = self.heartbeat.is_unheard
         self.fetcher.is_listening = self.heartbeat.is_listening
+        if self.drain is not None:
+            self.fetcher.forbidden = self.heartbeat.forbidden = self.drain.give_up
         if self.channel is not None:
             if self.channel.line is not None:
                 self.heartbeat.join(HeartbeatLine(self.channel.line))

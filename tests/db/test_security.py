@@ -32,6 +32,7 @@ from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import InvalidTask, TaskResultDoesNotExist, task_backends, task_finished
 from tests.conftest import ROOT
 from tests.db.test_names import KEYED
+from tests.db.worker.conftest import run_to_its_end
 from tests.sample import keyed_tasks as keyed
 from tests.sample import scheduled
 from tests.sample import tasks as sample
@@ -344,6 +345,21 @@ def as_role():
     connect(None)
     with connection.cursor() as cursor:
         cursor.execute(f"DROP OWNED BY {name}_app, {name}_worker; DROP ROLE {name}_worker, {name}_app")
+
+
+@pytest.mark.parametrize("has_some_rights", [True, False])
+def test_a_draining_worker_whose_role_lacks_rights_ends(as_role, caplog, has_some_rights):
+    """A command of cron or CI would stay for ever; a worker without --drain waits for the rights."""
+    sample.nothing.enqueue()
+    if not has_some_rights:
+        with connection.cursor() as cursor:
+            cursor.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM pglock_{os.getpid()}_app")
+    as_role("app")
+    worker = run_to_its_end(drain=True)
+    assert worker.left_behind
+    assert "This worker ends, because its role lacks a right: permission denied for table" in caplog.text
+    as_role(None)
+    assert Task.objects.get().status == "READY"
 
 
 def test_the_rights_that_the_documentation_names_are_enough(as_role, worker, eventually, own_registry):

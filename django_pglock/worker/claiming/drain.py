@@ -62,6 +62,16 @@ class Drain:
         settings = get_settings()
         return now - self._waits_since < settings.HEARTBEAT_LIMIT + MARGIN * settings.HEARTBEAT_INTERVAL
 
+    def give_up(self, error: BaseException) -> None:
+        """End the worker because its role lacks a right: nobody may grant it while a command of cron waits."""
+        if not self.left_behind:
+            self.left_behind = ["what it may not claim"]
+            logger.error(
+                "This worker ends, because its role lacks a right: %s. docs/security.md lists what it needs.",
+                str(error).strip(),
+            )
+            self.end()
+
     def finish(self) -> None:
         """Log what the worker leaves behind, then end it."""
         self.left_behind = [
