@@ -161,7 +161,8 @@ class Fetcher(ConnectedService):
             # Something was ready that this process did not know, and now does: claim it in the next turn.
             self.claimer.note_learned()
         elif self.drain is not None:
-            if is_last_look:
+            # A thread whose outcome is settled may not be free yet. Then this look has left out functions of threads.
+            if is_last_look and not self.claimer.leaves_out_a_kind(rooms):
                 self.drain.finish()
             self._pause(DRAINING)
         elif self._leaves_tasks_to_others(rooms) and time.monotonic() - self._found_at < BUSY:
@@ -180,7 +181,7 @@ class Fetcher(ConnectedService):
             self.in_flight.has_news = False
             self.claimer.pauses.note_news()
         if is_last_look:
-            # It leaves out no kind: nothing is in flight, so both kinds have room.
+            # It leaves out no kind that has room, as if nothing had been found full.
             self.claimer.was_full = False
         self._looked_at = time.monotonic()
         # Other workers would rescue what an unheard one claims, while it runs here.

@@ -9,6 +9,9 @@ import pytest
 from django.db import transaction
 
 from django_pglock.models import Queue, Task, Worker
+from django_pglock.tasks import registry
+from django_pglock.worker.capacity import ThreadCapacity
+from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.settling.settler import Settler
 from tests.db.worker.conftest import run_to_its_end, statuses
 from tests.sample import tasks
@@ -28,6 +31,34 @@ def test_it_ends_when_nothing_is_left():
     drain()
     assert statuses() == {"SUCCESSFUL": 50}
     assert not Worker.objects.exists()
+
+
+def test_it_does_not_end_while_threads_whose_outcomes_are_settled_are_not_free_yet(monkeypatch):
+    """Between the two the system may run other processes. Meanwhile there is room for coroutines only."""
+    assert any(map(registry.is_async, registry.known_paths()))
+    looks, look, finish, free = [], Drain.waits_for_rescue, Drain.finish, ThreadCapacity.free
+
+    def note_look(self):
+        looks.append(1)
+        return look(self)
+
+    def finish_and_note(self):
+        finish(self)
+        looks.extend("end")
+
+    def free_late(self, slot, cost=None):
+        before = len(looks)
+        while len(looks) < before + 3:
+            time.sleep(0.001)
+        free(self, slot)
+
+    monkeypatch.setattr(Drain, "waits_for_rescue", note_look)
+    monkeypatch.setattr(Drain, "finish", finish_and_note)
+    monkeypatch.setattr(ThreadCapacity, "free", free_late)
+    for number in range(6):
+        tasks.record.enqueue("drained", number)
+    drain()
+    assert statuses() == {"SUCCESSFUL": 6}
 
 
 def test_with_nothing_to_do_it_ends_at_once():
