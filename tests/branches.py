@@ -1,9 +1,9 @@
 """A pytest plugin that measures which branches ``tests/unit`` and ``tests/db`` take: ``-p tests.branches``.
 
-It measures in the process of the tests only, and in no other folder: tests there start processes, and interrupt threads
-by an exception that could strike inside of coverage, which would then keep its lock for ever. A test with parameters is
-measured with one set of them, because measuring takes two thirds as long as the test itself. ``tox -e coverage`` measures
-all, and worker processes, too. Each process of tests writes a data file beside ``COVERAGE_FILE``.
+It measures in the process of the tests only, and in no other folder: tests there start processes, and interrupt
+threads by an exception that could strike inside of coverage, which would then keep its lock for ever. A test with
+parameters is measured with one set of them, because measuring takes two thirds as long as the test itself. ``tox -e
+coverage`` measures all, and worker processes, too. Each process of tests writes a data file beside ``COVERAGE_FILE``.
 """
 
 from __future__ import annotations
