@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from django_pglock import LockNotAvailable, LockScopeError, lock
 from django_pglock.models import AdvisoryLock, Task
-from tests.conftest import ROOT
+from tests.conftest import NEVER, ROOT
 from tests.docs.test_docs import blocks
 from tests.sample import session_tasks, tasks
 from tests.sample.models import Effect
@@ -52,6 +52,13 @@ def page(monkeypatch):
 def router(settings, page):
     """The one that the documentation shows."""
     settings.DATABASE_ROUTERS = page.DATABASE_ROUTERS
+
+
+class ReadsElsewhere:
+    """As with a replica, which follows a moment later."""
+
+    def db_for_read(self, model, **hints):
+        return "replica"
 
 
 def locktasks(*arguments):
@@ -129,8 +136,8 @@ def test_a_lock_inside_atomic_of_another_database_has_to_say_what_is_meant(alias
 def emptied(transactional_db):
     """Nobody else does it here."""
     yield
-    Task.objects.all().delete()
-    Effect.objects.all().delete()
+    Task.objects.using("default").all().delete()
+    Effect.objects.using("default").all().delete()
 
 
 def test_a_transaction_left_open_in_another_database_is_not_the_next_tasks(alias, emptied, worker, eventually):
@@ -143,3 +150,22 @@ def test_a_transaction_left_open_in_another_database_is_not_the_next_tasks(alias
     eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 3)
     eventually(lambda: not running.in_flight.claims)
     assert Effect.objects.filter(name="kept").count() == 2
+
+
+def test_results_and_attempts_are_read_where_the_task_was_written(alias, emptied, worker, eventually, settings):
+    """The replica cannot be reached, so each read of it is an error."""
+    alias("replica", HOST="/nowhere")
+    settings.DATABASE_ROUTERS = [ReadsElsewhere()]
+    failing, returning = tasks.fail.enqueue("no"), tasks.echo.enqueue("yes")
+    worker(threads=1)
+    assert returning.wait(NEVER).return_value == "yes"
+
+    def has_failed():
+        failing.refresh()
+        return failing.status == "FAILED"
+
+    eventually(has_failed)
+    assert [each.exception_class_path for each in failing.errors] == ["builtins.ValueError"]
+    found = tasks.fail.get_result(failing.id)
+    assert (found.status, len(found.errors), found.attempts) == ("FAILED", 1, 1)
+    assert tasks.echo.get_result(returning.id).return_value == "yes"
