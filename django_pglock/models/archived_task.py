@@ -5,7 +5,6 @@ from __future__ import annotations
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dates import ReadableDateTimeField
 from django_pglock.models.dumping import LeftOut
 from django_pglock.models.requirements import OnPostgreSQL
 from django_pglock.tasks.states import TaskStatus
@@ -44,7 +43,7 @@ class ArchivedTask(models.Model):
     fair_key = models.CharField(_("fair key"), max_length=512, null=True)
     unique_key = models.CharField(_("unique key"), max_length=512, null=True)
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True)
-    run_after = ReadableDateTimeField(_("run after"), null=True)
+    run_after = models.DateTimeField(_("run after"), null=True)
     enqueued_at = models.DateTimeField(_("enqueued at"))
     started_at = models.DateTimeField(_("started at"), null=True)
     last_attempted_at = models.DateTimeField(_("last attempted at"), null=True)

@@ -7,7 +7,6 @@ from django.db.models import Case, Q, Value, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_pglock.models.dates import ReadableDateTimeField
 from django_pglock.models.dumping import Dumped
 from django_pglock.models.indexes import BrinIndex
 from django_pglock.models.requirements import OnPostgreSQL
@@ -65,12 +64,12 @@ class Task(models.Model):
     )
     unique_key = models.CharField(_("unique key"), max_length=512, null=True)
     unique_scope = models.CharField(_("unique"), max_length=16, choices=UniqueScope.choices, null=True)
-    unique_until = ReadableDateTimeField(_("unique until"), null=True)
+    unique_until = models.DateTimeField(_("unique until"), null=True)
     waits_for = models.IntegerField(
         _("waits for"), db_default=0, help_text=_("Number of tasks that have to finish before this one.")
     )
     cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True)
-    run_after = ReadableDateTimeField(_("run after"), null=True)
+    run_after = models.DateTimeField(_("run after"), null=True)
     enqueued_at = models.DateTimeField(_("enqueued at"), db_default=Now())
     started_at = models.DateTimeField(_("started at"), null=True)
     last_attempted_at = models.DateTimeField(_("last attempted at"), null=True)
@@ -78,7 +77,7 @@ class Task(models.Model):
     keep_result = models.IntegerField(
         _("keep result"), null=True, help_text=_("Seconds for which the row is kept after the task has finished.")
     )
-    expires_at = ReadableDateTimeField(_("expires at"), null=True)
+    expires_at = models.DateTimeField(_("expires at"), null=True)
     fingerprint = models.BigIntegerField(_("fingerprint"), null=True, editable=False)
     progress = models.JSONField(_("progress"), null=True)
     result = models.JSONField(_("result"), null=True)

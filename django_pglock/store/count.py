@@ -28,8 +28,7 @@ COUNTED = ("READY", "BLOCKED", "SCHEDULED", "RUNNING", "FAILED")
 # the rows of 229,000 tasks took seconds. ready.py says why the limits are subqueries.
 COUNT_READY = """
 SELECT name.queue, ready.count, EXTRACT(EPOCH FROM clock_timestamp() - (
-    SELECT min(GREATEST(task.enqueued_at, NULLIF(task.run_after, 'infinity')))
-    FROM {task} AS task WHERE task.id = ANY (ready.oldest)
+    SELECT min(GREATEST(task.enqueued_at, task.run_after)) FROM {task} AS task WHERE task.id = ANY (ready.oldest)
 ))::float8
 FROM unnest(%s::text[]) AS name (queue) CROSS JOIN LATERAL (
     SELECT count(*) AS count, (array_agg(each.id ORDER BY each.id))[1:%s] AS oldest FROM (

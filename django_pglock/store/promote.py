@@ -14,11 +14,9 @@ from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
 
 # Seconds until the next task is due, or the next token of a rate: zero or less when one is, NULL when there is none.
-# A row that was written by hand may wait until infinity, which servers before PostgreSQL 17 cannot subtract from.
 NEXT_DUE = """
 SELECT EXTRACT(EPOCH FROM LEAST(
-    (SELECT NULLIF(GREATEST(run_after, 'epoch'), 'infinity') FROM {task}
-     WHERE status = 'SCHEDULED' ORDER BY run_after LIMIT 1),
+    (SELECT run_after FROM {task} WHERE status = 'SCHEDULED' ORDER BY run_after LIMIT 1),
     (SELECT opens_at FROM {rate_limit} WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT 1)
 ) - clock_timestamp())::float8
 """

@@ -12,16 +12,13 @@ from django.utils.timezone import make_naive
 
 #: The attributes of log records about a task.
 LOG_FIELDS = ("task_id", "task_path", "queue", "attempt", "worker")
-#: The dates that Python can hold in every time zone. PostgreSQL has earlier and later ones, and infinity.
-FIRST_DATE, LAST_DATE = datetime(1, 1, 3, tzinfo=timezone.utc), datetime(9998, 12, 31, tzinfo=timezone.utc)
-_FIRST, _LAST = FIRST_DATE.timestamp(), LAST_DATE.timestamp()
 
 
 def date_of(seconds: float | None) -> datetime | None:
     """Return seconds since the epoch as a date, to the microsecond; without ``USE_TZ`` it is naive."""
     if seconds is None:
         return None
-    date = datetime.fromtimestamp(min(max(seconds, _FIRST), _LAST), tz=timezone.utc)
+    date = datetime.fromtimestamp(seconds, tz=timezone.utc)
     return date if settings.USE_TZ else make_naive(date)
 
 
