@@ -176,13 +176,9 @@ class Worker:
         self.heartbeat_file = HeartbeatFile(path, number=number)
 
     def _make_settler(self, using: str, progress: Progress) -> Settler:
+        scheduled, sessions = self.upkeep.wake, self.sessions
         return Settler(
-            self.in_flight,
-            using,
-            self.identity.id,
-            progress=progress,
-            scheduled=self.upkeep.wake,
-            sessions=self.sessions,
+            self.in_flight, using, self.identity.id, progress=progress, scheduled=scheduled, sessions=sessions
         )
 
     def _connect_parts(self, *, listens: bool) -> None:

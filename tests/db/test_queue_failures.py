@@ -249,6 +249,7 @@ def test_a_claim_begins_where_the_one_before_it_ended():
     assert [each.id for each in claims.claim(3)] == ids[:3]
     claims._valid_until = LONGEST_LIFETIME  # by this clock the first look took no time at all
     urgent = tasks.nothing.using(priority=50).enqueue()
+    assert claims.shared.behind, "which is compiled now, and not within the claim"
     with CaptureQueriesContext(connection) as queries:
         assert [each.id for each in claims.claim(3)] == ids[3:6]
     assert len(queries) == 1

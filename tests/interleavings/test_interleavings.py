@@ -124,6 +124,7 @@ NO_VERB = {
         "outcome",
         "plans",
         "ready",
+        "references",
         "requests",
         "result",
         "result_listener",

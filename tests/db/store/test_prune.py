@@ -18,7 +18,6 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.models import Attempt, Task, Waiter
 from django_pglock.store.outcome import Cancelled, Failed, Failure, Retried, Succeeded
 from django_pglock.store.prune import prune_window
-from django_pglock.store.references import refusing_keys
 from django_pglock.store.release import release
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
@@ -377,83 +376,3 @@ def test_a_worker_prunes_by_itself(worker, eventually, monkeypatch):
     young, failed = make(days=1), make("FAILED")
     worker()
     eventually(lambda: left() == {young.pk, failed.pk})
-
-
-@pytest.fixture
-def refer():
-    """Make a table of the project that refers to a task, with a rule for the deletion of the task."""
-
-    def refer(row, rule="DEFERRABLE INITIALLY DEFERRED"):
-        with connection.cursor() as cursor:
-            cursor.execute(f'CREATE TABLE "keeps %task" ("a task" bigint REFERENCES django_pglock_task (id) {rule})')
-            cursor.execute('INSERT INTO "keeps %%task" VALUES (%s)', (row.pk,))
-
-    yield refer
-    with connection.cursor() as cursor:
-        cursor.execute('DROP TABLE "keeps %task" CASCADE')
-
-
-def test_a_table_that_refers_to_tasks_keeps_these_tasks_and_no_others(worker, eventually, caplog, refer, monkeypatch):
-    monkeypatch.setattr(upkeep, "PRUNED_AT_ONCE", 2)
-    row, others = make(), [make() for _ in range(3)]
-    expired = make("FAILED", days=0, keep_result=0, expires_at=ago(0.1))
-    refer(row)
-    worker()
-    eventually(lambda: not any(keep(each) for each in (*others, expired)))
-    assert caplog.text.count('Old tasks to which rows of "keeps %task" refer are not pruned') == 1
-    tasks.nothing.using(run_after=timedelta(seconds=0.01)).enqueue()
-    eventually(lambda: Task.objects.filter(status="SUCCESSFUL", finished_at__gt=ago(1)).exists())
-    assert "lost its database connection" not in caplog.text
-    assert keep(row)
-
-
-@pytest.mark.parametrize("rule", ["", "ON DELETE RESTRICT", "DEFERRABLE INITIALLY DEFERRED"])
-def test_prune_and_delete_leave_what_rows_refer_to(refer, rule):
-    row, others = make(), [make() for _ in range(3)]
-    refer(row, rule)
-    assert Task.objects.all().prune(dry_run=True) == 3
-    assert Task.objects.filter(pk__in=[row.pk, others[0].pk]).delete_finished() == 1
-    with transaction.atomic():
-        assert Task.objects.filter(pk__in=[row.pk, others[1].pk]).delete_finished() == 1
-    assert Task.objects.all().prune() == 1
-    assert left() == {row.pk}
-
-
-@pytest.mark.parametrize("rule", ["ON DELETE CASCADE", "ON DELETE SET NULL"])
-def test_a_rule_of_the_database_lets_them_go(refer, rule):
-    refer(make(), rule)
-    assert Task.objects.all().prune() == 1
-
-
-def test_the_walk_goes_on_where_something_else_refuses(refer, caplog):
-    """Here a row that refers to a row that would go with the task; a trigger may refuse as well."""
-    row, other = make(), make()
-    refer(row, "UNIQUE")
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """ALTER TABLE "keeps %task" DROP CONSTRAINT "keeps %task_a task_fkey",
-               ADD FOREIGN KEY ("a task") REFERENCES django_pglock_task (id) ON DELETE CASCADE;
-               CREATE TABLE refers_on (a bigint REFERENCES "keeps %task" ("a task"))"""
-        )
-        cursor.execute("INSERT INTO refers_on VALUES (%s)", (row.pk,))
-    try:
-        assert prune_window("default", 0, {"SUCCESSFUL": 7}, batch=1) == (0, row.pk)
-        assert "Some old tasks cannot be pruned: " in caplog.text
-        assert prune_window("default", row.pk, {"SUCCESSFUL": 7}, batch=1) == (1, other.pk)
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP TABLE refers_on")
-
-
-def test_a_role_that_may_not_read_the_table_prunes_what_it_can(refer):
-    row = make()
-    refer(row)
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE ROLE reads_nothing; GRANT ALL ON ALL TABLES IN SCHEMA public TO reads_nothing")
-        cursor.execute('REVOKE ALL ON "keeps %task" FROM reads_nothing; SET ROLE reads_nothing')
-        try:
-            assert refusing_keys("default") == []
-            assert prune_window("default", 0, {"SUCCESSFUL": 7}) == (0, row.pk)
-        finally:
-            cursor.execute("RESET ROLE; DROP OWNED BY reads_nothing; DROP ROLE reads_nothing")
-    assert keep(row)
