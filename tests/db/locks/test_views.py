@@ -300,7 +300,7 @@ def test_a_response_that_another_thread_closes_frees_its_lock(somebody, in_threa
     assert somebody.can_have("a")
 
 
-def test_an_async_view_that_streams_under_wsgi_keeps_its_lock(somebody):
+def test_an_async_view_that_streams_under_wsgi_keeps_its_lock(somebody, eventually):
     """Its event loop ends when the view returns."""
 
     @lock_view("a")
@@ -315,7 +315,8 @@ def test_an_async_view_that_streams_under_wsgi_keeps_its_lock(somebody):
     assert somebody.can_have("a")
     response = async_to_sync(view)(request_of())
     del response
-    assert somebody.can_have("a")
+    # The thread that has run the event loop may still have it for a moment.
+    eventually(lambda: somebody.can_have("a"))
 
 
 @override_settings(ROOT_URLCONF=__name__)
