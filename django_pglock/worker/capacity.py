@@ -23,6 +23,8 @@ AHEAD = 0.025
 #: The most tasks that wait in the process, and the most that one statement claims: while one half runs, the other is
 #: claimed. Two thousand no-op tasks are 20 ms of work.
 MOST_AHEAD, MOST_AT_ONCE = 2000, 1000
+#: Tasks without a long one after which the next long one is the first again.
+APART = 64
 #: The most coroutines that run at once, in addition to the threads.
 MOST_ASYNC = 100
 
@@ -57,6 +59,9 @@ class ThreadCapacity:
         self._put = self._taken_back = 0
         self._cost: float | None = None
         self._ahead = 0
+        # The seconds that long tasks have taken lately while short ones were expected, and how many tasks had ended at
+        # the last. Approximate, because several threads write them.
+        self._long, self._long_at = 0.0, 0
         # From so many waiting tasks on, several wait for each thread.
         self._plenty = 2 * count
         # The cost in seconds below which as many tasks may wait as ever do.
@@ -79,7 +84,7 @@ class ThreadCapacity:
 
     def free(self, slot: Slot, cost: float | None = None) -> None:
         """Note that this thread has ended its claim. ``cost``: the seconds that it took, None if they mean nothing."""
-        if cost is not None and (cost >= self._short or self._cost is None or self._cost >= self._short):
+        if cost is not None and (cost >= self._short or self._ahead < MOST_AHEAD) and self._counts(cost):
             # Otherwise the estimate makes no difference: as many tasks may wait as ever do.
             self._note_cost(cost)
         slot.ended += 1
@@ -160,6 +165,20 @@ class ThreadCapacity:
                 if -AHEAD < left <= AHEAD:
                     count += 1 + int((AHEAD - max(0.0, left)) / cost)
         return count
+
+    def _counts(self, cost: float) -> bool:
+        """Say whether a cost is to change the estimate.
+
+        While short tasks run, one may take some milliseconds because its thread had to wait for the interpreter or for
+        a processor. One such task keeps nobody waiting for long. So it counts only if it and others like it have kept
+        the threads for ``AHEAD`` seconds. Otherwise the next claim would be small or late, again and again.
+        """
+        if self._ahead < MOST_AHEAD or cost > AHEAD:
+            return True
+        ended = self.ended
+        self._long = cost + (self._long if ended - self._long_at <= APART else 0.0)
+        self._long_at = ended
+        return self._long > AHEAD * len(self.slots)
 
     def _note_cost(self, cost: float) -> None:
         known = self._cost

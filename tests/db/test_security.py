@@ -74,14 +74,9 @@ NOT_TASKS = [
 def nothing_runs(monkeypatch, tmp_path):
     """Hear of whatever runs or is imported that must not be."""
     proof = tmp_path / "proof"
-    evaluate = eval
-
-    def run(*args, **kwargs):
-        # Python itself evaluates with a namespace, when a module with named tuples is imported.
-        return evaluate(*args, **kwargs) if len(args) > 1 else proof.write_text("ran")
-
     for module, name in ((os, "system"), (builtins, "eval")):
-        monkeypatch.setattr(module, name, run)
+        # Python itself evaluates with a namespace when it imports a module with named tuples.
+        monkeypatch.setattr(module, name, lambda *args, call=eval: call(*args) if args[1:] else proof.write_text("ran"))
     modules = set(sys.modules)
     yield f"touch {proof}"
     assert "tests.evil" not in sys.modules

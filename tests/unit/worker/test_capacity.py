@@ -10,7 +10,7 @@ import pytest
 
 from django_pglock.worker import capacity
 from django_pglock.worker import in_flight as module
-from django_pglock.worker.capacity import AHEAD, MOST_AHEAD, MOST_ASYNC, MOST_AT_ONCE
+from django_pglock.worker.capacity import AHEAD, APART, MOST_AHEAD, MOST_ASYNC, MOST_AT_ONCE
 from django_pglock.worker.in_flight import InFlight
 
 QUICK, SLOW = 1e-6, 1.0
@@ -90,6 +90,41 @@ def test_a_long_task_among_quick_ones_is_felt_at_once():
         in_flight.threads._note_cost(QUICK)
     assert in_flight.threads._ahead == MOST_AHEAD
     assert in_flight.threads._cost < 4 * AHEAD / MOST_AHEAD
+
+
+def end(in_flight, *costs):
+    """Let the threads in turn end a task for each cost."""
+    slots = in_flight.threads.slots
+    for number, cost in enumerate(costs):
+        in_flight.begin_all([SimpleNamespace(id=(number, cost), attempt=1, task_path="call")])
+        in_flight.threads.next(slots[number % len(slots)])
+        in_flight.threads.free(slots[number % len(slots)], cost=cost)
+
+
+def test_quick_tasks_whose_threads_had_to_wait_make_no_claim_smaller_or_later():
+    """Threads wait for the interpreter and for processors, several of them at the same time."""
+    in_flight = filled(MOST_AHEAD // 2)
+    end(in_flight, QUICK, AHEAD * 0.9, AHEAD * 0.8, AHEAD, QUICK, AHEAD * 0.9)
+    for _ in range(3):
+        end(in_flight, *[QUICK] * APART, AHEAD, AHEAD, AHEAD)
+    assert in_flight.threads.room() == MOST_AT_ONCE
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("cost", [AHEAD / 10, AHEAD / 2, AHEAD])
+def test_tasks_that_are_a_little_long_count_once_they_have_kept_the_threads_for_as_long_as_claims_wait(threads, cost):
+    in_flight = filled(0, threads=threads)
+    needed = int(threads * AHEAD / cost)
+    end(in_flight, *[cost] * (needed - 1))
+    assert in_flight.threads.room() == MOST_AT_ONCE
+    end(in_flight, *[cost] * 2)
+    assert in_flight.threads.room() <= 8 * threads * AHEAD / cost
+
+
+def test_tasks_that_are_a_little_long_count_among_quick_ones_if_they_are_frequent():
+    in_flight = filled(0)
+    end(in_flight, *([QUICK] * (APART - 1) + [AHEAD]) * 5)
+    assert in_flight.threads.room() < MOST_AT_ONCE / 10
 
 
 def test_coroutines_have_places_of_their_own(monkeypatch):
