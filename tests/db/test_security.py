@@ -72,10 +72,9 @@ NOT_TASKS = [
 
 @pytest.fixture
 def nothing_runs(monkeypatch, tmp_path):
-    """Hear of whatever runs or is imported that must not be."""
+    """Hear of whatever runs or is imported that must not be. Imports of named tuples evaluate, with a namespace."""
     proof = tmp_path / "proof"
     for module, name in ((os, "system"), (builtins, "eval")):
-        # Python itself evaluates with a namespace when it imports a module with named tuples.
         monkeypatch.setattr(module, name, lambda *args, call=eval: call(*args) if args[1:] else proof.write_text("ran"))
     modules = set(sys.modules)
     yield f"touch {proof}"
