@@ -309,6 +309,7 @@ def test_the_result_of_a_moved_task_is_read_from_the_archive(claim, django_asser
         found = tasks.echo.get_result(str(row.pk))
     assert found.return_value == {"answer": 7}
     assert found == expected
+    assert found.task.max_attempts == row.max_retries + 1
     assert [error.traceback for error in found.errors] == ["Traceback 1"]
     assert found.worker_ids == expected.worker_ids
     found.refresh()
