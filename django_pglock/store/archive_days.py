@@ -54,9 +54,9 @@ WHERE inhparent = to_regclass('{archived_task}') AND NOT inhdetachpending
 ORDER BY part.relname
 """
 
-# Whether another session uses the archive.
+# Whether another session uses the archive. This one is outside of all transactions, so it has no lock.
 ARCHIVE_IS_USED = """
-SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'relation' AND pid <> pg_backend_pid()
+SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'relation'
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND relation = to_regclass('{archived_task}'))
 """

@@ -18,7 +18,7 @@ def delete(tasks: Any, *, progress: Progress | None = None) -> int:
 
 
 def _delete(tasks: Any) -> int:
-    return delete_free(unneeded(tasks).filter(status__in=sorted(FINISHED)).order_by("pk"))
+    return delete_free(unneeded(tasks).filter(status__in=sorted(FINISHED)))
 
 
 def delete_archived(rows: Any, progress: Progress | None = None) -> int:

@@ -181,6 +181,13 @@ def test_a_check_says_what_a_trigger_cannot_keep(declaration, message, monkeypat
     assert problem.obj is Product
 
 
+def test_an_id_that_is_a_text_is_passed_where_it_is_in_no_key(capture):
+    capture(tasks.publish_in_order, ids="name")
+    shelf = Shelf.objects.create(name="a")
+    Product.objects.create(shelf=shelf, name="pen")
+    assert [each["id"] for each in captured()] == ["pen"]
+
+
 def test_a_field_of_the_parent_is_in_another_table(declared):
     class Novel(Shelf):
         capture = Capture(tasks.reindex, fields=["name"])

@@ -111,6 +111,15 @@ def test_what_others_are_enqueued_to_run_after_can_be_cancelled_meanwhile(claim,
         assert in_threads(lambda _: Task.objects.filter(pk=first.id).cancel(), 1) == [1]
 
 
+def test_what_others_are_enqueued_to_run_after_is_let_through_meanwhile(claim, in_threads):
+    second = tasks.nothing.using(after=[tasks.echo.enqueue(1)]).enqueue()
+    [first] = claim()
+    with transaction.atomic():
+        tasks.nothing.using(after=[second]).enqueue()
+        in_threads(lambda _: settle_one(first, Succeeded()), 1)
+        assert Task.objects.get(pk=second.id).status == "READY"
+
+
 def test_a_key_and_a_date_are_waited_for_as_well(claim):
     first = tasks.echo.enqueue(1)
     keyed.step.using(after=[first], run_after=timedelta(hours=1)).enqueue(1)

@@ -18,6 +18,7 @@ from django_pglock.store import archive_state as archive_state_module
 from django_pglock.store.archive import COLUMNS, archive_window
 from django_pglock.store.archive_days import create_days, drop_days, sizes_of_days
 from django_pglock.store.archive_state import archive_state, may_be_archived, table_of, turn_off, turn_on
+from django_pglock.store.archived import failures_of
 from django_pglock.store.release import release
 from django_pglock.tasks.compat import TaskResultDoesNotExist
 from tests.db.store.test_prune import ago, make
@@ -111,6 +112,7 @@ def test_failed_attempts_move_with_their_task():
     row, other = make(days=TWO_HOURS, attempts=3), make(days=TWO_HOURS, attempts=1)
     _, first = fail(row, 2, outcome="LOST", worker=None, log=None), fail(row, 1)
     stays = fail(make("FAILED"), 1)
+    dates = list(row.failures.order_by("number").values_list("started_at", "finished_at"))
     assert walk() == 2
     assert list(Attempt.objects.all()) == [stays]
     found = ArchivedTask.objects.get(pk=row.pk).failed_attempts
@@ -122,6 +124,7 @@ def test_failed_attempts_move_with_their_task():
         "finished_at": found[1]["finished_at"],
     }  # fmt: skip
     assert ArchivedTask.objects.get(pk=other.pk).failed_attempts is None
+    assert [(each.started_at, each.finished_at) for each in failures_of(ArchivedTask.objects.get(pk=row.pk))] == dates
 
 
 def test_tasks_that_are_still_needed_stay():
@@ -306,6 +309,7 @@ def test_the_result_of_a_moved_task_is_read_from_the_archive(claim, django_asser
         found = tasks.echo.get_result(str(row.pk))
     assert found.return_value == {"answer": 7}
     assert found == expected
+    assert found.task.max_attempts == row.max_retries + 1
     assert [error.traceback for error in found.errors] == ["Traceback 1"]
     assert found.worker_ids == expected.worker_ids
     found.refresh()

@@ -24,7 +24,7 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.store.requests import Requests
+from django_pglock.store.requests import Requests, requests_to
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from tests.sample import running_tasks as running
@@ -163,6 +163,7 @@ def test_what_was_asked_to_end_does_not_run_again(claim, outcome, status):
     assert settle("default", [(mine, outcome)], mine.worker)[mine.id] is not None
     row = Task.objects.get()
     assert (row.status, row.worker) == (status, mine.worker)
+    assert requests_to("default", mine.worker).cancels == [], "it has ended"
     assert Attempt.objects.count() == (not isinstance(outcome, (Succeeded, Snoozed, Released, Abandoned)))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
+from django.db import transaction
 from django.db.models.functions import Now
 
 from django_pglock.models import Attempt, Task
@@ -16,11 +18,13 @@ from tests.sample import tasks
 pytestmark = pytest.mark.django_db
 
 
-def test_only_finished_tasks_are_deleted_with_their_attempts():
+@pytest.mark.parametrize("block", [nullcontext, transaction.atomic], ids=["alone", "in the caller's transaction"])
+def test_only_finished_tasks_are_deleted_with_their_attempts(block):
     fail(fingerprint=7)
     for status in TaskStatus.values:
         make(status)
-    assert Task.objects.all().delete_finished() == 1 + len(FINISHED)
+    with block():
+        assert Task.objects.all().delete_finished() == 1 + len(FINISHED)
     assert {*Task.objects.values_list("status", flat=True)} == set(TaskStatus.values) - FINISHED
     assert not Attempt.objects.exists()
 

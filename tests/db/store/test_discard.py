@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
+from django.db import transaction
 
 from django_pglock.models import Attempt, Task
 from django_pglock.tasks.states import TaskStatus
@@ -25,10 +28,12 @@ def test_a_discarded_task_leaves_the_failures_and_keeps_its_attempts():
     assert other.status == "FAILED"
 
 
+@pytest.mark.parametrize("block", [nullcontext, transaction.atomic], ids=["alone", "in the caller's transaction"])
 @pytest.mark.parametrize("status", sorted(set(TaskStatus.values) - {"FAILED"}))
-def test_only_failed_tasks_are_discarded(status):
+def test_only_failed_tasks_are_discarded(status, block):
     task = make(status)
-    assert Task.objects.all().discard() == 0
+    with block():
+        assert Task.objects.all().discard() == 0
     task.refresh_from_db()
     assert task.status == status
 

@@ -137,6 +137,10 @@ def test_only_failed_tasks_are_in_a_group():
     unknown = store.Group(fingerprint_of(PATH, ""), PATH, "")
     assert list(store.in_group(Task.objects.all(), unknown)) == [without]
     assert store.group_of("default", 7) == store.Group(7, PATH, "bank.Refused")
+    Attempt.objects.filter(task=mine[-1]).update(number=2)
+    again = {"number": 1, "outcome": "FAILED", "exception_path": "bank.Closed", "traceback": TRACE}
+    Attempt.objects.create(task=mine[-1], started_at=Now(), finished_at=Now(), **again)
+    assert store.group_of("default", 7).exception_path == "bank.Refused", "that of the last attempt"
     assert store.group_of("default", refused.fingerprint) == refused
     assert store.group_of("default", unknown.fingerprint) == unknown
     assert store.group_of("default", 9) is None

@@ -142,6 +142,13 @@ def test_totals_by_function_and_by_queue(span):
     assert totals("default", NOON + span, NOON + 2 * span) == []
 
 
+def test_totals_of_up_to_three_hours_are_of_minutes_and_of_more_of_whole_hours():
+    add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
+    since = NOON + timedelta(minutes=30)
+    assert totals("default", since, since + timedelta(hours=3)) == []
+    assert len(totals("default", since, since + timedelta(hours=3, seconds=1))) == 1
+
+
 def test_old_rows_are_deleted_minutes_before_hours():
     now = datetime.now(timezone.utc).timestamp() // 3600 * 3600
     for age in (0, KEPT[60] - 3600, KEPT[60] + 3600, KEPT[3600] + 7200):

@@ -26,10 +26,16 @@ def test_a_paused_queue_is_not_claimed_from_and_costs_one_probe():
     enqueue_many(keyed.serve, [{"tenant": "a"}] * 3)
     enqueue_many(tasks.nothing, [{}] * 3)
     Queue.objects.pause("default", by="me", reason="the bank is closed")
+    assert Queue.objects.get().paused_by == "me"
     assert claims_of().claim(10) == []
     assert not Queue.objects.pause("default")
+    Queue.objects.pause("other", by="x" * 300)
     assert Queue.objects.resume("default")
     assert len(claims_of().claim(10)) == 6
+    # Of the other queue nothing has changed; the name was too long for the column.
+    [other] = Queue.objects.filter(paused_at__isnull=False)
+    assert (other.name, other.paused_by) == ("other", "x" * 254 + "…")
+    assert Queue.objects.get(name="default").paused_by == ""
 
 
 def test_pausing_and_resuming_are_felt_at_once(worker, eventually, settings):

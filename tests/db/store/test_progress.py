@@ -88,6 +88,16 @@ def test_tasks_that_tell_nothing_cost_no_statement(worker, eventually, notes):
     assert notes == []
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+def test_progress_is_written_into_the_row_of_its_own_task_only(claim, is_last):
+    enqueue_many(tasks.nothing, [{}] * 2)
+    mine, other = claim(2)
+    mine.progress = '{"done": 1}'
+    note_progress("default", [mine], is_last=is_last)
+    assert Task.objects.get(pk=mine.id).progress == {"done": 1}
+    assert Task.objects.get(pk=other.id).progress is None
+
+
 def test_progress_of_a_lost_claim_changes_nothing(claim):
     tasks.nothing.enqueue()
     [mine] = claim()

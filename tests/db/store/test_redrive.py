@@ -10,8 +10,9 @@ from django.utils import timezone
 
 from django_pglock.errors import ClaimLost
 from django_pglock.models import Task
+from django_pglock.store import redrive as redrive_module
 from django_pglock.store.failures import Group
-from django_pglock.store.redrive import redrive
+from django_pglock.store.redrive import redrive, window
 from django_pglock.tasks.fingerprint import fingerprint_of
 from tests.db.admin.visits import make
 from tests.db.store.test_failures import PATH, fail
@@ -61,6 +62,19 @@ def test_what_has_failed_again_meanwhile_is_not_retried_again(step):
     Task.objects.filter(pk=late.pk).update(finished_at=Now() + 2 * LATER)
     assert step() == (3, 3, True)
     assert statuses([*rows, late]) == ["FAILED", "READY", "READY", "FAILED"]
+
+
+def test_what_was_discarded_since_it_was_found_is_not_retried(step, monkeypatch):
+    rows = [fail(fingerprint=7) for _ in range(2)]
+
+    def find(*values, **options):
+        ids = window(*values, **options)
+        Task.objects.filter(pk=ids[0]).discard()
+        return ids
+
+    monkeypatch.setattr(redrive_module, "window", find)
+    assert step() == (1, 2, False)
+    assert statuses(rows) == ["CANCELLED", "READY"]
 
 
 def test_whoever_has_lost_the_claim_retries_nothing(step):

@@ -34,3 +34,4 @@ def test_stuck_and_reset_mean_the_same_tasks(claim, slow_beats):
     assert [row.pk for row in Task.objects.all().stuck()] == [orphan.id]
     assert Task.objects.all().reset_stuck() == 1
     assert Task.objects.filter(status="RUNNING").count() == 1
+    assert Task.objects.get(pk=orphan.id).status == "READY"

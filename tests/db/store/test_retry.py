@@ -171,14 +171,16 @@ def test_one_that_was_cancelled_while_it_waited_waits_for_each_once(claim):
     """Its waiters from before are still there when it is retried."""
     first, second = tasks.echo.enqueue(1), tasks.echo.enqueue(2)
     child = keyed.step.using(after=[first, second]).enqueue("a")
-    Task.objects.filter(pk=child.id).cancel()
-    assert Task.objects.filter(pk=child.id).retry() == 1
-    assert (waits_for(child), Waiter.objects.count()) == (2, 2)
+    other = tasks.nothing.using(after=[first]).enqueue()
+    both = Task.objects.filter(pk__in=[child.id, other.id])
+    both.cancel()
+    assert both.retry() == 2
+    assert (waits_for(child), waits_for(other), Waiter.objects.count()) == (2, 1, 3)
     one, two = claim(2)
     settle_one(one, Succeeded())
-    assert statuses() == ["SUCCESSFUL", "RUNNING", "BLOCKED"]
+    assert statuses() == ["SUCCESSFUL", "RUNNING", "BLOCKED", "READY"]
     settle_one(two, Succeeded())
-    assert statuses() == ["SUCCESSFUL", "SUCCESSFUL", "READY"]
+    assert statuses() == ["SUCCESSFUL", "SUCCESSFUL", "READY", "READY"]
 
 
 def test_a_retry_and_an_end_at_once_cannot_miss_each_other(in_threads, claim):
