@@ -19,6 +19,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.models import Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.capture import identifier
+from tests.db.store.test_capture import captured
 from tests.sample import captured_tasks as tasks
 from tests.sample.models import Product, Shelf
 
@@ -35,11 +36,6 @@ def declared(monkeypatch):
 
 def triggers_of(model):
     return sorted(trigger.name for each, trigger in pgtrigger.registered() if each is model)
-
-
-def captured():
-    """Return the arguments of all tasks, in order."""
-    return [task.kwargs for task in Task.objects.order_by("id")]
 
 
 # Declarations
