@@ -179,7 +179,7 @@ def names_in_keys(task: TaskFields) -> set[str]:
 def positional_names(task: TaskFields, count: int) -> list[str]:
     """Return the names of the parameters for ``count`` positional arguments, or their numbers if there are none."""
     parameters = [*_signature(task.func).parameters.values()][task.takes_context :]
-    names = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    names = [each.name for each in parameters if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)]
     return (names + names[-1:] * count)[:count] if names else [str(number) for number in range(count)]
 
 

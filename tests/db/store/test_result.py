@@ -82,7 +82,7 @@ def test_what_cannot_be_stored_is_a_type_error_as_django_says():
         (lambda bad: tasks.record.enqueue("x", bad), "number"),
         (lambda bad: tasks.record.enqueue("x", number=[bad]), "number"),
         (lambda bad: tasks.record.enqueue(bad, number=1), "name"),
-        (lambda bad: tasks.nothing.enqueue(1, bad), "kwargs"),
+        (lambda bad: tasks.nothing.enqueue(1, bad), "args"),
         (lambda bad: tasks.nothing.enqueue(1, colour=bad), "colour"),
         (lambda bad: enqueue_many(tasks.record, [("x", 1), ("y", bad)]), "number"),
     ],

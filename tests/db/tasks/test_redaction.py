@@ -21,7 +21,7 @@ from django_pglock.errors import ConfigurationError, TaskArgumentsError, TaskOpt
 from django_pglock.models import Task
 from django_pglock.tasks import call_keys, registry
 from django_pglock.tasks.arguments import to_json
-from django_pglock.tasks.redaction import REDACTED, shown
+from django_pglock.tasks.redaction import REDACTED, redacting_paths, shown
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
@@ -68,6 +68,19 @@ def all_that_is_shown(client, row):
         call_command("locktasks", *command, stdout=out)
         texts.append(out.getvalue())
     return texts
+
+
+def test_all_values_for_a_star_are_hidden_by_its_name():
+    row = row_of(task(redact=("more",))(pay), 7, "open", SECRET, SECRET, SECRET, colour="red")
+    assert shown(row, "args") == [7, "open", *[REDACTED] * 3]
+    assert shown(row, "kwargs") == {"colour": "red"}
+
+
+def test_functions_that_hide_a_value_are_known():
+    hides, hides_all, shows = task(redact=("card",))(buy), task(redact=True)(by_order), task(pay)
+    found = redacting_paths()
+    assert {hides.module_path, hides_all.module_path} <= {*found}
+    assert shows.module_path not in found
 
 
 def test_what_is_named_is_shown_nowhere_and_stays_in_the_row(admin_client, worker, eventually, caplog):

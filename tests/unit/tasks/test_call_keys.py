@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from django_pglock import task
 from django_pglock.tasks.arguments import to_json
-from django_pglock.tasks.call_keys import LONGEST_ARGUMENTS, keys_of
+from django_pglock.tasks.call_keys import LONGEST_ARGUMENTS, keys_of, positional_names
 
 
 @task(unique=True)
@@ -31,6 +31,11 @@ def gather(first, *rest, note="", **more):
 @task(unique=True, lock="sort:{first}")
 def sort(first, /, **more):
     """Takes an argument by position, and another one of the same name."""
+
+
+@task(unique=True, fair="{shop}")
+def pack(shop, number):
+    """Takes turns, and is unique."""
 
 
 VALUES = st.recursive(
@@ -64,6 +69,16 @@ def test_other_arguments_are_another_call(one, other):
     for function in (ship, bill, gather):
         assert (key(function, one, 5) == key(function, other, 5)) is is_same
         assert (key(function, 5, one) == key(function, 5, other)) is is_same
+
+
+def test_a_call_that_is_unique_by_all_its_arguments_has_its_other_keys():
+    keys = keys_of(pack, (1, 2), {}, args_text=to_json([1, 2], what="It"))
+    assert (keys.fair, keys.unique) == ("1", f"{pack.module_path} [1,2]")
+
+
+def test_values_for_a_star_have_its_name():
+    """Values are hidden by the names of their parameters."""
+    assert positional_names(gather, 4) == ["first", "rest", "rest", "rest"]
 
 
 def test_the_order_of_the_keys_of_a_dict_does_not_matter():
