@@ -163,6 +163,17 @@ def test_nobody_is_notified_unless_somebody_sleeps_and_then_once(heard, is_sleep
     assert sorted(heard()) == expected
 
 
+def test_who_falls_asleep_during_a_transaction_is_told_at_its_commit(heard):
+    worker = uuid4()
+    beat_of(worker)
+    with transaction.atomic():
+        wakeup._nobody_slept_at["default"] = time.monotonic() + 3600
+        tasks.nothing.enqueue()
+        wakeup._nobody_slept_at.clear()
+        Worker.objects.update(is_sleeping=True)
+    assert heard() == ["default"]
+
+
 def test_hundreds_of_queues_are_told_in_one_message(heard):
     """A retry of all failed tasks of an incident adds to each queue. A message for each queue takes a commit each."""
     worker = uuid4()

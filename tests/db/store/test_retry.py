@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 from datetime import timedelta
 
@@ -17,6 +18,8 @@ from django_pglock.store.count import queue_counts
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.settle import settle
 from django_pglock.worker.settling.history import waited
+from tests.concurrency.store.test_unique import WAITING
+from tests.conftest import NEVER
 from tests.db.store.endings import FAILURE, settle_one, statuses
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -253,6 +256,37 @@ def test_thousands_that_are_retried_together_wait_again(claim):
     assert Task.objects.retry() == 5002
     assert Task.objects.filter(status="BLOCKED").count() == 5001
     assert (waits_for(last), Waiter.objects.count()) == (5000, 10_000)
+
+
+def test_two_are_retried_beside_calls_that_take_their_keys_in_another_order(claim, in_threads, eventually):
+    """An UPDATE of both would take the keys in the order of the ids, and one of the two transactions would fail."""
+    for number in (2, 1):
+        keyed.rebuild.enqueue(number)
+    for mine in claim(2):
+        settle_one(mine, Failed(FAILURE))
+    has_a_key = threading.Event()
+
+    def work(number):
+        if number:
+            assert has_a_key.wait(NEVER)
+            return Task.objects.filter(status="FAILED").retry()
+        with transaction.atomic():
+            keyed.rebuild.enqueue(1)
+            has_a_key.set()
+            eventually(is_somebody_waiting, why="the retry does not wait for the key")
+            keyed.rebuild.enqueue(2)
+        return None
+
+    assert in_threads(work, 2) == [None, 0]
+    assert statuses() == ["FAILED", "FAILED", "READY", "READY"]
+
+
+def is_somebody_waiting():
+    with connection.cursor() as cursor:
+        # Else a transaction would see for ever what it has seen first.
+        cursor.execute("SELECT pg_stat_clear_snapshot()")
+        cursor.execute(WAITING)
+        return cursor.fetchone()[0] > 0
 
 
 def test_at_repeatable_read_a_unique_key_that_was_taken_after_the_snapshot_is_an_error(claim, in_threads):

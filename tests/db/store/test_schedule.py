@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_pglock import task
 from django_pglock.models import Schedule, Task
+from django_pglock.store import schedule as schedule_module
 from django_pglock.store.schedule import enqueue_due, known, register
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import BaseTaskBackend, task_enqueued
@@ -121,6 +122,22 @@ def test_what_is_disabled_is_skipped_and_goes_on_with_the_next_tick():
     assert Schedule.objects.all().enable() == 0
     assert Schedule.objects.get().next_at == row.next_at + 6 * HOUR
     assert enqueue_due("default").tasks == []
+
+
+def test_a_schedule_that_has_changed_since_it_was_read_does_not_get_an_old_date(monkeypatch):
+    """As when a process with new code registers a new expression at this moment."""
+    row = schedule(due=5.5 * HOUR)
+    Schedule.objects.disable()
+    read = schedule_module._rows
+
+    def read_and_change(*values):
+        found = read(*values)
+        Schedule.objects.update(next_at=row.next_at + 9 * HOUR)
+        return found
+
+    monkeypatch.setattr(schedule_module, "_rows", read_and_change)
+    assert Schedule.objects.all().enable() == 0
+    assert Schedule.objects.get().next_at == row.next_at + 9 * HOUR
 
 
 def test_options_of_the_function_hold(claim):

@@ -33,4 +33,6 @@ def test_the_log_says_which_attempt_it_is_of_how_many(counts, text):
     values = dict.fromkeys(("priority", "retries", "rescues", "run_after", "enqueued_at"), 0)
     values |= dict.fromkeys(("started_at", "last_attempted_at"), 0) | {"max_retries": 2, "id": 7, "worker": uuid4()}
     values |= {"backend": "default", "queue": "default", "task_path": "shop.send", "args": "", "kwargs": "", "meta": ""}
-    assert str(Claim(**{**values, **counts})) == f"Task 7 (shop.send) {text}"
+    claim = Claim(**{**values, **counts})
+    assert str(claim) == f"Task 7 (shop.send) {text}"
+    assert claim.is_first is text.startswith("attempt 1 of")
