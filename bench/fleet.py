@@ -54,8 +54,8 @@ SETTINGS = {
 #: Seconds after which something that has to happen has failed.
 NEVER = 600.0
 #: Seconds of the idle window. It begins when all sessions have reported what they did, and all workers have done what
-#: they do once at their start, such as their first poll.
-IDLE, REPORTED = 60.0, 45.0
+#: they do once at their start, such as their first poll and their first round of upkeep off duty.
+IDLE, REPORTED = 60.0, 120.0
 #: Calls of the trickle, and how many a second.
 TRICKLE, RATE = 200, 20
 #: No-op tasks and 20 ms tasks of one drain.

@@ -33,9 +33,31 @@ LATE = 1.5
 #: Intervals without a late heartbeat that make a witness: more than ``LATE``, so that one heartbeat alone proves
 #: nothing; less than two rounds of upkeep, so that a new worker rescues in its third round.
 SETTLED = 1.75
+#: A worker that has nothing in flight may beat only each so many intervals, if so many elder workers beat in each one.
+#: It is no witness then, nor on duty. Enough elder ones, so that they seldom freeze or are killed all at once.
+RARELY, OFTEN = 3, 8
+#: If all of them are killed nevertheless, one of the others has to notice it soon: there must be so many.
+OTHERS = 6
+#: A heartbeat of an elder worker that is older, in intervals, tells that it may be dead.
+IN_TIME = 1.2
+#: Only if ``HEARTBEAT_LIMIT`` is at least so many intervals: a late beat must not be taken for a death.
+LEAST_LIMIT = 2 * RARELY
+#: So many of them on its own host, or some on two hosts: after the loss of a host, a worker that is left is a witness.
+ON_HOST = 2
 #: So many workers do the upkeep often, those that have run for longest: more than one, because one may freeze.
 ON_DUTY = 2
 
+# An elder worker that beats in each interval, by itself.
+_ELDER = """(elder.started_at, elder.id) < (worker.started_at, worker.id) AND NOT elder.is_stopping
+          AND elder.beating_since < elder.heartbeat_at
+          AND elder.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
+# Whether enough elder workers beat often, and there are enough others.
+_HAS_ELDERS = f"""
+    SELECT count(*) >= {OFTEN} + {OTHERS} AND count(*) FILTER (WHERE is_often) >= {OFTEN} AND (
+        min(hostname) FILTER (WHERE is_often) < max(hostname) FILTER (WHERE is_often)
+        OR count(*) FILTER (WHERE is_often AND hostname = worker.hostname) >= {ON_HOST})
+    FROM (SELECT elder.hostname, {_ELDER} AS is_often FROM {{worker}} AS elder
+          WHERE elder.heartbeat_at > clock_timestamp() - make_interval(secs => %s)) AS elders"""
 # A worker that waits for notifications about the same queues as the worker that beats.
 _SLEEPS = """sleeper.is_sleeping AND NOT sleeper.is_stopping AND sleeper.queues = worker.queues
         AND sleeper.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
@@ -46,9 +68,13 @@ _SLEEPS = """sleeper.is_sleeping AND NOT sleeper.is_stopping AND sleeper.queues 
 #
 # The heartbeats are continuous until one comes late, or in a new session. The answer says how many functions the row
 # has, whether those who enqueue believe that the worker sleeps, and how many elder workers can do the upkeep; and how
-# many workers of the same queues sleep, elder ones and all. One whose heartbeats are written by its heartbeat process
-# cannot do the upkeep: there, ``beating_since`` is not before ``heartbeat_at``. In the order of the ids: two statements
-# that write the same rows do not wait for each other in a circle.
+# many workers of the same queues sleep, elder ones and all; and whether enough elder workers beat often. One whose
+# heartbeats are written by its heartbeat process, or come rarely, cannot do the upkeep: there, ``beating_since`` is not
+# before ``heartbeat_at``. In the order of the ids: two statements that write the same rows do not wait for each other
+# in a circle.
+#
+# The eldest workers have too few elder ones, so they always beat often, and so do the eldest that sleep for some
+# queues. They are the ones that are counted: a worker that beats rarely counts only among all sleepers.
 BEAT = f"""
 WITH given AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS given (
@@ -67,32 +93,33 @@ SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping, lock_k
     task_paths = COALESCE((SELECT task_paths FROM given WHERE given.id = worker.id), worker.task_paths)
 RETURNING worker.id, jsonb_array_length(worker.task_paths), worker.is_sleeping, (
     SELECT count(*) FROM (
-        SELECT FROM {{worker}} AS elder
-        WHERE (elder.started_at, elder.id) < (worker.started_at, worker.id) AND NOT elder.is_stopping
-          AND elder.beating_since < elder.heartbeat_at
-          AND elder.heartbeat_at > clock_timestamp() - make_interval(secs => %s) LIMIT {ON_DUTY}) AS elders), (
+        SELECT FROM {{worker}} AS elder WHERE {_ELDER} LIMIT {ON_DUTY}) AS elders), (
     SELECT count(*) FROM (
         SELECT FROM {{worker}} AS sleeper
         WHERE (sleeper.started_at, sleeper.id) < (worker.started_at, worker.id)
           AND {_SLEEPS} LIMIT {PROMPT}) AS elders), (
-    SELECT count(*) FROM (SELECT FROM {{worker}} AS sleeper WHERE {_SLEEPS} LIMIT {PROMPT} + 1) AS sleepers)
+    SELECT count(*) FROM (SELECT FROM {{worker}} AS sleeper WHERE {_SLEEPS} LIMIT {PROMPT} + 1) AS sleepers),
+    ({_HAS_ELDERS})
 """
 
 
-# Removes the rows of workers that are silent and own nothing, if there is a witness. SKIP LOCKED, because the caller
-# has tasks to rescue, and a person may have locked a row in a transaction that stays open.
-FORGET_DEAD = """
-WITH witness AS MATERIALIZED (
+# One worker whose heartbeats have come without interruption for so long that all living ones have sent one, too.
+WITNESS = """witness AS MATERIALIZED (
     SELECT worker.id FROM {worker} AS worker
     WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
       AND worker.beating_since <= clock_timestamp() - make_interval(secs => %s) LIMIT 1
-), forgotten AS MATERIALIZED (
-    SELECT worker.id FROM {worker} AS worker
+)"""
+
+# Removes the rows of workers that are silent and own nothing, if there is a witness. SKIP LOCKED, because the caller
+# has tasks to rescue, and a person may have locked a row in a transaction that stays open.
+FORGET_DEAD = f"""
+WITH {WITNESS}, forgotten AS MATERIALIZED (
+    SELECT worker.id FROM {{worker}} AS worker
     WHERE worker.heartbeat_at <= clock_timestamp() - make_interval(secs => %s) AND EXISTS (SELECT FROM witness)
-      AND NOT EXISTS (SELECT FROM {task} AS task WHERE task.worker = worker.id AND task.status = 'RUNNING')
+      AND NOT EXISTS (SELECT FROM {{task}} AS task WHERE task.worker = worker.id AND task.status = 'RUNNING')
     FOR UPDATE OF worker SKIP LOCKED
 )
-DELETE FROM {worker} AS worker USING forgotten WHERE worker.id = forgotten.id RETURNING worker.id
+DELETE FROM {{worker}} AS worker USING forgotten WHERE worker.id = forgotten.id RETURNING worker.id
 """
 
 
@@ -129,6 +156,13 @@ class Beaten(NamedTuple):
     elder_sleepers: int
     #: How many workers that serve the same queues sleep, at most one more than ``PROMPT``.
     sleepers: int
+    #: Whether enough elder workers beat often, and there are enough others.
+    has_elders: bool
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether the worker may beat rarely while it has nothing in flight: others are witnesses and look at once."""
+        return self.has_elders and self.elder_sleepers >= PROMPT
 
 
 def alive(workers: Any) -> Any:
@@ -141,10 +175,10 @@ def silent(workers: Any) -> Any:
     return workers.filter(heartbeat_at__lte=_ago(get_settings().HEARTBEAT_LIMIT))
 
 
-def witnesses(workers: Any) -> Any:
-    """Workers whose heartbeats have come without interruption for so long that all living ones have sent one, too."""
+def witness_values() -> tuple[float, float]:
+    """Return the values of ``WITNESS``, in seconds."""
     interval = get_settings().HEARTBEAT_INTERVAL
-    return workers.filter(heartbeat_at__gt=_ago(LATE * interval), beating_since__lte=_ago(SETTLED * interval))
+    return LATE * interval, SETTLED * interval
 
 
 def silent_after() -> float:
@@ -168,8 +202,10 @@ def beat_all(using: str, beats: Iterable[Beat]) -> dict[UUID, Beaten]:
     A worker without a row gets no answer if its heartbeat does not name its functions.
     """
     given = json.dumps([{**each._asdict(), "id": str(each.id)} for each in beats])
-    late = LATE * get_settings().HEARTBEAT_INTERVAL
-    return {worker: Beaten(*answer) for worker, *answer in run(using, BEAT, given, late, late, late, late)}
+    interval = get_settings().HEARTBEAT_INTERVAL
+    late = LATE * interval
+    values = (given, late, late, late, RARELY * late, IN_TIME * interval, RARELY * late)
+    return {worker: Beaten(*answer) for worker, *answer in run(using, BEAT, *values)}
 
 
 def depart(using: str, worker: UUID) -> None:
@@ -179,8 +215,7 @@ def depart(using: str, worker: UUID) -> None:
 
 def forget_dead(using: str) -> int:
     """Remove the rows of workers that are dead and have no claims any more. Returns how many."""
-    interval = get_settings().HEARTBEAT_INTERVAL
-    return len(run(using, FORGET_DEAD, LATE * interval, SETTLED * interval, get_settings().HEARTBEAT_LIMIT))
+    return len(run(using, FORGET_DEAD, *witness_values(), get_settings().HEARTBEAT_LIMIT))
 
 
 def is_eldest(using: str, worker: UUID) -> bool:

@@ -8,7 +8,7 @@ from uuid import UUID
 from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import WORKER
 from django_pglock.store.admit import admit_on_commit
-from django_pglock.store.liveness import LATE, MISSING, SETTLED, silent_after
+from django_pglock.store.liveness import MISSING, WITNESS, silent_after, witness_values
 from django_pglock.store.release import release_on_commit
 from django_pglock.store.sql import run_by_index
 from django_pglock.store.wake import wake
@@ -42,11 +42,7 @@ _BUSY = """busy (worker) AS (
 # worker since then carries another attempt and is not rescued. SKIP LOCKED, because a row that is being settled at this
 # moment needs no rescue. A task that somebody asked to end does not run again.
 RESCUE = f"""
-WITH RECURSIVE witness AS MATERIALIZED (
-    SELECT worker.id FROM {{worker}} AS worker
-    WHERE worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
-      AND worker.beating_since <= clock_timestamp() - make_interval(secs => %s) LIMIT 1
-), alive AS MATERIALIZED (
+WITH RECURSIVE {WITNESS}, alive AS MATERIALIZED (
     SELECT worker.id FROM {{worker}} AS worker
     WHERE NOT EXISTS (SELECT FROM witness)
        OR worker.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
@@ -132,9 +128,8 @@ def rescue(using: str, *, limit: int = RESCUED_AT_ONCE) -> list[Rescued]:
     """
     settings = get_settings()
     text = "Its worker died or wrote no heartbeat for too long while it ran this attempt."
-    interval = settings.HEARTBEAT_INTERVAL
-    late, settled, beats = LATE * interval, SETTLED * interval, MISSING * interval
-    values = (late, settled, beats, silent_after(), limit, limit, settings.MAX_RESCUES, LOST_WITH_WORKER, text)
+    silences = (MISSING * settings.HEARTBEAT_INTERVAL, silent_after())
+    values = (*witness_values(), *silences, limit, limit, settings.MAX_RESCUES, LOST_WITH_WORKER, text)
     rescued = [Rescued(*row) for row in run_by_index(using, RESCUE, *values)]
     wake(using, (each.queue for each in rescued if each.status == TaskStatus.READY))
     admit_on_commit(using, {each.lock_key for each in rescued})

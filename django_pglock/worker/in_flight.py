@@ -48,7 +48,7 @@ class InFlight:
         self.claimed = 0
         self._counting = threading.Lock()
         #: Called when the first claim comes after there was none.
-        self.became_busy: Callable[[], None] = lambda: None
+        self.when_busy: list[Callable[[], None]] = []
         #: When the answer to a claim was lost, by time.monotonic(): rows may say that they are ours, now or soon.
         self.answer_lost_at = -math.inf
         # Nothing was claimed because too many outcomes wait for the database: the settler must wake the fetcher later.
@@ -127,7 +127,8 @@ class InFlight:
         was_idle = not self.claims
         self.claims.update(zip(map(attrgetter("id", "attempt"), claims), claims, strict=True))
         if was_idle:
-            self.became_busy()
+            for call in self.when_busy:
+                call()
         with self._counting:
             self.claimed += len(claims)
 

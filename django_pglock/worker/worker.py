@@ -104,8 +104,7 @@ class Worker:
         self.queues = Queues(queues, exclude=exclude, order=order)
         self.grace = grace
         self.channel = channel
-        self._asked_to_stop = SignalSafeEvent()
-        self._hurry = SignalSafeEvent()
+        self._asked_to_stop, self._hurry = SignalSafeEvent(), SignalSafeEvent()
         self._ended = threading.Lock()
         self._was_stopped = self._has_ended = False
         self.in_flight = InFlight(threads, most=max_tasks)
@@ -190,14 +189,16 @@ class Worker:
                 cancelled=self.running_tasks.hear_of_cancel,
                 missed=self._missed_news,
             )
-        self.heartbeat.beaten = self._note_beat
-        self.heartbeat.taken_to_be_awake = self.fetcher.ask_again
-        self.heartbeat.told_elders = self.upkeep.note_elders
-        self.heartbeat.told_sleepers = self._note_sleepers
-        self.fetcher.is_unheard = self.heartbeat.is_unheard
-        self.fetcher.is_listening = self.heartbeat.is_listening
+        heartbeat, fetcher = self.heartbeat, self.fetcher
+        heartbeat.beaten, heartbeat.heard = self._note_beat, fetcher.wake
+        heartbeat.taken_to_be_awake = fetcher.ask_again
+        heartbeat.told_elders, heartbeat.told_sleepers = self.upkeep.note_elders, self._note_sleepers
+        fetcher.is_unheard, fetcher.is_listening = heartbeat.is_unheard, heartbeat.is_listening
+        fetcher.is_resting = self.upkeep.is_resting = heartbeat.is_resting
         if self.drain is not None:
-            self.fetcher.forbidden = self.heartbeat.forbidden = self.drain.give_up
+            fetcher.forbidden = heartbeat.forbidden = self.drain.give_up
+        # One backend's worker does not rely on others: their rows do not say which backends they serve.
+        heartbeat.can_rest = listens and self.drain is None and fetcher.claimer.backend is None
         if self.channel is not None:
             if self.channel.line is not None:
                 self.heartbeat.join(HeartbeatLine(self.channel.line))
@@ -205,7 +206,6 @@ class Worker:
 
     def _note_sleepers(self, elders: int, sleepers: int) -> None:
         if self.heartbeat.listener is not None:
-            # One backend's worker does not rely on others: their rows do not say which backends they serve.
             self.heartbeat.listener.is_prompt = elders < PROMPT or self.fetcher.claimer.backend is not None
         self.fetcher.has_followers = sleepers > PROMPT
 

@@ -13,7 +13,6 @@ import time
 import pytest
 
 from django_pglock.models import Task, Worker
-from django_pglock.store.liveness import witnesses
 from django_pglock.store.rescue import rescue
 from django_pglock.worker.liveness import heartbeat_process, heartbeat_process_main
 from tests.conftest import NEVER, heartbeat_processes_of
@@ -227,8 +226,8 @@ def test_a_worker_whose_heartbeat_process_beats_is_no_witness(charge, eventually
     """After an outage it may be back before all others: its beat must not seem to follow the one before."""
     _helper, row = charge()
     eventually(lambda: beat(row) > row.heartbeat_at, why="it did not speak")
-    assert Worker.objects.get(pk=row.pk).beating_since > row.heartbeat_at
-    assert not witnesses(Worker.objects.all()).exists()
+    after = Worker.objects.get(pk=row.pk)
+    assert row.heartbeat_at < after.heartbeat_at <= after.beating_since
 
 
 def test_it_makes_no_row_of_a_worker_that_signed_off(charge, eventually):

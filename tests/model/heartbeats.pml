@@ -2,7 +2,8 @@
 Which workers are dead: heartbeats, session locks, witnesses, and the rescue that relies on them.
 
 Time passes in heartbeat intervals. An interval ends when every worker that runs and reaches the server has written its
-heartbeat: this is what the model assumes of a living worker, and docs/worker.md says what it takes.
+heartbeat: this is what the model assumes of a living worker, and docs/worker.md says what it takes. A worker without a
+task that rests writes one in every third interval. Worker 0 is the eldest.
 */
 
 #include "common.pml"
@@ -21,12 +22,15 @@ heartbeat: this is what the model assumes of a living worker, and docs/worker.md
 #define NO_LIMIT (planted == 4) /* finds claims_come_back: a session keeps a frozen worker alive for ever */
 #define NO_UPKEEP (planted == 5) /* finds claims_come_back: nobody looks for claims of dead workers */
 #define FORGET_OWNERS (planted == 6) /* finds !living_condemned: rows of silent workers are removed while there is no witness */
+#define CLAIM_UNHEARD (planted == 7) /* finds !living_condemned: a worker that rests claims although its last heartbeat is old */
+#define REST_ALONE (planted == 8) /* finds claims_come_back: workers rest although nobody else beats often */
 
-/* Intervals: two heartbeats missed, the hard limit, a late heartbeat, a settled witness. */
+/* Intervals: two heartbeats missed, the hard limit, a late heartbeat, a settled witness, a rest. */
 #define MISSED 3
 #define LIMIT 4
 #define LATE 1
 #define SETTLED 2
+#define RARELY 3
 
 #define RUNS 0
 #define FROZEN 1
@@ -45,6 +49,8 @@ bool has_beaten[WORKERS];
 bool has_begun[WORKERS];
 /* Whether the worker has a RUNNING task. */
 bool owns[WORKERS];
+/* Whether it rests, if it has none: the answer to its last heartbeat allowed it. */
+bool rests[WORKERS];
 bool is_up = true;
 byte faults = 0;
 
@@ -56,7 +62,7 @@ bool frozen_condemned = false;
 
 #define reaches(me) (process[me] == RUNS && is_up && !is_cut[me])
 
-/* store/liveness.py: witnesses `beating_since__lte=_ago(SETTLED * interval)`; store/rescue.py: RESCUE `witness AS MATERIALIZED` */
+/* store/liveness.py: WITNESS `AND worker.beating_since <= clock_timestamp() -`, witness_values `SETTLED * interval` */
 #define is_witness(me) (row[me] && age[me] <= LATE && steady[me] >= SETTLED)
 #if WORKERS > 2
 #define is_watched (is_witness(0) || is_witness(1) || is_witness(2) || NO_WITNESS)
@@ -67,7 +73,12 @@ bool frozen_condemned = false;
 /* store/rescue.py: RESCUE `WHERE NOT EXISTS (SELECT FROM witness)`, LOCK_IS_HELD */
 #define is_alive(me) (row[me] && (!is_watched || age[me] < MISSED || (session[me] && !NO_SESSION && (age[me] < LIMIT || NO_LIMIT))))
 
-/* store/liveness.py: BEAT `OR worker.heartbeat_at <`; worker/liveness/worker_lock.py: HOLD_LOCK */
+/* store/liveness.py: _ELDER `AND elder.beating_since < elder.heartbeat_at`. One of them is enough in the model. */
+#define is_often(other) (row[other] && age[other] <= LATE && steady[other] > age[other])
+#define has_elder(me) ((me > 0 && is_often(0)) || (me > 1 && is_often(1)))
+
+/* store/liveness.py: BEAT `OR worker.heartbeat_at <`; worker/liveness/worker_lock.py: HOLD_LOCK;
+   worker/liveness/heartbeat.py: _note_answer */
 inline beat(me) {
     reaches(me) && !has_beaten[me];
     if
@@ -79,12 +90,13 @@ inline beat(me) {
     age[me] = 0;
     absent[me] = 0;
     has_beaten[me] = true;
-    has_begun[me] = true
+    has_begun[me] = true;
+    rests[me] = has_elder(me) || REST_ALONE
 }
 
-/* store/claim.py: claim_statement; worker/liveness/heartbeat.py: first_beat */
+/* store/claim.py: claim_statement; worker/liveness/heartbeat.py: first_beat, is_unheard `age > HEARD_WITHIN * interval` */
 inline claim(me) {
-    reaches(me) && !owns[me] && has_begun[me];
+    reaches(me) && !owns[me] && has_begun[me] && (!rests[me] || age[me] <= LATE || CLAIM_UNHEARD);
     owns[me] = true
 }
 
@@ -114,7 +126,9 @@ inline report_death(me) {
     row[me] = false
 }
 
-#define may_end(me) (!reaches(me) || has_beaten[me])
+/* worker/liveness/heartbeat.py: _is_awaited `not self._is_idle()` */
+#define may_rest(me) (rests[me] && !owns[me] && age[me] < RARELY)
+#define may_end(me) (!reaches(me) || has_beaten[me] || may_rest(me))
 
 /* environment: an interval ends */
 inline tick() {

@@ -37,6 +37,8 @@ BUSY = 0.1
 BETWEEN_LOOKS = 0.05
 #: While notifications are sure to come, a worker polls so many times more rarely.
 RARELY = 6
+#: So many times more rarely still, while it also beats rarely: enough elder workers look, and the eldest one for all.
+RESTING = 3
 
 
 class Fetcher(ConnectedService):
@@ -67,6 +69,8 @@ class Fetcher(ConnectedService):
         self.is_unheard: Callable[[], bool] = lambda: False
         #: Whether notifications are sure to reach this worker.
         self.is_listening: Callable[[], bool] = lambda: False
+        #: Whether enough other workers look at once.
+        self.is_resting: Callable[[], bool] = lambda: False
         self.drain = drain
         self.in_flight = in_flight
         self.identity = identity
@@ -300,12 +304,14 @@ class Fetcher(ConnectedService):
         The eldest worker looks for tasks whose notification was lost (``upkeep.py``), so they wait no longer.
         """
         poll = random.uniform(0.8, 1.2) * get_settings().POLL_INTERVAL  # noqa: S311
-        for _ in range(RARELY):
+        for number in range(1, RARELY * RESTING + 1):
             until = time.monotonic() + poll
             # No notification comes again for a function that this turn has seen and, so soon after a look, not looked
             # up.
             self._pause(min(poll, self._discovery.next_in) if self.claimer.was_ready else poll)
             if time.monotonic() < until or self.in_flight.claims or not self.is_listening():
+                return
+            if number >= RARELY and not self.is_resting():
                 return
 
     def _note_busy(self) -> None:

@@ -3,6 +3,10 @@
 The session is the worker's own, or that of a supervisor, which beats for all of its processes. If the supervisor does
 not, the worker does so itself from the next beat on (``heartbeat_line.py``).
 
+A worker that has nothing in flight may rest, if enough elder workers beat often (``store/liveness.py``): it beats about
+each third interval. It beats once more before it claims anything, so no task has a worker whose last heartbeat is older
+than others tolerate.
+
 While a task keeps this thread from running, the heartbeat process beats in its place: see ``heartbeat_process.py``.
 
 Between two beats this thread receives notifications. It does nothing else, and while the supervisor beats it opens no
@@ -12,6 +16,7 @@ session: to open one may take longer than others wait for a heartbeat. What is a
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +27,7 @@ from django.db import Error as DatabaseFailure
 
 from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import connection_for
-from django_pglock.store.liveness import LATE, Beat, Beaten, beat_all, depart, silent_after
+from django_pglock.store.liveness import LATE, LEAST_LIMIT, RARELY, Beat, Beaten, beat_all, depart, silent_after
 from django_pglock.tasks import registry
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
@@ -39,6 +44,11 @@ BETWEEN_LOOKS = 1.0
 #: Seconds for the supervisor to answer, as a share of the heartbeat interval: if it does not, there is still time to
 #: beat before others suspect this worker.
 ANSWERED_WITHIN = 0.5
+#: A worker that rests beats again before it claims, if its last beat is so many intervals old. So there is time to open
+#: another session, if this one was lost and nobody has noticed, before two beats are missing.
+HEARD_WITHIN = 1.1
+#: After its first interval without a beat, a worker rests for intervals that are longer or shorter by so much.
+RESTS = (0.6, 1.4)
 
 
 class Heartbeat(ConnectedService):
@@ -95,6 +105,13 @@ class Heartbeat(ConnectedService):
         self._notifications = NotificationSession(self._hear)
         # What the supervisor has answered, if it has written the last beat.
         self._answer: Answer | None = None
+        #: Whether this worker may rest at all: it relies on others that serve the same queues.
+        self.can_rest = False
+        #: Called after a beat that was asked for.
+        self.heard: Callable[[], None] = lambda: None
+        # Whether the last answer allows a rest, whether the worker rests, and whether somebody has asked for a beat.
+        self._may_rest = self._rests = self._is_asked = False
+        in_flight.when_busy.append(self._end_rest)
 
     def join(self, line: HeartbeatLine) -> None:
         """Have the supervisor beat and listen, as long as it does. Call it before ``start()``."""
@@ -124,12 +141,30 @@ class Heartbeat(ConnectedService):
         return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
 
     def is_unheard(self) -> bool:
-        """Say whether others may count us as dead: after a stop of the process, or without a session for heartbeats."""
+        """Say whether others may count us as dead: after a stop of the process, or without a session for heartbeats.
+
+        Or because we rest: then a beat follows at once.
+        """
         # Before the first heartbeat the worker claims nothing.
         if self.beat_at is None:
             return False
-        age, settings = time.monotonic() - self.beat_at, get_settings()
-        return age > silent_after() or (not self.is_connected and age > 2 * settings.HEARTBEAT_INTERVAL)
+        interval = get_settings().HEARTBEAT_INTERVAL
+        if self._rests and time.monotonic() - self.beat_at > HEARD_WITHIN * interval:
+            self._is_asked = True
+            self.wake()
+            # The beat may have come at this moment. Then nobody calls ``heard`` for us.
+            if self._rests:
+                return True
+        age = time.monotonic() - self.beat_at
+        return age > silent_after() or (not self.is_connected and age > 2 * interval)
+
+    def is_resting(self) -> bool:
+        """Say whether this worker beats rarely while it is idle, because enough others do it often."""
+        return self._may_rest
+
+    def _end_rest(self) -> None:
+        if self._rests:
+            self.wake()
 
     @property
     def is_connected(self) -> bool:
@@ -146,7 +181,8 @@ class Heartbeat(ConnectedService):
         if self.listener is None or not self.is_connected or self.beat_at is None:
             return False
         is_listening = self.lock.is_held if self._answer is None else self._answer.is_listening
-        return is_listening and time.monotonic() - self.beat_at < LATE * get_settings().HEARTBEAT_INTERVAL
+        late = LATE * (RARELY if self._rests else 1)
+        return is_listening and time.monotonic() - self.beat_at < late * get_settings().HEARTBEAT_INTERVAL
 
     def open(self) -> None:
         # While the supervisor beats, this service needs no session.
@@ -168,9 +204,15 @@ class Heartbeat(ConnectedService):
         began = time.monotonic()
         next_in = self.beat()
         self.beat_at = began
+        # In this order: a thread that sees that we do not rest must not see the age of the beat before. One that has
+        # asked while we rested must be told.
+        self._rests = False
+        is_asked, self._is_asked = self._is_asked, False
         self.process.note_beat()
         self.first_beat.set()
         self.beaten()
+        if is_asked:
+            self.heard()
         self._rest(next_in)
 
     def _is_prepared(self) -> bool:
@@ -199,15 +241,31 @@ class Heartbeat(ConnectedService):
         self._self_pipe.wake()
 
     def _rest(self, seconds: float) -> None:
-        now = time.monotonic()
-        self.note_life(seconds)
+        """Wait until the next beat is due: for one interval, and for more if the worker rests."""
         was_relieved = self._is_relieved
-        beat_at = now + seconds
-        while not self.stopping.is_set() and (now := time.monotonic()) < beat_at:
-            self._receive()
-            if was_relieved and not self._is_relieved:
+        for number in range(RARELY if self._may_rest else 1):
+            if number:
+                # Workers that have started together should not beat together: if the elder ones die, one notices soon.
+                seconds = random.uniform(*RESTS) * get_settings().HEARTBEAT_INTERVAL  # noqa: S311
+            self.note_life(seconds)
+            until = time.monotonic() + seconds
+            while not self.stopping.is_set() and (now := time.monotonic()) < until:
+                self._receive()
+                if (was_relieved and not self._is_relieved) or self._is_awaited():
+                    return
+                self._wait(until - now)
+            if self.stopping.is_set() or not (self._may_rest and self._is_idle()):
                 return
-            self._wait(beat_at - now)
+            self._is_asked, self._rests = False, True
+            # Our threads run, and no beat is late.
+            self.process.note_beat()
+
+    def _is_idle(self) -> bool:
+        return not (self.in_flight.claims or self.in_flight.is_claiming or self.is_draining)
+
+    def _is_awaited(self) -> bool:
+        """Whether this worker rests and has to beat at once."""
+        return self._rests and (self._is_asked or not self._is_idle())
 
     def _receive(self) -> None:
         """Receive what the supervisor has told, and what was notified."""
@@ -280,6 +338,9 @@ class Heartbeat(ConnectedService):
 
     def _note_answer(self, beaten: Beaten) -> None:
         self._told = beaten.known
+        has_time = get_settings().HEARTBEAT_LIMIT >= LEAST_LIMIT * get_settings().HEARTBEAT_INTERVAL
+        # A supervisor beats for all of its processes in one statement, so a rest would save nothing.
+        self._may_rest = self.can_rest and self.line is None and has_time and beaten.may_rest
         self.told_elders(beaten.elders)
         self.told_sleepers(beaten.elder_sleepers, beaten.sleepers)
         if not beaten.is_sleeping:

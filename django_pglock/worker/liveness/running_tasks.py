@@ -75,7 +75,7 @@ class RunningTasks(ConnectedService):
         self._look_at = 0.0
         # Whether the present rest is the long one of an idle worker.
         self._rests_long = False
-        in_flight.became_busy = self._end_long_rest
+        in_flight.when_busy.append(self._end_long_rest)
 
     def wake(self) -> None:
         """Look now for requests about running tasks."""

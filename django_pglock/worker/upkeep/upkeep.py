@@ -61,6 +61,8 @@ SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_s
 ROUND = 0.9
 #: A worker that is not on duty does so many times fewer rounds, and prunes as much more rarely.
 OFF_DUTY = 10
+#: So many times fewer still, if it beats rarely: then at least eight workers do a round more often.
+RESTING = 3
 #: Seconds between two looks for tasks whose notification was lost, as a share of the poll interval. The next round
 #: after that looks.
 UNNOTICED = 0.8
@@ -85,6 +87,8 @@ class Upkeep(ConnectedService):
         self._registered: dict[str, Timing] = {}
         # How many elder workers do the upkeep.
         self._elders = 0
+        #: Whether enough elder workers beat often, so that this one does not.
+        self.is_resting: Callable[[], bool] = lambda: False
         self._looked_for_unnoticed_at = time.monotonic()
         self._news = threading.Event()
         self.unknown = UnknownReport(using, worker)
@@ -131,12 +135,19 @@ class Upkeep(ConnectedService):
         often = get_settings().HEARTBEAT_INTERVAL * ROUND
         if self._elders < ON_DUTY or self.queue_counts.is_asked:
             return often
-        return often * OFF_DUTY * random.uniform(0.8, 1.2)  # noqa: S311
+        return often * self._patience * random.uniform(0.8, 1.2)  # noqa: S311
+
+    @property
+    def _patience(self) -> int:
+        """How many times more rarely than a worker on duty this one works."""
+        if self._elders < ON_DUTY:
+            return 1
+        return OFF_DUTY * RESTING if self.is_resting() else OFF_DUTY
 
     def turn(self) -> None:
         self._news.clear()
         self._began_at = time.monotonic()
-        patience = OFF_DUTY if self._elders >= ON_DUTY else 1
+        patience = self._patience
         waits = (
             self._between_rounds,
             self._attempt(self._round),
@@ -255,7 +266,7 @@ class Upkeep(ConnectedService):
 
     def _prune(self) -> None:
         """Delete some old tasks. Outside of the round's transaction: two workers may do it at once without harm."""
-        rest = PRUNING_REST * (OFF_DUTY if self._elders >= ON_DUTY else 1)
+        rest = PRUNING_REST * self._patience
         if not self._pruned_to:
             warn_of_references(self.using, self._referring)
         count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)

@@ -10,10 +10,11 @@ from uuid import uuid4
 
 import pytest
 from django.db import connection, connections, transaction
+from django.db.models import F
 from django.db.models.functions import Now
 
 from django_pglock.models import Worker
-from django_pglock.store.liveness import ON_DUTY, Beat, beat, beat_all, depart, forget_dead
+from django_pglock.store.liveness import OFTEN, ON_DUTY, OTHERS, Beat, beat, beat_all, depart, forget_dead
 from django_pglock.store.wake import PROMPT, note_sleep
 from django_pglock.worker.liveness import heartbeat
 from tests.conftest import NEVER
@@ -147,6 +148,74 @@ def test_only_silent_workers_that_own_nothing_are_forgotten(claim, settings):
     Worker.objects.filter(pk=living).update(beating_since=Now() - timedelta(seconds=6000))
     forget_dead("default")
     assert set(Worker.objects.values_list("pk", flat=True)) == {living, owner}
+
+
+def elder(**values):
+    """Make a row of a worker that has run for longer, sleeps and beats often, from now on for a day."""
+    ago, later = Now() - timedelta(days=1), Now() + timedelta(days=1)
+    row = {"name": "elder", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_sleeping": True, **values}
+    return Worker.objects.create(
+        **{"id": uuid4(), "started_at": ago, "beating_since": ago, "heartbeat_at": later, **row}
+    )
+
+
+def test_a_worker_may_rest_if_enough_elder_ones_do_not():
+    me = uuid4()
+
+    def answer(hostname="h"):
+        return beat(
+            "default", me, name="w", hostname=hostname, pid=1, queues=[], threads=1, is_stopping=False, task_paths=[]
+        )
+
+    # It counts itself.
+    others = [elder(started_at=Now() + timedelta(days=1)) for _ in range(OTHERS - 1)]
+    elders = [elder() for _ in range(OFTEN - 1)]
+    answer()
+    assert answer().may_rest is False
+    elders.append(elder())
+    assert answer().may_rest is True
+
+    def without(**values):
+        with transaction.atomic():
+            Worker.objects.filter(pk=elders[0].pk).update(**values)
+            try:
+                return answer().may_rest
+            finally:
+                transaction.set_rollback(True)
+
+    assert without(name="the same") is True
+    assert without(is_stopping=True) is False
+    assert without(heartbeat_at=Now() - timedelta(seconds=20)) is False, "it may be dead"
+    assert without(beating_since=F("heartbeat_at")) is False, "it beats rarely, or its heartbeat process does"
+    assert without(started_at=Now() + timedelta(days=1)) is False, "it is younger and may rest itself"
+    others.pop().delete()
+    assert answer().may_rest is False, "after the death of the elder ones nobody might notice it soon"
+
+
+def test_a_worker_may_rest_only_if_the_loss_of_a_host_leaves_one_that_does_not():
+    mine, others = uuid4(), uuid4()
+
+    def may_rest(me, hostname):
+        return beat(
+            "default", me, name="w", hostname=hostname, pid=1, queues=[], threads=1, is_stopping=False, task_paths=[]
+        ).may_rest
+
+    for _ in range(OFTEN + OTHERS):
+        elder(hostname="north")
+    assert may_rest(mine, "north"), "if its host is lost, so is it"
+    assert not may_rest(others, "south"), "the loss of the host in the north leaves nobody who beats often"
+    elder(hostname="south")
+    assert may_rest(others, "south")
+
+
+def test_a_worker_may_rest_only_if_enough_elder_ones_of_its_queues_sleep():
+    me, queues = uuid4(), ["mail"]
+    for _ in range(OFTEN + OTHERS):
+        elder()
+    for number in range(PROMPT + 1):
+        values = {"name": "w", "hostname": "h", "pid": 1, "queues": queues, "threads": 1, "is_stopping": False}
+        assert beat("default", me, **values).may_rest is (number == PROMPT)
+        elder(queues=queues)
 
 
 def test_a_row_that_a_person_has_locked_does_not_hold_up_the_rescue(settings):

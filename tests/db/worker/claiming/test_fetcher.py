@@ -10,10 +10,13 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from django_pglock.models import Task
+from django_pglock.models import Worker as WorkerRow
+from django_pglock.store.liveness import beat_all
 from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.worker.claiming.fetcher import HOARDING, RARELY
 from django_pglock.worker.claiming.queue_cursor import QueueCursor
 from django_pglock.worker.worker import Worker
+from tests.conftest import NEVER
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
 
@@ -82,6 +85,31 @@ def test_a_worker_that_was_stopped_for_too_long_claims_nothing_before_its_next_h
     assert Task.objects.get(pk=result.id).status == "READY"
     here.heartbeat.beat_at += 2001
     finished(result)
+
+
+def test_a_worker_that_rests_beats_before_it_claims(worker, eventually, monkeypatch, settings):
+    """Its session may be lost, and nobody may have noticed: then it may look dead to others for seconds."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 6000.0, "POLL_INTERVAL": 600.0}
+    here, allowed, beaten = worker(), threading.Event(), []
+    eventually(lambda: WorkerRow.objects.filter(is_sleeping=True).exists())
+
+    def beat_when_allowed(using, beats):
+        beaten.append(1)
+        assert allowed.wait(NEVER)
+        return beat_all(using, beats)
+
+    monkeypatch.setattr("django_pglock.worker.liveness.heartbeat.beat_all", beat_when_allowed)
+    here.heartbeat._rests = True
+    here.heartbeat.beat_at -= 700
+    result = tasks.nothing.enqueue()
+    eventually(lambda: beaten, why="it does not beat")
+    time.sleep(0.5)
+    assert Task.objects.get(pk=result.id).status == "READY", "it does not wait for its beat"
+    allowed.set()
+    eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL", why="it waits for its poll")
+    row = Task.objects.get(pk=result.id)
+    assert row.enqueued_at < WorkerRow.objects.get().heartbeat_at < row.started_at
+    assert not here.heartbeat._rests
 
 
 def refuse():

@@ -14,7 +14,7 @@ from django_pglock.worker.liveness.json_lines import JsonLines
 from tests.conftest import NEVER
 
 BEAT = Beat(uuid4(), name="n", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
-BEATEN = [3, True, 0, 0, 1]
+BEATEN = [3, True, 0, 0, 1, False]
 
 
 @pytest.fixture

@@ -1,0 +1,148 @@
+"""Idle workers that beat rarely, because enough elder ones beat often. These are rows that a test makes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from django.db.models import F
+from django.db.models.functions import Now
+
+from django_pglock.models import Task, Worker
+from django_pglock.store.claim import claim_statement, claims_of
+from django_pglock.store.liveness import OFTEN, OTHERS, RARELY
+from tests.sample import tasks
+from tests.sample.models import Effect
+from tests.settings import DJANGO_PGLOCK
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acceptance]
+
+INTERVAL, LIMIT = DJANGO_PGLOCK["HEARTBEAT_INTERVAL"], DJANGO_PGLOCK["HEARTBEAT_LIMIT"]
+#: Ends the session that holds the lock of a worker.
+END_SESSION = """
+SELECT count(pg_terminate_backend(held.pid)) FROM django_pglock_worker AS worker
+JOIN pg_locks AS held ON held.objid::bigint = worker.lock_key AND held.locktype = 'advisory' AND held.objsubid = 2
+WHERE worker.id = %s
+"""
+
+
+@pytest.fixture
+def elders(transactional_db):
+    """Rows of elder workers that sleep and beat often, from now on for a day."""
+    ago, later = Now() - timedelta(days=1), Now() + timedelta(days=1)
+    row = {"hostname": "h", "pid": 1, "threads": 1, "is_sleeping": True, "started_at": ago}
+    # A worker on any host may rest: they are on two.
+    return [
+        Worker.objects.create(
+            id=uuid4(),
+            name="elder",
+            queues=[],
+            beating_since=ago,
+            heartbeat_at=later,
+            **{**row, "hostname": f"h{number}"},
+        )
+        for number in range(OFTEN + OTHERS)
+    ]
+
+
+def rows():
+    return Worker.objects.exclude(name="elder")
+
+
+def rests(row):
+    """Say whether the last beat of a worker came so late that it was meant to."""
+    return rows().filter(pk=row.pk, beating_since__gte=F("heartbeat_at")).exists()
+
+
+@pytest.fixture
+def resting(worker_process, elders, eventually):
+    """Start workers, and wait until they rest."""
+
+    def start(count=1, **options):
+        processes = [worker_process("--threads", "1", **options) for _ in range(count)]
+        eventually(lambda: all(map(rests, rows())), why=processes[0].output)
+        return processes
+
+    return start
+
+
+@pytest.fixture
+def rescuer(worker):
+    """A worker in this process that is on duty; it serves other queues, and it does not rest."""
+
+    def start():
+        Worker.objects.filter(name="elder").update(is_stopping=True)
+        return worker(queues=["none"])
+
+    return start
+
+
+def test_a_worker_that_rests_beats_rarely_and_takes_a_task_at_once(resting, eventually):
+    resting()
+    first = rows().get()
+    seen = eventually(lambda: rows().filter(heartbeat_at__gt=first.heartbeat_at).first())
+    assert seen.heartbeat_at - first.heartbeat_at > timedelta(seconds=(RARELY - 1) * INTERVAL)
+    for _ in range(3):
+        result = tasks.nothing.enqueue()
+        eventually(lambda result=result: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
+        row, task = rows().get(), Task.objects.get(pk=result.id)
+        assert row.heartbeat_at > task.started_at - timedelta(seconds=1.2 * INTERVAL), "it claims unheard"
+        eventually(lambda row=row: rests(row), why="it does not rest again")
+
+
+def test_a_busy_worker_does_not_rest(resting, eventually):
+    resting()
+    tasks.note_and_sleep.enqueue("busy", 4 * RARELY * INTERVAL)
+    eventually(lambda: Effect.objects.exists())
+    eventually(lambda: not rests(rows().get()))
+    since = rows().get().beating_since
+    time.sleep(2 * RARELY * INTERVAL)
+    assert rows().get().beating_since == since, "a beat was late"
+    eventually(lambda: rests(rows().get()), why="it does not rest again")
+
+
+def test_one_that_gets_a_task_and_is_cut_off_again_and_again_keeps_it(resting, rescuer, eventually):
+    [process] = resting()
+    rescuer()
+    tasks.note_and_sleep.enqueue("once", 2 * LIMIT)
+    eventually(lambda: Effect.objects.exists(), why=process.output)
+    busy, cuts = Task.objects.get().worker, 0
+    while Task.objects.get().status == "RUNNING":
+        with connection.cursor() as cursor:
+            cursor.execute(END_SESSION, [busy])
+            cuts += cursor.fetchone()[0]
+        time.sleep(0.3)
+    assert cuts > 3
+    row = Task.objects.get()
+    assert (row.status, row.attempts, row.rescues) == ("SUCCESSFUL", 1, 0), process.output
+
+
+def test_when_the_elder_ones_die_those_that_rested_rescue_their_tasks(elders, resting, eventually):
+    """The elder ones are on one host, and nobody deletes their rows."""
+    tasks.nothing.using(queue_name="x").enqueue()
+    path = tasks.nothing.module_path
+    [victim] = claims_of(claim_statement("default", worker=elders[0].pk, paths=[path]).execute(1, "x"), elders[0].pk)
+    resting(2)
+    assert Task.objects.get(pk=victim.id).status == "RUNNING"
+    Worker.objects.filter(name="elder").update(heartbeat_at=Now() - timedelta(seconds=LIMIT / 2))
+    eventually(lambda: Task.objects.get(pk=victim.id).status == "SUCCESSFUL", why="nobody rescues it")
+    assert Task.objects.get(pk=victim.id).rescues == 1
+    eventually(lambda: not any(map(rests, rows())), why="one rests although nobody else beats often")
+
+
+def test_one_that_was_frozen_while_it_rested_claims_nothing_before_it_beats(resting, rescuer, eventually):
+    [process] = resting()
+    row = rows().get()
+    process.send(signal.SIGSTOP)
+    rescuer()
+    eventually(lambda: not Worker.objects.filter(pk=row.pk).exists(), why="its row is not removed")
+    results = [tasks.nothing.enqueue() for _ in range(3)]
+    process.send(signal.SIGCONT)
+    for result in results:
+        eventually(lambda result=result: Task.objects.get(pk=result.id).status == "SUCCESSFUL", why=process.output)
+    assert set(Task.objects.values_list("attempts", "rescues")) == {(1, 0)}
+    assert Worker.objects.filter(pk=row.pk).exists()
