@@ -68,6 +68,7 @@ class Side:
         self.name, self.folder, self.admin = name, folder, admin
         place = {"PGHOST": str(server.folder), "PGUSER": "postgres", "PGDATABASE": name, "PYTHONPATH": str(folder)}
         ours = {"DJANGO_SETTINGS_MODULE": "bench.app.settings", "BENCH_CONTESTANT": "ours", "BENCH_STAMPS": os.devnull}
+        ours["BENCH_PLAIN"] = "1"
         self.environment = {**os.environ, **place, **ours}
         admin.execute(f"CREATE DATABASE {name}")
         self.call("setup")

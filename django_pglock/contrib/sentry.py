@@ -230,13 +230,12 @@ def _is_streaming() -> bool:
 
 def _root_span(claim: Claim) -> Any:
     """Return the span of an attempt, in the trace of the call that has enqueued the task."""
-    due = max(claim.enqueued_at, claim.run_after or 0.0)
     data = {
         SPANDATA.MESSAGING_SYSTEM: "postgresql",
         SPANDATA.MESSAGING_DESTINATION_NAME: claim.queue,
         SPANDATA.MESSAGING_MESSAGE_ID: str(claim.id),
         SPANDATA.MESSAGING_MESSAGE_RETRY_COUNT: claim.retries,
-        SPANDATA.MESSAGING_MESSAGE_RECEIVE_LATENCY: round(max(0.0, claim.last_attempted_at - due) * 1000),
+        SPANDATA.MESSAGING_MESSAGE_RECEIVE_LATENCY: round(claim.waited * 1000),
     }
     headers, path = dict(headers_of(claim.meta, INSTRUMENT)), claim.task_path
     if _is_streaming():

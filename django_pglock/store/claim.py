@@ -110,7 +110,17 @@ def claim_statement(
 
 def claims_of(rows: Iterable[tuple[Any, ...]], worker: UUID) -> list[Claim]:
     """Return the rows of a claiming statement as claims, in the order in which they run."""
-    claims = [Claim(id_, attempt, worker, *rest) for id_, attempt, *rest in rows]
+    # All columns by their names: for a thousand claims, to pass the rest as ``*rest`` takes half as long again.
+    claims = [
+        Claim(
+            id_, attempt, worker, backend, queue, priority, path, args, kwargs, meta, retries, max_retries, rescues,
+            run_after, enqueued_at, started_at, last_attempted_at, lock_key, uncounted,
+        )
+        for (
+            id_, attempt, backend, queue, priority, path, args, kwargs, meta, retries, max_retries, rescues,
+            run_after, enqueued_at, started_at, last_attempted_at, lock_key, uncounted,
+        ) in rows
+    ]  # fmt: skip
     # Two sorts by one key each. The second keeps the order of equal priorities, and neither calls a Python function.
     claims.sort(key=attrgetter("id"))
     claims.sort(key=attrgetter("priority"), reverse=True)

@@ -27,8 +27,8 @@ class Claim:
     """One claimed attempt: the task's row as the claiming statement returned it.
 
     ``id`` and ``attempt`` together are the fence: every later write asks whether the row still has both.
-    ``args``, ``kwargs`` and ``meta`` are JSON texts and dates are seconds since the epoch; code that needs the value
-    decodes it.
+    ``args``, ``kwargs`` and ``meta`` are JSON texts and dates are texts of seconds since the epoch; code that needs the
+    value decodes it.
     """
 
     id: int
@@ -44,10 +44,11 @@ class Claim:
     retries: int
     max_retries: int
     rescues: int
-    run_after: float | None
-    enqueued_at: float
-    started_at: float
-    last_attempted_at: float
+    run_after: str | None
+    enqueued_at: str
+    #: None: the first claim of the task is this one.
+    started_at: str | None
+    last_attempted_at: str
     lock_key: str | None = None
     #: Claims before this one that were no attempts, because they were given back or snoozed.
     uncounted: int = 0
@@ -61,7 +62,21 @@ class Claim:
 
     def date(self, name: str) -> datetime | None:
         """Return one of the dates as a value."""
-        return date_of(getattr(self, name))
+        text: str | None = getattr(self, name)
+        if text is None and name == "started_at":
+            text = self.last_attempted_at
+        return date_of(None if text is None else float(text))
+
+    @property
+    def due_at(self) -> float:
+        """When the task was due, in seconds since the epoch."""
+        enqueued_at = float(self.enqueued_at)
+        return enqueued_at if self.run_after is None else max(enqueued_at, float(self.run_after))
+
+    @property
+    def waited(self) -> float:
+        """For how many seconds the task was due until this claim."""
+        return max(0.0, float(self.last_attempted_at) - self.due_at)
 
     @property
     def is_first(self) -> bool:

@@ -68,10 +68,14 @@ class Claimer:
 
     def claim(self, rooms: list[tuple[FunctionKind, int]], *, told: Collection[str] = ()) -> list[Claim]:
         """Claim tasks for these rooms. ``told``: the queues to look into, if a notification has named them."""
-        claims = self._claim_each(rooms, self._ready_queues(told))
+        ready = self._ready_queues(told)
+        claims = self._claim_each(rooms, ready)
         if not claims and self._ready.is_from_memory:
             self._ready.forget()
-            claims = self._claim_each(rooms, self._ready_queues())
+            now_ready = self._ready_queues()
+            # Only the others: the look that found nothing may have read a whole backlog of the other kind of functions.
+            claims = self._claim_each(rooms, [queue for queue in now_ready if queue not in ready])
+            self.was_ready = bool(now_ready)
         self.was_full = len(claims) >= min(room for _, room in rooms)
         if len(claims) < sum(room for _, room in rooms):
             self._ready.forget()

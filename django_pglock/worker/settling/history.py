@@ -125,12 +125,10 @@ def waited(claim: Claim) -> float | None:
 
     A retry by a person sets ``run_after``. Nothing says when the upkeep has made a task ready again.
     """
-    since = claim.enqueued_at
-    if claim.run_after is not None and claim.run_after > since:
-        since = claim.run_after
-    if claim.attempt > 1 and since < claim.started_at < claim.last_attempted_at:
+    started_at = claim.started_at
+    if claim.attempt > 1 and started_at is not None and claim.due_at < float(started_at):
         return None
-    return max(0.0, claim.last_attempted_at - since)
+    return claim.waited
 
 
 def _alike(ended_claims: list[EndedClaim]) -> dict[tuple[str, str, type[Any]], list[EndedClaim]]:

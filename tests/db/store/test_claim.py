@@ -6,6 +6,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from django.db import connection
 
 from django_pglock.models import Task
 from django_pglock.store.claim import claim_statement
@@ -51,6 +52,16 @@ def test_behind_a_task_are_later_tasks_of_its_priority():
     ids = [int(tasks.nothing.using(priority=priority).enqueue().id) for priority in (0, 0, 1, 0)]
     statement = claim_statement("default", worker=uuid4(), paths=["tests.sample.tasks.nothing"], behind=True)
     assert [row[0] for row in statement.execute(10, "default", 0, ids[0])] == [ids[1], ids[3]]
+
+
+@pytest.mark.parametrize("date", ["infinity", "-infinity", "294276-12-31", "4713-01-01 BC"])
+def test_no_date_of_a_row_keeps_tasks_from_being_claimed(claim, date):
+    """Another program may have written it."""
+    tasks.nothing.enqueue()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_pglock_task SET enqueued_at = %s, run_after = %s, started_at = %s", [date] * 3)
+    [mine] = claim()
+    assert mine.waited >= 0
 
 
 @pytest.mark.parametrize("attempt", [1, 2])

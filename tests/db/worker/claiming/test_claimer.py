@@ -10,7 +10,7 @@ from django.db import connection
 from django_pglock.models import Task, Worker
 from django_pglock.worker import Worker as WorkerUnderTest
 from django_pglock.worker.claiming import ready_queues
-from django_pglock.worker.claiming.queue_cursor import FEW_QUEUES
+from django_pglock.worker.claiming.queue_cursor import FEW_QUEUES, QueueCursor
 from tests.sample import tasks
 from tests.sample.models import Effect
 
@@ -89,6 +89,19 @@ def test_what_is_remembered_of_the_queues_keeps_no_task_waiting(monkeypatch):
     assert [claim.queue for claim in claim(fetcher, 2)] == ["b"]
     fill("a", 1)
     assert [claim.queue for claim in claim(fetcher, 2)] == ["a"], "there was less than was asked for: forgotten"
+
+
+def test_a_look_that_has_found_nothing_is_not_repeated_at_once(monkeypatch):
+    """A look for coroutines alone reads past all that waits for threads."""
+    fetcher = WorkerUnderTest().fetcher
+    monkeypatch.setattr("django_pglock.worker.claiming.ready_queues.LIFETIME_FACTOR", 10**9)
+    fill("a", 2)
+    assert len(claim(fetcher, 1)) == 1
+    looks = []
+    look = QueueCursor.claim
+    monkeypatch.setattr(QueueCursor, "claim", lambda cursor, limit: looks.append(cursor.queue) or look(cursor, limit))
+    assert fetcher.claimer.claim([("async", 1)]) == []
+    assert (looks, fetcher.claimer.was_ready) == (["a"], True)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 from django.db import OperationalError
@@ -12,6 +13,7 @@ from django_pglock.models import Task, TaskHistory
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.history import OUTCOMES, add_history, series
 from django_pglock.store.outcome import Abandoned, Cancelled, Failure, Released, Succeeded
+from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.settling.history import MOST_MINUTES, History, waited
 from tests.sample import keyed_tasks, tasks
@@ -145,9 +147,10 @@ def refuse(*args):
 
 
 def ended(**changes):
-    claim = {"queue": "mail", "task_path": "app.send", "attempt": 1, "enqueued_at": 100.0, "run_after": None}
-    claim = SimpleNamespace(**{**claim, "started_at": 110.0, "last_attempted_at": 110.0, **changes})
-    return EndedClaim(claim, Succeeded(), seconds=2.0)
+    claim = Claim(
+        1, 1, uuid4(), "default", "mail", 0, "app.send", "[]", "{}", "{}", 0, 0, 0, None, "100", None, "110.0"
+    )
+    return EndedClaim(replace(claim, **changes), Succeeded(), seconds=2.0)
 
 
 @pytest.mark.parametrize("number", [1, 7, 15, 16, 17, 23, 999, 1500])
@@ -172,14 +175,16 @@ def test_a_batch_of_several_functions_and_outcomes():
     ("changes", "expected"),
     [
         ({}, 10.0),
-        ({"run_after": 107.0}, 3.0),
-        ({"run_after": 50.0}, 10.0),
+        ({"run_after": "107"}, 3.0),
+        ({"run_after": "50"}, 10.0),
+        # Longer, but earlier.
+        ({"run_after": "50.5"}, 10.0),
         # Run early, by hand.
-        ({"run_after": 500.0}, 0.0),
+        ({"run_after": "500"}, 0.0),
         # Given back before: its first start is this one.
         ({"attempt": 2}, 10.0),
-        ({"attempt": 2, "last_attempted_at": 200.0}, None),
-        ({"attempt": 2, "run_after": 195.0, "last_attempted_at": 200.0}, 5.0),
+        ({"attempt": 2, "started_at": "105"}, None),
+        ({"attempt": 2, "started_at": "105", "run_after": "107.5"}, 2.5),
     ],
 )
 def test_a_task_has_waited_since_it_was_due(changes, expected):
