@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -62,6 +63,12 @@ def empty(self: TransactionTestCase) -> None:
 
 # Django's own also makes all content types and permissions anew, after each test.
 TransactionTestCase._fixture_teardown = empty
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from going through all modules and all thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
+from django.db import connection
+
 from django_pglock.models import ArchivedTask, Task, Waiter
 from django_pglock.store.admit import admit
 from django_pglock.store.lock_keys import blocked_keys
@@ -19,6 +21,15 @@ LOCK_NOT_AVAILABLE = "55P03"
 #: What a transaction at REPEATABLE READ has to expect when others were faster: serialization_failure, unique_violation.
 TO_EXPECT = ("40001", "23505")
 
+#: What each judge reads. To compile a query of Django takes longer than to execute it.
+ALL_TASKS, ALL_ARCHIVED, ALL_WAITERS = (
+    str(rows.query)
+    for rows in (
+        Task.objects.order_by("pk"),
+        ArchivedTask.objects.values_list("pk"),
+        Waiter.objects.values_list("task_id", "awaited"),
+    )
+)
 
 #: Laws of single worlds.
 LAWS: dict[str, list[Callable[[Judge], None]]] = defaultdict(list)
@@ -65,9 +76,10 @@ class Judge(Laws):
             self.all_hold()
 
     def look(self) -> None:
-        self.before, self.now = self.world.before, {task.pk: task for task in Task.objects.order_by("pk")}
-        self.archived = set(ArchivedTask.objects.values_list("pk", flat=True))
-        self.waiters = list(Waiter.objects.values_list("task_id", "awaited"))
+        self.before, self.now = self.world.before, {task.pk: task for task in Task.objects.raw(ALL_TASKS)}
+        with connection.cursor() as cursor:
+            self.archived = {pk for (pk,) in cursor.execute(ALL_ARCHIVED)}
+            self.waiters = list(cursor.execute(ALL_WAITERS))
 
     def all_hold(self) -> None:
         if any(verb.prunes for verb in self.verbs):

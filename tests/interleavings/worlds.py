@@ -84,16 +84,21 @@ class World:
         with connection.cursor() as cursor:
             for table in self.tables:
                 cursor.execute(f"CREATE TABLE {self._copy(table)} AS TABLE {table}")
+            # A function keeps the plans of its statements.
+            statements = [f"DELETE FROM {table};" for table in reversed(self.tables)] + [
+                f"INSERT INTO {table} OVERRIDING SYSTEM VALUE TABLE {self._copy(table)};" for table in self.tables
+            ]
+            cursor.execute(
+                f"CREATE PROCEDURE {self._procedure}() LANGUAGE plpgsql AS $$BEGIN {' '.join(statements)} END$$"
+            )
 
     def reset(self) -> None:
         """Put its rows back, and nothing else."""
         self._resets += 1
-        empties = [f"DELETE FROM {table}" for table in reversed(self.tables)]
-        if self._resets % MADE_ANEW_EVERY == 0:
-            empties = [f"TRUNCATE {', '.join(self.tables)}"]
-        fills = [f"INSERT INTO {table} OVERRIDING SYSTEM VALUE TABLE {self._copy(table)}" for table in self.tables]
         with connection.cursor() as cursor:
-            cursor.execute(";".join(empties + fills))
+            if self._resets % MADE_ANEW_EVERY == 0:
+                cursor.execute(f"TRUNCATE {', '.join(self.tables)}")
+            cursor.execute(f"CALL {self._procedure}()")
 
     def keeps(self, model: type[models.Model]) -> None:
         """Put back the rows of this model, too."""
@@ -102,6 +107,7 @@ class World:
     def drop(self) -> None:
         """Drop the copy."""
         with connection.cursor() as cursor:
+            cursor.execute(f"DROP PROCEDURE {self._procedure}()")
             cursor.execute(f"DROP TABLE {', '.join(map(self._copy, self.tables))}")
 
     def running(self, task: Any, *args: Any, worker: UUID = LIVING, **kwargs: Any) -> Claim:
@@ -115,6 +121,10 @@ class World:
         claim = Claim(id_, attempt, worker, *rest)
         (self.zombies if worker == DEAD else self.claims).append(claim)
         return claim
+
+    @property
+    def _procedure(self) -> str:
+        return f"reset_{self.name}"
 
     def _copy(self, table: str) -> str:
         return f"copy_{self.name}_{table}"

@@ -27,7 +27,7 @@ def history(new_table):
 
 @pytest.fixture(params=["none", "of an empty table", "from before", "of now"])
 def backlog(request, new_table):
-    """A long history, forty thousand waiting for one key and as many for a date, and a few others.
+    """A long history, twenty thousand waiting for one key and as many for a date, and a few others.
 
     The statistics are those of a new table, of one that was empty once, of the history only, or they know everything.
     """
@@ -37,8 +37,8 @@ def backlog(request, new_table):
     insert("SUCCESSFUL", 20_000)
     if request.param == "from before":
         analyze()
-    insert("BLOCKED", 40_000, lock="backlog")
-    insert("SCHEDULED", 40_000, seconds=60)
+    insert("BLOCKED", 20_000, lock="backlog")
+    insert("SCHEDULED", 20_000, seconds=60)
     insert("READY", BATCH)
     insert("READY", BATCH, fair="tenant")
     insert("RUNNING", BATCH, worker=worker)

@@ -23,10 +23,10 @@ SMALL = {
 def test_admission_looks_at_a_key_by_its_index_and_does_not_read_what_is_for_later(backlog):
     """Both in one test, because to insert a backlog takes longer than to execute every plan."""
     small_statements_look_at_a_key_by_its_index()
-    insert("SCHEDULED", 20_000, lock="backlog", seconds=60)
+    insert("SCHEDULED", 10_000, lock="backlog", seconds=60)
     plan = executed(filled(ADMIT), (["backlog"],), by_index=True)
     assert rows_read(plan) < 20 * BATCH
-    assert pages_read(plan) < 800
+    assert pages_read(plan) < 400
 
 
 def small_statements_look_at_a_key_by_its_index():
