@@ -5,14 +5,15 @@ child's standard input, output and error, and a socket that is told its process 
 
 Python needs most of a second to import Django and the project, and a test of processes is not about that. A child is a
 process as any other: it has no connection and no thread of the parent's, because the parent has none, no descriptor but
-the three, and the signals' handlers that Python starts with. It runs ``manage.py`` as the main program, and ends as
-Python ends.
+the three, and the signals' handlers that Python starts with. It runs a program or a module as the main program, and
+ends as Python ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -23,6 +24,9 @@ import sys
 import threading
 from typing import Any
 
+#: What the tests send before they close the socket of a parent whose children may run on. Without it the tests have
+#: ended, and so does the parent.
+FAREWELL = b"farewell"
 #: Of SIGINT: a shell may have started the tests with this signal ignored.
 interrupt = signal.getsignal(signal.SIGINT)
 
@@ -59,11 +63,13 @@ def wait_for_request(control: socket.socket) -> dict[str, Any]:
             tell_ends(children)
         if control in ready:
             text, descriptors, _, _ = socket.recv_fds(control, 65536, 4)
-            listens = bool(text)
-            if text and (child := os.fork()) == 0:
+            if not text:
+                break
+            listens = text != FAREWELL
+            if listens and (child := os.fork()) == 0:
                 become_child(control, descriptors, last=max(control.fileno(), waker, *descriptors, *children.values()))
                 return dict(json.loads(text))
-            if text:
+            if listens:
                 *streams, told = descriptors
                 children[child] = told
                 os.write(told, b"%12d" % child)
@@ -100,10 +106,22 @@ def run(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     if request["session"]:
         os.setsid()
+    if request["before"]:
+        module, _, name = request["before"].partition(":")
+        getattr(importlib.import_module(module), name)()
+    for name, value in request["environment"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     program, *rest = sys.argv = request["arguments"]
     if program == "-c":
         code, *sys.argv[1:] = rest
         exec(compile(code, "<string>", "exec"), vars(sys.modules["__main__"]))
+    elif program == "-m":
+        module, *sys.argv[1:] = rest
+        sys.path[0] = request["folder"]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
         sys.path[0] = os.path.dirname(program)
         runpy.run_path(program, run_name="__main__")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import socket
@@ -12,23 +13,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.warm.parent import FAREWELL
+
 PARENT = Path(__file__).with_name("parent.py")
 ROOT = PARENT.parent.parent.parent
 #: Warm parents of one process of tests at once. Each has its own environment, because Django's settings depend on it.
 LIMIT = 3
-#: Part of each environment that no settings depend on.
-NAME_OF_TEST = "PYTEST_CURRENT_TEST"
+#: Parts of the environment that no settings depend on: processes with the same parent differ in these.
+FREE = ("PYTEST_CURRENT_TEST", "PGAPPNAME", "PGLOCK_NO_BOOTSTRAP")
 
 
 def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
-    """Start ``[sys.executable, PROGRAM, *ARGUMENTS]``, or with ``"-c", CODE``. ``options`` are those of ``Popen``.
+    """Start ``[sys.executable, PROGRAM, *ARGUMENTS]``, or with ``"-c", CODE`` or ``"-m", MODULE``.
 
-    The process is forked by a warm parent. It is a new interpreter where coverage measures it, without ``fork``, and
-    in a project that a test has written: its files may change between two starts.
+    ``options`` are those of ``Popen``; ``preexec_fn`` is a function of a module.
+
+    The process is forked by a warm parent. It is a new interpreter where coverage measures it, without ``fork``, with
+    ``pass_fds``, and in a project that a test has written: its files may change between two starts.
     """
     is_measured = any(name.startswith("COVERAGE_PROCESS") for name in env)
     is_ours = env["DJANGO_SETTINGS_MODULE"].startswith(("tests.", "example_project."))
-    can_be_forked = is_ours and not is_measured and hasattr(os, "fork")
+    can_be_forked = is_ours and not is_measured and not options.get("pass_fds") and hasattr(os, "fork")
     return (WarmProcess if can_be_forked else subprocess.Popen)(arguments, env=env, **options)
 
 
@@ -44,10 +49,9 @@ class WarmParent:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
 
-    def fork(self, arguments: Sequence[str], streams: Sequence[int], *, session: bool) -> socket.socket:
+    def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> socket.socket:
         """Start a program; return the socket that tells its process id, and its status when it has ended."""
         told, theirs = socket.socketpair()
-        request = {"arguments": arguments, "folder": os.getcwd(), "session": session}
         with theirs:
             socket.send_fds(self._control, [json.dumps(request).encode()], [*streams, theirs.fileno()])
         return told
@@ -55,8 +59,11 @@ class WarmParent:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def close(self) -> None:
-        """Let it end with the last of its children."""
+    def close(self, *, with_children: bool) -> None:
+        """Let it end: at once, or with the last of its children."""
+        if with_children:
+            with contextlib.suppress(OSError):
+                self._control.send(FAREWELL)
         self._control.close()
 
 
@@ -66,27 +73,28 @@ _closed: list[WarmParent] = []
 
 def parent_for(environment: Mapping[str, str]) -> WarmParent:
     """Return the warm parent with this environment; start it if there is none."""
-    key = tuple(sorted((name, value) for name, value in environment.items() if name != NAME_OF_TEST))
+    key = tuple(sorted((name, value) for name, value in environment.items() if name not in FREE))
     parent = _parents.pop(key, None)
     if parent is None or parent.has_ended():
         parent = WarmParent(dict(key))
     _parents[key] = parent
     while len(_parents) > LIMIT:
-        close(next(iter(_parents)))
+        retire(next(iter(_parents)))
     return parent
 
 
-def close(key: tuple[tuple[str, str], ...]) -> None:
+def retire(key: tuple[tuple[str, str], ...]) -> None:
+    """Let a parent end with the last of its children."""
     parent = _parents.pop(key)
-    parent.close()
+    parent.close(with_children=True)
     _closed[:] = [each for each in _closed if not each.has_ended()]
     _closed.append(parent)
 
 
 @atexit.register
 def close_all() -> None:
-    for key in list(_parents):
-        close(key)
+    for parent in _parents.values():
+        parent.close(with_children=False)
 
 
 class WarmProcess(subprocess.Popen[Any]):
@@ -96,10 +104,17 @@ class WarmProcess(subprocess.Popen[Any]):
         super().__init__(arguments, env=env, **options)
 
     def _execute_child(self, args: Sequence[str], *options: Any) -> None:
-        env, pipes, start_new_session = options[5], options[9:15], options[20]
+        before, folder, env, pipes, start_new_session = options[1], *options[4:6], options[9:15], options[20]
         theirs = (pipes[0], pipes[3], pipes[5])
         streams = [number if pipe == -1 else pipe for number, pipe in enumerate(theirs)]
-        self._told = parent_for(env).fork(args[1:], streams, session=start_new_session)
+        request = {
+            "arguments": args[1:],
+            "folder": os.fspath(folder or os.getcwd()),
+            "session": start_new_session,
+            "before": before and f"{before.__module__}:{before.__qualname__}",
+            "environment": {name: env.get(name) for name in FREE},
+        }
+        self._told = parent_for(env).fork(request, streams)
         self.pid = self._read()
         self._child_created = True
         self._close_pipe_fds(*pipes)
