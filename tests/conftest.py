@@ -162,15 +162,18 @@ def capture(db: None) -> Iterator[Callable[..., Capture]]:
 
 
 class WorkerProcess:
-    """``manage.py runlockworker`` as users run it, on the tests' database."""
+    """``manage.py runlockworker`` as users run it, on the tests' database.
 
-    def __init__(self, *arguments: str, url: str | None = None, **environment: str) -> None:
+    It is a new interpreter, and so are the processes that it supervises, unless ``is_forked``.
+    """
+
+    def __init__(self, *arguments: str, url: str | None = None, is_forked: bool = True, **environment: str) -> None:
         if url is None:
             # The same server as ours, but the database that the tests have made in it.
             url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
         path = [*filter(None, [environment.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]), str(ROOT)]
         # The autoreloader starts the process again, and looks at how it was started.
-        self.process = (subprocess.Popen if "--reload" in arguments else start)(
+        self.process = (start if is_forked and "--reload" not in arguments else subprocess.Popen)(
             [sys.executable, str(ROOT / "manage.py"), "runlockworker", *arguments],
             env={
                 **os.environ,
@@ -248,8 +251,8 @@ def worker_process(transactional_db: None) -> Iterator[Callable[..., WorkerProce
     """Start ``manage.py runlockworker`` and wait until it is ready; whatever is left is killed at the end."""
     started: list[WorkerProcess] = []
 
-    def start(*arguments: str, **environment: str) -> WorkerProcess:
-        process = WorkerProcess(*arguments, **environment)
+    def start(*arguments: str, **options: Any) -> WorkerProcess:
+        process = WorkerProcess(*arguments, **options)
         started.append(process)
         process.wait_for("is ready")
         return process

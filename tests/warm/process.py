@@ -21,6 +21,8 @@ ROOT = PARENT.parent.parent.parent
 LIMIT = 3
 #: Parts of the environment that no settings depend on: processes with the same parent differ in these.
 FREE = ("PYTEST_CURRENT_TEST", "PGAPPNAME", "PGLOCK_NO_BOOTSTRAP")
+#: The command of worker processes, which start others if they are supervisors.
+WORKER = "runlockworker"
 
 
 def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
@@ -28,13 +30,23 @@ def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -
 
     ``options`` are those of ``Popen``; ``preexec_fn`` is a function of a module.
 
-    The process is forked by a warm parent. It is a new interpreter where coverage measures it, without ``fork``, with
-    ``pass_fds``, and in a project that a test has written: its files may change between two starts.
+    The process is forked by a warm parent, and so are the worker processes that it starts. It is a new interpreter
+    where coverage measures it, without ``fork``, and in a project that a test has written: its files may change between
+    two starts.
     """
     is_measured = any(name.startswith("COVERAGE_PROCESS") for name in env)
     is_ours = env["DJANGO_SETTINGS_MODULE"].startswith(("tests.", "example_project."))
-    can_be_forked = is_ours and not is_measured and not options.get("pass_fds") and hasattr(os, "fork")
+    can_be_forked = is_ours and not is_measured and hasattr(os, "fork")
     return (WarmProcess if can_be_forked else subprocess.Popen)(arguments, env=env, **options)
+
+
+def ask(parent: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]) -> socket.socket:
+    """Send a request to a warm parent. Return the socket that tells the process id, and the status at the end."""
+    told, theirs = socket.socketpair()
+    with theirs:
+        streams, others = descriptors[:3], descriptors[3:]
+        socket.send_fds(parent, [json.dumps(request).encode()], [*streams, theirs.fileno(), *others])
+    return told
 
 
 class WarmParent:
@@ -49,12 +61,9 @@ class WarmParent:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
 
-    def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> socket.socket:
+    def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> socket.socket:
         """Start a program; return the socket that tells its process id, and its status when it has ended."""
-        told, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [json.dumps(request).encode()], [*streams, theirs.fileno()])
-        return told
+        return ask(self._control, {**request, "starter": None, "can_ask": WORKER in request["arguments"]}, descriptors)
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None
@@ -104,7 +113,8 @@ class WarmProcess(subprocess.Popen[Any]):
         super().__init__(arguments, env=env, **options)
 
     def _execute_child(self, args: Sequence[str], *options: Any) -> None:
-        before, folder, env, pipes, start_new_session = options[1], *options[4:6], options[9:15], options[20]
+        before, pass_fds, folder, env = options[1], sorted(options[3]), *options[4:6]
+        pipes, start_new_session = options[9:15], options[20]
         theirs = (pipes[0], pipes[3], pipes[5])
         streams = [number if pipe == -1 else pipe for number, pipe in enumerate(theirs)]
         request = {
@@ -112,12 +122,15 @@ class WarmProcess(subprocess.Popen[Any]):
             "folder": os.fspath(folder or os.getcwd()),
             "session": start_new_session,
             "before": before and f"{before.__module__}:{before.__qualname__}",
-            "environment": {name: env.get(name) for name in FREE},
+            "descriptors": pass_fds,
         }
-        self._told = parent_for(env).fork(request, streams)
+        self._told = self._fork(request, env, [*streams, *pass_fds])
         self.pid = self._read()
         self._child_created = True
         self._close_pipe_fds(*pipes)
+
+    def _fork(self, request: dict[str, Any], env: Mapping[str, str], descriptors: Sequence[int]) -> socket.socket:
+        return parent_for(env).fork({**request, "environment": {name: env.get(name) for name in FREE}}, descriptors)
 
     def _read(self, flags: int = 0) -> int:
         """Return the next number that the parent tells. Raises ``BlockingIOError`` if flags say so and it has none."""
@@ -144,3 +157,24 @@ class WarmProcess(subprocess.Popen[Any]):
             finally:
                 self._waitpid_lock.release()
         return self.returncode
+
+
+def fork_workers(parent: socket.socket) -> None:
+    """In a child of a warm parent: have it fork the worker processes that this child starts, as a supervisor does.
+
+    They differ from this process in variables of the environment that no settings depend on.
+    """
+    parent.set_inheritable(False)
+    new_interpreter = subprocess.Popen
+
+    class Worker(WarmProcess):
+        def _fork(self, request: dict[str, Any], env: Mapping[str, str], descriptors: Sequence[int]) -> socket.socket:
+            environment = {name: env.get(name) for name in {*FREE, *os.environ, *env}}
+            more = {"environment": environment, "starter": os.getpid(), "can_ask": False}
+            return ask(parent, {**request, **more}, descriptors)
+
+    def open_process(arguments: Any, *more: Any, **options: Any) -> subprocess.Popen[Any]:
+        is_worker = arguments[0] == sys.executable and arguments[2:3] == [WORKER]
+        return (Worker if is_worker else new_interpreter)(arguments, *more, **options)
+
+    subprocess.Popen = open_process  # type: ignore[assignment,misc]
