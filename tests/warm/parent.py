@@ -131,6 +131,41 @@ def become_child(request: dict[str, Any], descriptors: list[int], to_parent: soc
         os.closerange(number + 1, following)
 
 
+def change_environment(changes: dict[str, str | None]) -> None:
+    """Set variables, and read settings that depend on them again."""
+    from tests.warm.process import READ_AGAIN
+
+    is_other = any(name in changes and os.environ.get(name) != changes[name] for name in READ_AGAIN)
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if is_other:
+        read_settings_again()
+
+
+def read_settings_again() -> None:
+    """Have the databases, and what else differs between processes with one parent, as the environment says now."""
+    from asgiref.local import Local
+    from django.conf import settings
+    from django.core.signals import setting_changed
+    from django.db import connections
+
+    for name in list(sys.modules):
+        package, _, module = name.partition(".")
+        if package in ("tests", "example_project") and module.rpartition(".")[2].startswith("settings"):
+            del sys.modules[name]
+    read = importlib.import_module(os.environ["DJANGO_SETTINGS_MODULE"])
+    for name in ("DATABASES", "DJANGO_PGLOCK", "PAYMENTS_URL"):
+        if hasattr(read, name):
+            setattr(settings, name, getattr(read, name))
+    setting_changed.send(None, setting="DJANGO_PGLOCK", value=settings.DJANGO_PGLOCK, enter=True)
+    connections._settings = None
+    vars(connections).pop("settings", None)
+    connections._connections = Local(connections.thread_critical)
+
+
 def run(request: dict[str, Any]) -> None:
     """Run the program, as ``python`` does with these arguments."""
     os.chdir(request["folder"])
@@ -139,11 +174,7 @@ def run(request: dict[str, Any]) -> None:
     if request["before"]:
         module, _, name = request["before"].partition(":")
         getattr(importlib.import_module(module), name)()
-    for name, value in request["environment"].items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    change_environment(request["environment"])
     if "asks_at" in request:
         from tests.warm.process import fork_workers
 

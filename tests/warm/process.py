@@ -21,6 +21,10 @@ ROOT = PARENT.parent.parent.parent
 LIMIT = 3
 #: Parts of the environment that no settings depend on: processes with the same parent differ in these.
 FREE = ("PYTEST_CURRENT_TEST", "PGAPPNAME", "PGLOCK_NO_BOOTSTRAP")
+#: Parts of it on which some settings depend: a child in which these differ reads these settings again.
+READ_AGAIN = ("DATABASE_URL", "HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "PAYMENTS_URL", "CHAOS_PGLOCK")
+#: Settings that do something to the process when they are read: this must not happen twice.
+READ_ONCE = ("CHAOS_CLOCK", "CHAOS_MEMORY")
 #: The command of worker processes, which start others if they are supervisors.
 WORKER = "runlockworker"
 
@@ -80,12 +84,18 @@ _parents: dict[tuple[tuple[str, str], ...], WarmParent] = {}
 _closed: list[WarmParent] = []
 
 
+def free_in(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the parts of an environment in which processes with the same parent may differ."""
+    return FREE if any(name in environment for name in READ_ONCE) else (*FREE, *READ_AGAIN)
+
+
 def parent_for(environment: Mapping[str, str]) -> WarmParent:
     """Return the warm parent with this environment; start it if there is none."""
-    key = tuple(sorted((name, value) for name, value in environment.items() if name not in FREE))
+    free = free_in(environment)
+    key = tuple(sorted((name, value) for name, value in environment.items() if name not in free))
     parent = _parents.pop(key, None)
     if parent is None or parent.has_ended():
-        parent = WarmParent(dict(key))
+        parent = WarmParent({name: value for name, value in environment.items() if name not in FREE})
     _parents[key] = parent
     while len(_parents) > LIMIT:
         retire(next(iter(_parents)))
@@ -130,7 +140,9 @@ class WarmProcess(subprocess.Popen[Any]):
         self._close_pipe_fds(*pipes)
 
     def _fork(self, request: dict[str, Any], env: Mapping[str, str], descriptors: Sequence[int]) -> socket.socket:
-        return parent_for(env).fork({**request, "environment": {name: env.get(name) for name in FREE}}, descriptors)
+        return parent_for(env).fork(
+            {**request, "environment": {name: env.get(name) for name in free_in(env)}}, descriptors
+        )
 
     def _read(self, flags: int = 0) -> int:
         """Return the next number that the parent tells. Raises ``BlockingIOError`` if flags say so and it has none."""
