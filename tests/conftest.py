@@ -26,6 +26,7 @@ from django_pglock.store import wake as wakeup
 from django_pglock.tasks import registry
 from django_pglock.worker import Worker
 from django_pglock.worker.liveness import heartbeat_process
+from example_project.postgres import PrivatePostgres
 from tests.db.locks.sessions import Somebody
 from tests.warm.process import start
 
@@ -161,6 +162,25 @@ def capture(db: None) -> Iterator[Callable[..., Capture]]:
         trigger.uninstall(model)
 
 
+def environment_at(url: str, **environment: str) -> dict[str, str]:
+    """Return the environment of a process on a database."""
+    path = [*filter(None, [environment.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]), str(ROOT)]
+    return {
+        **os.environ,
+        "DATABASE_URL": url,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "PYTHONPATH": os.pathsep.join(path),
+        **environment,
+    }
+
+
+def make_tables(server: PrivatePostgres, **environment: str) -> None:
+    """Migrate a server of one's own, by a process with the warm parent of the workers that it will have."""
+    command = [sys.executable, str(ROOT / "manage.py"), "migrate", "-v0", "--run-syncdb"]
+    process = start(command, env=environment_at(server.url, **environment))
+    assert process.wait(NEVER) == 0
+
+
 class WorkerProcess:
     """``manage.py runlockworker`` as users run it, on the tests' database.
 
@@ -171,17 +191,10 @@ class WorkerProcess:
         if url is None:
             # The same server as ours, but the database that the tests have made in it.
             url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
-        path = [*filter(None, [environment.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]), str(ROOT)]
         # The autoreloader starts the process again, and looks at how it was started.
         self.process = (start if is_forked and "--reload" not in arguments else subprocess.Popen)(
             [sys.executable, str(ROOT / "manage.py"), "runlockworker", *arguments],
-            env={
-                **os.environ,
-                "DATABASE_URL": url,
-                "DJANGO_SETTINGS_MODULE": "tests.settings",
-                "PYTHONPATH": os.pathsep.join(path),
-                **environment,
-            },
+            env=environment_at(url, **environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

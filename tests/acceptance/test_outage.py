@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 
 import psycopg
 import pytest
 
 from example_project.postgres import PrivatePostgres
-from tests.conftest import ROOT, WorkerProcess
+from tests.conftest import WorkerProcess, make_tables
 
 pytestmark = pytest.mark.acceptance
 
@@ -26,9 +23,7 @@ FROM generate_series(%s::int, %s::int) AS n
 def server():
     """A durable server of this test's own, with the tables in it."""
     with PrivatePostgres(durable=True) as server:
-        environment = {**os.environ, "DATABASE_URL": server.url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
-        for command in (["migrate", "-v0", "--run-syncdb"],):
-            subprocess.run([sys.executable, str(ROOT / "manage.py"), *command], env=environment, check=True, cwd=ROOT)
+        make_tables(server)
         yield server
 
 

@@ -97,7 +97,7 @@ def test_it_runs_a_module_with_a_name_of_its_own_for_its_sessions(started, tmp_p
     assert list(warm._parents) == parents, "they have one parent"
 
 
-@pytest.mark.parametrize("module", ["tests.settings", "example_project.settings", "tests.chaos.settings"])
+@pytest.mark.parametrize("module", ["example_project.settings", "tests.chaos.settings"])
 def test_a_child_has_the_databases_and_limits_of_its_own_environment(started, tmp_path, module):
     """As a new interpreter has, although the parent has read those of the first."""
     others = {
