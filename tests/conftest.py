@@ -27,6 +27,7 @@ from django_pglock.store import wake as wakeup
 from django_pglock.tasks import registry
 from django_pglock.worker import Worker
 from django_pglock.worker.liveness import heartbeat_process
+from example_project.postgres import PrivatePostgres
 from tests.db.locks.sessions import Somebody
 from tests.warm.process import start
 
@@ -168,24 +169,39 @@ def capture(db: None) -> Iterator[Callable[..., Capture]]:
         trigger.uninstall(model)
 
 
-class WorkerProcess:
-    """``manage.py runlockworker`` as users run it, on the tests' database."""
+def environment_at(url: str, **environment: str) -> dict[str, str]:
+    """Return the environment of a process on a database."""
+    path = [*filter(None, [environment.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]), str(ROOT)]
+    return {
+        **os.environ,
+        "DATABASE_URL": url,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "PYTHONPATH": os.pathsep.join(path),
+        **environment,
+    }
 
-    def __init__(self, *arguments: str, url: str | None = None, **environment: str) -> None:
+
+def make_tables(server: PrivatePostgres, **environment: str) -> None:
+    """Migrate a server of one's own, by a process with the warm parent of the workers that it will have."""
+    command = [sys.executable, str(ROOT / "manage.py"), "migrate", "-v0", "--run-syncdb"]
+    process = start(command, env=environment_at(server.url, **environment))
+    assert process.wait(NEVER) == 0
+
+
+class WorkerProcess:
+    """``manage.py runlockworker`` as users run it, on the tests' database.
+
+    It is a new interpreter, and so are the processes that it supervises, unless ``is_forked``.
+    """
+
+    def __init__(self, *arguments: str, url: str | None = None, is_forked: bool = True, **environment: str) -> None:
         if url is None:
             # The same server as ours, but the database that the tests have made in it.
             url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
-        path = [*filter(None, [environment.pop("PYTHONPATH", None), os.environ.get("PYTHONPATH")]), str(ROOT)]
         # The autoreloader starts the process again, and looks at how it was started.
-        self.process = (subprocess.Popen if "--reload" in arguments else start)(
+        self.process = (start if is_forked and "--reload" not in arguments else subprocess.Popen)(
             [sys.executable, str(ROOT / "manage.py"), "runlockworker", *arguments],
-            env={
-                **os.environ,
-                "DATABASE_URL": url,
-                "DJANGO_SETTINGS_MODULE": "tests.settings",
-                "PYTHONPATH": os.pathsep.join(path),
-                **environment,
-            },
+            env=environment_at(url, **environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -255,8 +271,8 @@ def worker_process(transactional_db: None) -> Iterator[Callable[..., WorkerProce
     """Start ``manage.py runlockworker`` and wait until it is ready; whatever is left is killed at the end."""
     started: list[WorkerProcess] = []
 
-    def start(*arguments: str, **environment: str) -> WorkerProcess:
-        process = WorkerProcess(*arguments, **environment)
+    def start(*arguments: str, **options: Any) -> WorkerProcess:
+        process = WorkerProcess(*arguments, **options)
         started.append(process)
         process.wait_for("is ready")
         return process

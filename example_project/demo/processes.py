@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,9 @@ PR_SET_PDEATHSIG = 1
 
 class Fleet:
     """Starts commands of manage.py and stops them all."""
+
+    #: Starts a process.
+    open: Callable[..., subprocess.Popen[bytes]] = staticmethod(subprocess.Popen)
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = {**os.environ, **environment}
@@ -43,7 +46,7 @@ class Fleet:
     ) -> subprocess.Popen[bytes]:
         """Start a program in the folder of ``manage.py``. It inherits the descriptors ``pass_fds``."""
         with ctrl_c_later():
-            process = subprocess.Popen(
+            process = self.open(
                 command,
                 cwd=MANAGE.parent,
                 env={**self.environment, **environment},
@@ -53,7 +56,7 @@ class Fleet:
                 pass_fds=pass_fds,
                 # Ctrl-C goes to the demo alone, which then stops the others in order.
                 start_new_session=True,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one system call
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # one system call
             )
             self.started.append(process)
         return process

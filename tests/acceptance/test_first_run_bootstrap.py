@@ -43,6 +43,24 @@ def make_half(manage, *options):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", *options, manage.HOME], check=True)
 
 
+QUICK_ENSUREPIP = """
+import pathlib, sysconfig
+if __name__ == "__main__":
+    pip = pathlib.Path(sysconfig.get_path("purelib"), "pip")
+    pip.mkdir()
+    (pip / "__main__.py").touch()
+"""
+
+
+@pytest.fixture
+def quick_ensurepip(tmp_path, monkeypatch):
+    """A stand-in, because ensurepip takes three seconds of CPU time: another test runs the real one."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "ensurepip.py").write_text(QUICK_ENSUREPIP)
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+
+
 def test_it_installs_once_and_again_when_the_project_has_changed(manage, tmp_path):
     make_half(manage, "--system-site-packages")
 
@@ -96,7 +114,7 @@ def test_a_terminal_shows_its_cursor_after_an_interrupt(manage, monkeypatch, is_
     assert screen.getvalue() == ("\x1b[0m\x1b[?25h" if is_terminal else "")
 
 
-def test_a_venv_of_another_python_is_made_anew(manage, tmp_path, monkeypatch):
+def test_a_venv_of_another_python_is_made_anew(manage, tmp_path, quick_ensurepip):
     """Its packages lie where this Python does not look."""
     make_half(manage)
     (tmp_path / ".venv" / "old").touch()

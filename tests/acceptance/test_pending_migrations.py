@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from http.client import HTTPConnection
 from uuid import uuid4
@@ -12,8 +11,9 @@ import psycopg
 import pytest
 from django.db import connections
 
-from tests.conftest import NEVER, ROOT, WorkerProcess
+from tests.conftest import NEVER, ROOT, WorkerProcess, environment_at
 from tests.sample.later_version import LAST
+from tests.warm.process import start
 
 pytestmark = pytest.mark.acceptance
 
@@ -48,9 +48,9 @@ LATER = "tests.settings_later_version"
 
 
 def migrate(database, *names):
-    environment = {**os.environ, "DATABASE_URL": url_of(database), "DJANGO_SETTINGS_MODULE": LATER}
     command = [sys.executable, str(ROOT / "manage.py"), "migrate", "-v0", "django_pglock", *names]
-    subprocess.run(command, env=environment, check=True, cwd=ROOT)
+    process = start(command, env=environment_at(url_of(database), DJANGO_SETTINGS_MODULE=LATER))
+    assert process.wait(NEVER) == 0
 
 
 def readiness(port):

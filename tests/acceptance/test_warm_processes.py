@@ -7,9 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
+from example_project.demo.processes import _end_with_parent
+from tests.conftest import ROOT
+from tests.warm import process as warm
 from tests.warm.process import WarmProcess
 
 # Tells about itself, reads a line, and ends with the exit code that is its second argument.
@@ -17,10 +21,13 @@ PROGRAM = """
 import json, os, signal, sys, threading
 from django.db import connection
 from django.conf import settings
+from django_pglock.conf import get_settings
 about = {
     "pid": os.getpid(), "arguments": sys.argv, "name": __name__, "folder": os.getcwd(), "path": sys.path[0],
     "is_alone": os.getpgrp() == os.getpid(), "value": os.environ["VALUE"], "debug": settings.DEBUG,
     "threads": threading.active_count(), "connection": repr(connection.connection),
+    "application": os.environ.get("PGAPPNAME"), "database": connection.settings_dict["NAME"],
+    "url": settings.PAYMENTS_URL, "settings": repr(get_settings()),
     "descriptors": sorted(map(int, os.listdir("/proc/self/fd"))),
     "handlers": [repr(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
 }
@@ -38,9 +45,9 @@ def started(tmp_path, monkeypatch):
     program.write_text(PROGRAM)
     processes = []
 
-    def start(code, **environment):
+    def start(code, *how, preexec_fn=None, **environment):
         process = WarmProcess(
-            [sys.executable, str(program), str(code)],
+            [sys.executable, *(how or [str(program)]), str(code)], preexec_fn=preexec_fn,
             env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "VALUE": "1", **environment},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
@@ -78,3 +85,55 @@ def test_each_environment_has_its_own_settings_and_each_process_its_own_end(star
     assert (second.poll(), third.poll()) == (None, None)
     third.communicate("\n", timeout=120)
     assert third.returncode == 0
+
+
+def test_it_runs_a_module_with_a_name_of_its_own_for_its_sessions(started, tmp_path):
+    _, about = started(0, PGAPPNAME="first")
+    parents = list(warm._parents)
+    _, about_module = started(0, "-m", "program", PGAPPNAME="second")
+    assert about_module["arguments"] == [str(tmp_path / "program.py"), "0"]
+    assert (about_module["name"], about_module["path"]) == ("__main__", str(tmp_path))
+    assert [each["application"] for each in (about, about_module)] == ["first", "second"]
+    assert list(warm._parents) == parents, "they have one parent"
+
+
+@pytest.mark.parametrize("module", ["example_project.settings", "tests.chaos.settings"])
+def test_a_child_has_the_databases_and_limits_of_its_own_environment(started, tmp_path, module):
+    """As a new interpreter has, although the parent has read those of the first."""
+    others = {
+        "DATABASE_URL": f"{os.environ['DATABASE_URL']}_other", "PAYMENTS_URL": "http://127.0.0.1:1",
+        "HEARTBEAT_LIMIT": "20", "CHAOS_PGLOCK": '{"HEARTBEAT_LIMIT": 21, "POLL_INTERVAL": 9}',
+    }  # fmt: skip
+    _, before = started(0, DJANGO_SETTINGS_MODULE=module)
+    parents = list(warm._parents)
+    _, about = started(0, DJANGO_SETTINGS_MODULE=module, **others)
+    _, again = started(0, DJANGO_SETTINGS_MODULE=module)
+    assert list(warm._parents) == parents, "they have one parent"
+    environment = {**os.environ, "VALUE": "1", "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": module, **others}
+    new = subprocess.run(
+        [sys.executable, "-c", f"import django; django.setup()\n{PROGRAM}", "0"],
+        env=environment, input="", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    expected = json.loads(new.stdout.splitlines()[0])
+    names = ("database", "url", "settings")
+    assert [about[name] for name in names] == [expected[name] for name in names]
+    assert about["database"] == f"{before['database']}_other"
+    assert [before[name] for name in names] == [again[name] for name in names]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel sends this signal on Linux only")
+@pytest.mark.parametrize("with_children", [True, False])
+def test_when_the_tests_have_ended_so_does_what_is_to_end_with_its_parent(started, with_children):
+    """And it goes on when the parent only gives way to another one."""
+    child, _ = started(3, preexec_fn=_end_with_parent, VALUE="3")
+    [key] = [key for key in warm._parents if ("VALUE", "3") in key]
+    parent = warm._parents.pop(key)
+    parent.close(with_children=with_children)
+    assert with_children or child.stdout.read() == "", "it goes on"
+    child.stdin.write("a line\n")
+    with suppress(BrokenPipeError):
+        child.stdin.flush()
+    assert child.stdout.read() == ("read a line\n" if with_children else "")
+    parent._process.wait(120)
+    child._told.close()
+    child.returncode = 0

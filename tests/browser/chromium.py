@@ -19,8 +19,15 @@ OPTIONS = [
 ]
 
 
+#: Messages of the protocol about what a page writes to its console.
+CONSOLE = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+
+
 class Chromium:
     """One page of a browser that nobody has used before. A context manager."""
+
+    #: What the page has written to its console, if ``watch_console()`` was called.
+    console: list[dict[str, Any]]
 
     def __enter__(self) -> Chromium:
         self._folder = tempfile.mkdtemp(prefix="chromium-")
@@ -41,13 +48,34 @@ class Chromium:
         for descriptor in (theirs_in, theirs_out, quiet):
             os.close(descriptor)
         self._in, self._out = os.fdopen(ours_in, "rb"), os.fdopen(ours_out, "wb")
-        self._number, self._rest, self._session, self._loaded = 0, b"", "", 0
-        page = self.do("Target.createTarget", url="about:blank")["targetId"]
+        self._number, self._rest, self._context = 0, b"", ""
+        self.begin_anew()
+        return self
+
+    def begin_anew(self) -> None:
+        """Forget everything: open a page in a profile that nobody has used before."""
+        self._session, self._loaded, self._passed, self.console = "", 0, False, []
+        if self._context:
+            self.do("Target.disposeBrowserContext", browserContextId=self._context)
+        self._context = self.do("Target.createBrowserContext")["browserContextId"]
+        page = self.do("Target.createTarget", url="about:blank", browserContextId=self._context)["targetId"]
         self._session = self.do("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         self.do("Page.enable")
         while self.evaluate("document.readyState") != "complete":
             pass
-        return self
+
+    def watch_console(self) -> None:
+        """Note what pages write to their consoles from here on."""
+        self.do("Log.enable")
+        self.do("Runtime.enable")
+
+    def let_time_pass(self, seconds: float) -> None:
+        """Run the timers of the page that are due in so many seconds, without waiting for so long."""
+        self._passed = False
+        budget = {"policy": "pauseIfNetworkFetchesPending", "budget": 1000 * seconds}
+        self.do("Emulation.setVirtualTimePolicy", **budget)
+        while not self._passed:
+            self._next()
 
     def __exit__(self, *exception: object) -> None:
         with suppress(ProcessLookupError):
@@ -125,7 +153,7 @@ class Chromium:
             self._next()
 
     def _next(self) -> dict[str, Any]:
-        """Return the next message, and count the pages that are loaded."""
+        """Return the next message. Count the pages that are loaded, and note what they write to the console."""
         while b"\0" not in self._rest:
             chunk = self._in.read1(1 << 16)
             if not chunk:
@@ -133,7 +161,11 @@ class Chromium:
             self._rest += chunk
         said, _, self._rest = self._rest.partition(b"\0")
         message = dict(json.loads(said))
-        self._loaded += message.get("method") == "Page.loadEventFired"
+        method = message.get("method")
+        self._loaded += method == "Page.loadEventFired"
+        self._passed |= method == "Emulation.virtualTimeBudgetExpired"
+        if method in CONSOLE:
+            self.console.append(message["params"])
         return message
 
 

@@ -13,21 +13,29 @@ from django.db import connection
 from example_project.demo.processes import free_port
 from tests.browser.chromium import Chromium
 from tests.conftest import ROOT
+from tests.warm.process import start
 
 
-@pytest.fixture
-def browser():
+@pytest.fixture(scope="session")
+def chromium():
+    """One browser for all tests: to start it takes a second of CPU time."""
     with Chromium() as found:
         yield found
 
 
 @pytest.fixture
-def shop():
-    """The shop's server with a strict policy, and somebody already logged in."""
-    User.objects.create_superuser("admin", password="admin")
+def browser(chromium):
+    """The browser as if nobody had used it before."""
+    chromium.begin_anew()
+    return chromium
+
+
+@pytest.fixture(scope="session")
+def server(django_db_setup):
+    """The address of the shop's server with a strict policy, and somebody already logged in."""
     port = free_port()
     url = f"{os.environ['DATABASE_URL'].rpartition('/')[0]}/{connection.settings_dict['NAME']}"
-    process = subprocess.Popen(
+    process = start(
         [sys.executable, str(ROOT / "manage.py"), "serveshop", str(port)],
         env={
             **os.environ,
@@ -40,10 +48,17 @@ def shop():
     address = f"http://127.0.0.1:{port}"
     for _ in range(1200):
         try:
-            urllib.request.urlopen(f"{address}/admin/", timeout=60).close()
+            urllib.request.urlopen(f"{address}/healthz/", timeout=60).close()
             break
         except OSError:
             time.sleep(0.05)
     yield address
     process.terminate()
     process.wait(60)
+
+
+@pytest.fixture
+def shop(server, transactional_db):
+    """The server, with its administrator."""
+    User.objects.create_superuser("admin", password="admin")
+    return server

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-
 import pytest
 
 from django_pglock.models import Attempt, Task
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from tests.browser.chromium import PROGRAM
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.acceptance,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium"),
-]
-
-QUIET = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=3000"),
-    *("--enable-logging=stderr", "--v=0"),
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine: apt-get install chromium"),
 ]
 
 
-def console_of(url, tmp_path):
-    """Return what a browser's console says about a page, and the page as it is after all scripts."""
-    visit = subprocess.run(
-        [str(CHROMIUM), *QUIET, f"--user-data-dir={tmp_path}", "--dump-dom", url],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    return [line for line in visit.stderr.splitlines() if "CONSOLE" in line], visit.stdout
+def console_of(browser, url):
+    """Return what the console says about a page in its first three seconds, and the page as it is then."""
+    browser.watch_console()
+    browser.open(url)
+    browser.let_time_pass(3)
+    return browser.console, browser.evaluate("document.documentElement.outerHTML")
 
 
-def test_the_check_notices_a_page_that_breaks_the_policy(shop, tmp_path):
+def test_the_check_notices_a_page_that_breaks_the_policy(shop, browser):
     """Without this, a browser that reports nothing at all would look like a clean page."""
-    console, page = console_of(f"{shop}/inline/", tmp_path)
+    console, page = console_of(browser, f"{shop}/inline/")
     assert "inline" in page
-    assert any("Content Security Policy" in line for line in console)
+    assert any("Content Security Policy" in str(entry) for entry in console)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +36,7 @@ def test_the_check_notices_a_page_that_breaks_the_policy(shop, tmp_path):
         *("failuregroup/", "worker/", "advisorylock/", "lease/", "overview/"),
     ],
 )
-def test_our_pages_break_no_rule(shop, tmp_path, page):
+def test_our_pages_break_no_rule(shop, browser, page):
     from django.db.models.functions import Now
 
     row = Task.objects.create(
@@ -57,6 +46,6 @@ def test_our_pages_break_no_rule(shop, tmp_path, page):
         task=row, number=1, worker="00000000-0000-0000-0000-000000000001", started_at=Now(), finished_at=Now(),
         outcome="FAILED", exception_path="x", traceback="y",
     )  # fmt: skip
-    console, html = console_of(f"{shop}/admin/django_pglock/{page.format(id=row.pk)}", tmp_path)
+    console, html = console_of(browser, f"{shop}/admin/django_pglock/{page.format(id=row.pk)}")
     assert "Locks and tasks" in html
     assert console == []

@@ -5,9 +5,6 @@ A module whose faults harm the server has a ``server`` fixture of its own, which
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,8 @@ from django.db import connection
 
 from example_project.postgres import PrivatePostgres
 from tests.chaos.report import Row, table, write
-from tests.chaos.stage import Stage
-from tests.conftest import ROOT
+from tests.chaos.stage import SURROUNDINGS, Stage
+from tests.conftest import make_tables
 
 _ROWS = pytest.StashKey[list[Row]]()
 
@@ -67,18 +64,11 @@ def is_short(pytestconfig: pytest.Config) -> bool:
     return bool(pytestconfig.option.markexpr == "short")
 
 
-def make_tables(server: PrivatePostgres) -> None:
-    """Migrate a server of one's own."""
-    environment = {**os.environ, "DATABASE_URL": server.url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
-    command = [sys.executable, str(ROOT / "manage.py"), "migrate", "-v0", "--run-syncdb"]
-    subprocess.run(command, env=environment, check=True, cwd=ROOT)
-
-
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[PrivatePostgres]:
     """A durable server for all faults that do it no harm."""
     with PrivatePostgres(durable=True) as server:
-        make_tables(server)
+        make_tables(server, **SURROUNDINGS)
         yield server
 
 

@@ -28,6 +28,10 @@ KEYS = 5
 PLENTY = 16
 
 
+#: The environment of workers, but for what a fault needs.
+SURROUNDINGS = {"DJANGO_SETTINGS_MODULE": "tests.chaos.settings"}
+
+
 class Member(WorkerProcess):
     """A worker process that knows when it ended, and which worker of the table it is."""
 
@@ -80,11 +84,7 @@ class Stage:
         self, *arguments: str, url: str | None = None, pglock: dict[str, Any] | None = None, **environment: str
     ) -> Member:
         """Start a worker, and do not wait for it."""
-        surroundings = {
-            "DJANGO_SETTINGS_MODULE": "tests.chaos.settings",
-            "CHAOS_PGLOCK": json.dumps(pglock or {}),
-            **environment,
-        }
+        surroundings = {**SURROUNDINGS, "CHAOS_PGLOCK": json.dumps(pglock or {}), **environment}
         member = Member(*arguments, url=url or self.server.url, **surroundings)
         self.crew.append(member)
         member.again = lambda: self.worker(*arguments, url=url, pglock=pglock, **environment)

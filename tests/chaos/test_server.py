@@ -18,7 +18,8 @@ from django_pglock.models import Attempt, Task
 from django_pglock.store.rescue import LOST_WITH_WORKER
 from django_pglock.tasks import enqueue_many
 from example_project.postgres import PrivatePostgres, account
-from tests.chaos.conftest import make_tables
+from tests.chaos.stage import SURROUNDINGS
+from tests.conftest import make_tables
 from tests.sample import chaos_tasks
 from tests.sample.tasks import nothing
 
@@ -36,7 +37,7 @@ QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 8.0}
 @pytest.fixture(scope="module")
 def own_server():
     with PrivatePostgres(durable=True, settings={"max_connections": "40"}) as server:
-        make_tables(server)
+        make_tables(server, **SURROUNDINGS)
         yield server
 
 

@@ -15,7 +15,7 @@ from django.db import transaction
 from wagtail.contrib.redirects.models import Redirect
 from wagtail.images import get_image_model
 from wagtail.images.tests.utils import get_test_image_file
-from wagtail.models import Page, ReferenceIndex
+from wagtail.models import Collection, Locale, Page, ReferenceIndex
 
 from django_pglock import lock
 from django_pglock.models import Task
@@ -33,6 +33,15 @@ def enqueued() -> list[str]:
     """Return the functions of the tasks that wait, without their modules."""
     paths = Task.objects.filter(status="READY").order_by("id").values_list("task_path", flat=True)
     return [path.rpartition(".")[2] for path in paths]
+
+
+@pytest.fixture(autouse=True)
+def site() -> None:
+    """What Wagtail's migrations would have made."""
+    if not Locale.objects.exists():
+        Locale.objects.create(language_code="en")
+        Collection.add_root(name="Root")
+        Page.add_root(title="Root", slug="root")
 
 
 @pytest.fixture

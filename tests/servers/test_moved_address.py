@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 
 import psycopg
 import pytest
 
 from example_project.postgres import PrivatePostgres
-from tests.conftest import ROOT, WorkerProcess
+from tests.conftest import WorkerProcess, make_tables
 from tests.proxy import Proxy
 
 pytestmark = pytest.mark.acceptance
@@ -29,9 +26,7 @@ TASKS = ["write_late_in_coroutine"] * 3 + ["write_late"] * 3
 @pytest.fixture(scope="module")
 def servers():
     with PrivatePostgres() as primary:
-        environment = {**os.environ, "DATABASE_URL": primary.url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
-        command = [sys.executable, str(ROOT / "manage.py"), "migrate", "-v0", "--run-syncdb"]
-        subprocess.run(command, env=environment, check=True, cwd=ROOT)
+        make_tables(primary)
         with PrivatePostgres(standby_of=primary) as standby:
             yield primary, standby
 

@@ -5,22 +5,57 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from io import StringIO
 from typing import Any
 
 import pytest
 from django.db import connection
 
 from example_project.demo.processes import Fleet
-from example_project.systems.stage import call
+from example_project.demo.screen import Screen
+from example_project.systems.stage import Stage, call
 from example_project.systems.web import Site
+from tests.warm.process import start
+
+
+class WarmFleet(Fleet):
+    """Its processes are forked by a warm parent."""
+
+    open = staticmethod(start)
 
 
 @pytest.fixture
-def fleet(transactional_db: None) -> Iterator[Fleet]:
+def environment(transactional_db: None) -> dict[str, str]:
+    """The environment of programs on the tests' database."""
+    return _environment()
+
+
+@pytest.fixture
+def fleet(environment: dict[str, str]) -> Iterator[Fleet]:
     """Start programs on the tests' database. All of them are stopped at the end."""
-    fleet = Fleet(_environment())
+    fleet = WarmFleet(environment)
     yield fleet
     fleet.stop()
+
+
+class ToldStage(Stage):
+    """A stage that keeps what a play says, and judges what it claims."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.out = StringIO()
+        super().__init__(Screen(self.out), fleet)
+
+    def judge(self) -> str:
+        """Fail if a claim does not hold, or there are none. Return what the play has said."""
+        told = self.out.getvalue()
+        assert self.holds, [*(finding for finding in self.findings if not finding.holds), told, self.fleet.output()]
+        return told
+
+
+@pytest.fixture
+def stage(fleet: Fleet) -> ToldStage:
+    """A play of a system runs here as in its command, with processes that are forked by a warm parent."""
+    return ToldStage(fleet)
 
 
 @pytest.fixture
@@ -36,7 +71,7 @@ def process(fleet: Fleet) -> Callable[..., subprocess.Popen[bytes]]:
 @pytest.fixture(scope="module")
 def site(django_db_setup: None) -> Iterator[Site]:
     """The example project behind real web servers, and a payment provider, for all tests of a module."""
-    fleet = Fleet(_environment())
+    fleet = WarmFleet(_environment())
     try:
         yield Site(fleet)
     finally:

@@ -1,7 +1,12 @@
-"""``manage.py systems``: what it lists and refuses. Its plays are run by the tests of each system."""
+"""``manage.py systems``: what it lists and refuses, and that it runs the play of each system.
+
+The tests of each system run its play. Those of the ledger run it by this command, as users do.
+"""
 
 from __future__ import annotations
 
+import importlib
+from contextlib import nullcontext
 from io import StringIO
 
 import pytest
@@ -28,3 +33,15 @@ def test_rows_of_others_are_not_deleted(name):
     nothing.enqueue()
     with pytest.raises(CommandError, match=r"has rows in django_pglock_task\. .* --erase"):
         call_command("systems", name)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("violations", [0, 1])
+def test_it_runs_the_play_and_ends_with_1_if_a_claim_does_not_hold(name, violations, monkeypatch, capsys):
+    module = importlib.import_module(f"example_project.systems.{name}.play")
+    monkeypatch.setattr(module, "play", lambda stage: stage.claim(f"{name} is sound", f"SELECT {violations}"))
+    with pytest.raises(CommandError, match="does not hold") if violations else nullcontext():
+        call_command("systems", name)
+    mark = "✗" if violations else "✓"
+    assert f"{mark} {name} is sound" in capsys.readouterr().out

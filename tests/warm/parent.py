@@ -2,17 +2,21 @@
 
 A request comes through the socket of that descriptor: what to run as JSON, and with it four descriptors, which are the
 child's standard input, output and error, and a socket that is told its process id, and its status once it has ended.
+More descriptors are inherited by the child with the numbers that the request says.
 
 Python needs most of a second to import Django and the project, and a test of processes is not about that. A child is a
 process as any other: it has no connection and no thread of the parent's, because the parent has none, no descriptor but
-the three, and the signals' handlers that Python starts with. It runs ``manage.py`` as the main program, and ends as
-Python ends.
+those of the request, and the signals' handlers that Python starts with. It runs a program or a module as the main
+program, and ends as Python ends. If the request allows it, the worker processes that the child starts are forked by the
+same parent; for that it has one more descriptor.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -21,8 +25,14 @@ import signal
 import socket
 import sys
 import threading
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+#: What the tests send before they close the socket of a parent whose children may run on. Without it the tests have
+#: ended, and so does the parent.
+FAREWELL = b"farewell"
+#: The most descriptors of a request, and a number that none of them has.
+MOST_DESCRIPTORS, FIRST_ASIDE = 16, 200
 #: Of SIGINT: a shell may have started the tests with this signal ignored.
 interrupt = signal.getsignal(signal.SIGINT)
 
@@ -50,49 +60,110 @@ def wait_for_request(control: socket.socket) -> dict[str, Any]:
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    children: dict[int, int] = {}
+    # Each message is read as a whole, whoever of the children sends it.
+    from_children, to_parent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    children: dict[int, Child] = {}
     listens = True
     while listens or children:
-        ready, _, _ = select.select([woken, *([control] if listens else [])], [], [])
+        ready, _, _ = select.select([woken, from_children, *([control] if listens else [])], [], [])
         if woken in ready:
             os.read(woken, 4096)
             tell_ends(children)
-        if control in ready:
-            text, descriptors, _, _ = socket.recv_fds(control, 65536, 4)
-            listens = bool(text)
-            if text and (child := os.fork()) == 0:
-                become_child(control, descriptors, last=max(control.fileno(), waker, *descriptors, *children.values()))
-                return dict(json.loads(text))
-            if text:
-                *streams, told = descriptors
-                children[child] = told
-                os.write(told, b"%12d" % child)
-                for stream in streams:
-                    os.close(stream)
+        for source in ready:
+            if not isinstance(source, socket.socket):
+                continue
+            text, descriptors, _, _ = socket.recv_fds(source, 65536, MOST_DESCRIPTORS)
+            if not text:
+                os._exit(0)
+            if text == FAREWELL:
+                listens = False
+                continue
+            request = dict(json.loads(text))
+            if (child := os.fork()) == 0:
+                control.detach(), from_children.detach()
+                become_child(request, descriptors, to_parent)
+                return request
+            children[child] = Child(told=descriptors.pop(3), starter=request["starter"])
+            os.write(children[child].told, b"%12d" % child)
+            for each in descriptors:
+                os.close(each)
     os._exit(0)
 
 
-def tell_ends(children: dict[int, int]) -> None:
+class Child(NamedTuple):
+    """A child, the socket that is told its end, and the process that has started it, if that is a child, too."""
+
+    told: int
+    starter: int | None
+
+
+def tell_ends(children: dict[int, Child]) -> None:
     """Tell of each child that has ended, with its status as ``os.waitpid`` returns it."""
-    for child, told in list(children.items()):
-        ended, status = os.waitpid(child, os.WNOHANG)
+    for pid, child in list(children.items()):
+        ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            del children[child]
+            del children[pid]
             # Whoever has started it may not want to know any more.
             with contextlib.suppress(BrokenPipeError):
-                os.write(told, b"%12d" % status)
-            os.close(told)
+                os.write(child.told, b"%12d" % status)
+            os.close(child.told)
+            if child.starter in children:
+                os.kill(child.starter, signal.SIGCHLD)
 
 
-def become_child(control: socket.socket, descriptors: list[int], *, last: int) -> None:
-    """Leave everything of the parent's behind. ``last`` is its highest descriptor."""
+def become_child(request: dict[str, Any], descriptors: list[int], to_parent: socket.socket) -> None:
+    """Leave everything of the parent's behind but the descriptors of the request."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, interrupt)
-    control.detach()
-    for number, descriptor in enumerate(descriptors[:3]):
-        os.dup2(descriptor, number)
-    os.closerange(3, last + 1)
+    del descriptors[3]
+    kept = dict(zip([0, 1, 2, *request["descriptors"]], descriptors, strict=True))
+    if request["can_ask"]:
+        kept[max(kept) + 1] = to_parent.fileno()
+        request["asks_at"] = max(kept)
+    to_parent.detach()
+    # Out of the way of the numbers that they get.
+    kept = {number: fcntl.fcntl(each, fcntl.F_DUPFD, FIRST_ASIDE) for number, each in kept.items()}
+    for number, each in kept.items():
+        os.dup2(each, number)
+    highest = max(*kept.values(), FIRST_ASIDE)
+    for number, following in pairwise([*sorted(kept), highest + 1]):
+        os.closerange(number + 1, following)
+
+
+def change_environment(changes: dict[str, str | None]) -> None:
+    """Set variables, and read settings that depend on them again."""
+    from tests.warm.process import READ_AGAIN
+
+    is_other = any(name in changes and os.environ.get(name) != changes[name] for name in READ_AGAIN)
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if is_other:
+        read_settings_again()
+
+
+def read_settings_again() -> None:
+    """Have the databases, and what else differs between processes with one parent, as the environment says now."""
+    from asgiref.local import Local
+    from django.conf import settings
+    from django.core.signals import setting_changed
+    from django.db import connections
+
+    for name in list(sys.modules):
+        package, _, module = name.partition(".")
+        if package in ("tests", "example_project") and module.rpartition(".")[2].startswith("settings"):
+            del sys.modules[name]
+    read = importlib.import_module(os.environ["DJANGO_SETTINGS_MODULE"])
+    for name in ("DATABASES", "DJANGO_PGLOCK", "PAYMENTS_URL"):
+        if hasattr(read, name):
+            setattr(settings, name, getattr(read, name))
+    setting_changed.send(None, setting="DJANGO_PGLOCK", value=settings.DJANGO_PGLOCK, enter=True)
+    connections._settings = None
+    vars(connections).pop("settings", None)
+    connections._connections = Local(connections.thread_critical)
 
 
 def run(request: dict[str, Any]) -> None:
@@ -100,10 +171,22 @@ def run(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     if request["session"]:
         os.setsid()
+    if request["before"]:
+        module, _, name = request["before"].partition(":")
+        getattr(importlib.import_module(module), name)()
+    change_environment(request["environment"])
+    if "asks_at" in request:
+        from tests.warm.process import fork_workers
+
+        fork_workers(socket.socket(fileno=request["asks_at"]))
     program, *rest = sys.argv = request["arguments"]
     if program == "-c":
         code, *sys.argv[1:] = rest
         exec(compile(code, "<string>", "exec"), vars(sys.modules["__main__"]))
+    elif program == "-m":
+        module, *sys.argv[1:] = rest
+        sys.path[0] = request["folder"]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
         sys.path[0] = os.path.dirname(program)
         runpy.run_path(program, run_name="__main__")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import socket
@@ -12,24 +13,44 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.warm.parent import FAREWELL
+
 PARENT = Path(__file__).with_name("parent.py")
 ROOT = PARENT.parent.parent.parent
 #: Warm parents of one process of tests at once. Each has its own environment, because Django's settings depend on it.
 LIMIT = 3
-#: Part of each environment that no settings depend on.
-NAME_OF_TEST = "PYTEST_CURRENT_TEST"
+#: Parts of the environment that no settings depend on: processes with the same parent differ in these.
+FREE = ("PYTEST_CURRENT_TEST", "PGAPPNAME", "PGLOCK_NO_BOOTSTRAP")
+#: Parts of it on which some settings depend: a child in which these differ reads these settings again.
+READ_AGAIN = ("DATABASE_URL", "HEARTBEAT_INTERVAL", "HEARTBEAT_LIMIT", "PAYMENTS_URL", "CHAOS_PGLOCK")
+#: Settings that do something to the process when they are read: this must not happen twice.
+READ_ONCE = ("CHAOS_CLOCK", "CHAOS_MEMORY")
+#: The command of worker processes, which start others if they are supervisors.
+WORKER = "runlockworker"
 
 
 def start(arguments: Sequence[str], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[Any]:
-    """Start ``[sys.executable, PROGRAM, *ARGUMENTS]``, or with ``"-c", CODE``. ``options`` are those of ``Popen``.
+    """Start ``[sys.executable, PROGRAM, *ARGUMENTS]``, or with ``"-c", CODE`` or ``"-m", MODULE``.
 
-    The process is forked by a warm parent. It is a new interpreter where coverage measures it, without ``fork``, and
-    in a project that a test has written: its files may change between two starts.
+    ``options`` are those of ``Popen``; ``preexec_fn`` is a function of a module.
+
+    The process is forked by a warm parent, and so are the worker processes that it starts. It is a new interpreter
+    where coverage measures it, without ``fork``, and in a project that a test has written: its files may change between
+    two starts.
     """
     is_measured = any(name.startswith("COVERAGE_PROCESS") for name in env)
     is_ours = env["DJANGO_SETTINGS_MODULE"].startswith(("tests.", "example_project."))
     can_be_forked = is_ours and not is_measured and hasattr(os, "fork")
     return (WarmProcess if can_be_forked else subprocess.Popen)(arguments, env=env, **options)
+
+
+def ask(parent: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]) -> socket.socket:
+    """Send a request to a warm parent. Return the socket that tells the process id, and the status at the end."""
+    told, theirs = socket.socketpair()
+    with theirs:
+        streams, others = descriptors[:3], descriptors[3:]
+        socket.send_fds(parent, [json.dumps(request).encode()], [*streams, theirs.fileno(), *others])
+    return told
 
 
 class WarmParent:
@@ -44,19 +65,18 @@ class WarmParent:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
 
-    def fork(self, arguments: Sequence[str], streams: Sequence[int], *, session: bool) -> socket.socket:
+    def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> socket.socket:
         """Start a program; return the socket that tells its process id, and its status when it has ended."""
-        told, theirs = socket.socketpair()
-        request = {"arguments": arguments, "folder": os.getcwd(), "session": session}
-        with theirs:
-            socket.send_fds(self._control, [json.dumps(request).encode()], [*streams, theirs.fileno()])
-        return told
+        return ask(self._control, {**request, "starter": None, "can_ask": WORKER in request["arguments"]}, descriptors)
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def close(self) -> None:
-        """Let it end with the last of its children."""
+    def close(self, *, with_children: bool) -> None:
+        """Let it end: at once, or with the last of its children."""
+        if with_children:
+            with contextlib.suppress(OSError):
+                self._control.send(FAREWELL)
         self._control.close()
 
 
@@ -64,29 +84,36 @@ _parents: dict[tuple[tuple[str, str], ...], WarmParent] = {}
 _closed: list[WarmParent] = []
 
 
+def free_in(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the parts of an environment in which processes with the same parent may differ."""
+    return FREE if any(name in environment for name in READ_ONCE) else (*FREE, *READ_AGAIN)
+
+
 def parent_for(environment: Mapping[str, str]) -> WarmParent:
     """Return the warm parent with this environment; start it if there is none."""
-    key = tuple(sorted((name, value) for name, value in environment.items() if name != NAME_OF_TEST))
+    free = free_in(environment)
+    key = tuple(sorted((name, value) for name, value in environment.items() if name not in free))
     parent = _parents.pop(key, None)
     if parent is None or parent.has_ended():
-        parent = WarmParent(dict(key))
+        parent = WarmParent({name: value for name, value in environment.items() if name not in FREE})
     _parents[key] = parent
     while len(_parents) > LIMIT:
-        close(next(iter(_parents)))
+        retire(next(iter(_parents)))
     return parent
 
 
-def close(key: tuple[tuple[str, str], ...]) -> None:
+def retire(key: tuple[tuple[str, str], ...]) -> None:
+    """Let a parent end with the last of its children."""
     parent = _parents.pop(key)
-    parent.close()
+    parent.close(with_children=True)
     _closed[:] = [each for each in _closed if not each.has_ended()]
     _closed.append(parent)
 
 
 @atexit.register
 def close_all() -> None:
-    for key in list(_parents):
-        close(key)
+    for parent in _parents.values():
+        parent.close(with_children=False)
 
 
 class WarmProcess(subprocess.Popen[Any]):
@@ -96,13 +123,26 @@ class WarmProcess(subprocess.Popen[Any]):
         super().__init__(arguments, env=env, **options)
 
     def _execute_child(self, args: Sequence[str], *options: Any) -> None:
-        env, pipes, start_new_session = options[5], options[9:15], options[20]
+        before, pass_fds, folder, env = options[1], sorted(options[3]), *options[4:6]
+        pipes, start_new_session = options[9:15], options[20]
         theirs = (pipes[0], pipes[3], pipes[5])
         streams = [number if pipe == -1 else pipe for number, pipe in enumerate(theirs)]
-        self._told = parent_for(env).fork(args[1:], streams, session=start_new_session)
+        request = {
+            "arguments": args[1:],
+            "folder": os.fspath(folder or os.getcwd()),
+            "session": start_new_session,
+            "before": before and f"{before.__module__}:{before.__qualname__}",
+            "descriptors": pass_fds,
+        }
+        self._told = self._fork(request, env, [*streams, *pass_fds])
         self.pid = self._read()
         self._child_created = True
         self._close_pipe_fds(*pipes)
+
+    def _fork(self, request: dict[str, Any], env: Mapping[str, str], descriptors: Sequence[int]) -> socket.socket:
+        return parent_for(env).fork(
+            {**request, "environment": {name: env.get(name) for name in free_in(env)}}, descriptors
+        )
 
     def _read(self, flags: int = 0) -> int:
         """Return the next number that the parent tells. Raises ``BlockingIOError`` if flags say so and it has none."""
@@ -129,3 +169,24 @@ class WarmProcess(subprocess.Popen[Any]):
             finally:
                 self._waitpid_lock.release()
         return self.returncode
+
+
+def fork_workers(parent: socket.socket) -> None:
+    """In a child of a warm parent: have it fork the worker processes that this child starts, as a supervisor does.
+
+    They differ from this process in variables of the environment that no settings depend on.
+    """
+    parent.set_inheritable(False)
+    new_interpreter = subprocess.Popen
+
+    class Worker(WarmProcess):
+        def _fork(self, request: dict[str, Any], env: Mapping[str, str], descriptors: Sequence[int]) -> socket.socket:
+            environment = {name: env.get(name) for name in {*FREE, *os.environ, *env}}
+            more = {"environment": environment, "starter": os.getpid(), "can_ask": False}
+            return ask(parent, {**request, **more}, descriptors)
+
+    def open_process(arguments: Any, *more: Any, **options: Any) -> subprocess.Popen[Any]:
+        is_worker = arguments[0] == sys.executable and arguments[2:3] == [WORKER]
+        return (Worker if is_worker else new_interpreter)(arguments, *more, **options)
+
+    subprocess.Popen = open_process  # type: ignore[assignment,misc]

@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import signal
 
-from tests.web.cases import on_servers_with
+from tests.web.cases import IS_SHORT, on_servers_with
+from tests.web.sites import ALL
+
+CASES = [("plain", "view"), ("stream", "middle"), ("stream_async", "middle")]
+#: Each way to the database: PostgreSQL or the pooler ends the session of a process that is gone, whatever its program.
+#: To start a server again after a kill takes as much CPU time as fifty other tests.
+WAYS = ("gunicorn_gthread", "uvicorn_pool", "pgbouncer_session", "pgbouncer_transaction", "standby")
 
 
-@on_servers_with("case", [("plain", "view"), ("stream", "middle"), ("stream_async", "middle")])
+@on_servers_with("case", CASES, WAYS if IS_SHORT else ALL)
 def test_a_process_that_is_killed_frees_its_lock(visit, site, case):
     view, place = case
     visit = visit()

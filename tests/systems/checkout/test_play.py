@@ -1,11 +1,10 @@
-"""``manage.py systems checkout`` runs, and what it claims holds."""
+"""The play of the system checkout: what it claims holds."""
 
 from __future__ import annotations
 
-from tests.conftest import NEVER
+from example_project.systems.checkout.play import play
 
 
-def test_the_play_holds(fleet):
-    process = fleet.start("systems", "checkout")
-    assert process.wait(2 * NEVER) == 0, fleet.output()
-    assert "✗" not in fleet.output()
+def test_the_play_holds(stage):
+    play(stage)
+    stage.judge()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.conftest import NEVER
+from example_project.systems.mutex.play import play
 
 
-def test_no_row_is_in_two_hands_none_is_lost_and_no_retry_is_spent_twice(fleet):
-    assert fleet.start("systems", "mutex").wait(2 * NEVER) == 0, fleet.output()
+def test_no_row_is_in_two_hands_none_is_lost_and_no_retry_is_spent_twice(stage):
+    play(stage)
+    stage.judge()
