@@ -54,8 +54,9 @@ def rows():
 
 
 def rests(row):
-    """Say whether the last beat of a worker came so late that it was meant to."""
-    return rows().filter(pk=row.pk, beating_since__gte=F("heartbeat_at")).exists()
+    """Say whether the last beat of a worker came so late that it was meant to. It was not the first one."""
+    late = {"beating_since__gte": F("heartbeat_at"), "beating_since__gt": F("started_at")}
+    return rows().filter(pk=row.pk, **late).exists()
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ inline beat(me) {
     rests[me] = has_elder(me) || REST_ALONE
 }
 
-/* store/claim.py: claim_statement; worker/liveness/heartbeat.py: first_beat, is_unheard `> HEARD_WITHIN * interval` */
+/* store/claim.py: claim_statement; worker/liveness/heartbeat.py: first_beat, is_unheard `if self._rests` */
 inline claim(me) {
     reaches(me) && !owns[me] && has_begun[me] && (!rests[me] || age[me] <= LATE || CLAIM_UNHEARD);
     owns[me] = true

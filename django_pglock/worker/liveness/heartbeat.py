@@ -44,11 +44,12 @@ BETWEEN_LOOKS = 1.0
 #: Seconds for the supervisor to answer, as a share of the heartbeat interval: if it does not, there is still time to
 #: beat before others suspect this worker.
 ANSWERED_WITHIN = 0.5
-#: A worker that rests beats again before it claims, if its last beat is so many intervals old. So there is time to open
-#: another session, if this one was lost and nobody has noticed, before two beats are missing.
-HEARD_WITHIN = 1.1
 #: After its first interval without a beat, a worker rests for intervals that are longer or shorter by so much.
 RESTS = (0.6, 1.4)
+#: The share of beats after which a worker begins to rest, if it has not just had a full rest. A new task makes all that
+#: rest beat at once, and so does a restart of the server. If the elder ones die just then, some of the others have to
+#: notice it sooner than after a full rest.
+BEGINS = 1 / 3
 
 
 class Heartbeat(ConnectedService):
@@ -111,6 +112,8 @@ class Heartbeat(ConnectedService):
         self.heard: Callable[[], None] = lambda: None
         # Whether the last answer allows a rest, whether the worker rests, and whether somebody has asked for a beat.
         self._may_rest = self._rests = self._is_asked = False
+        # Whether nothing has ended the last rest before its time.
+        self._has_rested = False
         in_flight.when_busy.append(self._end_rest)
 
     def join(self, line: HeartbeatLine) -> None:
@@ -148,15 +151,15 @@ class Heartbeat(ConnectedService):
         # Before the first heartbeat the worker claims nothing.
         if self.beat_at is None:
             return False
-        interval = get_settings().HEARTBEAT_INTERVAL
-        if self._rests and time.monotonic() - self.beat_at > HEARD_WITHIN * interval:
+        if self._rests:
+            # However young the last beat is: the heartbeat process believes that another one has come since.
             self._is_asked = True
             self.wake()
             # The beat may have come at this moment. Then nobody calls ``heard`` for us.
             if self._rests:
                 return True
         age = time.monotonic() - self.beat_at
-        return age > silent_after() or (not self.is_connected and age > 2 * interval)
+        return age > silent_after() or (not self.is_connected and age > 2 * get_settings().HEARTBEAT_INTERVAL)
 
     def is_resting(self) -> bool:
         """Say whether this worker beats rarely while it is idle, because enough others do it often."""
@@ -243,7 +246,9 @@ class Heartbeat(ConnectedService):
     def _rest(self, seconds: float) -> None:
         """Wait until the next beat is due: for one interval, and for more if the worker rests."""
         was_relieved = self._is_relieved
-        for number in range(RARELY if self._may_rest else 1):
+        rests = self._may_rest and (self._has_rested or random.random() < BEGINS)  # noqa: S311
+        self._has_rested = False
+        for number in range(RARELY if rests else 1):
             if number:
                 # Workers that have started together should not beat together: if the elder ones die, one notices soon.
                 seconds = random.uniform(*RESTS) * get_settings().HEARTBEAT_INTERVAL  # noqa: S311
@@ -254,11 +259,12 @@ class Heartbeat(ConnectedService):
                 if (was_relieved and not self._is_relieved) or self._is_awaited():
                     return
                 self._wait(until - now)
-            if self.stopping.is_set() or not (self._may_rest and self._is_idle()):
+            if self.stopping.is_set() or self._is_asked or not (rests and self._is_idle()):
                 return
-            self._is_asked, self._rests = False, True
+            self._rests = True
             # Our threads run, and no beat is late.
             self.process.note_beat()
+        self._has_rested = True
 
     def _is_idle(self) -> bool:
         return not (self.in_flight.claims or self.in_flight.is_claiming or self.is_draining)

@@ -87,8 +87,12 @@ def test_a_worker_that_was_stopped_for_too_long_claims_nothing_before_its_next_h
     finished(result)
 
 
-def test_a_worker_that_rests_beats_before_it_claims(worker, eventually, monkeypatch, settings):
-    """Its session may be lost, and nobody may have noticed: then it may look dead to others for seconds."""
+@pytest.mark.parametrize("age", [0, 700])
+def test_a_worker_that_rests_beats_before_it_claims(age, worker, eventually, monkeypatch, settings):
+    """Its session may be lost, and nobody may have noticed: then it may look dead to others for seconds.
+
+    Or the task lets no other thread run, and the heartbeat process believes that a beat has come since the last one.
+    """
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 6000.0, "POLL_INTERVAL": 600.0}
     here, allowed, beaten = worker(), threading.Event(), []
     eventually(lambda: WorkerRow.objects.filter(is_sleeping=True).exists())
@@ -100,7 +104,7 @@ def test_a_worker_that_rests_beats_before_it_claims(worker, eventually, monkeypa
 
     monkeypatch.setattr("django_pglock.worker.liveness.heartbeat.beat_all", beat_when_allowed)
     here.heartbeat._rests = True
-    here.heartbeat.beat_at -= 700
+    here.heartbeat.beat_at -= age
     result = tasks.nothing.enqueue()
     eventually(lambda: beaten, why="it does not beat")
     time.sleep(0.5)
