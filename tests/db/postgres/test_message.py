@@ -67,6 +67,13 @@ def test_a_backend_that_changes_something_else_is_as_fast_as_djangos(with_backen
         assert is_plain_django(mine)
 
 
+def test_a_wrapper_in_the_place_of_ours_is_noticed(monkeypatch):
+    connection = connections["default"]
+    connection.ensure_connection()
+    monkeypatch.setattr(connection, "execute_wrappers", [lambda execute, *arguments: execute(*arguments)])
+    assert not is_plain_django(connection)
+
+
 @pytest.mark.parametrize("name", ["cursor", "_cursor", "create_cursor", "make_cursor"])
 def test_a_patched_connection_is_noticed(monkeypatch, name):
     connection = connections["default"]

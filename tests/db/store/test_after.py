@@ -151,6 +151,8 @@ def test_one_that_still_waits_holds_up_nobody_of_its_key():
 def test_one_that_does_not_exist_is_refused():
     with pytest.raises(TaskOptionError, match="999999999"):
         tasks.nothing.using(after=["999999999"]).enqueue()
+    with pytest.raises(TaskOptionError, match="does not exist: 0"):
+        tasks.nothing.using(after=0).enqueue()
     for wrong in (["yesterday"], "yesterday", 1.5, [None], True):
         with pytest.raises(TaskOptionError, match="results or their ids"):
             tasks.nothing.using(after=wrong)

@@ -142,6 +142,14 @@ def test_a_claim_given_back_unused_has_never_started(claim):
     assert (row.started_at, row.attempts) == (None, 1), "the token only grows"
 
 
+def test_a_claim_given_back_unused_leaves_the_start_of_an_earlier_attempt(claim):
+    tasks.nothing.enqueue()
+    settle_one(claim()[0], Retried(FAILURE, 0))
+    started_at = Task.objects.get().started_at
+    settle_one(claim()[0], Released())
+    assert Task.objects.get().started_at == started_at is not None
+
+
 @pytest.mark.parametrize(
     "outcome", [Succeeded(), Failed(FAILURE), Retried(FAILURE, 1), Interrupted(FAILURE, 0), Released()]
 )
@@ -168,6 +176,17 @@ def test_a_cancelled_task_stays_cancelled(claim, outcome):
     assert Task.objects.all().cancel() == 1
     assert settle_one(mine, outcome) == {}
     assert Task.objects.get().status == "CANCELLED"
+
+
+def test_a_task_that_was_asked_to_end_expires_from_its_end_on(claim):
+    """Whatever the function itself came to: the task does not run again."""
+    tasks.nothing.using(keep_result=60).enqueue()
+    [mine] = claim()
+    Task.objects.cancel()
+    settle_one(mine, Retried(FAILURE, 1))
+    row = Task.objects.get()
+    assert row.status == "CANCELLED"
+    assert abs(row.expires_at - row.finished_at - MINUTE) < timedelta(seconds=1)
 
 
 def test_a_deleted_task_does_not_disturb_its_batch(claim):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Waiter
+from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.wait import ended, note_waits
 from tests.db.store.waiting import results_of
 
@@ -22,3 +25,15 @@ def test_what_a_thousand_wait_for_is_looked_up_by_one_statement():
         assert note_waits("default", [], instead_of=list(noted.values())) == {}
     assert len(queries) == 3
     assert not Waiter.objects.exists()
+
+
+def test_a_row_that_somebody_is_deleting_is_not_waited_for():
+    [result] = results_of(1)
+    [earlier] = note_waits("default", [int(result.id)], instead_of=[]).values()
+    with closing(dedicated_connection("default")) as other, other.cursor() as cursor, transaction.atomic():
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT FROM django_pglock_waiter WHERE id = %s FOR UPDATE", [earlier])
+        with connection.cursor() as mine:
+            mine.execute("SET LOCAL lock_timeout = '1s'")
+        assert list(note_waits("default", [int(result.id)], instead_of=[earlier])) == [int(result.id)]
+    assert Waiter.objects.filter(pk=earlier).exists()

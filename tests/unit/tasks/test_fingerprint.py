@@ -56,6 +56,11 @@ def test_it_fits_into_a_bigint_and_has_no_sign():
     assert len(set(numbers)) == 100
 
 
+def test_it_is_the_same_in_every_release():
+    """It is stored with failed tasks and with what people have muted."""
+    assert fingerprint_of("bank.charge", "builtins.ValueError", "bank:refuse") == 1275375432507598721
+
+
 def test_a_text_that_is_no_unicode_has_one_too():
     assert fingerprint_of("a\udcff", "b") != fingerprint_of("a", "b")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from functools import partial
 
@@ -12,6 +13,7 @@ from django_pglock.errors import TaskOptionError
 from django_pglock.tasks.options import (
     MOST_CONCURRENT,
     MOST_IN_GROUP,
+    captured_level,
     check_concurrency,
     check_template,
     group_of,
@@ -128,6 +130,15 @@ def test_a_short_form_stands_for_its_class():
 def test_a_value_of_another_type_is_refused_with_the_class_to_use(of, name):
     with pytest.raises(TaskOptionError, match=rf"{name.lower()} is 5; give a template or a {name}\(\)"):
         of(5)
+
+
+def test_the_least_level_of_what_is_captured_may_be_zero():
+    """0 is equal to False, but it is ``logging.NOTSET``: everything."""
+    levels = [captured_level(value, "app.send") for value in (logging.NOTSET, True, "INFO", 30, False, None)]
+    assert levels == [0, 0, 20, 30, None, None]
+    for wrong in (-1, 1.5, "LOUD"):
+        with pytest.raises(TaskOptionError, match="capture_logs is"):
+            captured_level(wrong, "app.send")
 
 
 @pytest.mark.parametrize("value", ["", None, 5, b"a"])
