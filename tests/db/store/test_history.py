@@ -88,6 +88,14 @@ def test_a_step_of_several_minutes_begins_at_a_multiple_of_itself():
     assert [(point.started_at.minute, point.counts.succeeded) for point in found] == [(50, 4), (55, 5), (0, 1)]
 
 
+def test_histograms_of_one_step_are_added_whichever_is_longer():
+    for minute, run in enumerate((0.01, 90.0, 0.01)):
+        add_history("default", {(MINUTE + 60 * minute, "mail", "app.send"): counts(succeeded=1, run=run)})
+    [found] = series("default", NOON, NOON + timedelta(minutes=5), 300)
+    assert sum(found.counts.run) == found.counts.succeeded == 3
+    assert found.counts.run_quantile(1) == pytest.approx(90, rel=0.42)
+
+
 def test_steps_of_whole_hours_read_hours_which_are_kept_longer():
     add_history("default", {(MINUTE, "mail", "app.send"): counts(succeeded=1)})
     TaskHistory.objects.filter(seconds=60).delete()
