@@ -16,7 +16,7 @@ from django_pglock.tasks.redaction import REDACTED
 _Parameter = inspect.Parameter
 _POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
 #: The field for the annotation of a parameter, as a class or as text. All other values are typed as JSON.
-_FIELDS: dict[str, Any] = {"int": forms.IntegerField, "float": forms.FloatField}
+_FIELDS: dict[str, type[forms.Field]] = {"int": forms.IntegerField, "float": forms.FloatField}
 #: The parameters of the form for a function with ``group=``: its own parameters are not those of a call.
 _GROUPED = inspect.Signature([_Parameter("arguments", _Parameter.VAR_KEYWORD)])
 
@@ -64,7 +64,7 @@ class EnqueueForm(forms.Form):
         elif parameter.default is not _Parameter.empty:
             options["help_text"] = _("Default: %(value)s") % {"value": _as_text(parameter.default)}
         if annotation in _FIELDS:
-            return _FIELDS[annotation](**options)  # type: ignore[no-any-return]
+            return _FIELDS[annotation](**options)
         if annotation == "str":
             return forms.CharField(strip=False, empty_value=None, **options)
         if "help_text" not in options:

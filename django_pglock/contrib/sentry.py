@@ -194,7 +194,8 @@ class Running(RunObserver):
 
 
 def _integration() -> PGLockIntegration | None:
-    return sentry_sdk.get_client().get_integration(PGLockIntegration)  # type: ignore[no-any-return]
+    integration: PGLockIntegration | None = sentry_sdk.get_client().get_integration(PGLockIntegration)
+    return integration
 
 
 def _stacks_of(event: Any) -> Iterator[dict[str, Any]]:
