@@ -111,7 +111,13 @@ class Claimer:
         """Return the queues to read. Asks the database only if there may be several and no notification named one."""
         if self.queues.only is not None:
             return [self.queues.only]
-        return sorted(told) if told else self._ready.names()
+        if told:
+            return sorted(told)
+        names = self._ready.names()
+        if not self._ready.is_from_memory:
+            for cursors in self._cursors.values():
+                cursors.note_ready(names)
+        return names
 
     def _in_turn(self, ready: list[str], kind: FunctionKind) -> list[str]:
         if self.queues.only is not None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
     from django_pglock.worker.shared_sessions import SharedSessions
 
+#: Seconds for which the fetcher of an idle worker waits after a claim. Python runs one thread at a time, so otherwise
+#: the task would begin only when the fetcher has prepared its next look.
+HEAD_START = 0.00005
 #: Seconds without any progress after which claims that no thread has begun are given back.
 HOARDING = 0.2
 #: Seconds between two looks of a draining worker that waits for what is in flight.
@@ -200,6 +203,8 @@ class Fetcher(ConnectedService):
                 # slow.
                 self._got_on_at = self._found_at = time.monotonic()
                 self.in_flight.begin_all(self._exclusive_run.sift(claims))
+                if self._busy_since is None:
+                    time.sleep(HEAD_START)
         finally:
             self.in_flight.is_claiming = False
         return bool(claims)
@@ -285,7 +290,7 @@ class Fetcher(ConnectedService):
     # Sleep
 
     def _sleep(self) -> None:
-        """Ask for notifications, then look again twice (``tasks/wakeup.py`` says why), then sleep until the poll."""
+        """Ask for notifications, then look again twice (``store/wake.py`` says why), then sleep until the poll."""
         if self.listens and self._sleeping_since is None:
             self._ask_for_news(is_sleeping=True)
             self._sleeping_since = time.monotonic()

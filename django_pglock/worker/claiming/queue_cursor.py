@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -72,6 +72,12 @@ class QueueCursors:
             self._queues[queue] = QueueCursor(self, queue)
         return self._queues[queue]
 
+    def note_ready(self, ready: Collection[str]) -> None:
+        """Note that only these queues have something ready, so that the others need not be looked into for that."""
+        for name, cursor in self._queues.items():
+            if name not in ready:
+                cursor.note_empty()
+
     def forget_others(self, queues: Sequence[str]) -> None:
         """Forget the cursors of other queues when there are many more of them than of ``queues``."""
         if len(self._queues) > 2 * len(queues) + FEW_QUEUES:
@@ -108,6 +114,10 @@ class QueueCursor:
         )
         claims = first(limit)
         return claims + second(limit - len(claims)) if len(claims) < limit else claims
+
+    def note_empty(self) -> None:
+        """Note that nothing is ready, with ``fair=`` or without."""
+        self._has_fair, self._look_for_fair_at = False, None
 
     def _takes_turns(self) -> bool:
         """Say whether tasks with ``fair=`` and others are claimed in turns.

@@ -16,6 +16,8 @@ from django_pglock.store.wake import CANCEL_CHANNEL, OTHERS_CHANNEL, READY_CHANN
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
+#: Made for each wait: epoll, the default of Linux, would take four system calls more, while a notification waits.
+Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 #: Seconds after which a worker that is not among the prompt ones looks; a fifth more or less, so that not all look at
 #: once.
 A_MOMENT = 1.0
@@ -128,7 +130,7 @@ class SelfPipe:
         """Wait for ``wake()`` or for data on a channel, up to ``timeout`` seconds; say whether it was ``wake()``."""
         assert self._pair is not None  # noqa: S101 - made by open()
         ours = self._pair[0]
-        with selectors.DefaultSelector() as selector:
+        with Selector() as selector:
             for channel in (ours, *channels):
                 selector.register(channel, selectors.EVENT_READ)
             selector.select(timeout)

@@ -9,9 +9,9 @@ from django.db import connection
 
 from django_pglock.models import Task, Worker
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.claiming import ready_queues
+from django_pglock.worker.claiming import queue_cursor, ready_queues
 from django_pglock.worker.claiming.queue_cursor import FEW_QUEUES, QueueCursor
-from tests.sample import tasks
+from tests.sample import keyed_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -102,6 +102,23 @@ def test_a_look_that_has_found_nothing_is_not_repeated_at_once(monkeypatch):
     monkeypatch.setattr(QueueCursor, "claim", lambda cursor, limit: looks.append(cursor.queue) or look(cursor, limit))
     assert fetcher.claimer.claim([("async", 1)]) == []
     assert (looks, fetcher.claimer.was_ready) == (["a"], True)
+
+
+def test_a_look_that_has_found_no_queue_is_also_a_look_for_fair_tasks(monkeypatch):
+    """Otherwise a task that comes soon after others would wait for a look for ``fair=``, which takes longer."""
+    assert keyed_tasks.serve.fair
+    looks, now = [], [0.0]
+    look = queue_cursor.claim_fair
+    monkeypatch.setattr(queue_cursor, "claim_fair", lambda *args, **more: looks.extend(now) or look(*args, **more))
+    fetcher = WorkerUnderTest().fetcher
+    assert claim(fetcher, 2) == []
+    for cursors in fetcher.claimer._cursors.values():
+        cursors.clock = lambda: now[0]
+    for now[0] in (1.0, 1.06, 1.12, 1.18, 1.24):
+        fill("a", 1)
+        assert [each.queue for each in fetcher.claimer.claim([("both", 2)], told={"a"})] == ["a"]
+        assert claim(fetcher, 2) == []
+    assert looks == [1.0], "the first look of a new cursor"
 
 
 @pytest.mark.parametrize(
