@@ -9,13 +9,14 @@ from uuid import uuid4
 
 import pytest
 from django.db import connection
+from django.db.models.functions import Now
 from django.db.utils import IntegrityError
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Attempt, Task
 from django_pglock.store.liveness import beat
 from django_pglock.store.outcome import Abandoned, Failed, Failure, Interrupted, Released, Retried, Succeeded
-from django_pglock.store.settle import settle, settle_unobserved
+from django_pglock.store.settle import held, settle, settle_unobserved
 from django_pglock.tasks.states import MOVES, TaskStatus
 from tests.sample import tasks
 
@@ -255,3 +256,18 @@ def test_an_attempt_keeps_the_name_of_its_worker(claim, is_known):
     settle_one(mine, Failed(FAILURE))
     attempt = Attempt.objects.get()
     assert (attempt.worker, attempt.worker_name) == (mine.worker, "mail-1" if is_known else None)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_only_claims_whose_rows_somebody_has_locked_are_held(claim, locked):
+    for _ in range(3):
+        tasks.nothing.enqueue()
+    free, mine, lost = claim(3)
+    with locked(mine.id), locked(lost.id):
+        assert held("default", [free, mine]) == {mine.id}
+        assert held("default", [replace(mine, attempt=2)]) == set(), "another attempt has the row"
+    Task.objects.filter(pk=lost.id).update(status=TaskStatus.FAILED, finished_at=Now())
+    with locked(lost.id):
+        assert held("default", [lost]) == set(), "it runs no more"
+    assert held("default", [free, mine, lost]) == set()
+    assert settle_one(mine, Succeeded()), "nothing stays locked"
