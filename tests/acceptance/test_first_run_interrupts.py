@@ -61,6 +61,8 @@ class Run:
         self.process = subprocess.Popen(
             command, cwd=folder, env={**environment, "RUN_OF_TEST": mark}, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            # A shell that runs the tests in the background has them ignore Ctrl-C, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         self.output = ""
         self._watch = threading.Timer(NEVER, self.process.kill)
