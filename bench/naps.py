@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 #: Milliseconds that a task waits.
 NAPS = (5, 20, 30, 50, 100, 400)
 THREADS = (1, 2, 4, 8)
-#: How many at once the others run, which is enough to compare.
-THREADS_OF_OTHERS = (1, 4)
 #: Seconds for which one case runs, about, and the fewest tasks for each thread: they begin together, and end together.
 SECONDS, FEWEST = 2.5, 20
 
@@ -86,7 +84,7 @@ def table(
     """Measure all cases and return the rows of a table, one column for each contestant."""
     cases: dict[str, Callable[[], Any]] = {}
     naps = [nap for nap in (*plain(), *ours_alone()) if bench.cases in nap.name]
-    shared = {nap.name for nap in plain() if nap.threads in THREADS_OF_OTHERS}
+    shared = {nap.name for nap in plain()}
     for nap in naps:
         for each in contestants if nap.name in shared else [ours]:
             cases[f"{each.name}: {nap.name}"] = partial(nap.rate, bench, each)
