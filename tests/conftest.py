@@ -77,11 +77,13 @@ def eventually() -> Callable[..., Any]:
     """Wait until a function returns something true, and return that; fail with the reason after a while."""
 
     def wait(function: Callable[[], Any], *, seconds: float = NEVER, why: str = "it never came true") -> Any:
-        deadline = time.monotonic() + seconds
+        deadline, pause = time.monotonic() + seconds, 0.01
         while time.monotonic() < deadline:
             if value := function():
                 return value
-            time.sleep(0.01)
+            # Most ask the database. What takes long is asked for less and less often.
+            time.sleep(pause)
+            pause = min(1.05 * pause, 0.1)
         pytest.fail(why)
 
     return wait
