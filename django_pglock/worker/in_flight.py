@@ -19,8 +19,8 @@ from django_pglock.tasks.claim import Claim
 from django_pglock.worker.capacity import LoopCapacity, ThreadCapacity
 from django_pglock.worker.ended_claim import EndedClaim
 
-#: Outcomes that may wait for the database. While more wait, the process claims nothing.
-MOST_UNSETTLED = 5000
+#: Outcomes that may wait for the database: two batches of the settler. While more wait, the process claims nothing.
+MOST_UNSETTLED = 3000
 
 
 class InFlight:
