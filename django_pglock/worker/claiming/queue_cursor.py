@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -72,11 +72,10 @@ class QueueCursors:
             self._queues[queue] = QueueCursor(self, queue)
         return self._queues[queue]
 
-    def note_ready(self, ready: Collection[str]) -> None:
+    def note_ready(self, ready: Iterable[str]) -> None:
         """Note that only these queues have something ready, so that the others need not be looked into for that."""
-        for name, cursor in self._queues.items():
-            if name not in ready:
-                cursor.note_empty()
+        for name in self._queues.keys() - ready:
+            self._queues[name].note_empty()
 
     def forget_others(self, queues: Sequence[str]) -> None:
         """Forget the cursors of other queues when there are many more of them than of ``queues``."""
