@@ -68,7 +68,7 @@ def ours_alone() -> Iterator[Nap]:
     for threads in THREADS:
         for milliseconds in NAPS:
             aimed = aim(milliseconds, is_atomic=True)
-            name = f"atomic, {milliseconds} ms, {threads} threads"
+            name = f"atomic, {milliseconds} ms, {threads} thread{'s' * (threads > 1)}"
             yield Nap(name, threads, milliseconds, "sleep_atomically", aimed)
     yield Nap("100 coroutines, 500 ms", 100, 500, "sleep_async", 0.8, threads=4)
     yield Nap("a key each, 5 ms, 4 threads", 4, 5, "sleep_with_own_key", 0.8)
@@ -83,10 +83,10 @@ def table(
 ) -> list[Sequence[str]]:
     """Measure all cases and return the rows of a table, one column for each contestant."""
     cases: dict[str, Callable[[], Any]] = {}
-    naps = [nap for nap in (*plain(), *ours_alone()) if bench.cases in nap.name]
-    shared = {nap.name for nap in plain()}
+    shared, alone = ([nap for nap in each if bench.cases in nap.name] for each in (plain(), ours_alone()))
+    naps = [*shared, *alone]
     for nap in naps:
-        for each in contestants if nap.name in shared else [ours]:
+        for each in contestants if nap in shared else [ours]:
             cases[f"{each.name}: {nap.name}"] = partial(nap.rate, bench, each)
     found = bench.measure(cases)
     rows: list[Sequence[str]] = [("share of the ideal", *(each.name for each in contestants), "aim")]
