@@ -1,10 +1,10 @@
 """Where the contestants meet: one durable PostgreSQL, a fresh database for each run, worker processes, and the clock.
 
-**The clock** runs from the first look at which some tasks are finished to the last at which there are fewer left than
-before, but some; and the rate is what was finished in between. So neither the start of a worker counts, nor when it is
-noticed that all are done: a look takes longer the more there is, and to wait for the end would cost the fastest most.
-The same rule holds for all, and all are looked at from outside, through what they leave in the database (Celery: in
-Redis).
+**The clock** starts at the first look that sees a finished task. It stops at the last look that sees fewer tasks left
+than the look before, and at least one. The rate is what was finished in between. So neither the start of a worker
+counts, nor when it is noticed that all are done: a look takes longer the more there is, and to wait for the end would
+cost the fastest most. The same rule holds for all, and all are looked at from outside, through what they leave in the
+database (Celery: in Redis).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Arena:
             # The moment before: a statement sees what was committed when it began.
             now = time.perf_counter()
             left = contestant.left(database, function)
-            # Looks between two ends of long tasks see the same number: only the first of them is the time of an end.
+            # Between the ends of two long tasks, several looks see the same number. Only the first is near an end.
             if 0 < left < total and (not looks or left < looks[-1][1]):
                 looks.append((now, left))
             return left == 0

@@ -73,7 +73,7 @@ class QueueCursors:
         return self._queues[queue]
 
     def note_ready(self, ready: Iterable[str]) -> None:
-        """Note that only these queues have something ready, so that the others need not be looked into for that."""
+        """Note that only these queues have ready tasks. The other ones need no look for tasks with ``fair=``."""
         for name in self._queues.keys() - ready:
             self._queues[name].note_empty()
 

@@ -16,7 +16,7 @@ from django_pglock.store.wake import CANCEL_CHANNEL, OTHERS_CHANNEL, READY_CHANN
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
-#: Made for each wait: epoll, the default of Linux, would take four system calls more, while a notification waits.
+#: A selector is made for each wait. epoll, the default on Linux, would take four more system calls for it.
 Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 #: Seconds after which a worker that is not among the prompt ones looks; a fifth more or less, so that not all look at
 #: once.

@@ -105,7 +105,7 @@ def test_a_look_that_has_found_nothing_is_not_repeated_at_once(monkeypatch):
 
 
 def test_a_look_that_has_found_no_queue_is_also_a_look_for_fair_tasks(monkeypatch):
-    """Otherwise a task that comes soon after others would wait for a look for ``fair=``, which takes longer."""
+    """Otherwise a task that comes soon after others waits for a look for tasks with ``fair=``, which takes longer."""
     assert keyed_tasks.serve.fair
     looks, now = [], [0.0]
     look = queue_cursor.claim_fair
