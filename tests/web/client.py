@@ -35,13 +35,17 @@ class Click:
     ) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
         self._response: http.client.HTTPResponse | None = None
-        # http.client closes the socket that it knows when the answer has begun.
         self._socket = _connect(port)
+        # http.client closes the socket that it knows when the answer has begun.
         self._connection.sock = self._socket.dup()
         sent = {"Connection": "close", **(headers or {})}
         if body_missing:
             sent["Content-Length"] = str(body_missing)
-        self._connection.request(method, path, headers=sent)
+        try:
+            self._connection.request(method, path, headers=sent)
+        except OSError:
+            self.close()
+            raise
 
     @property
     def is_open(self) -> bool:
@@ -89,7 +93,11 @@ def _connect(port: int) -> socket.socket:
     # Not much room, so that a server soon notices that nobody reads; less than a packet takes would slow it down.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * 65536)
     connection.settimeout(TIMEOUT)
-    connection.connect(("127.0.0.1", port))
+    try:
+        connection.connect(("127.0.0.1", port))
+    except OSError:
+        connection.close()
+        raise
     return connection
 
 

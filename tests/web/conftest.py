@@ -107,3 +107,7 @@ def visit(site: Site, observer: Observer, pytestconfig: pytest.Config) -> Iterat
     yield begin
     for visit in visits:
         visit.leave()
+    if end := site.end():
+        # The next tests have a server again, so that this one is the only one that fails.
+        site.start()
+        pytest.fail(end)

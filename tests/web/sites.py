@@ -120,9 +120,15 @@ class Site:
         return self
 
     def revive(self) -> None:
-        """Have a server again after a process of it was killed: who has a parent is started anew by that."""
+        """Have a server again after a process of it was killed: a worker process is started again by its server."""
         if not self._becomes_ready():
             self.start()
+
+    def end(self) -> str:
+        """Say how the server has ended, with the last that it printed; an empty string while it runs."""
+        if self._process is None or (status := self._process.poll()) is None:
+            return ""
+        return f"{self.name} has ended with status {status}:\n{self.output.read_text()[-5000:]}"
 
     def stop(self) -> None:
         """End the server and all processes that it has started."""
@@ -146,6 +152,8 @@ class Site:
             **self.databases.environment,
             "DJANGO_SETTINGS_MODULE": "tests.web.project.settings",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            # A server that crashes says where.
+            "PYTHONFAULTHANDLER": "1",
             "WEB_NAME": self.name,
             "WEB_GATES": str(self.gates),
             "WEB_ERRORS": str(self.errors),
