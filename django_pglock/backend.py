@@ -29,7 +29,7 @@ from django_pglock.store.why_unfinished import why_unfinished
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
 from django_pglock.tasks.call_check import check_call
-from django_pglock.tasks.call_keys import key_maker, positional_names
+from django_pglock.tasks.call_keys import key_maker, keys_of, positional_names
 from django_pglock.tasks.claim import date_of
 from django_pglock.tasks.compat import (
     BaseTaskBackend,
@@ -208,23 +208,20 @@ class PostgresBackend(BaseTaskBackend):
 
 
 def _call_of(task: PostgresTask, args: Any, kwargs: Any) -> Call:
-    return _maker_of(task)(args, kwargs)
+    """Check one call and make what is written of it."""
+    args_text, kwargs_text = _texts_of(task, args, kwargs, get_settings().ARGUMENTS_LIMIT)
+    check_call(task, args, kwargs)
+    return Call(args_text, kwargs_text, *keys_of(task, args, kwargs, args_text=args_text))
 
 
 def _maker_of(task: PostgresTask) -> Callable[[Any, Any], Call]:
-    """Return a function that checks calls of one task and makes what is written of them."""
+    """Return a function that does for calls of one task what ``_call_of`` does. What they share is asked once."""
     most, keys = get_settings().ARGUMENTS_LIMIT, key_maker(task)
     # Numbers of positional arguments that the function takes.
     fitting = set[int]()
-    positional, by_name = (f"The {kind} arguments of {task.module_path}" for kind in ("positional", "keyword"))
 
     def make(args: Any, kwargs: Any) -> Call:
-        try:
-            args_text = to_json(list(args), what=positional, most=most)
-            kwargs_text = to_json(kwargs, what=by_name, most=most) if kwargs else "{}"
-        except TaskArgumentsError:
-            _refuse_by_name(task, args, kwargs, most)
-            raise
+        args_text, kwargs_text = _texts_of(task, args, kwargs, most)
         if kwargs or len(args) not in fitting:
             check_call(task, args, kwargs)
             if not kwargs:
@@ -234,10 +231,22 @@ def _maker_of(task: PostgresTask) -> Callable[[Any, Any], Call]:
     return make
 
 
-def _refuse_by_name(task: PostgresTask, args: Any, kwargs: Any, most: int) -> None:
-    """Raise ``TaskArgumentsError`` with the name of the first argument that cannot be stored, if it is a single one."""
+def _texts_of(task: PostgresTask, args: Any, kwargs: Any, most: int) -> tuple[str, str]:
+    """Return the arguments of a call as JSON. Raises ``TaskArgumentsError``."""
+    try:
+        return to_json(list(args), most=most), to_json(kwargs, most=most) if kwargs else "{}"
+    except TaskArgumentsError:
+        _refuse(task, args, kwargs, most)
+        raise
+
+
+def _refuse(task: PostgresTask, args: Any, kwargs: Any, most: int) -> None:
+    """Raise ``TaskArgumentsError`` with the name of the first argument that cannot be stored; else, of all together."""
+    path = task.module_path
     for name, value in (*zip(positional_names(task, len(args)), args, strict=True), *kwargs.items()):
-        to_json(value, what=f"Argument {name!r} of {task.module_path}", most=most)
+        to_json(value, what=f"Argument {name!r} of {path}", most=most)
+    to_json(list(args), what=f"The positional arguments of {path}", most=most)
+    to_json(kwargs, what=f"The keyword arguments of {path}", most=most)
 
 
 def _is_id(text: Any) -> bool:

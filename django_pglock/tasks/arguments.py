@@ -29,7 +29,7 @@ MAX_RESULT = 100 * 1024 * 1024
 def to_json(
     value: Any,
     *,
-    what: str,
+    what: str = "The value",
     most: int = MAX_RESULT,
     sort_keys: bool = False,
     kind: type[TaskArgumentsError | TaskResultError] = TaskArgumentsError,

@@ -49,7 +49,7 @@ def keys_of(
 
     ``args_text`` is the JSON text of ``args``, if it was made before: often it is what a unique key is made from.
     """
-    return key_maker(task)(args, kwargs, args_text)
+    return key_maker(task)(args, kwargs, args_text) if task.has_keys else NO_KEYS
 
 
 def key_maker(task: TaskFields) -> Callable[[tuple[Any, ...], Mapping[str, Any], str | None], CallKeys]:
