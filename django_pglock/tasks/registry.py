@@ -40,6 +40,11 @@ def known_paths() -> list[str]:
     return sorted(_definitions)
 
 
+def count() -> int:
+    """Return how many task functions are registered. The number only grows."""
+    return len(_definitions)
+
+
 def is_async(path: str) -> bool:
     """Say whether the function registered under ``path`` is a coroutine function."""
     task = _definitions.get(path)

@@ -43,7 +43,7 @@ class SharedSessions:
         ``within``: before that, wait for so many seconds until a session is given back.
         """
         with self._changing:
-            if self._changing.wait_for(lambda: self._idle, within):
+            if self._idle or (within and self._changing.wait_for(lambda: self._idle, within)):
                 return self._idle.pop()[1]
         return dedicated_connection(self.using, application_name="lockworker work")
 

@@ -40,7 +40,9 @@ class Claimer:
         #: Whether the last claim took as many as it could. Then more may be ready than there is room for.
         self.was_full = False
         self._ready = ReadyQueues(using)
-        self._paths: list[str] = []
+        # For how many functions the cursors were made. Functions are only added, so a new number means new functions.
+        self._known = -1
+        self._kinds_known: list[FunctionKind] = []
         self._cursors: dict[FunctionKind, QueueCursors] = {}
 
     def rooms(self) -> list[tuple[FunctionKind, int]]:
@@ -120,24 +122,27 @@ class Claimer:
         return names
 
     def _in_turn(self, ready: list[str], kind: FunctionKind) -> list[str]:
-        if self.queues.only is not None:
+        if len(ready) == 1 and self.queues.serves(ready[0]):
             return ready
         return self.queues.in_turn(ready, whose=ASYNC if kind == ASYNC else SYNC)
 
     def _kinds(self) -> list[FunctionKind]:
         """Return the kinds of functions that are known by now, and make their cursors if functions were added."""
-        known = registry.known_paths()
-        if self._paths != known or not self._cursors:
-            coroutines = [path for path in known if registry.is_async(path)]
-            functions = [path for path in known if not registry.is_async(path)]
-            paths: dict[FunctionKind, list[str]] = {SYNC: functions, ASYNC: coroutines, BOTH: known}
+        if registry.count() != self._known:
+            known = registry.known_paths()
+            paths: dict[FunctionKind, list[str]] = {
+                SYNC: [path for path in known if not registry.is_async(path)],
+                ASYNC: [path for path in known if registry.is_async(path)],
+                BOTH: known,
+            }
             is_fair = registry.has_fair()
-            self._paths = known
+            self._known = len(known)
             self._cursors = {
                 kind: QueueCursors(
                     self.using, worker=self.worker, paths=paths[kind], is_fair=is_fair, backend=self.backend
                 )
                 for kind in paths
             }
-        # Where no function is known, the claim itself finds nothing.
-        return [kind for kind in (SYNC, ASYNC) if self._cursors[kind].paths] or [SYNC]
+            # Where no function is known, the claim itself finds nothing.
+            self._kinds_known = [kind for kind in (SYNC, ASYNC) if paths[kind]] or [SYNC]
+        return self._kinds_known

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from django_pglock.errors import ConfigurationError
 from django_pglock.tasks.queues import covers
 
 ORDERS = ("weighted", "strict")
+#: The names of queues of which it is remembered whether they are served: there may be a hundred thousand queues.
+MOST_REMEMBERED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class Queues:
         self._places = {each: place for place, each in enumerate(self.patterns)}
         self._nearest_first = sorted(self.patterns, key=lambda each: (each.is_prefix, -len(each.text)))
         self._credits: dict[str, dict[str, int]] = {}
+        # Asked twice between a notification and the claim.
+        self._pattern_of = lru_cache(maxsize=MOST_REMEMBERED)(self._find_pattern)
 
     @property
     def only(self) -> str | None:
@@ -103,7 +108,7 @@ class Queues:
         self._credits[whose] = credit
         return turn
 
-    def _pattern_of(self, name: str) -> Pattern | None:
+    def _find_pattern(self, name: str) -> Pattern | None:
         if self._is_excluded(name):
             return None
         return next((each for each in self._nearest_first if each.covers(name)), None)

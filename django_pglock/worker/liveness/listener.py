@@ -133,9 +133,10 @@ class SelfPipe:
         with Selector() as selector:
             for channel in (ours, *channels):
                 selector.register(channel, selectors.EVENT_READ)
-            selector.select(timeout)
-        with contextlib.suppress(BlockingIOError):
-            return bool(ours.recv(4096))
+            ready = selector.select(timeout)
+        if any(key.fileobj is ours for key, _ in ready):
+            with contextlib.suppress(BlockingIOError):
+                return bool(ours.recv(4096))
         return False
 
     def close(self) -> None:
