@@ -18,11 +18,14 @@ import hypothesis
 import pytest
 from django.apps import apps
 from django.db import connection, connections
+from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.models import Model
 from django.test import TransactionTestCase
+from psycopg.pq import TransactionStatus
 
 from django_pglock.contrib.capture import Capture, CaptureTrigger
-from django_pglock.store import archive_state
+from django_pglock.postgres.message import OWN_WRAPPERS
+from django_pglock.store import archive_state, plans
 from django_pglock.store import wake as wakeup
 from django_pglock.tasks import registry
 from django_pglock.worker import Worker
@@ -62,8 +65,34 @@ def empty(self: TransactionTestCase) -> None:
             cursor.execute(EMPTY)
 
 
+def keep_sessions(self: TransactionTestCase) -> bool:
+    """Have the next test use the session of this one, emptied: a new session takes as long as many a test."""
+    for each in connections.all(initialized_only=True):
+        if can_be_kept(each):
+            each.connection.execute("DISCARD ALL")
+            each.ensure_timezone()
+        else:
+            each.close()
+    return False
+
+
+def can_be_kept(connection: DatabaseWrapper) -> bool:
+    """Say whether a test has left nothing in Django's connection but what ``DISCARD ALL`` removes."""
+    raw = connection.connection
+    return (
+        raw is not None
+        and raw.info.transaction_status == TransactionStatus.IDLE
+        and connection.get_autocommit()
+        and not (connection.run_on_commit or connection.savepoint_ids)
+        and set(connection.execute_wrappers) <= set(OWN_WRAPPERS)
+        and vars(connection).keys().isdisjoint({"close", "_django_pglock_locks"})
+        and raw not in plans._prepared
+    )
+
+
 # Django's own also makes all content types and permissions anew, after each test.
 TransactionTestCase._fixture_teardown = empty
+TransactionTestCase._should_reload_connections = keep_sessions
 
 
 def pytest_collection_finish() -> None:
