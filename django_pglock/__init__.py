@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # Type checkers read the names here, Python reads them in _NAMES; a test compares the two.
     from django_pglock.errors import *  # noqa: F403
-    from django_pglock.locks import *  # noqa: F403
+    from django_pglock.locks.api import lock as lock
+    from django_pglock.locks.api import lock_all as lock_all
+    from django_pglock.locks.api import semaphore as semaphore
+    from django_pglock.locks.api import try_lock as try_lock
+    from django_pglock.locks.leases.lease import Lease as Lease
+    from django_pglock.locks.leases.lease import leader as leader
+    from django_pglock.locks.table import lock_table as lock_table
+    from django_pglock.locks.table import lock_timeout as lock_timeout
+    from django_pglock.locks.views import lock_view as lock_view
     from django_pglock.postgres.notifications import listen as listen
     from django_pglock.postgres.notifications import notify as notify
     from django_pglock.store.claim_manager import ClaimManager as ClaimManager
@@ -33,17 +41,10 @@ _NAMES = {
         "TaskCancelled",
         "TaskTimeout",
     ),
-    "locks": (
-        "Lease",
-        "leader",
-        "lock",
-        "lock_all",
-        "lock_table",
-        "lock_timeout",
-        "lock_view",
-        "semaphore",
-        "try_lock",
-    ),
+    "locks.api": ("lock", "lock_all", "semaphore", "try_lock"),
+    "locks.leases.lease": ("Lease", "leader"),
+    "locks.table": ("lock_table", "lock_timeout"),
+    "locks.views": ("lock_view",),
     "postgres.notifications": ("listen", "notify"),
     "store.claim_manager": ("ClaimManager", "ClaimQuerySet"),
     "tasks": (

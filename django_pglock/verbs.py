@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django.utils.translation import gettext_lazy, ngettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_pglock.store.move_to_queue import check_target
 from django_pglock.tasks.states import FINISHED, WAITING, TaskStatus
@@ -14,16 +14,27 @@ from django_pglock.tasks.states import FINISHED, WAITING, TaskStatus
 #: Called after each window of rows with the number of rows changed so far and the last id examined.
 Progress = Callable[[int, int], None]
 
-_LEFT_ALONE = ngettext_lazy(
-    "%(count)s of the selected tasks was not changed: its state has changed, or its worker is storing its outcome.",
-    "%(count)s of the selected tasks were not changed: their state has changed, or workers are storing their outcomes.",
-    "number",
-)
+#: Returns the translated text about a number of rows, with a place for ``%(count)s``. A function, because a lazy text
+#: with a plural takes 30 kB of memory.
+Message = Callable[[int], str]
+
+
+def _left_alone(number: int) -> str:
+    return ngettext(
+        "%(count)s of the selected tasks was not changed: its state has changed, or its worker is storing its outcome.",
+        "%(count)s of the selected tasks were not changed: their state has changed, or workers are storing their "
+        "outcomes.",
+        number,
+    )
+
+
+def _no_question(number: int) -> str:
+    return ""
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A change that users may apply to rows. Messages take ``count``, a text, and ``number``, for the plural."""
+    """A change that users may apply to rows."""
 
     name: str
     #: The permission is ``django_pglock.<permission>_<model>``.
@@ -35,11 +46,12 @@ class Verb:
     statuses: frozenset[str]
     #: Changes the rows of a queryset with guarded statements and returns the number of changed rows.
     apply: Callable[[Any, Progress | None], int]
-    done: Any
+    #: The message about the rows that were changed.
+    done: Message
     #: The message about selected rows that were not changed.
-    left: Any = _LEFT_ALONE
+    left: Message = _left_alone
     #: Shown by ``locktasks`` and by the admin before they ask for confirmation.
-    question: Any = ""
+    question: Message = _no_question
     #: Whether to begin with the newest rows.
     newest_first: bool = False
     #: The question for the value that the verb needs besides the rows; empty if it needs none.
@@ -50,10 +62,10 @@ class Verb:
         """Return the verb with the value that it needs. Raises ``ValueError`` for a wrong one."""
         return self
 
-    def said(self, message: Any, number: int, *, most: int | None = None) -> str:
+    def said(self, message: Message, number: int, *, most: int | None = None) -> str:
         """Return a message about a number of rows; ``most`` is the number at which counting stops."""
         count = str(number) if most is None or number <= most else f"{most}+"
-        return str(message % {"count": count, "number": number})
+        return message(number) % {"count": count}
 
     def movable(self, rows: Any) -> Any:
         """Return the rows that the verb would change now."""
@@ -91,17 +103,17 @@ TASK_VERBS = {
             button=gettext_lazy("Reset"),
             statuses=frozenset({TaskStatus.RUNNING.value}),
             apply=lambda rows, progress: rows.reset_stuck(),
-            done=ngettext_lazy(
-                "%(count)s stuck task is ready again.", "%(count)s stuck tasks are ready again.", "number"
+            done=lambda number: ngettext(
+                "%(count)s stuck task is ready again.", "%(count)s stuck tasks are ready again.", number
             ),
-            left=ngettext_lazy(
+            left=lambda number: ngettext(
                 "%(count)s of the selected tasks was not changed: its worker is alive, or the task no longer runs.",
                 "%(count)s of the selected tasks were not changed: their workers are alive, or the tasks no longer "
                 "run.",
-                "number",
+                number,
             ),
-            question=ngettext_lazy(
-                "%(count)s stuck task would be reset.", "%(count)s stuck tasks would be reset.", "number"
+            question=lambda number: ngettext(
+                "%(count)s stuck task would be reset.", "%(count)s stuck tasks would be reset.", number
             ),
         ),
         Verb(
@@ -111,8 +123,10 @@ TASK_VERBS = {
             button=gettext_lazy("Retry"),
             statuses=frozenset({TaskStatus.FAILED.value, TaskStatus.CANCELLED.value}),
             apply=lambda rows, progress: rows.retry(progress=progress),
-            done=ngettext_lazy("%(count)s task will run again.", "%(count)s tasks will run again.", "number"),
-            question=ngettext_lazy("%(count)s task would run again.", "%(count)s tasks would run again.", "number"),
+            done=lambda number: ngettext("%(count)s task will run again.", "%(count)s tasks will run again.", number),
+            question=lambda number: ngettext(
+                "%(count)s task would run again.", "%(count)s tasks would run again.", number
+            ),
         ),
         Verb(
             name="discard",
@@ -121,13 +135,13 @@ TASK_VERBS = {
             button=gettext_lazy("Discard"),
             statuses=frozenset({TaskStatus.FAILED.value}),
             apply=lambda rows, progress: rows.discard(progress=progress),
-            done=ngettext_lazy(
-                "%(count)s failed task was cancelled.", "%(count)s failed tasks were cancelled.", "number"
+            done=lambda number: ngettext(
+                "%(count)s failed task was cancelled.", "%(count)s failed tasks were cancelled.", number
             ),
-            question=ngettext_lazy(
+            question=lambda number: ngettext(
                 "%(count)s failed task would be cancelled. It would no longer be among the failures.",
                 "%(count)s failed tasks would be cancelled. They would no longer be among the failures.",
-                "number",
+                number,
             ),
         ),
         Verb(
@@ -137,8 +151,8 @@ TASK_VERBS = {
             button=gettext_lazy("Run now"),
             statuses=frozenset({TaskStatus.SCHEDULED.value}),
             apply=lambda rows, progress: rows.run_now(progress=progress),
-            done=ngettext_lazy("%(count)s task will run now.", "%(count)s tasks will run now.", "number"),
-            question=ngettext_lazy("%(count)s task would run now.", "%(count)s tasks would run now.", "number"),
+            done=lambda number: ngettext("%(count)s task will run now.", "%(count)s tasks will run now.", number),
+            question=lambda number: ngettext("%(count)s task would run now.", "%(count)s tasks would run now.", number),
         ),
         Verb(
             name="cancel",
@@ -147,15 +161,15 @@ TASK_VERBS = {
             button=gettext_lazy("Cancel"),
             statuses=frozenset({*WAITING, TaskStatus.RUNNING.value}),
             apply=lambda rows, progress: rows.cancel(progress=progress),
-            done=ngettext_lazy(
+            done=lambda number: ngettext(
                 "%(count)s task was cancelled, or asked to end if it runs.",
                 "%(count)s tasks were cancelled, or asked to end if they run.",
-                "number",
+                number,
             ),
-            question=ngettext_lazy(
+            question=lambda number: ngettext(
                 "%(count)s task would be cancelled, or asked to end if it runs.",
                 "%(count)s tasks would be cancelled, or asked to end if they run.",
-                "number",
+                number,
             ),
             newest_first=True,
         ),
@@ -166,14 +180,14 @@ TASK_VERBS = {
             button="",
             statuses=WAITING,
             apply=_needs_value,
-            done=ngettext_lazy("%(count)s task was moved.", "%(count)s tasks were moved.", "number"),
-            left=ngettext_lazy(
+            done=lambda number: ngettext("%(count)s task was moved.", "%(count)s tasks were moved.", number),
+            left=lambda number: ngettext(
                 "%(count)s of the selected tasks was not moved: it does not wait, or is in this queue already.",
                 "%(count)s of the selected tasks were not moved: they do not wait, or are in this queue already.",
-                "number",
+                number,
             ),
-            question=ngettext_lazy(
-                "%(count)s waiting task would be moved.", "%(count)s waiting tasks would be moved.", "number"
+            question=lambda number: ngettext(
+                "%(count)s waiting task would be moved.", "%(count)s waiting tasks would be moved.", number
             ),
             asks=gettext_lazy("Queue"),
         ),
@@ -185,16 +199,16 @@ TASK_VERBS = {
             button="",
             statuses=FINISHED,
             apply=lambda rows, progress: rows.delete_finished(progress=progress),
-            done=ngettext_lazy("%(count)s task was deleted.", "%(count)s tasks were deleted.", "number"),
-            left=ngettext_lazy(
+            done=lambda number: ngettext("%(count)s task was deleted.", "%(count)s tasks were deleted.", number),
+            left=lambda number: ngettext(
                 "%(count)s of the selected tasks was not deleted: it is not finished, or is still needed.",
                 "%(count)s of the selected tasks were not deleted: they are not finished, or are still needed.",
-                "number",
+                number,
             ),
-            question=ngettext_lazy(
+            question=lambda number: ngettext(
                 "%(count)s finished task would be deleted, with its attempts. This cannot be undone.",
                 "%(count)s finished tasks would be deleted, with their attempts. This cannot be undone.",
-                "number",
+                number,
             ),
         ),
     )

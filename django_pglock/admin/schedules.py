@@ -14,7 +14,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
+from django.utils.translation import ngettext
 
 from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, mark
@@ -36,11 +36,11 @@ _VERBS = (
         button=_("Enable"),
         statuses=frozenset(),
         apply=lambda rows, progress: rows.enable(),
-        done=ngettext_lazy("%(count)s schedule was enabled.", "%(count)s schedules were enabled.", "number"),
-        left=ngettext_lazy(
+        done=lambda number: ngettext("%(count)s schedule was enabled.", "%(count)s schedules were enabled.", number),
+        left=lambda number: ngettext(
             "%(count)s schedule was not changed: it was enabled already.",
             "%(count)s schedules were not changed: they were enabled already.",
-            "number",
+            number,
         ),
     ),
     Verb(
@@ -50,11 +50,11 @@ _VERBS = (
         button=_("Disable"),
         statuses=frozenset(),
         apply=lambda rows, progress: rows.disable(),
-        done=ngettext_lazy("%(count)s schedule was disabled.", "%(count)s schedules were disabled.", "number"),
-        left=ngettext_lazy(
+        done=lambda number: ngettext("%(count)s schedule was disabled.", "%(count)s schedules were disabled.", number),
+        left=lambda number: ngettext(
             "%(count)s schedule was not changed: it was disabled already.",
             "%(count)s schedules were not changed: they were disabled already.",
-            "number",
+            number,
         ),
     ),
     Verb(
@@ -64,11 +64,11 @@ _VERBS = (
         button=_("Run now"),
         statuses=frozenset(),
         apply=lambda rows, progress: len(rows.run_now()),
-        done=ngettext_lazy("%(count)s task was enqueued.", "%(count)s tasks were enqueued.", "number"),
-        left=ngettext_lazy(
+        done=lambda number: ngettext("%(count)s task was enqueued.", "%(count)s tasks were enqueued.", number),
+        left=lambda number: ngettext(
             "%(count)s schedule enqueued no task: this process does not know the function, or a unique task exists.",
             "%(count)s schedules enqueued no task: this process does not know the functions, or unique tasks exist.",
-            "number",
+            number,
         ),
     ),
 )

@@ -8,8 +8,7 @@ from unittest.mock import MagicMock
 
 from django.dispatch import Signal
 
-from django_pglock import signals
-from django_pglock.locks import Lease, lock
+from django_pglock import Lease, lock, signals
 from django_pglock.locks.async_handle import AsyncHandle
 from django_pglock.locks.handle import Handle
 from django_pglock.locks.leases.handle import AsyncLeaseHandle, LeaseHandle

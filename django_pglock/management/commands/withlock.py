@@ -14,7 +14,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError, LockError, LockLost, LockNotAvailable
-from django_pglock.locks import Handle, lock
+from django_pglock.locks.api import lock
+from django_pglock.locks.handle import Handle
 from django_pglock.locks.options import to_seconds
 from django_pglock.management.databases import plain_refusals
 

@@ -14,7 +14,6 @@ from typing import Any
 from django.apps import apps
 
 from django_pglock.errors import TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
-from django_pglock.locks import lock
 from django_pglock.postgres.connection_registry import leads_to_standby
 from django_pglock.postgres.connections import is_read_only
 from django_pglock.store.outcome import (
@@ -237,6 +236,8 @@ def under_lock(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     The wait for the lock counts as time of the attempt. Tasks of one name have the same lock key, so at most one of
     them is claimed, and at most one thread waits here.
     """
+    # Not at module level: most workers run no such task, so they need no memory for the code of all locks.
+    from django_pglock.locks.api import lock
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with lock(name):

@@ -23,7 +23,7 @@ from django_pglock.errors import ConfigurationError
 from django_pglock.models import Queue, QueueCount, Task
 from django_pglock.worker import service
 from django_pglock.worker.probes import health
-from django_pglock.worker.probes import server as probes
+from django_pglock.worker.probes import http_server as probes
 from django_pglock.worker.probes.server import ProbeServer
 from django_pglock.worker.supervising.channel import REPLACE, SupervisorChannel
 from django_pglock.worker.upkeep import queue_counts
