@@ -4,8 +4,8 @@ A project may have databases that are not PostgreSQL, and routers that keep our 
 models have ``required_db_vendor``, so Django's operations do nothing in a database of another vendor. The operations of
 this file do the same for plain SQL.
 
-Later migrations are applied while workers work. ``AddFieldOnline`` and ``AddIndexOnline`` keep no statement of a worker
-waiting, whatever other transactions do.
+Later migrations are applied while workers work. ``AddFieldOnline``, ``AddCheckOnline`` and ``AddIndexOnline`` keep no
+statement of a worker waiting, whatever other transactions do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from django.apps import apps
-from django.contrib.postgres.operations import AddIndexConcurrently
+from django.contrib.postgres.operations import AddConstraintNotValid, AddIndexConcurrently
 from django.db import OperationalError, connections, migrations, router, transaction
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
@@ -57,26 +57,46 @@ class AddFieldOnline(migrations.AddField):
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Add the column."""
-        self._lock(schema_editor, to_state.apps.get_model(app_label, self.model_name))
+        _lock_for(self, schema_editor, to_state.apps.get_model(app_label, self.model_name))
         super().database_forwards(app_label, schema_editor, from_state, to_state)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Drop the column, which waits as well."""
-        self._lock(schema_editor, from_state.apps.get_model(app_label, self.model_name))
+        _lock_for(self, schema_editor, from_state.apps.get_model(app_label, self.model_name))
         super().database_backwards(app_label, schema_editor, from_state, to_state)
 
-    def _lock(self, schema_editor: Any, model: Any) -> None:
-        if schema_editor.collect_sql or not self.allow_migrate_model(schema_editor.connection.alias, model):
-            return
-        tries = 0
-        while not _is_locked(schema_editor, model._meta.db_table):
-            if tries == 0:
-                logger.warning(
-                    "The migration waits for transactions that use the table %s; pg_stat_activity lists them.",
-                    model._meta.db_table,
-                )
-            tries += 1
-            time.sleep(BETWEEN_TRIES)
+
+class AddCheckOnline(AddConstraintNotValid):
+    """Add a CHECK constraint for rows that are written from now on, and wait for the table as ``AddFieldOnline`` does.
+
+    Make it the last operation of its migration, too. In the next migration, ``ValidateConstraint`` reads all rows. Before
+    both of them, ``ChangeRows`` makes the rows comply: no statement can change a row that does not.
+    """
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Add the constraint."""
+        _lock_for(self, schema_editor, from_state.apps.get_model(app_label, self.model_name))
+        super().database_forwards(app_label, schema_editor, from_state, to_state)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Drop the constraint."""
+        _lock_for(self, schema_editor, to_state.apps.get_model(app_label, self.model_name))
+        super().database_backwards(app_label, schema_editor, from_state, to_state)
+
+
+def _lock_for(operation: Operation, schema_editor: Any, model: Any) -> None:
+    """Lock the table for an operation. Wait for a moment, let the others go first, and try again."""
+    if schema_editor.collect_sql or not operation.allow_migrate_model(schema_editor.connection.alias, model):
+        return
+    tries = 0
+    while not _is_locked(schema_editor, model._meta.db_table):
+        if tries == 0:
+            logger.warning(
+                "The migration waits for transactions that use the table %s; pg_stat_activity lists them.",
+                model._meta.db_table,
+            )
+        tries += 1
+        time.sleep(BETWEEN_TRIES)
 
 
 def _is_locked(schema_editor: Any, table: str) -> bool:
@@ -145,6 +165,23 @@ class TableSQL(Operation):
         model = state.apps.get_model(app_label, self.model_name)
         if self.allow_migrate_model(schema_editor.connection.alias, model):
             schema_editor.execute(sql, params=None)
+
+
+class ChangeRows(TableSQL):
+    """Change a few rows of the table of one model, such as those that a new constraint refuses.
+
+    The statement may read the whole table, and locks only the rows that it changes. Nothing is changed back.
+    """
+
+    def __init__(self, model_name: str, sql: str) -> None:
+        super().__init__(model_name, sql, "")
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Do nothing."""
+
+    def describe(self) -> str:
+        """Return the line that ``sqlmigrate`` prints above the SQL."""
+        return f"Change rows of {self.model_name}"
 
 
 class PartitionTable(Operation):

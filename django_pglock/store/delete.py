@@ -6,19 +6,23 @@ from typing import Any
 
 from django_pglock.store.move import Progress, by_windows
 from django_pglock.store.prune import delete_free, unneeded
+from django_pglock.store.refusals import Refusals
 from django_pglock.tasks.states import FINISHED
 
 
 def delete(tasks: Any, *, progress: Progress | None = None) -> int:
     """Delete finished tasks with their attempts. Returns how many.
 
-    A task stays if others wait for it, or if its unique key is taken for a period.
+    A task stays if others wait for it, if its unique key is taken for a period, or if the database refuses it.
     """
-    return by_windows(tasks, tasks.filter(status__in=sorted(FINISHED)).order_by("pk"), _delete, progress)
+    refusals = Refusals()
 
+    def delete_window(tasks: Any) -> int:
+        return refusals.delete(delete_free, unneeded(tasks).filter(status__in=sorted(FINISHED)))
 
-def _delete(tasks: Any) -> int:
-    return delete_free(unneeded(tasks).filter(status__in=sorted(FINISHED)))
+    count = by_windows(tasks, tasks.filter(status__in=sorted(FINISHED)).order_by("pk"), delete_window, progress)
+    refusals.log()
+    return count
 
 
 def delete_archived(rows: Any, progress: Progress | None = None) -> int:

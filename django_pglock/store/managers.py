@@ -114,8 +114,8 @@ class TaskQuerySet(ClaimQuerySet[Any]):
     def delete_finished(self, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Delete finished tasks of this queryset with their attempts, whatever their age. Returns how many.
 
-        A task stays if others wait for it, or if its unique key is taken for a period. Some thousands at a time, and
-        ``progress``: as in ``retry``.
+        A task stays if others wait for it, if its unique key is taken for a period, or if a row of the project or a
+        trigger refuses its deletion. Some thousands at a time, and ``progress``: as in ``retry``.
         """
         return delete(self, progress=progress)
 
@@ -151,8 +151,9 @@ class TaskQuerySet(ClaimQuerySet[Any]):
         - ``dry_run``: delete nothing, only count, up to 10,001.
         - ``progress``: called after each batch, with the number so far and the id that the walk has reached.
 
-        A task with ``keep_result`` is deleted when that time is over, whatever its age. Call it outside of a
-        transaction, else all batches are one. Raises ``ValueError``.
+        A task with ``keep_result`` is deleted when that time is over, whatever its age. A task whose deletion is
+        refused, for example by a trigger of the project, stays, and the log names one with the reason. Call it outside
+        of a transaction, else all batches are one, and the first refusal raises. Raises ``ValueError``.
         """
         return prune(self, older_than=older_than, statuses=statuses, batch=batch, dry_run=dry_run, progress=progress)
 

@@ -6,7 +6,8 @@ have a date of their own, and an index on it.
 
 Pruning does not wait for locks, and nobody waits for it: each window is one short transaction that skips locked
 rows. Tasks that are still needed stay: a task that others wait for, a task whose unique key is taken for a period, and
-a task to which a row of the project refers by a foreign key that refuses its deletion.
+a task to which a row of the project refers by a foreign key that refuses its deletion. A task whose deletion is refused
+by anything else, such as a trigger, stays as well (``refusals.py``).
 
 The transaction is one message of two statements. The first one locks the rows. The second one has a new snapshot, in
 which it looks again whether a task waits for one of them, and deletes the others. A transaction that enqueues a task
@@ -22,7 +23,6 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import IntegrityError
 from django.db.models import Exists, OuterRef, Q
 from django.db.models.functions import Now
 
@@ -31,6 +31,7 @@ from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.marking import first_free, locking_sql
 from django_pglock.store.move import WINDOW, Progress
 from django_pglock.store.references import refusing_keys, unreferenced
+from django_pglock.store.refusals import Refusals
 from django_pglock.store.sql import rows_of, run, run_together
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
@@ -94,15 +95,16 @@ def prune(
     old = expired(tasks.filter(status__in=statuses or FINISHED))
     if dry_run:
         return _count(tasks, old, ages)
-    count = 0
-    while deleted := delete_free(old, batch):
+    count, refusals = 0, Refusals()
+    while deleted := refusals.delete(delete_free, old, batch):
         count += deleted
     after = 0
     while last := window_end(tasks.db, after, ages, batch=batch):
-        count += delete_free(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
+        count += refusals.delete(delete_free, outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
         after = last
         if progress:
             progress(count, after)
+    refusals.log()
     return count
 
 
@@ -135,13 +137,14 @@ def prune_window(using: str, after: int, ages: Mapping[str, float], *, batch: in
     """Delete expired tasks, and the outdated ones in the one window behind the id ``after``.
 
     For a caller that prunes a little from time to time. Returns how many tasks were deleted, and the id behind which to
-    continue: 0 when the walk has ended. Tasks whose deletion is refused are left, and the walk continues.
+    continue: 0 when the walk has ended.
     """
-    tasks = rows_of("Task", using)
-    count = _delete_or_warn(expired(tasks), batch)
+    tasks, refusals = rows_of("Task", using), Refusals()
+    count = refusals.delete(delete_free, expired(tasks), batch)
     last = window_end(using, after, ages, batch=batch)
     if last:
-        count += _delete_or_warn(outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
+        count += refusals.delete(delete_free, outdated(tasks, ages).filter(pk__gt=after, pk__lte=last), batch)
+    refusals.log()
     return count, last
 
 
@@ -152,15 +155,6 @@ def warn_of_references(using: str, known: set[str]) -> None:
             "Old tasks to which rows of %s refer are not pruned. Give its foreign key ON DELETE in the database.", table
         )
         known.add(table)
-
-
-def _delete_or_warn(tasks: Any, limit: int) -> int:
-    try:
-        return delete_free(tasks, limit)
-    except IntegrityError as error:
-        # A row has begun to refer to one of them at this moment, or something else refuses, such as a trigger.
-        logger.warning("Some old tasks cannot be pruned: %s", str(error).strip())
-        return 0
 
 
 def window_end(using: str, after: int, ages: Mapping[str, float], *, batch: int = WINDOW) -> int:

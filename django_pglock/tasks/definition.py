@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 CARRIED_OPTIONS = ("atomic", "timeout", "max_snoozes")
 #: PostgreSQL's smallint, less one for the first attempt.
 MOST_ATTEMPTS = 32_767
-#: The last year of ``run_after``: in no time zone it is later than Python's last date.
-LAST_YEAR = 9998
+#: The years of ``run_after``: in no time zone it is before Python's first date or later than the last one.
+FIRST_YEAR, LAST_YEAR = 2, 9998
 #: Digits of a bigint, and one more.
 MOST_DIGITS = 20
 
@@ -118,8 +118,10 @@ class PostgresTask(TaskFields):
     def _check_call(self, where: str) -> None:
         if not isinstance(self.run_after, (datetime, timedelta, NoneType)):
             raise TaskOptionError(f"{where}: run_after is {self.run_after!r}; give a datetime or a timedelta.")
-        if isinstance(self.run_after, datetime) and self.run_after.year > LAST_YEAR:
-            raise TaskOptionError(f"{where}: run_after is {self.run_after!r}; give a date up to the year {LAST_YEAR}.")
+        if isinstance(self.run_after, datetime) and not FIRST_YEAR <= self.run_after.year <= LAST_YEAR:
+            raise TaskOptionError(
+                f"{where}: run_after is {self.run_after!r}; give a date of the years {FIRST_YEAR} to {LAST_YEAR}."
+            )
         if not isinstance(self.meta, dict):
             raise TaskOptionError(f"{where}: meta is {self.meta!r}; give a dict.")
         if own := sorted(set(OWN_META) & set(self.meta)):

@@ -36,6 +36,7 @@ NOTE = """
 INSERT INTO django_pglock_attempt (task_id, number, started_at, finished_at, outcome, exception_path, traceback)
 VALUES (%s, 1, now(), now(), 'FAILED', 'x', 'x')
 """
+VALIDATED = "SELECT convalidated FROM pg_constraint WHERE conname = 'pglock_task_run_after'"
 #: The session of the migration, while it waits for that of the first parameter.
 WAITING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND %s = ANY (pg_blocking_pids(pid))"
 
@@ -108,7 +109,7 @@ def is_valid(database):
 
 def touches(name):
     """Return whether a migration changes the table of tasks or that of attempts."""
-    kinds = (operations.AddFieldOnline, operations.AddIndexOnline)
+    kinds = (operations.AddFieldOnline, operations.AddCheckOnline, operations.AddIndexOnline)
     changes = import_module(f"django_pglock.migrations.{name}").Migration.operations
     return any(isinstance(each, kinds) and each.model_name in ("task", "attempt") for each in changes)
 
@@ -169,3 +170,23 @@ def test_the_limit_of_the_caller_for_waits_is_as_before(database):
             assert cursor.fetchone() == ("7s",)
     finally:
         connection.close()
+
+
+def test_dates_that_python_does_not_have_become_the_nearest_ones(database):
+    """They keep their meaning, at once or never, and the task can be shown."""
+    before, _, checked = names()[10:13]
+    assert Migrating(before).end() is None
+    with session_in(database) as session:
+        for date in ("infinity", "-infinity", "10000-01-01", "2000-01-01"):
+            session.execute(
+                "INSERT INTO django_pglock_task (queue, backend, task_path, status, run_after) "
+                "VALUES ('default', 'default', 'x', 'SCHEDULED', %s)",
+                [date],
+            )
+        session.execute(ENQUEUE)
+        assert Migrating(checked).end() is None
+        years = session.execute(
+            "SELECT extract(year FROM run_after AT TIME ZONE 'UTC') FROM django_pglock_task ORDER BY id"
+        )
+        assert [year for (year,) in years] == [9999, 1, 9999, 2000, None]
+        assert session.execute(VALIDATED).fetchall() == [(True,)]

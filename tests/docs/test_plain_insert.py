@@ -68,6 +68,14 @@ def test_the_second_of_a_unique_key_is_refused_while_the_first_waits(other_progr
     assert isinstance(refused.value.__cause__, errors.UniqueViolation)
 
 
+@pytest.mark.parametrize("date", ["infinity", "-infinity", "10000-01-01"])
+def test_a_date_that_python_does_not_have_is_refused(other_program, date):
+    later = OTHERS.partition("\n\n")[0]
+    with pytest.raises(Exception, match="pglock_task_run_after") as refused:
+        other_program(later.replace("now() + interval '1 hour'", f"'{date}'"))
+    assert isinstance(refused.value.__cause__, errors.CheckViolation)
+
+
 def test_the_table_has_all_columns_that_are_needed_and_none_that_is_not_there():
     named = {name: default for cell, default in TABLE for name in re.findall(r"`(\w+)`", cell)}
     fields = {field.name: field for field in Task._meta.fields}

@@ -16,12 +16,20 @@ from django.db import migrations, models
 from django.db.models.functions import Now, Random
 
 from django_pglock import migrations as package
-from django_pglock.migrations._operations import AddFieldOnline, AddIndexOnline, CreateView, PartitionTable, TableSQL
+from django_pglock.migrations._operations import (
+    AddCheckOnline,
+    AddFieldOnline,
+    AddIndexOnline,
+    ChangeRows,
+    CreateView,
+    PartitionTable,
+    TableSQL,
+)
 
 #: Operations that take their locks for a moment, whatever the size of the table, or none, as options of models do.
-#: TableSQL sets storage parameters.
+#: TableSQL sets storage parameters, ChangeRows locks a few rows.
 ONLINE = (
-    *(AddConstraintNotValid, ValidateConstraint, migrations.CreateModel, CreateView, TableSQL),
+    *(ValidateConstraint, migrations.CreateModel, CreateView, TableSQL, ChangeRows),
     migrations.AlterModelOptions,
 )
 CONCURRENT = (AddIndexOnline, RemoveIndexConcurrently)
@@ -37,9 +45,9 @@ def obstacles(migration):
     for operation in migration.operations:
         if isinstance(operation, CONCURRENT):
             reason = "needs atomic = False" if migration.atomic else ""
-        elif isinstance(operation, AddFieldOnline):
+        elif isinstance(operation, (AddFieldOnline, AddCheckOnline)):
             is_last = operation is migration.operations[-1]
-            reason = _obstacle_of_field(operation.field) if is_last else "keeps its lock while the next operation runs"
+            reason = _obstacle_of_addition(operation) if is_last else "keeps its lock while the next operation runs"
         elif isinstance(operation, PartitionTable):
             is_new = any(each.name_lower == operation.model_name for each in created)
             reason = "" if is_new else "replaces a table that may have rows"
@@ -52,7 +60,10 @@ def obstacles(migration):
     return found
 
 
-def _obstacle_of_field(field):
+def _obstacle_of_addition(operation):
+    if isinstance(operation, AddCheckOnline):
+        return ""
+    field = operation.field
     # PostgreSQL evaluates a default that is not volatile once, and stores it beside the table:
     # https://www.postgresql.org/docs/current/sql-altertable.html, "Notes".
     default = field.db_default
@@ -95,8 +106,8 @@ CHECK = models.CheckConstraint(condition=models.Q(queue="x"), name="later")
         Later(AddFieldOnline("task", "a", models.DateTimeField(db_default=Now()))),
         Later(AddFieldOnline("task", "a", models.IntegerField(db_default=0))),
         Later(AddIndexOnline("task", INDEX), atomic=False),
-        Later(AddConstraintNotValid("task", CHECK)),
-        Later(ValidateConstraint("task", "later")),
+        Later(ChangeRows("task", "UPDATE"), AddCheckOnline("task", CHECK)),
+        Later(ChangeRows("task", "UPDATE"), ValidateConstraint("task", "later")),
     ],
 )
 def test_what_is_online(migration):
@@ -113,7 +124,9 @@ def test_what_is_online(migration):
         Later(AddFieldOnline("task", "a", models.ForeignKey("django_pglock.worker", models.CASCADE, null=True))),
         Later(migrations.AddField("task", "a", models.IntegerField(null=True))),
         Later(AddIndexConcurrently("task", INDEX), atomic=False),
-        Later(AddFieldOnline("task", "a", models.IntegerField(null=True)), AddConstraintNotValid("task", CHECK)),
+        Later(AddFieldOnline("task", "a", models.IntegerField(null=True)), AddCheckOnline("task", CHECK)),
+        Later(AddCheckOnline("task", CHECK), ValidateConstraint("task", "later")),
+        Later(AddConstraintNotValid("task", CHECK)),
         Later(migrations.AlterField("task", "queue", models.TextField())),
         Later(migrations.RemoveField("task", "queue")),
         Later(migrations.RenameField("task", "queue", "line")),

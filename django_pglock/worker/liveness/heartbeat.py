@@ -10,7 +10,8 @@ than others tolerate.
 While a task keeps this thread from running, the heartbeat process beats in its place: see ``heartbeat_process.py``.
 
 Between two beats this thread receives notifications. It does nothing else, and while the supervisor beats it opens no
-session: to open one may take longer than others wait for a heartbeat. What is about running tasks is in
+session: to open one may take longer than others wait for a heartbeat. Before each try to open one, and soon after its
+beginning, this thread looks whether the supervisor can beat again. What is about running tasks is in
 ``running_tasks.py``.
 """
 
@@ -21,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import Error as DatabaseFailure
 
@@ -39,11 +40,16 @@ from django_pglock.worker.liveness.worker_lock import WorkerLock
 from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
 from django_pglock.worker.shared_sessions import SharedSessions
 
+if TYPE_CHECKING:
+    from django.db.backends.postgresql.base import DatabaseWrapper
+
 #: Seconds between two checks for pending migrations.
 BETWEEN_LOOKS = 1.0
 #: Seconds for the supervisor to answer, as a share of the heartbeat interval: if it does not, there is still time to
 #: beat before others suspect this worker.
 ANSWERED_WITHIN = 0.5
+#: The least number of seconds for a connect; a smaller one means the same to libpq.
+LEAST_TO_CONNECT = 2
 #: After its first interval without a beat, a worker rests for intervals that are longer or shorter by so much.
 RESTS = (0.6, 1.4)
 #: The share of beats after which a worker begins to rest, if it has not just had a full rest. A new task makes all that
@@ -188,9 +194,20 @@ class Heartbeat(ConnectedService):
         return is_listening and time.monotonic() - self.beat_at < late * get_settings().HEARTBEAT_INTERVAL
 
     def open(self) -> None:
-        # While the supervisor beats, this service needs no session.
+        # While the supervisor beats, this service needs no session. It may be able to beat again since the last try.
+        if self.line is not None:
+            self.line.receive()
         if self.line is None or not self.line.is_up:
             super().open()
+
+    def _prepare(self, connection: DatabaseWrapper) -> None:
+        if self.first_beat.is_set() and self.line is not None and not self.line.is_over:
+            # The supervisor may be able to beat again before the session is open. The next try may take longer.
+            seconds = max(LEAST_TO_CONNECT, round(get_settings().HEARTBEAT_INTERVAL)) * 2 ** min(self._failures, 10)
+            options = connection.settings_dict["OPTIONS"]
+            # 0 means no limit.
+            options["connect_timeout"] = min(seconds, max(0, int(options["connect_timeout"])) or seconds)
+        super()._prepare(connection)
 
     def connected(self) -> None:
         self._note_session()

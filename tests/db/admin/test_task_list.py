@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from inspect import signature
 from uuid import uuid4
 
 import pytest
-from django.db import connection
+from django.db import IntegrityError, connection, transaction
 from django.db.models.functions import Now
+from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.admin import pages, task_filters
@@ -33,6 +35,18 @@ def test_filters_and_searches_answer_whatever_is_typed(client, query):
     person(client, "view_task")
     make()
     assert client.get(LIST + query, follow=True).status_code == 200
+
+
+@pytest.mark.parametrize("zone", ["Etc/GMT+12", "Pacific/Kiritimati"])
+@pytest.mark.parametrize("date", ["infinity", "-infinity", "10000-01-01", "9999-12-30 00:00Z", "0001-01-02 00:00Z"])
+def test_no_date_that_another_program_can_write_breaks_the_pages(client, date, zone):
+    person(client, "view_task")
+    task = make("SCHEDULED")
+    with connection.cursor() as cursor, contextlib.suppress(IntegrityError), transaction.atomic():
+        cursor.execute("UPDATE django_pglock_task SET run_after = %s", [date])
+    with override_settings(TIME_ZONE=zone):
+        for address in (LIST, f"{LIST}{task.pk}/change/"):
+            assert client.get(address).status_code == 200
 
 
 def test_search_finds_by_id_and_by_function(client):

@@ -99,10 +99,12 @@ def test_a_date_that_is_none_is_refused():
 
 @pytest.mark.parametrize("zone", [timezone.utc, timezone(timedelta(hours=-5)), None])
 def test_a_date_that_nobody_could_read_again_is_refused(zone):
-    """In a time zone to the east it is later than Python's last date."""
-    with pytest.raises(TaskOptionError, match="give a date up to the year 9998"):
-        tasks.echo.using(run_after=datetime.max.replace(tzinfo=zone))
-    tasks.echo.using(run_after=datetime(9998, 12, 31, tzinfo=timezone.utc))
+    """In a time zone to the east or to the west, Python does not have it."""
+    for date in (datetime.min, datetime.max):
+        with pytest.raises(TaskOptionError, match="give a date of the years 2 to 9998"):
+            tasks.echo.using(run_after=date.replace(tzinfo=zone))
+    for date in (datetime(2, 1, 1), datetime(9998, 12, 31)):
+        tasks.echo.using(run_after=date.replace(tzinfo=zone or timezone.utc)).enqueue(1)
 
 
 @pytest.mark.parametrize("value", [2**63, 10**30, 10**5000, -1], ids=["bigint", "large", "huge", "negative"])

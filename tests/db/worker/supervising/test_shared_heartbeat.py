@@ -13,12 +13,15 @@ from django.test import override_settings
 from django_pglock.keys.reserved import WORKER
 from django_pglock.models import Task
 from django_pglock.models import Worker as WorkerRow
+from django_pglock.postgres import sessions
+from django_pglock.worker import service
 from django_pglock.worker.liveness import json_lines
 from django_pglock.worker.liveness.heartbeat_line import HeartbeatLine
 from django_pglock.worker.liveness.json_lines import JsonLines
 from django_pglock.worker.supervising import shared_heartbeat
 from django_pglock.worker.supervising.channel import SupervisorChannel
 from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
+from tests.proxy import Proxy
 from tests.sample import running_tasks, tasks
 from tests.settings import DJANGO_PGLOCK
 from tests.settings_slow_beats import DJANGO_PGLOCK as SLOW_BEATS
@@ -206,6 +209,32 @@ def test_a_worker_beats_by_itself_while_the_supervisor_is_silent(supervised, eve
         alone = WorkerRow.objects.get().beating_since
     eventually(lambda: holder(running.identity.id) == SHARED and answers(SESSIONS, OWN) == [0])
     assert WorkerRow.objects.get().beating_since > alone, "these beats come from another session"
+
+
+def test_the_supervisor_beats_again_although_a_new_session_hangs(supervised, eventually, monkeypatch):
+    """A pooler is paused: the supervisor could not beat for a moment, and its process waits for its own session."""
+    running = supervised()
+    eventually(lambda: holder(running.identity.id) == SHARED)
+    with Proxy.before(connection) as paused, monkeypatch.context() as patch:
+        paused.hold_new()
+
+        def dedicated_connection(*args, **options):
+            session = sessions.dedicated_connection(*args, **options)
+            session.settings_dict.update(HOST="127.0.0.1", PORT=paused.port)
+            session.settings_dict["OPTIONS"]["connect_timeout"] = 600
+            return session
+
+        def hang(using, beats):
+            eventually(lambda: paused.links, why="its process does not try to beat by itself")
+            return beat_all(using, beats)
+
+        beat_all = shared_heartbeat.beat_all
+        patch.setattr(service, "dedicated_connection", dedicated_connection)
+        patch.setattr(shared_heartbeat, "beat_all", hang)
+        eventually(lambda: paused.links, why="its process does not try to beat by itself")
+        patch.setattr(shared_heartbeat, "beat_all", beat_all)
+        eventually(lambda: running.heartbeat._is_relieved, why="it does not notice that the supervisor beats again")
+    assert holder(running.identity.id) == SHARED
 
 
 def request(**values):
