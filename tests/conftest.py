@@ -87,6 +87,7 @@ def can_be_kept(connection: DatabaseWrapper) -> bool:
         and set(connection.execute_wrappers) <= set(OWN_WRAPPERS)
         and vars(connection).keys().isdisjoint({"close", "_django_pglock_locks"})
         and raw not in plans._prepared
+        and not (raw._notify_handlers or raw._notice_handlers)
     )
 
 
