@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from tests.conftest import EMPTY
+
 
 @pytest.fixture
 def transactional_db(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     """The tests' database, without Django's test case: that allows no database but those which were there before it.
 
-    By its name pytest-django knows that the database has to be made. It is not emptied: tests here write no rows.
+    By its name pytest-django knows that the database has to be made. It is emptied after the test, when its workers
+    have written what they counted.
     """
     with django_db_blocker.unblock():
         yield
+        with connections["default"].cursor() as cursor:
+            cursor.execute(EMPTY)
 
 
 @pytest.fixture

@@ -132,15 +132,7 @@ def test_a_lock_inside_atomic_of_another_database_has_to_say_what_is_meant(alias
     assert somebody.can_have("b")
 
 
-@pytest.fixture
-def emptied(transactional_db):
-    """Nobody else does it here."""
-    yield
-    Task.objects.using("default").all().delete()
-    Effect.objects.using("default").all().delete()
-
-
-def test_a_transaction_left_open_in_another_database_is_not_the_next_tasks(alias, emptied, worker, eventually):
+def test_a_transaction_left_open_in_another_database_is_not_the_next_tasks(alias, worker, eventually):
     """Not only the tasks' own: each connection that the thread has opened is looked at."""
     alias("other", CONN_MAX_AGE=None)
     running = worker(threads=1)
@@ -152,7 +144,7 @@ def test_a_transaction_left_open_in_another_database_is_not_the_next_tasks(alias
     assert Effect.objects.filter(name="kept").count() == 2
 
 
-def test_results_and_attempts_are_read_where_the_task_was_written(alias, emptied, worker, eventually, settings):
+def test_results_and_attempts_are_read_where_the_task_was_written(alias, worker, eventually, settings):
     """The replica cannot be reached, so each read of it is an error."""
     alias("replica", HOST="/nowhere")
     settings.DATABASE_ROUTERS = [ReadsElsewhere()]

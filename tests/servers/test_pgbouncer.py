@@ -24,7 +24,6 @@ from tests.conftest import NEVER, ROOT
 from tests.docs.test_docs import blocks
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
 from tests.sample import keyed_tasks, tasks
-from tests.sample.models import Effect
 
 pytestmark = [
     pytest.mark.acceptance,
@@ -216,13 +215,10 @@ def test_the_settings_of_the_page_are_enough(worker, eventually):
         assert handle.scope == "transaction"
         assert AdvisoryLock.objects.using("default").for_name("a").held().exists()
     worker(using="default")
-    try:
-        for _ in range(3):
-            eventually(a_worker_sleeps)
-            result = tasks.nothing.using(backend="shop").enqueue()
-            eventually(lambda result=result: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
-    finally:
-        Task.objects.all().delete()
+    for _ in range(3):
+        eventually(a_worker_sleeps)
+        result = tasks.nothing.using(backend="shop").enqueue()
+        eventually(lambda result=result: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
 
 
 def test_in_session_mode_locks_exclude_and_a_worker_is_woken(page, alias, worker, eventually, settings):
@@ -242,7 +238,6 @@ def test_in_session_mode_locks_exclude_and_a_worker_is_woken(page, alias, worker
             eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
         finally:
             running.shutdown()
-            Task.objects.all().delete()
 
 
 def locks_of_workers():
@@ -282,5 +277,3 @@ def test_a_worker_runs_tasks_behind_it(pgbouncer, alias, eventually):
         assert not WorkerRow.objects.exists()
     finally:
         worker.shutdown()
-        Task.objects.all().delete()
-        Effect.objects.all().delete()
