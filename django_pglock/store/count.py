@@ -1,4 +1,4 @@
-"""What is in the queues, counted only up to a limit: nobody waits for ten million rows to learn that they are many."""
+"""What is in the queues. Counts stop at a limit, because counting ten million rows takes seconds."""
 
 from __future__ import annotations
 
@@ -145,12 +145,12 @@ def count_workable(using: str, queues: Collection[str] = (), *, most: int = MOST
 def in_status(tasks: Any, status: str, *, is_narrow: bool = False) -> Any:
     """Return those of the tasks that have this status. An index has them in the order of status and id.
 
-    ``is_narrow``: the tasks are those of a queue or of a function. Of failed ones, other indexes know these.
+    ``is_narrow``: the tasks are those of a queue or of a function. For FAILED, indexes by queue and by function exist.
     """
     if status == TaskStatus.SUCCESSFUL or (is_narrow and status == TaskStatus.FAILED):
         # Most tasks have succeeded, so a walk along the primary key finds them at once.
         return tasks.filter(status=status)
-    # COUNT_OTHERS says why a range.
+    # The comment at COUNT_OTHERS says why a range.
     return tasks.filter(status__range=(status, status)).exclude(status=TaskStatus.SUCCESSFUL)
 
 

@@ -66,8 +66,8 @@ SELECT id, status, date_part('epoch', enqueued_at), unique_key FROM new ORDER BY
 """
 
 # The same with ids that were drawn before, so that the rows can be written in the order of their unique keys instead of
-# that of the calls. Two transactions that wrote the same keys in different orders would wait for each other. What the
-# caller knows is not returned: all rows have one status and one time, and their ids are named only if some are missing.
+# that of the calls. Two transactions that wrote the same keys in different orders would wait for each other. Returns
+# one row: status, time, and the ids only if some calls were skipped.
 ENQUEUE_DRAWN = (
     ENQUEUE_MANY.replace("INSERT INTO {task} (", "INSERT INTO {task} (id, ")
     .replace("    SELECT CASE", "    SELECT call.id, CASE")

@@ -87,7 +87,7 @@ def prune(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Delete those of these tasks that are finished and old enough; ``TaskManager.prune`` describes the arguments."""
+    """Delete those of these tasks that are finished and old enough; ``TaskQuerySet.prune`` describes the arguments."""
     ages = ages_of(older_than, statuses)
     if batch < 1:
         raise ValueError(f"batch is {batch!r}; give 1 or a larger number of rows.")

@@ -31,7 +31,7 @@ import psycopg
 from django.db import DatabaseError, InterfaceError, connections
 
 from django_pglock.conf import get_settings
-from django_pglock.postgres.connections import hang_up, has_hung_up
+from django_pglock.postgres.connections import has_session_ended, shut_down_socket
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.postgres.libpq import pass_on_notifications
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
@@ -257,7 +257,7 @@ class ResultListener:
 
     def _lose(self, error: BaseException) -> None:
         """Let the waiters wait for another session, for a while. New ones that come meanwhile get the error."""
-        is_lost = self._connection is not None and has_hung_up(self._connection)
+        is_lost = self._connection is not None and has_session_ended(self._connection)
         self._before_loss.update(self._waiting if is_lost else self._noted)
         self._close()
         self._stale += self._noted.values()
@@ -282,7 +282,7 @@ class ResultListener:
 @contextmanager
 def _limited(connection: DatabaseWrapper) -> Iterator[None]:
     """Close the connection when this block takes too long, so that its statement fails."""
-    timer = threading.Timer(PATIENCE, hang_up, [connection])
+    timer = threading.Timer(PATIENCE, shut_down_socket, [connection])
     timer.daemon = True
     timer.start()
     try:

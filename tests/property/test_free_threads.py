@@ -212,7 +212,7 @@ class SettlerHere(Settler):
         self.house.left -= len(batch)
         return batch
 
-    def _let_through(self, ended_claims: list[EndedClaim]) -> None:
+    def _release_and_admit(self, ended_claims: list[EndedClaim]) -> None:
         calls = [ended.claim for ended in ended_claims]
         if any(call.lock_key is not None for call in calls):
             self.house.wait_for_answer()

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from django_pglock.postgres.connections import hang_up
+from django_pglock.postgres.connections import shut_down_socket
 from django_pglock.worker.service import Service
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds between two looks.
-BETWEEN_LOOKS = 1.0
+#: Seconds between two checks.
+CHECK_INTERVAL = 1.0
 #: Seconds beyond a service's patience, for the server to end the statement by itself if it learns of it.
 LEFT_TO_SERVER = 2.0
 
@@ -51,7 +51,7 @@ class Deadlines(Service):
     def turn(self) -> None:
         for each in self._awaited:
             each.look()
-        self.stopping.wait(BETWEEN_LOOKS)
+        self.stopping.wait(CHECK_INTERVAL)
 
 
 class _Awaited:
@@ -66,12 +66,12 @@ class _Awaited:
         statement = self.service.under_way()
         self.looks = self.looks + 1 if statement is not None and statement == self.statement else 0
         self.statement = statement
-        waited = self.looks * BETWEEN_LOOKS
+        waited = self.looks * CHECK_INTERVAL
         if statement is not None and waited > self.service.patience + LEFT_TO_SERVER:
             logger.warning(
                 "The %s has had no answer from the database for %.0f s. It closes its connection.",
                 self.service.name,
                 waited,
             )
-            hang_up(statement[0])
+            shut_down_socket(statement[0])
             self.statement = None

@@ -40,7 +40,7 @@ END = b"end"
 #: Seconds after the end of the input within which the process of a worker that has died is gone.
 DIES_WITHIN = 1.0
 #: Seconds between two checks for that.
-BETWEEN_LOOKS = 0.01
+CHECK_INTERVAL = 0.01
 #: Only the dates, and only of a row that exists: a worker that has deleted its row must not come back. This process
 #: beats because a beat is late, perhaps after an outage: so the beats are not continuous, and the worker is no witness
 #: for others.
@@ -163,7 +163,7 @@ def has_died(pid: int) -> bool:
     deadline = time.monotonic() + DIES_WITHIN
     while os.getppid() == pid and time.monotonic() < deadline:
         # The kernel closes the files of a process before it gives the process's children another parent.
-        time.sleep(BETWEEN_LOOKS)
+        time.sleep(CHECK_INTERVAL)
     return os.getppid() != pid
 
 

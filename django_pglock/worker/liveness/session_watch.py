@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from django_pglock.tasks.claim import Claim
 
-#: Seconds between two looks.
-BETWEEN_LOOKS = 1.0
+#: Seconds between two checks.
+CHECK_INTERVAL = 1.0
 #: Looks without an answer before the server is asked for the first time, and from one question to the next.
 FIRST_QUESTION, BETWEEN_QUESTIONS = 10, 5
 #: Seconds for which the session has to be idle at the server: an answer may be in transit.
@@ -93,8 +93,8 @@ class SessionWatch(Service):
             self._report(silent)
         if not any(silent.looks >= FIRST_QUESTION for silent in self._silent.values()):
             self.close()
-        self.note_life(BETWEEN_LOOKS)
-        self.stopping.wait(BETWEEN_LOOKS)
+        self.note_life(CHECK_INTERVAL)
+        self.stopping.wait(CHECK_INTERVAL)
 
     def close(self) -> None:
         while self._sessions:
@@ -158,7 +158,7 @@ class SessionWatch(Service):
             "%s has had no answer from database %r for %.0f s: %s",
             who if claim is None else f"{who} ({claim!r})",
             wait.alias,
-            silent.looks * BETWEEN_LOOKS,
+            silent.looks * CHECK_INTERVAL,
             what,
             extra={} if claim is None else claim.log_fields(),
         )
@@ -221,7 +221,7 @@ class SilentSession:
 
     def _note_pooled(self, view: ServerView) -> None:
         self.says = "a pooler is between them, and the server runs a statement as old as this one"
-        waited = self.looks * BETWEEN_LOOKS
+        waited = self.looks * CHECK_INTERVAL
         if view.oldest_statement < waited - ON_ITS_WAY:
             self.says = "a pooler is between them, and the server runs no statement as old as this one"
             if self.looks >= BEHIND_POOLER and not self._may_be_elsewhere(view):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.db import connections
 
-from django_pglock.postgres.connections import cancel_statement, hang_up
+from django_pglock.postgres.connections import cancel_statement, shut_down_socket
 from django_pglock.worker.running.attempt import Attempt
 from django_pglock.worker.running.task_connections import is_at_rest, is_closed
 
@@ -165,4 +165,4 @@ def _cancel(connection: Any, attempt: Attempt) -> None:
         cancel_statement(connection)
     except psycopg.Error as error:
         logger.warning("A statement of %s could not be cancelled: %s", attempt.claim, error)
-        hang_up(connection)
+        shut_down_socket(connection)

@@ -33,10 +33,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 STABLE = 60.0
 #: Seconds beyond the grace within which a process must write its last outcomes and end.
 MARGIN = 30.0
-#: Seconds between two looks at a process that sends nothing but runs.
-BETWEEN_LOOKS = 1.0
+#: Seconds between two checks of a process that sends nothing but runs.
+CHECK_INTERVAL = 1.0
 #: Seconds for the shared heartbeats to close their sessions at the end.
-LAST_WORDS = 2.0
+CLOSE_WITHIN = 2.0
 
 
 def pause_after(failures: int) -> float:
@@ -101,7 +101,7 @@ class Supervisor:
             for service in self._services:
                 service.stop()
             for service in self._services:
-                service.wait(LAST_WORDS)
+                service.wait(CLOSE_WITHIN)
 
     def _heartbeat_of(self, number: int) -> SharedHeartbeat | None:
         return self.heartbeats[(number - 1) % len(self.heartbeats)] if self.heartbeats else None
@@ -137,7 +137,7 @@ class Supervisor:
                 child.end(within=self.grace + MARGIN)
         if signals > 1 and self._passed_on < signals:
             for child in self.children:
-                child.hurry(within=MARGIN)
+                child.stop_now(within=MARGIN)
         self._passed_on = signals
 
     # Turns
@@ -205,7 +205,7 @@ class Supervisor:
                 child.kill()
 
     def _look_due(self, child: ChildProcess) -> float:
-        return max((child.heard_at or 0.0) + self.silence, child.seen_at + BETWEEN_LOOKS)
+        return max((child.heard_at or 0.0) + self.silence, child.seen_at + CHECK_INTERVAL)
 
     def _kill_if_frozen(self, child: ChildProcess, silence: float) -> None:
         if silence > LONGEST or not is_running(child.process.pid):

@@ -15,8 +15,8 @@ from django_pglock.tasks.states import TaskStatus
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds between two looks whether the archive is on, and between two walks through the tasks.
-BETWEEN_LOOKS = 30.0
+#: Seconds between two checks whether the archive is on, and between two walks through the tasks.
+CHECK_INTERVAL = 30.0
 #: Seconds for which one look moves tasks, and seconds until the next look if some are left. The same thread promotes
 #: tasks that are due, and rescues those of dead workers.
 TIME_TO_MOVE, BETWEEN_BATCHES = 0.2, 0.5
@@ -48,7 +48,7 @@ class ArchiveKeeping:
         now = time.monotonic()
         if now < self._look_at:
             return self._look_at - now if self._moved_to else None
-        self._look_at = now + BETWEEN_LOOKS * patience
+        self._look_at = now + CHECK_INTERVAL * patience
         state = archive_state(self.using)
         may_move = state.on_for is not None and state.on_for >= UNTIL_FIRST_MOVE
         if not may_move:

@@ -237,7 +237,7 @@ def test_a_drop_that_a_reader_stops_halfway_is_finished_later(monkeypatch):
 
 def test_a_live_table_is_converted_while_workers_claim(worker, eventually, monkeypatch, capsys):
     monkeypatch.setattr(archive_keeping, "UNTIL_FIRST_MOVE", 0.0)
-    monkeypatch.setattr(archive_keeping, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(archive_keeping, "CHECK_INTERVAL", 0.0)
     began = time.monotonic()
     fill(ROWS)
     filled = time.monotonic() - began

@@ -116,7 +116,7 @@ def test_a_look_that_has_found_no_queue_is_also_a_look_for_fair_tasks(monkeypatc
         cursors.clock = lambda: now[0]
     for now[0] in (1.0, 1.06, 1.12, 1.18, 1.24):
         fill("a", 1)
-        assert [each.queue for each in fetcher.claimer.claim([("both", 2)], told={"a"})] == ["a"]
+        assert [each.queue for each in fetcher.claimer.claim([("both", 2)], notified={"a"})] == ["a"]
         assert claim(fetcher, 2) == []
     assert looks == [1.0], "the first look of a new cursor"
 

@@ -22,10 +22,10 @@ def two(worker, eventually, settings):
 
     def make(**options):
         pair = worker(**options), worker(threads=1)
-        for running, is_prompt in zip(pair, (True, False), strict=True):
-            running.heartbeat.told_sleepers = lambda elders, sleepers: None
-            running.heartbeat.listener.is_prompt = is_prompt
-            running.fetcher.has_followers = is_prompt
+        for running, is_woken_first in zip(pair, (True, False), strict=True):
+            running.heartbeat.on_sleeping_workers = lambda older, sleeping: None
+            running.heartbeat.listener.is_woken_first = is_woken_first
+            running.fetcher.has_delayed_workers = is_woken_first
         eventually(lambda: Worker.objects.filter(is_sleeping=True).count() == 2)
         # Until both have looked for the last time before they sleep.
         time.sleep(0.5)
@@ -83,10 +83,10 @@ def test_a_task_that_no_prompt_worker_may_run_is_found_after_a_moment(two, monke
 
 
 def test_what_nobody_calls_for_is_found_after_a_moment(two, monkeypatch, finished):
-    """As when all prompt workers have frozen. Several notifications are one look."""
+    """As when all workers woken first have frozen. Several notifications are one poll."""
     monkeypatch.setattr(listener, "A_MOMENT", 0.5)
     prompt, other = two(threads=1)
-    monkeypatch.setattr(prompt.heartbeat.listener, "ready", lambda queue, is_prompt: None)
+    monkeypatch.setattr(prompt.heartbeat.listener, "ready", lambda queue, is_woken_first: None)
     looks = looks_of(other, monkeypatch)
     results = [tasks.nothing.enqueue() for _ in range(3)]
     for result in results:
@@ -100,10 +100,12 @@ def test_a_worker_that_was_called_calls_nobody(two, monkeypatch, eventually):
     """Otherwise the workers of a fleet that has no room would call each other without end."""
     monkeypatch.setattr(listener, "A_MOMENT", NEVER)
     _, other = two(threads=1)
-    other.fetcher.has_followers = True
+    other.fetcher.has_delayed_workers = True
     called = []
     call = other.fetcher._call_others
-    monkeypatch.setattr(other.fetcher, "_call_others", lambda: (called.append(set(other.fetcher._left)), call()))
+    monkeypatch.setattr(
+        other.fetcher, "_call_others", lambda: (called.append(set(other.fetcher._unclaimed_queues)), call())
+    )
     for _ in range(3):
         running_tasks.wait_for_note.enqueue("the end")
     eventually(lambda: other.in_flight.threads.running == 1 and called, why="it was not called, or has room")

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 def at_once(monkeypatch):
     """Move as soon as the archive is on."""
     monkeypatch.setattr(archive_keeping, "UNTIL_FIRST_MOVE", 0.0)
-    monkeypatch.setattr(archive_keeping, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(archive_keeping, "CHECK_INTERVAL", 0.0)
 
 
 def test_a_worker_moves_tasks_once_the_archive_is_on(worker, eventually, at_once):

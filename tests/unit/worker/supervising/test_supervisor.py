@@ -127,7 +127,7 @@ def test_who_takes_long_to_start_is_not_frozen(supervise):
 def test_what_keeps_its_threads_from_running_is_not_frozen_for_as_long_as_its_heartbeat_process_beats(
     supervise, monkeypatch, longest, seconds, count
 ):
-    monkeypatch.setattr(supervisor, "BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(supervisor, "CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(supervisor, "LONGEST", longest)
     assert len(supervise(f"start > 1 or line.send(b'.') and time.sleep({seconds})", silence=0.1)[1]) == count
 
