@@ -3,8 +3,8 @@
 A task with a lock key is BLOCKED until it is *admitted*: made READY, for any worker to claim. So the claims need to
 know nothing of keys, and a hundred thousand tasks that wait for one key slow down no other task.
 
-Two events call for admission, and each is committed before admission looks: a task with the key is enqueued, or one
-ends. Only one transaction at a time admits to a key, so the later of two sees what the other has committed. If a
+Two events call for admission, and each is committed before admission reads the key: a task with the key is enqueued,
+or one ends. Only one transaction at a time admits to a key, so the later of two sees what the other has committed. If a
 process crashes between its commit and admission, upkeep admits.
 """
 

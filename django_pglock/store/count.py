@@ -16,7 +16,8 @@ from django_pglock.tasks.states import TaskStatus
 
 #: Tasks of one status that are counted at most.
 MOST_COUNTED = 10_000
-#: The oldest ready task of a queue is found among so many with the lowest ids: one alone may have become due just now.
+#: The number of tasks, those with the lowest ids, among which the oldest ready task of a queue is found: one alone may
+#: have become due just now.
 OLDEST = 3
 #: Tasks that are read at most where no index helps: by a first search, and by a second one.
 FIRST_SEARCHED, MOST_SEARCHED = 4_000, 100_000

@@ -23,7 +23,7 @@ RETURNING id, status, date_part('epoch', enqueued_at)
 
 # One call with a date, keys, or ``keep_result``. Returns nothing if its unique key is taken. A task with a lock key
 # begins BLOCKED, whether or not another task holds the key. Looking for one and writing the answer here would make
-# every transaction that enqueues wait for the others of its key. ``ADMIT_OWN`` looks right after the commit.
+# every transaction that enqueues wait for the others of its key. ``ADMIT_OWN`` admits right after the commit.
 ENQUEUE_ONE = """
 INSERT INTO {task} (status, run_after, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
     lock_key, group_key, fair_key, unique_key, concurrency, unique_scope, unique_until, keep_result)

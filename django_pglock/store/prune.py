@@ -9,7 +9,7 @@ rows. Tasks that are still needed stay: a task that others wait for, a task whos
 a task to which a row of the project refers by a foreign key that refuses its deletion.
 
 The transaction is one message of two statements. The first one locks the rows. The second one has a new snapshot, in
-which it looks again whether a task waits for one of them, and deletes the others. A transaction that enqueues a task
+which it checks again whether a task waits for one of them, and deletes the others. A transaction that enqueues a task
 with ``after=`` has locked the key of the row until its commit. So either the first statement skips the row, or the
 second one sees the waiter.
 """

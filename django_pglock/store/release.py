@@ -1,7 +1,7 @@
 """When a task ends, those who wait for it are told: other tasks (``after=``), and processes (``result.wait()``).
 
 A waiter writes a row into the table of waiters, commits it, and then checks whether the task has ended. The transaction
-that ends a task commits the end, and then looks for waiters. So one of the two always sees the other.
+that ends a task commits the end, and then queries for waiters. So one of the two always sees the other.
 """
 
 from __future__ import annotations

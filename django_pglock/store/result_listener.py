@@ -2,16 +2,16 @@
 
 A thread owns the session, from the first waiter to the last, so a waiter costs neither a thread nor a session. ::
 
-    wait(), await_()  --joins, leaves-->  changes  --thread-->  a row in the table of waiters, then a look at the task
+    wait(), await_()  --joins, leaves-->  changes  --thread-->  a row in the table of waiters, then a query of the task
          ^                                                          |
          └---------------- tell(), once ----------------------------┴-- NOTIFY, or the poll
 
-All waiters that came while the thread was busy are one round: one statement writes their rows, and one looks at their
+All waiters that came while the thread was busy are one round: one statement writes their rows, and one reads their
 tasks. Only the thread reads who waits, so only its start and its end need a lock. A coroutine may be cancelled at any
 point, so leaving takes no lock.
 
-Behind a pooler no notification arrives; there, one statement for all waiters looks every ``POLL_INTERVAL`` seconds. If
-the session is lost, the thread opens another, writes the rows again, and looks at all awaited tasks.
+Behind a pooler no notification arrives; there, one statement for all waiters polls every ``POLL_INTERVAL`` seconds. If
+the session is lost, the thread opens another, writes the rows again, and reads all awaited tasks.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ResultListener:
         self._noted: dict[int, int] = {}
         self._stale: list[int] = []
         self._notified: list[int] = []
-        self._look_at = 0.0
+        self._poll_at = 0.0
         self._lost_at: float | None = None
         #: The tasks that were awaited when the session was lost.
         self._before_loss: set[int] = set()
@@ -208,8 +208,8 @@ class ResultListener:
 
     def _tell_ended(self, new: list[int]) -> None:
         """Look at the new tasks, and from time to time at all of them."""
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + get_settings().POLL_INTERVAL
+        if time.monotonic() >= self._poll_at:
+            self._poll_at = time.monotonic() + get_settings().POLL_INTERVAL
             self._forget_abandoned()
             new = list(self._waiting)
         if new:
@@ -226,7 +226,7 @@ class ResultListener:
         assert self._connection is not None  # noqa: S101 - for the type checker
         raw: Any = self._connection.connection
         if not (self._notified or self._changes):
-            self._sleep(self._look_at - time.monotonic(), raw)
+            self._sleep(self._poll_at - time.monotonic(), raw)
         raw.pgconn.consume_input()
         pass_on_notifications(raw.pgconn)
         notified, self._notified = self._notified, []
@@ -262,7 +262,7 @@ class ResultListener:
         self._close()
         self._stale += self._noted.values()
         self._noted.clear()
-        self._look_at, self._failures = 0.0, self._failures + 1
+        self._poll_at, self._failures = 0.0, self._failures + 1
         if self._lost_at is None:
             self._lost_at = time.monotonic()
             logger.warning("The session that listens for results is lost: %s", str(error).strip())

@@ -20,7 +20,7 @@ from django_pglock.tasks.states import UniqueScope
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-#: How often a call looks again when the task that had its key is gone before it can be named.
+#: How often a call tries again when the task that had its key is gone before it can be named.
 TRIES = 100
 
 #: Whether a task keeps others with the same unique key from being enqueued. The index of these keys has the same

@@ -103,14 +103,14 @@ def shut_down(monkeypatch):
     return shut_down
 
 
-def test_looks_are_counted_and_not_the_time(shut_down, monkeypatch):
+def test_checks_are_counted_and_not_the_time(shut_down, monkeypatch):
     """A process that was stopped for an hour has looked once since then."""
     seen, clock = _Awaited(Waits()), iter(range(0, 10**6, 3600))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     for _ in range(6):
-        seen.look()
+        seen.check()
     assert shut_down == []
-    seen.look()
+    seen.check()
     assert shut_down == ["session"]
 
 
@@ -118,7 +118,7 @@ def test_a_service_that_is_busy_is_left_alone(shut_down):
     busy = Waits()
     seen = _Awaited(busy)
     for busy.number in range(100):
-        seen.look()
+        seen.check()
     assert shut_down == []
 
 

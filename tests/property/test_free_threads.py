@@ -176,7 +176,7 @@ class FetcherHere(Fetcher):
         queues: Any = SimpleNamespace(only="default", serves=lambda name: True)
         super().__init__(house.in_flight, rows, SimpleNamespace(id=None), queues, listens=True)
         self.house = house
-        self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, look=lambda **urgency: False)
+        self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, check=lambda **urgency: False)
         self.claimer = ClaimerHere(house, rows, queues)
 
     def _ask_for_news(self, *, is_sleeping: bool) -> None:

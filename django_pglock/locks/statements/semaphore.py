@@ -1,6 +1,6 @@
 """Semaphores: one of several locks, the slots, and a queue in which waiters are served in the order of their arrival.
 
-PostgreSQL cannot wait for one of several locks. So all waiters queue up for one lock, and only the first of them looks
+PostgreSQL cannot wait for one of several locks. So all waiters queue up for one lock, and only the first of them polls
 for a free slot.
 """
 
@@ -87,7 +87,7 @@ def _wait_inside_statement(request: Request, function: str, queue: Key) -> str:
 def _look_for_slot(request: Request, function: str) -> str:
     """Return a query that looks for a free slot again and again, in the server and in one statement.
 
-    A statement for each look would cost a round trip. A wait for one slot with a limit would write an error into the
+    A statement for each poll would cost a round trip. A wait for one slot with a limit would write an error into the
     server's log each time that the limit is reached.
     """
     fresh = fresh_condition(request) if "xact" in function else "true"

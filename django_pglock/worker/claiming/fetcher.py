@@ -96,7 +96,7 @@ class Fetcher(ConnectedService):
         self._is_forgotten = False
         self._busy_since: float | None = None
         # When the fetcher last read how much room there is, and when it last claimed anything.
-        self._looked_at = self._found_at = 0.0
+        self._polled_at = self._found_at = 0.0
         # A draining worker must not postpone a task that has to run alone: it would leave the task behind.
         self._exclusive_run = ExclusiveRun(in_flight, may_postpone=drain is None)
         # How many claims had ended, and when that number last changed.
@@ -156,8 +156,8 @@ class Fetcher(ConnectedService):
             self._pause(CHECK_INTERVAL)
             return
         # Before the claim: a task that becomes ready after this check is not part of the drain.
-        is_last_look = self.drain is not None and self._is_drained()
-        rooms = self._look_around(is_last_look=is_last_look)
+        is_last_poll = self.drain is not None and self._is_drained()
+        rooms = self._prepare_poll(is_last_poll=is_last_poll)
         if not rooms:
             self._note_full()
             self._pause(STALLED_AFTER)
@@ -171,7 +171,7 @@ class Fetcher(ConnectedService):
             self.claimer.note_learned()
         elif self.drain is not None:
             # A thread whose outcome is settled may not be free yet. Then this poll has left out functions of threads.
-            if is_last_look and not self.claimer.leaves_out_a_kind(rooms):
+            if is_last_poll and not self.claimer.leaves_out_a_kind(rooms):
                 self.drain.finish()
             self._pause(DRAINING)
         elif self._leaves_tasks_to_others(rooms) and time.monotonic() - self._found_at < BUSY:
@@ -181,18 +181,18 @@ class Fetcher(ConnectedService):
             self._busy_since = None
             self._sleep()
 
-    def _look_around(self, *, is_last_look: bool) -> list[tuple[FunctionKind, int]]:
+    def _prepare_poll(self, *, is_last_poll: bool) -> list[tuple[FunctionKind, int]]:
         """Take note of what is new, and return what there is room for."""
         if self._discovery.is_due:
-            self._discovery.look()
+            self._discovery.check()
         self._was_notified = bool(self._notified_queues)
         if self.in_flight.has_news:
             self.in_flight.has_news = False
             self.claimer.pauses.note_news()
-        if is_last_look:
+        if is_last_poll:
             # It leaves out no kind that has room, as if nothing had been found full.
             self.claimer.was_full = False
-        self._looked_at = time.monotonic()
+        self._polled_at = time.monotonic()
         # Other workers would rescue what a worker with a stale heartbeat claims, while it runs here.
         return [] if self.is_heartbeat_stale() else self.claimer.rooms()
 
@@ -252,7 +252,7 @@ class Fetcher(ConnectedService):
 
     def _has_learned(self) -> bool:
         is_urgent = self._was_notified or self.drain is not None
-        return self.claimer.was_ready and self._discovery.look(is_urgent=is_urgent)
+        return self.claimer.was_ready and self._discovery.check(is_urgent=is_urgent)
 
     def _give_back_if_blocked(self) -> None:
         """Give back waiting claims while no thread makes progress: quick tasks were expected, and long ones came."""
@@ -282,7 +282,7 @@ class Fetcher(ConnectedService):
         seconds = min(seconds, STALLED_AFTER) if self.in_flight.waiting else seconds
         seconds = min(
             seconds,
-            self.in_flight.threads.next_change_in(self._looked_at),
+            self.in_flight.threads.next_change_in(self._polled_at),
             *map(self.claimer.pauses.next_in, self.claimer.paused_kinds),
         )
         self.note_life(seconds)

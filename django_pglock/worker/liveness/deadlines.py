@@ -1,8 +1,8 @@
 """Deadlines for the statements of the worker's own services: closes a connection on which an answer does not come.
 
 A connection may be half open forever: a load balancer keeps acknowledging data that nobody reads any more, and
-neither the server's timeouts nor TCP notice. So this service looks every second. It counts looks instead of seconds,
-because time also passes harmlessly, while the process is stopped or a task keeps the GIL. Each look proves that the
+neither the server's timeouts nor TCP notice. So this service checks every second. It counts checks instead of seconds,
+because time also passes harmlessly, while the process is stopped or a task keeps the GIL. Each check proves that the
 threads could run.
 """
 
@@ -40,7 +40,7 @@ class SendsStatements(Protocol):
 
 
 class Deadlines(Service):
-    """Looks every second which statement each service waits for, and closes a connection that waits too long."""
+    """Checks every second which statement each service waits for, and closes a connection that waits too long."""
 
     name = "deadlines"
 
@@ -50,23 +50,23 @@ class Deadlines(Service):
 
     def turn(self) -> None:
         for each in self._awaited:
-            each.look()
+            each.check()
         self.stopping.wait(CHECK_INTERVAL)
 
 
 class _Awaited:
-    """The statement that one service waited for at the last look, and at how many looks before."""
+    """The statement that one service waited for at the last check, and at how many checks before."""
 
     def __init__(self, service: SendsStatements) -> None:
         self.service = service
         self.statement: object = None
-        self.looks = 0
+        self.checks = 0
 
-    def look(self) -> None:
+    def check(self) -> None:
         statement = self.service.under_way()
-        self.looks = self.looks + 1 if statement is not None and statement == self.statement else 0
+        self.checks = self.checks + 1 if statement is not None and statement == self.statement else 0
         self.statement = statement
-        waited = self.looks * CHECK_INTERVAL
+        waited = self.checks * CHECK_INTERVAL
         if statement is not None and waited > self.service.patience + LEFT_TO_SERVER:
             logger.warning(
                 "The %s has had no answer from the database for %.0f s. It closes its connection.",

@@ -23,7 +23,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-#: A beat is late after so many intervals. Rescue begins to suspect a worker after 2.2 intervals.
+#: Intervals after which a beat is late. Rescue begins to suspect a worker after 2.2 intervals.
 LATE = 1.5
 #: The longest time in seconds for which this process beats until the worker beats again by itself. A task that has kept
 #: the worker's threads from running for so long will not end, and its worker's tasks are better run elsewhere.

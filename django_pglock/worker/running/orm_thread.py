@@ -141,10 +141,10 @@ class OrmThread(ThreadPoolExecutor):
 
     def _watch(self, seconds: float) -> None:
         self._is_watched = True
-        asyncio.get_running_loop().call_later(seconds, self._look)
+        asyncio.get_running_loop().call_later(seconds, self._report_wait)
 
-    def _look(self) -> None:
-        """Log which task keeps others waiting; look again as long as calls wait."""
+    def _report_wait(self) -> None:
+        """Log which task keeps others waiting; check again as long as calls wait."""
         self._is_watched = False
         attempt, took = self.attempt, time.monotonic() - self.since
         if self._waiting < 2 or attempt is None:

@@ -41,7 +41,7 @@ def prepare_connections() -> None:
 
 
 def renew_connections(using: str) -> None:
-    """Close this thread's connections that are broken, too old or hung up, so that the next task opens new ones.
+    """Close this thread's connections that are broken, too old or ended, so that the next task opens new ones.
 
     Close also the connection to the tasks' database, ``using``, if it leads to a standby: after a failover the address
     may have led there for a while.

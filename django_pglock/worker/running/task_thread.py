@@ -1,9 +1,9 @@
 """A thread that runs sync functions, and how a function in it is stopped.
 
-The thread runs other tasks before and after, so the difficulty is not to hit the function but to miss the others. Only
-``TaskThread.stop()`` acts on the thread: under the lock of the ``TaskThread``, and after a check that the function
-still runs. When the function has ended, the thread first notes that, then waits until no ``stop()`` is in progress, and
-then lets an exception be raised that was sent and has not been raised yet.
+The thread runs other tasks before and after. An exception that is sent to the thread must reach this function only,
+never the next task. Only ``TaskThread.stop()`` acts on the thread: under the lock of the ``TaskThread``, and after a
+check that the function still runs. When the function has ended, the thread first notes that, then waits until no
+``stop()`` is in progress, and then lets an exception be raised that was sent and has not been raised yet.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ class QueueCounts:
         return time.monotonic() - self._asked_at < READ_FOR
 
     def look(self, patience: float = 1.0) -> None:
-        """Read the counts, if it is time to and somebody has asked lately; else see that some worker counts.
+        """Read the counts, if it is time to and somebody has asked lately; else ensure that some worker counts.
 
-        ``patience``: how many times less often to see to that, for a worker that is not on duty.
+        ``patience``: how many times less often to ensure that, for a worker that is not on duty.
         """
         now = time.monotonic()
         if not self.is_asked and now - self._kept_at >= CHECK_INTERVAL * patience:

@@ -89,7 +89,7 @@ class Upkeep(ConnectedService):
         self._older_workers = 0
         #: Whether enough older workers beat often, so that this one does not.
         self.is_resting: Callable[[], bool] = lambda: False
-        self._looked_for_unnoticed_at = time.monotonic()
+        self._searched_unnoticed_at = time.monotonic()
         self._news = threading.Event()
         self.unknown = UnknownReport(using, worker)
         self.queue_counts = QueueCounts(using)
@@ -204,9 +204,9 @@ class Upkeep(ConnectedService):
         Only the oldest worker does. Those that can run none of these tasks are woken as well.
         """
         now = time.monotonic()
-        if self._older_workers or now - self._looked_for_unnoticed_at < get_settings().POLL_INTERVAL * UNNOTICED:
+        if self._older_workers or now - self._searched_unnoticed_at < get_settings().POLL_INTERVAL * UNNOTICED:
             return
-        self._looked_for_unnoticed_at = now
+        self._searched_unnoticed_at = now
         wake(self.using, ready_queues(self.using))
 
     def _attempt(self, step: Callable[..., T], *values: Any) -> T | None:

@@ -186,7 +186,7 @@ def test_what_is_turned_off_in_the_middle_stays_where_it_is(monkeypatch):
     keeping.look()
     turn_off("default")
     for _ in range(3):
-        keeping._look_at = 0.0
+        keeping._check_at = 0.0
         assert keeping.look() is None, "there is nothing to continue soon"
     here, there = everything()
     assert here | there == before

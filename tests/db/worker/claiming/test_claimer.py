@@ -174,5 +174,5 @@ def test_the_last_look_of_a_draining_worker_leaves_out_no_kind_of_functions():
     fetcher = WorkerUnderTest(threads=2).fetcher
     fetcher.claimer.was_full = True
     fetcher.claimer.pauses.note("async", took=1.0, found=1)
-    assert [kind for kind, _ in fetcher._look_around(is_last_look=False)] == ["sync"]
-    assert [kind for kind, _ in fetcher._look_around(is_last_look=True)] == ["both"]
+    assert [kind for kind, _ in fetcher._prepare_poll(is_last_poll=False)] == ["sync"]
+    assert [kind for kind, _ in fetcher._prepare_poll(is_last_poll=True)] == ["both"]

@@ -79,7 +79,7 @@ def test_a_worker_that_was_stopped_for_too_long_claims_nothing_before_its_next_h
     here.heartbeat.beat_at -= 2001
     # A look that began before may still claim.
     stopped_at = time.monotonic()
-    eventually(lambda: here.fetcher._looked_at > stopped_at, why="the fetcher does not look again")
+    eventually(lambda: here.fetcher._polled_at > stopped_at, why="the fetcher does not look again")
     result = tasks.nothing.enqueue()
     time.sleep(1)
     assert Task.objects.get(pk=result.id).status == "READY"

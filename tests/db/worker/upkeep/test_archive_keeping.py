@@ -62,10 +62,10 @@ def test_a_look_ends_in_time_and_goes_on_with_the_next_one(at_once, monkeypatch)
     turn_on("default")
     keeping = ArchiveKeeping("default")
     for left in (3, 1, 0):
-        keeping._look_at = 0.0
+        keeping._check_at = 0.0
         assert 0 < keeping.look() <= archive_keeping.BETWEEN_BATCHES
         assert Task.objects.count() == left
-    keeping._look_at = 0.0
+    keeping._check_at = 0.0
     assert keeping.look() is None, "the walk has ended"
     assert ArchivedTask.objects.count() == len(rows)
 

@@ -87,7 +87,7 @@ def test_the_oldest_worker_notifies_of_tasks_of_which_nobody_was_notified(older_
     service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None)
     service.set_older_workers(older_workers)
     service._round()
-    service._looked_for_unnoticed_at = -1_000_000.0
+    service._searched_unnoticed_at = -1_000_000.0
     service._round()
     service._round()
     with connection.cursor() as cursor:
