@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]
 Message = Callable[[int], str]
 
 
-def _left_alone(number: int) -> str:
+def _not_changed(number: int) -> str:
     return ngettext(
         "%(count)s of the selected tasks was not changed: its state has changed, or its worker is storing its outcome.",
         "%(count)s of the selected tasks were not changed: their state has changed, or workers are storing their "
@@ -49,23 +49,23 @@ class Verb:
     #: The message about the rows that were changed.
     done: Message
     #: The message about selected rows that were not changed.
-    left: Message = _left_alone
+    unchanged: Message = _not_changed
     #: Shown by ``locktasks`` and by the admin before they ask for confirmation.
     question: Message = _no_question
     #: Whether to begin with the newest rows.
     newest_first: bool = False
-    #: The question for the value that the verb needs besides the rows; empty if it needs none.
-    asks: Any = ""
+    #: The label of the value that the verb needs besides the rows; empty if it needs none.
+    value_label: Any = ""
     value: str = ""
 
     def with_value(self, using: str, value: str) -> Verb:
         """Return the verb with the value that it needs. Raises ``ValueError`` for a wrong one."""
         return self
 
-    def said(self, message: Message, number: int, *, most: int | None = None) -> str:
-        """Return a message about a number of rows; ``most`` is the number at which counting stops."""
+    def message(self, text: Message, number: int, *, most: int | None = None) -> str:
+        """Return the text about a number of rows; ``most`` is the number at which counting stops."""
         count = str(number) if most is None or number <= most else f"{most}+"
-        return message(number) % {"count": count}
+        return text(number) % {"count": count}
 
     def movable(self, rows: Any) -> Any:
         """Return the rows that the verb would change now."""
@@ -106,7 +106,7 @@ TASK_VERBS = {
             done=lambda number: ngettext(
                 "%(count)s stuck task is ready again.", "%(count)s stuck tasks are ready again.", number
             ),
-            left=lambda number: ngettext(
+            unchanged=lambda number: ngettext(
                 "%(count)s of the selected tasks was not changed: its worker is alive, or the task no longer runs.",
                 "%(count)s of the selected tasks were not changed: their workers are alive, or the tasks no longer "
                 "run.",
@@ -181,7 +181,7 @@ TASK_VERBS = {
             statuses=WAITING,
             apply=_needs_value,
             done=lambda number: ngettext("%(count)s task was moved.", "%(count)s tasks were moved.", number),
-            left=lambda number: ngettext(
+            unchanged=lambda number: ngettext(
                 "%(count)s of the selected tasks was not moved: it does not wait, or is in this queue already.",
                 "%(count)s of the selected tasks were not moved: they do not wait, or are in this queue already.",
                 number,
@@ -189,7 +189,7 @@ TASK_VERBS = {
             question=lambda number: ngettext(
                 "%(count)s waiting task would be moved.", "%(count)s waiting tasks would be moved.", number
             ),
-            asks=gettext_lazy("Queue"),
+            value_label=gettext_lazy("Queue"),
         ),
         Verb(
             name="delete_finished",
@@ -200,7 +200,7 @@ TASK_VERBS = {
             statuses=FINISHED,
             apply=lambda rows, progress: rows.delete_finished(progress=progress),
             done=lambda number: ngettext("%(count)s task was deleted.", "%(count)s tasks were deleted.", number),
-            left=lambda number: ngettext(
+            unchanged=lambda number: ngettext(
                 "%(count)s of the selected tasks was not deleted: it is not finished, or is still needed.",
                 "%(count)s of the selected tasks were not deleted: they are not finished, or are still needed.",
                 number,

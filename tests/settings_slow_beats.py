@@ -1,4 +1,4 @@
-"""Signs of life so rare that what is heard meanwhile was told by notification."""
+"""Heartbeats so rare that what a worker learns meanwhile has come by notification."""
 
 from tests.settings import *  # noqa: F403
 from tests.settings import DJANGO_PGLOCK

@@ -39,9 +39,9 @@ def perform(verb: Verb, request: HttpRequest, queryset: Any) -> int:
         count = verb.apply(chosen, None) if asked else 0
         _audit(verb, request, chosen.model, asked, count)
     if count:
-        messages.success(request, verb.said(verb.done, count))
+        messages.success(request, verb.message(verb.done, count))
     if len(asked) > count:
-        messages.warning(request, verb.said(verb.left, len(asked) - count))
+        messages.warning(request, verb.message(verb.unchanged, len(asked) - count))
     elif not count:
         messages.warning(request, _("The selected rows no longer exist."))
     return count
@@ -56,7 +56,7 @@ def _perform_by_task(verb: Verb, request: HttpRequest, chosen: Any) -> None:
     numbers = ", ".join(f"#{each}" for each in made)
     record(request, chosen.model, f"{_named(verb)}: asked for {len(ids)} tasks, to be changed by {numbers}")
     if not made:
-        messages.warning(request, verb.said(verb.left, WINDOW + 1, most=WINDOW))
+        messages.warning(request, verb.message(verb.unchanged, WINDOW + 1, most=WINDOW))
     for each in made:
         url = reverse("admin:django_pglock_task_change", args=[each], current_app=getattr(request, "current_app", None))
         link = format_html('<a href="{}">#{}</a>', url, each)
@@ -92,7 +92,7 @@ def admin_action(verb: Verb) -> Callable[..., HttpResponse | None]:
     """Return the verb as an action of a list page."""
 
     def action(model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        needs_answer = request.POST.get("select_across") == "1" or verb.asks
+        needs_answer = request.POST.get("select_across") == "1" or verb.value_label
         if needs_answer and "confirmed" not in request.POST:
             return _confirmation(verb, model_admin, request, queryset)
         # PostgreSQL cannot store a NUL character in text.
@@ -120,9 +120,9 @@ def _confirmation(verb: Verb, model_admin: Any, request: HttpRequest, queryset: 
         "opts": model_admin.opts,
         "media": model_admin.media,
         "title": verb.label,
-        "question": verb.said(verb.question, count),
+        "question": verb.message(verb.question, count),
         "is_crowd": count > WINDOW,
-        "asks": verb.asks,
+        "value_label": verb.value_label,
         "fields": [(name, value) for name in names for value in request.POST.getlist(name)],
     }
     return TemplateResponse(request, "admin/django_pglock/task/confirm.html", context)

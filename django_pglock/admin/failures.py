@@ -155,7 +155,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
         context = {
             "title": TASK_VERBS[verb].button,
             "group": group,
-            "question": TASK_VERBS[verb].said(TASK_VERBS[verb].question, count),
+            "question": TASK_VERBS[verb].message(TASK_VERBS[verb].question, count),
             "is_crowd": count > WINDOW,
             "takes_rate": verb == "retry",
             "list_url": self._address("changelist"),

@@ -68,7 +68,7 @@ class WorkerTable:
 
 
 def queue_table(facts: Facts) -> QueueTable:
-    """Return the queues that need a look first: with the oldest ready tasks, paused, with running tasks, configured."""
+    """Return the queues, the urgent ones first: with the oldest ready tasks, paused, with running tasks, configured."""
     configured = [queue for backend in task_backends.all() for queue in sorted(backend.queues)]
     names = list(dict.fromkeys([*facts.ages, *facts.paused, *facts.running_by_queue, *configured]))
     shown = names[:MOST_SHOWN]

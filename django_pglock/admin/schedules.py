@@ -37,7 +37,7 @@ _VERBS = (
         statuses=frozenset(),
         apply=lambda rows, progress: rows.enable(),
         done=lambda number: ngettext("%(count)s schedule was enabled.", "%(count)s schedules were enabled.", number),
-        left=lambda number: ngettext(
+        unchanged=lambda number: ngettext(
             "%(count)s schedule was not changed: it was enabled already.",
             "%(count)s schedules were not changed: they were enabled already.",
             number,
@@ -51,7 +51,7 @@ _VERBS = (
         statuses=frozenset(),
         apply=lambda rows, progress: rows.disable(),
         done=lambda number: ngettext("%(count)s schedule was disabled.", "%(count)s schedules were disabled.", number),
-        left=lambda number: ngettext(
+        unchanged=lambda number: ngettext(
             "%(count)s schedule was not changed: it was disabled already.",
             "%(count)s schedules were not changed: they were disabled already.",
             number,
@@ -65,7 +65,7 @@ _VERBS = (
         statuses=frozenset(),
         apply=lambda rows, progress: len(rows.run_now()),
         done=lambda number: ngettext("%(count)s task was enqueued.", "%(count)s tasks were enqueued.", number),
-        left=lambda number: ngettext(
+        unchanged=lambda number: ngettext(
             "%(count)s schedule enqueued no task: this process does not know the function, or a unique task exists.",
             "%(count)s schedules enqueued no task: this process does not know the functions, or unique tasks exist.",
             number,

@@ -38,7 +38,7 @@ from django_pglock.postgres.connections import (
     connection_for,
     ensure_usable,
     has_ended,
-    has_hung_up,
+    has_session_ended,
     in_test_case,
     in_transaction,
     transaction_status,
@@ -221,7 +221,7 @@ class Handle(BaseHandle):
         try:
             row = _send(connection, record, free_session_locks(record.request, locks.limits_without(record)))
         except DatabaseFailure as error:
-            if not has_hung_up(connection):
+            if not has_session_ended(connection):
                 # The caller's transaction is broken. After its rollback the lock can be freed.
                 locks.free_from_any_thread(record)
                 return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from django.db import transaction
 from psycopg.pq import TransactionStatus
 
-from django_pglock.postgres.connections import end_session, hang_up, transaction_status
+from django_pglock.postgres.connections import end_session, shut_down_socket, transaction_status
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -42,7 +42,7 @@ class OwnTransaction:
         if is_here:
             end_session(self._connection)
         else:
-            hang_up(self._connection)
+            shut_down_socket(self._connection)
 
     def _is_over(self) -> bool:
         connection = self._connection

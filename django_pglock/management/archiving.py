@@ -98,7 +98,7 @@ def _turn_on(using: str, state: ArchiveState, say: Say) -> None:
     turn_on(using)
     say(_("The archive is on: from %d seconds from now, workers move successful tasks an hour after their end.")
         % UNTIL_FIRST_MOVE)  # fmt: skip
-    say(_said_of_age())
+    say(_retention_text())
 
 
 def _refuse(using: str, state: ArchiveState) -> None:
@@ -121,7 +121,7 @@ def _refuse(using: str, state: ArchiveState) -> None:
         )
 
 
-def _said_of_age() -> str:
+def _retention_text() -> str:
     days = _age()
     if days is None:
         return _("PRUNE_AFTER keeps SUCCESSFUL tasks forever, so no day of the archive is ever dropped.")
@@ -139,15 +139,15 @@ def _status(using: str, state: ArchiveState) -> list[str]:
         _("The archive is off.") if state.on_for is None else _("The archive is on since %s.") % lasting(state.on_for)
     ]
     days = sizes_of_days(using)
-    lines.append(_said_of_days(days) if days else _("There is no task in it."))
+    lines.append(_size_text(days) if days else _("There is no task in it."))
     if state.is_on:
-        lines.append(_said_of_rest(using))
+        lines.append(_remaining_text(using))
     if state.is_on or days:
-        lines.append(_said_of_age())
+        lines.append(_retention_text())
     return lines
 
 
-def _said_of_days(days: list[DaySize]) -> str:
+def _size_text(days: list[DaySize]) -> str:
     text = ngettext(
         "It has %(days)d day with about %(rows)s tasks, in %(size)s; the oldest is %(oldest)s.",
         "It has %(days)d days with about %(rows)s tasks, in %(size)s; the oldest is %(oldest)s.",
@@ -161,7 +161,7 @@ def _said_of_days(days: list[DaySize]) -> str:
     }
 
 
-def _said_of_rest(using: str) -> str:
+def _remaining_text(using: str) -> str:
     count = movable(using, _age())[: MOST_COUNTED + 1].count()
     if not count:
         return _("All tasks that are old enough have been moved.")

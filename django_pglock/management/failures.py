@@ -82,13 +82,13 @@ def redrive(
     groups = [each.group for each in chosen_groups(rows, options)]
     verb = TASK_VERBS["retry"]
     count = sum(in_group(rows, group).count() for group in groups)
-    say(verb.said(verb.question, count))
+    say(verb.message(verb.question, count))
     if options["dry_run"] or not count:
         return
     if not options["yes"]:
         ask()
     if options["rate"] is None:
-        say(verb.said(verb.done, sum(verb.apply(in_group(rows, group), progress) for group in groups)))
+        say(verb.message(verb.done, sum(verb.apply(in_group(rows, group), progress) for group in groups)))
     else:
         _enqueue(rows.db, groups, options["rate"], say)
 

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.utils.translation import gettext as _
 
 from django_pglock.management.choosing import plain_text
-from django_pglock.management.person import name_of_user
+from django_pglock.management.terminal import name_of_user
 from django_pglock.models import Queue
 from django_pglock.store.move_to_queue import check_target
 

@@ -16,7 +16,7 @@ class _DefaultManager(LeftOut, models.Manager):  # type: ignore[type-arg]
 class RunningStack(models.Model):
     """One request for the stack of a running task, and the answer of its worker. Deleted by a request minutes later.
 
-    ``task`` is not a foreign key, so that tasks can be pruned without a look at this table.
+    ``task`` is not a foreign key, so that tasks can be pruned without a query of this table.
     """
 
     task = models.BigIntegerField(primary_key=True)

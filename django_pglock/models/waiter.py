@@ -14,7 +14,7 @@ class Waiter(models.Model):
     """One wait for the end of the task ``awaited``, by ``task`` or, if that is None, by a process that listens.
 
     The row is deleted when the wait is over. ``awaited`` is not a foreign key, so that finished tasks can be pruned
-    without a look at this table.
+    without a query of this table.
     """
 
     id = models.BigAutoField(_("id"), primary_key=True)

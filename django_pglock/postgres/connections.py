@@ -77,12 +77,12 @@ def transaction_status(connection: DatabaseWrapper) -> TransactionStatus:
     return TransactionStatus.UNKNOWN if raw is None else raw.pgconn.transaction_status
 
 
-def has_hung_up(connection: DatabaseWrapper) -> bool:
+def has_session_ended(connection: DatabaseWrapper) -> bool:
     """Say whether the server has ended this session, without asking it.
 
     A server that shuts down, or a backend that was terminated, closes its end of the socket. A poll of the socket shows
-    that in microseconds, long before the next statement would fail. A connection that was never opened has not hung up;
-    one that libpq or Django has closed after an error has.
+    that in microseconds, long before the next statement would fail. False if the connection was never opened; true if
+    libpq or Django has closed it after an error.
     """
     raw: Any = connection.connection
     return bool(connection.closed_in_transaction) if raw is None else has_ended(raw)
@@ -127,7 +127,7 @@ def statement_under_way(connection: DatabaseWrapper) -> bool:
     return transaction_status(connection) == TransactionStatus.ACTIVE
 
 
-def hang_up(connection: DatabaseWrapper) -> None:
+def shut_down_socket(connection: DatabaseWrapper) -> None:
     """End a session on which another thread waits for an answer: that thread gets an error. The server is not asked."""
     if connection.connection is not None:
         shut(connection.connection)

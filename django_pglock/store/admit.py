@@ -3,8 +3,8 @@
 A task with a lock key is BLOCKED until it is *admitted*: made READY, for any worker to claim. So the claims need to
 know nothing of keys, and a hundred thousand tasks that wait for one key slow down no other task.
 
-Two events call for admission, and each is committed before admission looks: a task with the key is enqueued, or one
-ends. Only one transaction at a time admits to a key, so the later of two sees what the other has committed. If a
+Two events call for admission, and each is committed before admission reads the key: a task with the key is enqueued,
+or one ends. Only one transaction at a time admits to a key, so the later of two sees what the other has committed. If a
 process crashes between its commit and admission, upkeep admits.
 """
 
@@ -85,11 +85,10 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 # wait for it, because order is what they asked for. If the functions that share a key differ in their concurrency, no
 # task is admitted while a task runs that allows fewer. At a key with a rate each admitted task takes a token from the
 # bucket. Tasks that are READY count against the burst, so that a busy worker cannot save them up. If the tasks wait for
-# something else than a token, the alarm is set all the same, the later the longer that lasts.
+# something else than a token, ``opens_at`` is set nevertheless. The longer that wait lasts, the later it is set.
 #
-# No task is admitted before an older one that has to wait for other tasks no longer (``after=``) and for which
-# ``RELEASE`` has not recorded this yet: it will, and will admit to the key again. Only the first hundred such tasks are
-# looked at, as a limit.
+# No task is admitted before an older task whose ``after=`` tasks have all ended, if ``RELEASE`` has not recorded this
+# yet. ``RELEASE`` admits to the key afterwards. Only the first hundred such tasks are read, as a limit.
 #
 # If another transaction holds a row lock on a blocked task, only tasks with the same lock key wait: the row and the
 # tasks behind it stay BLOCKED. The transaction that has changed the row admits after its commit; upkeep does so, too.

@@ -4,7 +4,7 @@ Only tasks that have succeeded move, an hour after their end, and only those tha
 waits for them, and their unique key is free. Tasks with ``keep_result`` stay, because their time differs from that of
 their day. As pruning does, the move walks along the primary key, skips locked rows, and ends where all tasks are young.
 
-A batch is one message and one transaction, which looks twice whether a task waits for one of them, as pruning does
+A batch is one message and one transaction, which checks twice whether a task waits for one of them, as pruning does
 (``prune.py``).
 """
 
@@ -26,7 +26,7 @@ from django_pglock.tasks.states import TaskStatus
 
 #: Seconds between the end of a task and its move. Most readers of a result have read it by then.
 AGE = 3600.0
-#: Tasks that one batch looks at.
+#: Tasks that one batch reads.
 MOVED_AT_ONCE = 1000
 
 #: The columns that the task and its row in the archive have in common.

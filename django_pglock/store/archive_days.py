@@ -23,16 +23,16 @@ from django_pglock.store.sql import filled, run
 #: The limits of a session that drops partitions.
 LIMITS = {"lock_timeout": "1s", "statement_timeout": "20s", "idle_in_transaction_session_timeout": "20s"}
 #: SQLSTATEs that say that another session has just created the same table.
-IS_THERE = ("42P07", "23505", "42710")
-#: SQLSTATEs after which a partition is dropped later: a lock, or the end of others, did not come in time, or another
-#: worker does the same.
-LATER = ("55P03", "57014", "55000", "42P01", "40P01")
+ALREADY_EXISTS = ("42P07", "23505", "42710")
+#: SQLSTATEs after which a partition is dropped later: a lock timeout, a running transaction, or another worker that
+#: does the same.
+RETRY_LATER = ("55P03", "57014", "55000", "42P01", "40P01")
 #: The comment of a partition that is about to be dropped. Others detach partitions to keep them.
 EXPIRED = "django_pglock: dropped because it is older than PRUNE_AFTER allows"
 
 # The partitions, and tables that were partitions: the schema, whether each is attached, whether it is being detached,
 # and whether a worker has marked it as expired; and the day that it was so many seconds ago, by UTC.
-DAYS_AND_REMAINS = """
+PARTITIONS_AND_DETACHED = """
 SELECT part.relname::text, nspname::text, inhparent IS NOT NULL, COALESCE(inhdetachpending, false),
        COALESCE(obj_description(part.oid, 'pg_class') = %s, false),
        ((clock_timestamp() - make_interval(secs => %s)) AT TIME ZONE 'UTC')::date
@@ -89,13 +89,13 @@ def drop_days(using: str, older_than: float) -> list[date]:
     if not expired_days(using, older_than):
         return []
     with _session(using) as cursor:
-        cursor.execute(filled(DAYS_AND_REMAINS), (EXPIRED, older_than * DAY))
+        cursor.execute(filled(PARTITIONS_AND_DETACHED), (EXPIRED, older_than * DAY))
         return [each.day for each in _expired(cursor.fetchall()) if _drop(cursor, each)]
 
 
 def expired_days(using: str, older_than: float) -> list[date]:
     """Return the days that ``drop_days`` would drop."""
-    return [each.day for each in _expired(run(using, DAYS_AND_REMAINS, EXPIRED, older_than * DAY))]
+    return [each.day for each in _expired(run(using, PARTITIONS_AND_DETACHED, EXPIRED, older_than * DAY))]
 
 
 class DaySize(NamedTuple):
@@ -138,7 +138,7 @@ def _create(using: str, schema: str, day: date) -> None:
             cursor.execute(_text(CREATE, **names))
             cursor.execute(_text(ATTACH, **names))
     except DatabaseError as error:
-        if getattr(error.__cause__, "sqlstate", None) not in IS_THERE:
+        if getattr(error.__cause__, "sqlstate", None) not in ALREADY_EXISTS:
             raise
 
 
@@ -157,7 +157,7 @@ def _drop(cursor: Any, part: _Part) -> bool:
             cursor.execute(_text(DETACH, **names))
         cursor.execute(_text(DROP, **names))
     except DatabaseError as error:
-        if getattr(error.__cause__, "sqlstate", None) in LATER:
+        if getattr(error.__cause__, "sqlstate", None) in RETRY_LATER:
             return False
         raise
     return True

@@ -2,7 +2,7 @@
 
 The switch is in the comment of the archive's table, so that all processes see it without a restart, and only the owner
 of the table can change it. A process remembers the state for some seconds. So a project without an archive pays for the
-archive only when it asks for a task that does not exist, and then one look into the catalog in these seconds.
+archive only when it asks for a task that does not exist, and then one query of the catalog in these seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from django_pglock.store.sql import filled, run
 
 #: Seconds for which a process knows the state.
 KNOWN_FOR = 10.0
-#: Seconds after ``on`` before the first task is moved: until then, every process has learned where else to look.
+#: Seconds after ``on`` before the first task is moved: by then, every process knows that the archive may have tasks.
 UNTIL_FIRST_MOVE = 3 * KNOWN_FOR
 
 # The seconds since the archive was turned on, NULL if it is off; the schema; whether this role may read the archive;
@@ -51,7 +51,7 @@ ORDER BY 1
 
 @dataclass(frozen=True)
 class ArchiveState:
-    """What a look at the archive has found."""
+    """What a query of the archive has found."""
 
     #: Whether the database has the table.
     exists: bool = False
@@ -70,11 +70,11 @@ class ArchiveState:
 
     @property
     def may_have_rows(self) -> bool:
-        """Whether a task that does not exist any more may be in the archive, where this role may look for it."""
+        """Whether a task that does not exist any more may be in the archive, which this role may read."""
         return self.is_readable and (self.is_on or bool(self.days))
 
 
-# When a process has looked last, by database, and what it has found.
+# When a process has queried last, by database, and what it has found.
 _known: dict[str, tuple[float, ArchiveState]] = {}
 
 

@@ -31,12 +31,12 @@ DROP_ARGUMENT_INDEX = "DROP INDEX CONCURRENTLY pglock_task_arguments"
 # Until the end of the transaction.
 _ONLY_BITMAPS = "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_indexscan', 'off', true)"
 
-# When a process has looked for the index, by database, and whether it was there.
+# When a process has queried for the index, by database, and whether it was there.
 _known: dict[str, tuple[float, bool]] = {}
 
 
 def has_argument_index(using: str) -> bool:
-    """Say whether there was a complete index when this process has looked last, a few seconds ago at most."""
+    """Say whether there was a complete index when this process has queried last, a few seconds ago at most."""
     looked_at, is_there = _known.get(using, (0.0, False))
     if not looked_at or time.monotonic() - looked_at > KNOWN_FOR:
         is_there = run(using, ARGUMENT_INDEX) == [(True,)]

@@ -15,7 +15,7 @@ from django_pglock.store.sql import EXPIRES_AT, run
 from django_pglock.store.wake import CANCEL_CHANNEL
 from django_pglock.tasks.states import WAITING, TaskStatus
 
-# Tells the workers, which all listen, to look for requests about these tasks: requests.py.
+# Notifies the workers, which all listen, of requests about these tasks: requests.py.
 NOTIFY_CANCEL = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
 
 _RUNNING = Q(status=TaskStatus.RUNNING)

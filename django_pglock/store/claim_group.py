@@ -10,8 +10,8 @@ from django_pglock.tasks.claim import Claim
 
 # Without ``lock=``: claims the others of the same group and backend as a claimed task: those that wait for the group's
 # key, and those that are SCHEDULED only to gather. All have the same key, so no other worker can be claiming them,
-# unless this worker was frozen and its claim is lost. The statement ADMIT says why ranges.
-TAKE_ALONG = """
+# unless this worker was frozen and its claim is lost. The comment at ADMIT in admit.py says why ranges.
+CLAIM_GROUP = """
 WITH leader AS MATERIALIZED (
     SELECT id, backend FROM {task} WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
 ), waiting AS MATERIALIZED (
@@ -37,11 +37,11 @@ WHERE task.id = ANY (ARRAY(SELECT id FROM others)) AND EXISTS (SELECT FROM leade
 RETURNING {claim_columns}
 """
 
-# With ``lock=``: claims those of the same group and backend that are next in the order of the lock key. Other tasks may
-# wait at this key, and nobody is claimed past one of them, past one that waits for others (``after=``), or past a row
-# that somebody has locked. Those that are SCHEDULED only to gather have no place at the key yet; they are claimed if
-# all that wait there and came before them are.
-TAKE_NEXT = """
+# With ``lock=``: claims those of the same group and backend that are next in the order of the lock key. A task is not
+# claimed if an older task of another group, an older task that waits for others (``after=``), or a locked row is ahead
+# of it at this key. Those that are SCHEDULED only to gather have no place at the key yet; they are claimed if all older
+# tasks at the key are claimed.
+CLAIM_GROUP_IN_KEY_ORDER = """
 WITH leader AS MATERIALIZED (
     SELECT id, task_path, backend, group_key FROM {task}
     WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE
@@ -86,9 +86,9 @@ def claim_group(using: str, leader: Claim, *, limit: int, gather: float) -> list
     found: tuple[object, ...]
     if leader.lock_key is not None and leader.lock_key.startswith(GROUPED):
         group = (*key, leader.task_path)
-        statement, found = TAKE_ALONG, (*group, limit, *group, gather, limit, limit)
+        statement, found = CLAIM_GROUP, (*group, limit, *group, gather, limit, limit)
     else:
-        statement, found = TAKE_NEXT, (*key, limit, *key, gather, limit, limit)
+        statement, found = CLAIM_GROUP_IN_KEY_ORDER, (*key, limit, *key, gather, limit, limit)
     values = (leader.id, leader.attempt, *found, leader.worker)
     rows = run_by_index(using, statement, *values)
     return sorted((Claim(id_, attempt, leader.worker, *rest) for id_, attempt, *rest in rows), key=attrgetter("id"))

@@ -1,4 +1,4 @@
-"""What is in the queues, counted only up to a limit: nobody waits for ten million rows to learn that they are many."""
+"""What is in the queues. Counts stop at a limit, because counting ten million rows takes seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from django_pglock.tasks.states import TaskStatus
 
 #: Tasks of one status that are counted at most.
 MOST_COUNTED = 10_000
-#: The oldest ready task of a queue is found among so many with the lowest ids: one alone may have become due just now.
+#: The number of tasks, those with the lowest ids, among which the oldest ready task of a queue is found: one alone may
+#: have become due just now.
 OLDEST = 3
 #: Tasks that are read at most where no index helps: by a first search, and by a second one.
 FIRST_SEARCHED, MOST_SEARCHED = 4_000, 100_000
@@ -145,12 +146,12 @@ def count_workable(using: str, queues: Collection[str] = (), *, most: int = MOST
 def in_status(tasks: Any, status: str, *, is_narrow: bool = False) -> Any:
     """Return those of the tasks that have this status. An index has them in the order of status and id.
 
-    ``is_narrow``: the tasks are those of a queue or of a function. Of failed ones, other indexes know these.
+    ``is_narrow``: the tasks are those of a queue or of a function. For FAILED, indexes by queue and by function exist.
     """
     if status == TaskStatus.SUCCESSFUL or (is_narrow and status == TaskStatus.FAILED):
         # Most tasks have succeeded, so a walk along the primary key finds them at once.
         return tasks.filter(status=status)
-    # COUNT_OTHERS says why a range.
+    # The comment at COUNT_OTHERS says why a range.
     return tasks.filter(status__range=(status, status)).exclude(status=TaskStatus.SUCCESSFUL)
 
 

@@ -87,7 +87,7 @@ def _enqueue_many(using: str, task: TaskFields, calls: Sequence[Call], meta: str
 
 
 def _follow(using: str, task: TaskFields, calls: Sequence[Call], rows: Sequence[Enqueued]) -> None:
-    """Do what has to be done after the commit: admit, wake, and look whether the tasks of ``after`` have ended."""
+    """Do what has to be done after the commit: admit, wake, and check whether the tasks of ``after`` have ended."""
     statuses = {row.status for row in rows}
     if task.after:
         release_ended_on_commit(using, task.after)

@@ -21,7 +21,7 @@ from django_pglock.tasks.fingerprint import fingerprint_of
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.tracebacks import message_in, place_in
 
-#: Groups that are returned, and groups that are looked at to find those with the latest failures.
+#: Groups that are returned, and groups that are read to find those with the latest failures.
 MOST_GROUPS, MOST_FOUND = 100, 1000
 #: Failed tasks without a fingerprint that are read: each is a row, and another one for its exception.
 MOST_UNMARKED = 500

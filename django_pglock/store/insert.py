@@ -23,7 +23,7 @@ RETURNING id, status, date_part('epoch', enqueued_at)
 
 # One call with a date, keys, or ``keep_result``. Returns nothing if its unique key is taken. A task with a lock key
 # begins BLOCKED, whether or not another task holds the key. Looking for one and writing the answer here would make
-# every transaction that enqueues wait for the others of its key. ``ADMIT_OWN`` looks right after the commit.
+# every transaction that enqueues wait for the others of its key. ``ADMIT_OWN`` admits right after the commit.
 ENQUEUE_ONE = """
 INSERT INTO {task} (status, run_after, queue, priority, task_path, args, kwargs, backend, max_retries, meta,
     lock_key, group_key, fair_key, unique_key, concurrency, unique_scope, unique_until, keep_result)
@@ -66,8 +66,8 @@ SELECT id, status, date_part('epoch', enqueued_at), unique_key FROM new ORDER BY
 """
 
 # The same with ids that were drawn before, so that the rows can be written in the order of their unique keys instead of
-# that of the calls. Two transactions that wrote the same keys in different orders would wait for each other. What the
-# caller knows is not returned: all rows have one status and one time, and their ids are named only if some are missing.
+# that of the calls. Two transactions that wrote the same keys in different orders would wait for each other. Returns
+# one row: status, time, and the ids only if some calls were skipped.
 ENQUEUE_DRAWN = (
     ENQUEUE_MANY.replace("INSERT INTO {task} (", "INSERT INTO {task} (id, ")
     .replace("    SELECT CASE", "    SELECT call.id, CASE")

@@ -31,10 +31,10 @@ WITH other AS MATERIALIZED (
 """
 
 # One call that is due at once and has a rate, but no lock. It takes a token from the bucket of its key if the bucket
-# has one, no other task waits for one, and fewer tasks than may be let through at once are READY; ``ADMIT`` says why.
-# BLOCKED tasks come first in this range of the index, so one look is enough. Also returns whether an alarm is set for
-# the next token: then a task that begins BLOCKED needs nothing else. The task has no unique key, so the statement needs
-# no ON CONFLICT, with which the server looks for conflicts before it writes.
+# has one, no other task waits for one, and fewer tasks than may be admitted at once are READY; the comment at ``ADMIT``
+# in admit.py says why. BLOCKED tasks come first in this range of the index, so one probe is enough. Also returns
+# whether ``opens_at`` is set for the next token: then a task that begins BLOCKED needs nothing else. The task has no
+# unique key, so the statement needs no ON CONFLICT, with which the server looks for conflicts before it writes.
 ENQUEUE_AT_RATE = """
 WITH token AS (
     INSERT INTO {rate_limit} AS bucket (key, arrives_at)

@@ -60,7 +60,7 @@ SELECT name FROM {{queue}}
 
 
 class KnownQueues(NamedTuple):
-    """Names of queues, and how many seconds ago a worker has counted their tasks; None if they were looked for now."""
+    """Names of queues, and how many seconds ago a worker has counted their tasks; None if they were read now."""
 
     names: list[str]
     age: float | None

@@ -23,58 +23,61 @@ from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
 from django_pglock.store.sql import rows_of, run
-from django_pglock.store.wake import PROMPT
+from django_pglock.store.wake import WOKEN_FIRST
 
 #: Missing heartbeats after which a worker without a session is dead. A little more than two, because a heartbeat may be
 #: in transit.
 MISSING = 2.2
-#: A heartbeat is late after so many intervals: the server may be out of reach at that moment.
+#: Intervals after which a heartbeat is late: the server may be out of reach at that moment.
 LATE = 1.5
 #: Intervals without a late heartbeat that make a witness: more than ``LATE``, so that one heartbeat alone proves
 #: nothing; less than two rounds of upkeep, so that a new worker rescues in its third round.
-SETTLED = 1.75
-#: A worker that has nothing in flight may beat only each so many intervals, if so many elder workers beat in each one.
-#: It is no witness then, nor on duty. Enough elder ones, so that they seldom freeze or are killed all at once.
-RARELY, OFTEN = 3, 8
-#: If all of them are killed nevertheless, one of the others has to notice it soon: there must be so many.
-OTHERS = 6
-#: A heartbeat of an elder worker that is older, in intervals, tells that it may be dead.
+WITNESS_AFTER = 1.75
+#: Intervals between two heartbeats of a worker that rests. It is no witness then, nor on duty.
+REST_INTERVALS = 3
+#: The least number of older workers that beat in each interval, for a worker to rest: so many seldom freeze or are
+#: killed all at once.
+LEAST_FREQUENT = 8
+#: The least number of other workers. If all frequent ones are killed nevertheless, one of these notices it soon.
+LEAST_OTHERS = 6
+#: The greatest age of a frequent worker's heartbeat, in intervals. If it is older, the worker may be dead.
 IN_TIME = 1.2
-#: Only if ``HEARTBEAT_LIMIT`` is at least so many intervals: a late beat must not be taken for a death.
-LEAST_LIMIT = 2 * RARELY
-#: So many of them on its own host, or some on two hosts: after the loss of a host, a worker that is left is a witness.
-ON_HOST = 2
-#: So many workers do the upkeep often, those that have run for longest: more than one, because one may freeze.
+#: The least ``HEARTBEAT_LIMIT``, in intervals, for a worker to rest: a late beat must not be taken for a death.
+LEAST_LIMIT = 2 * REST_INTERVALS
+#: The least number of frequent older workers on the host of the worker that rests, unless they are on two hosts. After
+#: the loss of a host, one of them is still a witness.
+LEAST_ON_HOST = 2
+#: The number of workers that do the upkeep often, the oldest ones: more than one, because one may freeze.
 ON_DUTY = 2
 
-# An elder worker that beats in each interval, by itself.
-_ELDER = """(elder.started_at, elder.id) < (worker.started_at, worker.id) AND NOT elder.is_stopping
-          AND elder.beating_since < elder.heartbeat_at
-          AND elder.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
-# Whether enough elder workers beat often, and there are enough others.
-_HAS_ELDERS = f"""
-    SELECT count(*) >= {OFTEN} + {OTHERS} AND count(*) FILTER (WHERE is_often) >= {OFTEN} AND (
+# An older worker that beats in each interval, by itself.
+_OLDER = """(older.started_at, older.id) < (worker.started_at, worker.id) AND NOT older.is_stopping
+          AND older.beating_since < older.heartbeat_at
+          AND older.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
+# Whether enough older workers beat often, and there are enough others.
+_HAS_ENOUGH_OLDER_WORKERS = f"""
+    SELECT count(*) >= {LEAST_FREQUENT} + {LEAST_OTHERS} AND count(*) FILTER (WHERE is_often) >= {LEAST_FREQUENT} AND (
         min(hostname) FILTER (WHERE is_often) < max(hostname) FILTER (WHERE is_often)
-        OR count(*) FILTER (WHERE is_often AND hostname = worker.hostname) >= {ON_HOST})
-    FROM (SELECT elder.hostname, {_ELDER} AS is_often FROM {{worker}} AS elder
-          WHERE elder.heartbeat_at > clock_timestamp() - make_interval(secs => %s)) AS elders"""
+        OR count(*) FILTER (WHERE is_often AND hostname = worker.hostname) >= {LEAST_ON_HOST})
+    FROM (SELECT older.hostname, {_OLDER} AS is_often FROM {{worker}} AS older
+          WHERE older.heartbeat_at > clock_timestamp() - make_interval(secs => %s)) AS older_workers"""
 # A worker that waits for notifications about the same queues as the worker that beats.
-_SLEEPS = """sleeper.is_sleeping AND NOT sleeper.is_stopping AND sleeper.queues = worker.queues
-        AND sleeper.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
+_SLEEPING = """sleeping.is_sleeping AND NOT sleeping.is_stopping AND sleeping.queues = worker.queues
+        AND sleeping.heartbeat_at > clock_timestamp() - make_interval(secs => %s)"""
 
 # Registers workers at their first heartbeat, and again if their rows were removed while they were out of reach. The
 # functions are many and seldom change, so they are sent only when they have changed. Only a heartbeat that names them
 # registers: a supervisor that hangs may send one after the process has ended and removed its row.
 #
 # The heartbeats are continuous until one comes late, or in a new session. The answer says how many functions the row
-# has, whether those who enqueue believe that the worker sleeps, and how many elder workers can do the upkeep; and how
-# many workers of the same queues sleep, elder ones and all; and whether enough elder workers beat often. One whose
+# has, whether those who enqueue believe that the worker sleeps, and how many older workers can do the upkeep; and how
+# many workers of the same queues sleep, older ones and all; and whether enough older workers beat often. One whose
 # heartbeats are written by its heartbeat process, or come rarely, cannot do the upkeep: there, ``beating_since`` is not
 # before ``heartbeat_at``. In the order of the ids: two statements that write the same rows do not wait for each other
 # in a circle.
 #
-# The eldest workers have too few elder ones, so they always beat often, and so do the eldest that sleep for some
-# queues. They are the ones that are counted: a worker that beats rarely counts only among all sleepers.
+# The oldest workers have too few older ones, so they always beat often, and so do the oldest that sleep for some
+# queues. They are the ones that are counted: a worker that beats rarely counts only among all that sleep.
 BEAT = f"""
 WITH given AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(%s::jsonb) AS given (
@@ -93,13 +96,14 @@ SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping, lock_k
     task_paths = COALESCE((SELECT task_paths FROM given WHERE given.id = worker.id), worker.task_paths)
 RETURNING worker.id, jsonb_array_length(worker.task_paths), worker.is_sleeping, (
     SELECT count(*) FROM (
-        SELECT FROM {{worker}} AS elder WHERE {_ELDER} LIMIT {ON_DUTY}) AS elders), (
+        SELECT FROM {{worker}} AS older WHERE {_OLDER} LIMIT {ON_DUTY}) AS older_workers), (
     SELECT count(*) FROM (
-        SELECT FROM {{worker}} AS sleeper
-        WHERE (sleeper.started_at, sleeper.id) < (worker.started_at, worker.id)
-          AND {_SLEEPS} LIMIT {PROMPT}) AS elders), (
-    SELECT count(*) FROM (SELECT FROM {{worker}} AS sleeper WHERE {_SLEEPS} LIMIT {PROMPT} + 1) AS sleepers),
-    ({_HAS_ELDERS})
+        SELECT FROM {{worker}} AS sleeping
+        WHERE (sleeping.started_at, sleeping.id) < (worker.started_at, worker.id)
+          AND {_SLEEPING} LIMIT {WOKEN_FIRST}) AS older_sleeping_workers), (
+    SELECT count(*) FROM (
+        SELECT FROM {{worker}} AS sleeping WHERE {_SLEEPING} LIMIT {WOKEN_FIRST} + 1) AS sleeping_workers),
+    ({_HAS_ENOUGH_OLDER_WORKERS})
 """
 
 
@@ -143,26 +147,26 @@ class Beat(NamedTuple):
     task_paths: list[str] | None = None
 
 
-class Beaten(NamedTuple):
-    """What the answer to a heartbeat says."""
+class HeartbeatReply(NamedTuple):
+    """The answer to a heartbeat."""
 
     #: How many functions the worker's row has.
     known: int
     #: Whether the row says that the worker sleeps.
     is_sleeping: bool
     #: How many workers have run for longer and can do the upkeep, ``ON_DUTY`` at most.
-    elders: int
-    #: How many of the workers that serve the same queues and have run for longer sleep, ``PROMPT`` at most.
-    elder_sleepers: int
-    #: How many workers that serve the same queues sleep, at most one more than ``PROMPT``.
-    sleepers: int
-    #: Whether enough elder workers beat often, and there are enough others.
-    has_elders: bool
+    older_workers: int
+    #: How many of the workers that serve the same queues and have run for longer sleep, ``WOKEN_FIRST`` at most.
+    older_sleeping_workers: int
+    #: How many workers that serve the same queues sleep, at most one more than ``WOKEN_FIRST``.
+    sleeping_workers: int
+    #: Whether enough older workers beat often, and there are enough others.
+    has_enough_older_workers: bool
 
     @property
     def may_rest(self) -> bool:
-        """Whether the worker may beat rarely while it has nothing in flight: others are witnesses and look at once."""
-        return self.has_elders and self.elder_sleepers >= PROMPT
+        """Whether the worker may rest while it has nothing in flight: others are witnesses and are woken first."""
+        return self.has_enough_older_workers and self.older_sleeping_workers >= WOKEN_FIRST
 
 
 def alive(workers: Any) -> Any:
@@ -178,7 +182,7 @@ def silent(workers: Any) -> Any:
 def witness_values() -> tuple[float, float]:
     """Return the values of ``WITNESS``, in seconds."""
     interval = get_settings().HEARTBEAT_INTERVAL
-    return LATE * interval, SETTLED * interval
+    return LATE * interval, WITNESS_AFTER * interval
 
 
 def silent_after() -> float:
@@ -190,13 +194,13 @@ def silent_after() -> float:
     return max(MISSING * interval, get_settings().HEARTBEAT_LIMIT - interval)
 
 
-def beat(using: str, worker: UUID, **values: Any) -> Beaten:
+def beat(using: str, worker: UUID, **values: Any) -> HeartbeatReply:
     """Write a heartbeat of one worker; the first one registers it. ``values`` are the other fields of ``Beat``."""
     answers = beat_all(using, [Beat(worker, **values)])
     return answers[worker] if answers else beat(using, worker, **{**values, "task_paths": []})
 
 
-def beat_all(using: str, beats: Iterable[Beat]) -> dict[UUID, Beaten]:
+def beat_all(using: str, beats: Iterable[Beat]) -> dict[UUID, HeartbeatReply]:
     """Write heartbeats of several workers, one each, in one statement. Return the answers by the workers' ids.
 
     A worker without a row gets no answer if its heartbeat does not name its functions.
@@ -204,11 +208,11 @@ def beat_all(using: str, beats: Iterable[Beat]) -> dict[UUID, Beaten]:
     given = json.dumps([{**each._asdict(), "id": str(each.id)} for each in beats])
     interval = get_settings().HEARTBEAT_INTERVAL
     late = LATE * interval
-    values = (given, late, late, late, RARELY * late, IN_TIME * interval, RARELY * late)
-    return {worker: Beaten(*answer) for worker, *answer in run(using, BEAT, *values)}
+    values = (given, late, late, late, REST_INTERVALS * late, IN_TIME * interval, REST_INTERVALS * late)
+    return {worker: HeartbeatReply(*answer) for worker, *answer in run(using, BEAT, *values)}
 
 
-def depart(using: str, worker: UUID) -> None:
+def deregister(using: str, worker: UUID) -> None:
     """Remove the row of a worker that stopped in order."""
     rows_of("Worker", using).filter(pk=worker).delete()
 
@@ -218,10 +222,10 @@ def forget_dead(using: str) -> int:
     return len(run(using, FORGET_DEAD, *witness_values(), get_settings().HEARTBEAT_LIMIT))
 
 
-def is_eldest(using: str, worker: UUID) -> bool:
+def is_oldest(using: str, worker: UUID) -> bool:
     """Say whether this worker has run for longest of those alive. So one of them writes what one of them should log."""
-    eldest = alive(rows_of("Worker", using)).order_by("started_at", "pk").values_list("pk", flat=True).first()
-    return bool(eldest == worker)
+    oldest = alive(rows_of("Worker", using)).order_by("started_at", "pk").values_list("pk", flat=True).first()
+    return bool(oldest == worker)
 
 
 def _ago(seconds: float) -> Any:

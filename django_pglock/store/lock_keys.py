@@ -23,7 +23,7 @@ SELECT lock_key FROM found WHERE lock_key IS NOT NULL
 """
 
 # The tasks that hold a key: those that have been admitted, and those that will be retried, among the first thousand of
-# each status. ADMIT says why ranges, and ready.py why the limit is a subquery.
+# each status. The comment at ADMIT in admit.py says why ranges, and ready.py why the limit is a subquery.
 HOLDERS = """
 SELECT first.id FROM unnest(ARRAY['READY', 'RUNNING', 'SCHEDULED']) AS wanted (status) CROSS JOIN LATERAL (
     SELECT task.id, task.status, task.started_at FROM {task} AS task

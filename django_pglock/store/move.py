@@ -19,9 +19,11 @@ from django_pglock.store.sql import array_of_numbers
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import FINISHED, TaskStatus, sources_of
 
-#: The status of a task that is due: READY, or BLOCKED until its lock key lets it through.
-WAITS = Case(When(lock_key__isnull=True, then=Value(TaskStatus.READY.value)), default=Value(TaskStatus.BLOCKED.value))
-#: Rows that one statement moves, or looks at.
+#: The status of a task that is due: READY, or BLOCKED until it is admitted to its lock key.
+DUE_STATUS = Case(
+    When(lock_key__isnull=True, then=Value(TaskStatus.READY.value)), default=Value(TaskStatus.BLOCKED.value)
+)
+#: Rows that one statement moves, or reads.
 WINDOW = 5000
 #: How often a verb tries again with tasks whose rows are locked, and the seconds between two tries.
 TRIES, BETWEEN_TRIES = 3, 0.01
@@ -39,8 +41,8 @@ def move(
 ) -> list[tuple[Any, ...]]:
     """Apply ``changes`` to those of ``tasks`` that may move to ``target`` and have one of the statuses ``among``.
 
-    Returns the id, queue, new status and lock key of each. After the commit, workers are woken and the lock keys and
-    the waiters of these tasks are looked at.
+    Returns the id, queue, new status and lock key of each. After the commit, workers are woken, the next tasks of
+    these lock keys are admitted, and the waiters of these tasks are released.
     """
     free = first_free(tasks.filter(status__in=movable(target, among)).order_by("id"), no_key=True)
     moved = mark(free, changes, "id", "queue", "status", "lock_key")

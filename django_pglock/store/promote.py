@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.marking import first_free, mark
-from django_pglock.store.move import WAITS
+from django_pglock.store.move import DUE_STATUS
 from django_pglock.store.sql import rows_of, run
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
@@ -30,7 +30,7 @@ def due(tasks: Any) -> Any:
 def promote(using: str, *, limit: int = 1000) -> int:
     """Move scheduled tasks that are due on to READY or BLOCKED, ``limit`` at most. Returns how many."""
     selection = first_free(due(rows_of("Task", using)), limit, no_key=True)
-    promoted = mark(selection, {"status": WAITS}, "queue", "lock_key")
+    promoted = mark(selection, {"status": DUE_STATUS}, "queue", "lock_key")
     wake(using, (queue for queue, key in promoted if key is None))
     admit_on_commit(using, {key for _, key in promoted})
     return len(promoted)

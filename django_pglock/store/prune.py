@@ -10,7 +10,7 @@ a task to which a row of the project refers by a foreign key that refuses its de
 by anything else, such as a trigger, stays as well (``refusals.py``).
 
 The transaction is one message of two statements. The first one locks the rows. The second one has a new snapshot, in
-which it looks again whether a task waits for one of them, and deletes the others. A transaction that enqueues a task
+which it checks again whether a task waits for one of them, and deletes the others. A transaction that enqueues a task
 with ``after=`` has locked the key of the row until its commit. So either the first statement skips the row, or the
 second one sees the waiter.
 """
@@ -88,7 +88,7 @@ def prune(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Delete those of these tasks that are finished and old enough; ``TaskManager.prune`` describes the arguments."""
+    """Delete those of these tasks that are finished and old enough; ``TaskQuerySet.prune`` describes the arguments."""
     ages = ages_of(older_than, statuses)
     if batch < 1:
         raise ValueError(f"batch is {batch!r}; give 1 or a larger number of rows.")

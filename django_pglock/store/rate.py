@@ -7,8 +7,8 @@ from django_pglock.store.sql import run
 #: Keys that one statement returns or deletes.
 KEYS_AT_ONCE = 1000
 
-# Keys whose bucket has a token while tasks wait for one. They are taken off the alarm: if the tasks have gone
-# meanwhile, the key needs no alarm any more, else admission sets a new one.
+# Keys whose bucket has a token while tasks wait for one. ``opens_at`` is cleared. If tasks still wait, admission sets
+# it again.
 OPEN_RATES = """
 UPDATE {rate_limit} SET opens_at = NULL
 WHERE key IN (SELECT key FROM {rate_limit} WHERE opens_at <= clock_timestamp() ORDER BY opens_at LIMIT %s

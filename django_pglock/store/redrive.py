@@ -24,7 +24,7 @@ LOWEST_RATE, HIGHEST_RATE = 0.001, float(WINDOW)
 
 
 class Redriven(NamedTuple):
-    """How far a redrive has come: tasks retried, tasks that there were, and whether all have been looked at."""
+    """How far a redrive has come: tasks retried, tasks that there were, and whether all have been read."""
 
     done: int
     total: int

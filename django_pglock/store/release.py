@@ -1,7 +1,7 @@
 """When a task ends, those who wait for it are told: other tasks (``after=``), and processes (``result.wait()``).
 
 A waiter writes a row into the table of waiters, commits it, and then checks whether the task has ended. The transaction
-that ends a task commits the end, and then looks for waiters. So one of the two always sees the other.
+that ends a task commits the end, and then queries for waiters. So one of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
 from django_pglock.tasks.states import TaskStatus
 
 DEPENDENCY_FAILED = "django_pglock.errors.DependencyFailed"
-#: Waiters that upkeep looks at in one round.
+#: Waiters that upkeep reads in one round.
 WAITERS_AT_ONCE = 5000
-#: Waiters that one statement tells.
-TOLD_AT_ONCE = 200
+#: Waiters that one statement releases.
+RELEASED_AT_ONCE = 200
 
 # Which tasks with ids between two numbers have waiters. Asked first, because waiters are rare, and planning
 # ``RELEASE`` takes the server longer than settling a task. The ids of tasks that are settled together are mostly close
@@ -32,13 +32,13 @@ AWAITED_BETWEEN = "SELECT awaited FROM {waiter} WHERE awaited BETWEEN %s AND %s 
 # Which of these tasks have waiters. Asked where many other tasks between them have.
 AWAITED = "SELECT DISTINCT awaited FROM {waiter} WHERE awaited = ANY (%s::bigint[])"
 
-# Tells the waiters of tasks that have ended or do not exist any more. A waiting task moves on when nothing is left that
-# it waits for, and is cancelled when a task that it waits for did not succeed; processes that listen are notified. The
-# waits are counted down in the row of the waiting task, so two tasks that end at once cannot miss each other; the rows
-# are locked in order, so they cannot deadlock. The statement begins with the waiters, who are few, so it costs next to
-# nothing when there are none. It tells a limited number of them: the planner expects one waiting task and compares each
-# with each, which takes a minute for twenty thousand. Each row says how many waiters were told; if this is the limit,
-# there may be more.
+# Releases the waiters of tasks that have ended or do not exist any more. A waiting task moves on when nothing is left
+# that it waits for, and is cancelled when a task that it waits for did not succeed; processes that listen are notified.
+# The waits are counted down in the row of the waiting task, so two tasks that end at once cannot miss each other; the
+# rows are locked in order, so they cannot deadlock. The statement begins with the waiters, who are few, so it costs
+# next to nothing when there are none. It releases a limited number of them: the planner expects one waiting task and
+# compares each with each, which takes a minute for twenty thousand. Each row says how many waiters were released; if
+# this is the limit, there may be more.
 #
 # If somebody's open transaction has locked a waiting task, this waits for a moment only, and fails. The second
 # statement skips such a task and leaves its waiters for upkeep to find. It is not the first choice, because most of
@@ -100,7 +100,7 @@ ORDER BY waiter.id
 
 
 def release(using: str, awaited: Iterable[int]) -> int:
-    """Tell those who wait for these tasks, as far as these have ended. Returns how many waiting tasks have moved.
+    """Release the waiters of these tasks, as far as these have ended. Returns how many waiting tasks have moved.
 
     A waiting task moves on when the last task that it waits for has ended. It is cancelled when one of them did not
     succeed, and so are the tasks that wait for it. If another transaction has locked the waiting task, upkeep does this
@@ -108,9 +108,9 @@ def release(using: str, awaited: Iterable[int]) -> int:
     """
     moved, ids = 0, set(awaited)
     while ids and (ids := _awaited(using, ids)):
-        cancelled, told = [], TOLD_AT_ONCE
-        while told == TOLD_AT_ONCE:
-            rows, told = _release(using, sorted(ids))
+        cancelled, released = [], RELEASED_AT_ONCE
+        while released == RELEASED_AT_ONCE:
+            rows, released = _release(using, sorted(ids))
             moved += len(rows)
             cancelled += [id_ for id_, status, *_ in rows if status == TaskStatus.CANCELLED]
         ids = set(cancelled)
@@ -126,7 +126,7 @@ def release_on_commit(using: str, awaited: Collection[int]) -> None:
 def release_ended_on_commit(using: str, awaited: Collection[int]) -> None:
     """Release those of these tasks that have ended, once the current transaction is committed.
 
-    Few have ended, and a look costs less than telling those who wait.
+    Few have ended, and a query for these costs less than the release.
     """
     after_commit(using, _release_ended, using, awaited)
 
@@ -149,9 +149,9 @@ def _awaited(using: str, ids: set[int]) -> set[int]:
 
 
 def _release(using: str, ids: list[int]) -> tuple[list[tuple[int, str, str, str | None, int]], int]:
-    """Tell some of those who wait; return the tasks that this has moved, and how many waiters were told."""
+    """Release some waiters; return the tasks that this has moved, and how many waiters were released."""
     text = "This task was to run after task %s, which did not succeed or was deleted."
-    values = (array_of_numbers(ids), TOLD_AT_ONCE, DEPENDENCY_FAILED, text, DONE_CHANNEL)
+    values = (array_of_numbers(ids), RELEASED_AT_ONCE, DEPENDENCY_FAILED, text, DONE_CHANNEL)
     # As a message, which is READ COMMITTED: at REPEATABLE READ, to wait for a row that changes is a failure.
     try:
         rows = run_together(using, (RELEASE, values))

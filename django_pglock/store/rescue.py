@@ -24,8 +24,8 @@ LOCK_IS_HELD = f"""(worker.lock_key IS NULL OR ({WORKER}::bigint << 32) | worker
                WHERE held.locktype = 'advisory' AND held.objsubid = 2 AND held.granted
                  AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())))"""
 
-# The workers that run tasks, and NULL after the last one. One look into the index of running tasks finds the next
-# worker, however many tasks each of them runs. Without BY_INDEX the planner may read all running tasks for each look.
+# The workers that run tasks, and NULL after the last one. One probe of the index of running tasks finds the next
+# worker, however many tasks each of them runs. Without BY_INDEX the planner may read all running tasks for each probe.
 _BUSY = """busy (worker) AS (
     (SELECT task.worker FROM {task} AS task WHERE task.status = 'RUNNING' ORDER BY task.worker LIMIT 1)
     UNION ALL

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 
 from django_pglock.store.count import in_status
 from django_pglock.store.liveness import alive
-from django_pglock.store.move import WAITS, move
+from django_pglock.store.move import DUE_STATUS, move
 from django_pglock.store.sql import EXPIRES_AT, rows_of
 from django_pglock.tasks.states import TaskStatus
 
@@ -28,7 +28,7 @@ def stuck(tasks: Any) -> Any:
 def reset_stuck(tasks: Any) -> int:
     """Make stuck tasks READY again, or CANCELLED if somebody has asked them to end. Returns how many."""
     changes = {
-        "status": Case(When(_ASKED, then=Value(TaskStatus.CANCELLED.value)), default=WAITS),
+        "status": Case(When(_ASKED, then=Value(TaskStatus.CANCELLED.value)), default=DUE_STATUS),
         "finished_at": Case(When(_ASKED, then=Now())),
         "expires_at": Case(When(_ASKED, then=RawSQL(EXPIRES_AT, ()))),  # noqa: S611
         "worker": None,

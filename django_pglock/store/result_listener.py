@@ -2,16 +2,16 @@
 
 A thread owns the session, from the first waiter to the last, so a waiter costs neither a thread nor a session. ::
 
-    wait(), await_()  --joins, leaves-->  changes  --thread-->  a row in the table of waiters, then a look at the task
+    wait(), await_()  --joins, leaves-->  changes  --thread-->  a row in the table of waiters, then a query of the task
          ^                                                          |
          └---------------- tell(), once ----------------------------┴-- NOTIFY, or the poll
 
-All waiters that came while the thread was busy are one round: one statement writes their rows, and one looks at their
+All waiters that came while the thread was busy are one round: one statement writes their rows, and one reads their
 tasks. Only the thread reads who waits, so only its start and its end need a lock. A coroutine may be cancelled at any
 point, so leaving takes no lock.
 
-Behind a pooler no notification arrives; there, one statement for all waiters looks every ``POLL_INTERVAL`` seconds. If
-the session is lost, the thread opens another, writes the rows again, and looks at all awaited tasks.
+Behind a pooler no notification arrives; there, one statement for all waiters polls every ``POLL_INTERVAL`` seconds. If
+the session is lost, the thread opens another, writes the rows again, and reads all awaited tasks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import psycopg
 from django.db import DatabaseError, InterfaceError, connections
 
 from django_pglock.conf import get_settings
-from django_pglock.postgres.connections import hang_up, has_hung_up
+from django_pglock.postgres.connections import has_session_ended, shut_down_socket
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.postgres.libpq import pass_on_notifications
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
@@ -101,7 +101,7 @@ class ResultListener:
         self._noted: dict[int, int] = {}
         self._stale: list[int] = []
         self._notified: list[int] = []
-        self._look_at = 0.0
+        self._poll_at = 0.0
         self._lost_at: float | None = None
         #: The tasks that were awaited when the session was lost.
         self._before_loss: set[int] = set()
@@ -208,8 +208,8 @@ class ResultListener:
 
     def _tell_ended(self, new: list[int]) -> None:
         """Look at the new tasks, and from time to time at all of them."""
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + get_settings().POLL_INTERVAL
+        if time.monotonic() >= self._poll_at:
+            self._poll_at = time.monotonic() + get_settings().POLL_INTERVAL
             self._forget_abandoned()
             new = list(self._waiting)
         if new:
@@ -226,7 +226,7 @@ class ResultListener:
         assert self._connection is not None  # noqa: S101 - for the type checker
         raw: Any = self._connection.connection
         if not (self._notified or self._changes):
-            self._sleep(self._look_at - time.monotonic(), raw)
+            self._sleep(self._poll_at - time.monotonic(), raw)
         raw.pgconn.consume_input()
         pass_on_notifications(raw.pgconn)
         notified, self._notified = self._notified, []
@@ -257,12 +257,12 @@ class ResultListener:
 
     def _lose(self, error: BaseException) -> None:
         """Let the waiters wait for another session, for a while. New ones that come meanwhile get the error."""
-        is_lost = self._connection is not None and has_hung_up(self._connection)
+        is_lost = self._connection is not None and has_session_ended(self._connection)
         self._before_loss.update(self._waiting if is_lost else self._noted)
         self._close()
         self._stale += self._noted.values()
         self._noted.clear()
-        self._look_at, self._failures = 0.0, self._failures + 1
+        self._poll_at, self._failures = 0.0, self._failures + 1
         if self._lost_at is None:
             self._lost_at = time.monotonic()
             logger.warning("The session that listens for results is lost: %s", str(error).strip())
@@ -282,7 +282,7 @@ class ResultListener:
 @contextmanager
 def _limited(connection: DatabaseWrapper) -> Iterator[None]:
     """Close the connection when this block takes too long, so that its statement fails."""
-    timer = threading.Timer(PATIENCE, hang_up, [connection])
+    timer = threading.Timer(PATIENCE, shut_down_socket, [connection])
     timer.daemon = True
     timer.start()
     try:

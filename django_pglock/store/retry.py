@@ -14,7 +14,7 @@ from django.db.models.functions import Collate, Length, Now
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from django_pglock.store.after import wait_again
-from django_pglock.store.move import BETWEEN_TRIES, TRIES, WAITS, Progress, by_windows, movable, move
+from django_pglock.store.move import BETWEEN_TRIES, DUE_STATUS, TRIES, Progress, by_windows, movable, move
 from django_pglock.store.sql import rows_of, run
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, TaskStatus
@@ -26,13 +26,13 @@ LIMIT_WAITS = "SELECT current_setting('lock_timeout'), set_config('lock_timeout'
 RESTORE_WAITS = "SELECT set_config('lock_timeout', %s, true)"
 
 #: How often a retry tries again when another task with the same unique key was committed meanwhile.
-LOOKS = 10
+CONFLICT_TRIES = 10
 
 
 def retry(tasks: Any, *, progress: Progress | None = None) -> int:
     """Make failed and cancelled tasks READY again, with all their retries and snoozes. Returns how many.
 
-    ``TaskManager.retry`` says what becomes of tasks with ``after=`` and ``unique=``.
+    ``TaskQuerySet.retry`` says what becomes of tasks with ``after=`` and ``unique=``.
     """
     return by_windows(tasks, _retriable(tasks).order_by("pk"), _retry, progress)
 
@@ -50,7 +50,7 @@ def _retry(tasks: Any) -> int:
 
 
 def _retry_free(tasks: Any) -> int:
-    for _ in range(LOOKS):
+    for _ in range(CONFLICT_TRIES):
         # Another task with its unique key may be committed between our query and our UPDATE; the next query sees it.
         with suppress(IntegrityError), transaction.atomic(using=tasks.db):
             return _retry_once(tasks)
@@ -60,7 +60,7 @@ def _retry_free(tasks: Any) -> int:
 
 def _retry_once(tasks: Any) -> int:
     changes = {
-        "status": WAITS,
+        "status": DUE_STATUS,
         "waits_for": 0,
         "retries": 0,
         "rescues": 0,

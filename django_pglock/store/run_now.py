@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db.models.functions import Now
 
-from django_pglock.store.move import WAITS, Progress, by_windows, move
+from django_pglock.store.move import DUE_STATUS, Progress, by_windows, move
 from django_pglock.tasks.states import TaskStatus
 
 
@@ -17,4 +17,4 @@ def run_now(tasks: Any, *, progress: Progress | None = None) -> int:
 
 def _run_now(tasks: Any) -> int:
     # Ready since now: the age of the oldest ready task does not count the time before.
-    return len(move(tasks, TaskStatus.READY, {"status": WAITS, "run_after": Now()}, among={TaskStatus.SCHEDULED}))
+    return len(move(tasks, TaskStatus.READY, {"status": DUE_STATUS, "run_after": Now()}, among={TaskStatus.SCHEDULED}))

@@ -2,7 +2,7 @@
 
 No index lists the tasks of a function, because each enqueue of any task would add to it. Instead, each tick writes the
 id of the task of the tick before into the ``meta`` of its own task. So the history is a chain, from ``last_task`` of
-the schedule on, and each run costs one look into the primary key. The chain ends at a task that has been deleted.
+the schedule on, and each run costs one probe of the primary key. The chain ends at a task that has been deleted.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from django_pglock.store.wake import CANCEL_CHANNEL
 
 #: Seconds after which the next request, for whatever task, deletes a stack.
 KEPT = 600.0
-#: Seconds between two looks for an answer.
-BETWEEN_LOOKS = 0.05
+#: Seconds between two polls for an answer.
+CHECK_INTERVAL = 0.05
 
 # A new request for the same task takes the place of the one before, and old ones go.
 ASK_STACK = """
@@ -69,4 +69,4 @@ def wait_for_stack(using: str, task: int, *, timeout: float) -> Any:
         found = stack_of(using, task)
         if found is None or found.answered_at is not None or time.monotonic() >= end:
             return found
-        time.sleep(BETWEEN_LOOKS)
+        time.sleep(CHECK_INTERVAL)

@@ -20,7 +20,7 @@ from django_pglock.tasks.states import UniqueScope
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields
 
-#: How often a call looks again when the task that had its key is gone before it can be named.
+#: How often a call tries again when the task that had its key is gone before it can be named.
 TRIES = 100
 
 #: Whether a task keeps others with the same unique key from being enqueued. The index of these keys has the same
@@ -115,7 +115,7 @@ def _insert_or_find(using: str, task: TaskFields, calls: Sequence[Call], meta: s
     assert task.unique is not None  # noqa: S101 - for the type checker
     on_conflict = task.unique.on_conflict
     found: dict[str, Enqueued] = {}
-    by_key = _without_twins(calls, last=on_conflict == "replace")
+    by_key = _one_per_key(calls, last=on_conflict == "replace")
     ids = _drawn_ids(using, by_key)
     left = _in_order_of_keys(by_key)
     if on_conflict == "raise" and len(by_key) < len(calls):
@@ -173,7 +173,7 @@ def _replace(using: str, task: TaskFields, calls: Sequence[Call], meta: str) -> 
     return replaced
 
 
-def _without_twins(calls: Sequence[Call], *, last: bool) -> dict[str, Call]:
+def _one_per_key(calls: Sequence[Call], *, last: bool) -> dict[str, Call]:
     """Return the first, or the last, call of each unique key, in the order of the first ones."""
     by_key = {str(call.unique): call for call in calls}
     if len(by_key) < len(calls) and not last:

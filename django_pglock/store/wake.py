@@ -3,19 +3,19 @@
 Each NOTIFY takes a lock that serialises the commits of the whole server. So it is sent only if the row of some worker
 says that the worker sleeps, and the row is read only after the commit. Why no wake-up is lost:
 
-- A worker first commits ``is_sleeping``, then looks for work once more, and once again after ``NEGATIVE_TTL`` has
+- A worker first commits ``is_sleeping``, then polls for work once more, and once again after ``NEGATIVE_TTL`` has
   passed; only then does it wait for a NOTIFY.
-- If a task is committed before one of these looks, the look finds the task. If it is committed later, the process that
+- If a task is committed before one of these polls, the poll finds the task. If it is committed later, the process that
   enqueued it reads the flag after that, and the flag is set. Or it does not read the flag, because it saw nobody asleep
-  less than ``NEGATIVE_TTL`` ago; then the worker's second look is still to come.
+  less than ``NEGATIVE_TTL`` ago; then the worker's second poll is still to come.
 - If a process dies between its commit and the NOTIFY, the poll finds the task.
 
 One check of the flag after a commit serves for everything that the transaction has added to a queue.
 
-If many workers sleep, only the ``PROMPT`` eldest that serve the same queues look at once. One of them that has no room
-for everything calls the others (``wake_others``). All others look a moment later in any case, once for everything that
-came meanwhile: a prompt worker may have frozen, or may not know the function. So a task costs a few looks, however many
-workers sleep, and no look is left out.
+If many workers sleep, only the ``WOKEN_FIRST`` oldest that serve the same queues poll at once. One of them that has no
+room for everything calls the others (``wake_others``). All others poll a moment later in any case, once for everything
+that came meanwhile: a worker woken first may have frozen, or may not know the function. So a task costs a few polls,
+however many workers sleep, and each worker polls in the end.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ READY_CHANNEL = "django_pglock_ready"
 SCHEDULED_CHANNEL = "django_pglock_scheduled"
 #: Workers listen here for requests to end a running task, or for its stack; the payload is the task's id.
 CANCEL_CHANNEL = "django_pglock_cancel"
-#: Workers listen here for tasks that the workers which looked at once have not taken; the payload is the queue's name.
+#: Workers listen here for tasks that the workers woken first have not taken; the payload is the queue's name.
 OTHERS_CHANNEL = "django_pglock_others"
-#: So many sleeping workers look at once, those that have run for longest: more than one, because one may be frozen.
-PROMPT = 4
+#: The number of sleeping workers that poll at once, the oldest ones: more than one, because one may be frozen.
+WOKEN_FIRST = 4
 #: Seconds for which this process relies on having seen nobody asleep. A busy producer asks no more often than this.
 NEGATIVE_TTL = 0.05
 
-# Wakes sleeping workers, if there are any. Sent after the commit: if it were sent before, a worker could look, find
-# nothing and fall asleep between our look at its flag and our commit. The answer is not needed on the disk: if the
+# Wakes sleeping workers, if there are any. Sent after the commit: if it were sent before, a worker could poll, find
+# nothing and fall asleep between our read of its flag and our commit. The answer is not needed on the disk: if the
 # server crashes, the poll finds the task.
 WAKE = """
 SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, queue)
@@ -55,7 +55,7 @@ FROM (VALUES %s) AS news (channel, queue)
 WHERE EXISTS (SELECT FROM {worker} WHERE is_sleeping)
 """
 
-# Calls the workers that look a moment later only, if something in these queues is still ready.
+# Calls the workers that poll a moment later only, if something in these queues is still ready.
 WAKE_OTHERS = """
 SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, news.queue)
 FROM unnest(%s::text[]) AS news (queue)
@@ -66,9 +66,9 @@ WHERE EXISTS (SELECT FROM {task} AS task
 """
 
 _nobody_slept_at: dict[str, float] = {}
-# By connection: channels and queues to which something was added, and nobody was told yet. After a rollback they stay,
-# and the next commit tells of them, which does no harm.
-_untold: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
+# By connection: channels and queues to which something was added, and which are not notified yet. After a rollback they
+# stay, and the next commit notifies for them, which does no harm.
+_pending_notifications: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
 
 
 def wake(using: str, queues: Iterable[str], channel: str = READY_CHANNEL) -> None:
@@ -78,7 +78,7 @@ def wake(using: str, queues: Iterable[str], channel: str = READY_CHANNEL) -> Non
 
 
 def wake_others(using: str, queues: Iterable[str]) -> bool:
-    """Have all workers look into these queues now, if something is still ready there. Returns whether they do."""
+    """Have all workers poll now, if something is still ready in these queues. Returns whether they do."""
     return bool(run(using, WAKE_OTHERS, OTHERS_CHANNEL, list(queues)))
 
 
@@ -92,16 +92,16 @@ def _wake_on_commit(using: str, channel: str, queue: str) -> None:
     if connection.autocommit and _nobody_sleeps(using):
         # It is committed.
         return
-    untold = _untold.setdefault(connection, set())
-    untold.add((channel, queue))
-    after_commit(using, _wake_once, untold, using)
+    pending = _pending_notifications.setdefault(connection, set())
+    pending.add((channel, queue))
+    after_commit(using, _wake_once, pending, using)
 
 
-def _wake_once(untold: set[tuple[str, str]], using: str) -> None:
-    if untold:
+def _wake_once(pending: set[tuple[str, str]], using: str) -> None:
+    if pending:
         # One message for all queues: a bulk retry adds to hundreds, and each message waits for a commit.
-        _notify(using, sorted(untold))
-        untold.clear()
+        _notify(using, sorted(pending))
+        pending.clear()
 
 
 def _notify(using: str, news: list[tuple[str, str]]) -> None:

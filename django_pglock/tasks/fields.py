@@ -9,7 +9,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from django_pglock.errors import TaskOptionError
-from django_pglock.tasks import other_words
+from django_pglock.tasks import option_hints
 from django_pglock.tasks.compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     DEFAULT_TASK_PRIORITY,
@@ -130,10 +130,10 @@ class TaskFields(Task):  # type: ignore[type-arg]
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def _unknown_option(self, name: str) -> str:
-        ours = other_words.OPTIONS.get(name, name)
+        ours = option_hints.OPTIONS.get(name, name)
         if ours in DECORATOR_ONLY:
             return f"{ours} is an option of @task on {self.module_path}; a single call cannot change it."
-        return f"using() has no option {name!r}; {other_words.about_option(name, _CHANGEABLE)}"
+        return f"using() has no option {name!r}; {option_hints.about_option(name, _CHANGEABLE)}"
 
     if not TYPE_CHECKING:  # or type checkers would allow a call and every attribute
         #: Templates would call a task that they show.
@@ -149,7 +149,7 @@ class TaskFields(Task):  # type: ignore[type-arg]
 
         def __getattr__(self, name: str) -> Any:
             """Raise ``AttributeError``; for a method that other task queues have, with the name of ours."""
-            hint = other_words.about_method(name, self.module_path) if name in other_words.METHODS else None
+            hint = option_hints.about_method(name, self.module_path) if name in option_hints.METHODS else None
             default = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(hint or default, name=name, obj=self)
 
@@ -171,7 +171,7 @@ def check_names(function: Any, names: Iterable[str], known: set[str] = OPTIONS |
 
 
 def _unknown_option(where: str, name: str) -> str:
-    ours = other_words.OPTIONS.get(name, name)
+    ours = option_hints.OPTIONS.get(name, name)
     if ours in CALL_ONLY:
         return f"{where}: {name} is an option of a single call. Write task.using({ours}=...)."
-    return f"{where} has no option {name!r}; {other_words.about_option(name, OPTIONS)}"
+    return f"{where} has no option {name!r}; {option_hints.about_option(name, OPTIONS)}"

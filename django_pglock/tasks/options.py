@@ -121,8 +121,8 @@ class Rate:
 
     @property
     def portion(self) -> int:
-        """How many tasks may be admitted at once: more than ``burst`` for high rates, so that looks can be rare."""
-        # A look every 50 ms is enough.
+        """How many tasks may be admitted at once: more than ``burst`` for high rates, so that checks can be rare."""
+        # A check every 50 ms is enough.
         return max(self.burst, math.ceil(0.05 / self.interval))
 
     @classmethod

@@ -23,8 +23,8 @@ AHEAD = 0.025
 #: The most tasks that wait in the process, and the most that one statement claims: while one half runs, the other is
 #: claimed. Two thousand no-op tasks are 20 ms of work.
 MOST_AHEAD, MOST_AT_ONCE = 2000, 1000
-#: Tasks without a long one after which the next long one is the first again.
-APART = 64
+#: The costs of two long tasks are added only if no more than so many tasks, all of them short, end between them.
+LONG_TASKS_WITHIN = 64
 #: The most coroutines that run at once, in addition to the threads.
 MOST_ASYNC = 100
 
@@ -176,7 +176,7 @@ class ThreadCapacity:
         if self._ahead < MOST_AHEAD or cost > AHEAD:
             return True
         ended = self.ended
-        self._long = cost + (self._long if ended - self._long_at <= APART else 0.0)
+        self._long = cost + (self._long if ended - self._long_at <= LONG_TASKS_WITHIN else 0.0)
         self._long_at = ended
         return self._long > AHEAD * len(self.slots)
 

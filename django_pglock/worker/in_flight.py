@@ -29,9 +29,9 @@ class InFlight:
     def __init__(self, threads: int, *, most: int | None = None) -> None:
         #: How many more tasks the process may claim, if that is limited. What a group call adds is not counted.
         self.claims_left = most
-        #: Set when the fetcher should look again: a thread is short of work, there is news, or the worker stops.
+        #: Set when the fetcher should poll again: a thread is short of work, there is news, or the worker stops.
         self.fetcher_wakeup = threading.Event()
-        #: Whether something may be ready that was not there at the last look. Set before ``fetcher_wakeup``.
+        #: Whether something may be ready that was not there at the last poll. Set before ``fetcher_wakeup``.
         self.has_news = False
         self.threads = ThreadCapacity(threads, self._wake_fetcher)
         self.coroutines = LoopCapacity(self._wake_fetcher)

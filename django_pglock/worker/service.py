@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
-from django_pglock.postgres.connections import has_hung_up, is_forbidden, statement_under_way
+from django_pglock.postgres.connections import has_session_ended, is_forbidden, statement_under_way
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 from django_pglock.worker.shared_sessions import SharedSessions
 
@@ -205,7 +205,7 @@ class ConnectedService(Service):
             connection = dedicated_connection(self.using, application_name=f"lockworker {self.name}")
         else:
             connection = self.sessions.take(self.waits_for_session)
-            if has_hung_up(connection):
+            if has_session_ended(connection):
                 self._lose(connection)
                 connection = self.sessions.take()
         self._awaited = connection
@@ -236,7 +236,7 @@ class ConnectedService(Service):
         if self._has_released:
             self.open()
 
-    def hang_up(self) -> None:
+    def close_session(self) -> None:
         """Close the session, which is not lost: nothing needs it for some time. The next ``open()`` opens another."""
         connection, self._connection, self._awaited = self._connection, None, None
         if connection is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from django_pglock.errors import model_of
 from django_pglock.store.plans import keep_plans
-from django_pglock.store.wake import PROMPT
+from django_pglock.store.wake import WOKEN_FIRST
 from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.fetcher import Fetcher
 from django_pglock.worker.claiming.queues import Queues
@@ -16,10 +16,10 @@ from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.deadlines import Deadlines
 from django_pglock.worker.liveness.heartbeat import Heartbeat
-from django_pglock.worker.liveness.heartbeat_line import HeartbeatLine
 from django_pglock.worker.liveness.listener import Listener
 from django_pglock.worker.liveness.running_tasks import RunningTasks
 from django_pglock.worker.liveness.session_watch import SessionWatch
+from django_pglock.worker.liveness.supervisor_heartbeat import SupervisorHeartbeat
 from django_pglock.worker.options import check_options
 from django_pglock.worker.probes.health import Health
 from django_pglock.worker.probes.heartbeat_file import HeartbeatFile
@@ -46,7 +46,7 @@ LAST_WRITES = 10.0
 #: The least seconds that a function gets to end after its timeout; with a longer grace, the grace.
 LEAST_PATIENCE = 1.0
 #: Seconds between two checks of the limits, and of a signal that has come without waking the main thread.
-BETWEEN_LOOKS = 1.0
+CHECK_INTERVAL = 1.0
 
 #: What follows from a lost thread where no supervisor can replace the process.
 THREAD_IS_LOST = (
@@ -104,7 +104,7 @@ class Worker:
         self.queues = Queues(queues, exclude=exclude, order=order)
         self.grace = grace
         self.channel = channel
-        self._asked_to_stop, self._hurry = SignalSafeEvent(), SignalSafeEvent()
+        self._asked_to_stop, self._asked_to_stop_now = SignalSafeEvent(), SignalSafeEvent()
         self._ended = threading.Lock()
         self._was_stopped = self._has_ended = False
         self.in_flight = InFlight(threads, most=max_tasks)
@@ -131,11 +131,11 @@ class Worker:
             listens=listens,
             backend=backend,
             drain=self.drain,
-            spent=self._ask_for_replacement,
+            on_task_limit=self._ask_for_replacement,
             sessions=self.sessions,
         )
         self.deadlines = Deadlines([*self._connected, self.session_watch])
-        self._make_signs_of_life(probe_host, probe_port, heartbeat_file)
+        self._make_probes(probe_host, probe_port, heartbeat_file)
         self._connect_parts(listens=listens)
 
     def _make_running_tasks(self, using: str, progress: Progress) -> RunningTasks:
@@ -150,7 +150,7 @@ class Worker:
             sessions=self.sessions,
         )
 
-    def _make_signs_of_life(self, host: str | None, port: int | None, path: str | None) -> None:
+    def _make_probes(self, host: str | None, port: int | None, path: str | None) -> None:
         """Make the parts that tell programs outside whether the worker lives and works."""
         number = 1 if self.channel is None else self.channel.number
         self.health = Health(
@@ -190,24 +190,25 @@ class Worker:
                 missed=self._missed_news,
             )
         heartbeat, fetcher = self.heartbeat, self.fetcher
-        heartbeat.beaten, heartbeat.heard = self._note_beat, fetcher.wake
-        heartbeat.taken_to_be_awake = fetcher.ask_again
-        heartbeat.told_elders, heartbeat.told_sleepers = self.upkeep.note_elders, self._note_sleepers
-        fetcher.is_unheard, fetcher.is_listening = heartbeat.is_unheard, heartbeat.is_listening
+        heartbeat.on_beat, heartbeat.on_requested_beat = self._note_beat, fetcher.wake
+        heartbeat.on_sleep_flag_unset = fetcher.ask_again
+        heartbeat.on_older_workers = self.upkeep.set_older_workers
+        heartbeat.on_sleeping_workers = self._note_sleeping_workers
+        fetcher.is_heartbeat_stale, fetcher.is_listening = heartbeat.is_heartbeat_stale, heartbeat.is_listening
         fetcher.is_resting = self.upkeep.is_resting = heartbeat.is_resting
         if self.drain is not None:
             fetcher.forbidden = heartbeat.forbidden = self.drain.give_up
         # One backend's worker does not rely on others: their rows do not say which backends they serve.
         heartbeat.can_rest = listens and self.drain is None and fetcher.claimer.backend is None
         if self.channel is not None:
-            if self.channel.line is not None:
-                self.heartbeat.join(HeartbeatLine(self.channel.line))
-            self.channel.on_supervisor_gone, self.channel.on_hurry = self.end, self._give_up_grace
+            if self.channel.heartbeat_socket is not None:
+                self.heartbeat.use_supervisor(SupervisorHeartbeat(self.channel.heartbeat_socket))
+            self.channel.on_supervisor_gone, self.channel.on_stop_now = self.end, self._give_up_grace
 
-    def _note_sleepers(self, elders: int, sleepers: int) -> None:
+    def _note_sleeping_workers(self, older: int, every: int) -> None:
         if self.heartbeat.listener is not None:
-            self.heartbeat.listener.is_prompt = elders < PROMPT or self.fetcher.claimer.backend is not None
-        self.fetcher.has_followers = sleepers > PROMPT
+            self.heartbeat.listener.is_woken_first = older < WOKEN_FIRST or self.fetcher.claimer.backend is not None
+        self.fetcher.has_delayed_workers = every > WOKEN_FIRST
 
     def _note_beat(self) -> None:
         self.heartbeat_file.touch()
@@ -269,7 +270,7 @@ class Worker:
         missing: str | None = None
         # Never without a timeout: the kernel may deliver a signal to another thread, as it does right after SIGCONT.
         # Python's handler runs in this thread, which such a signal does not wake.
-        while not self._asked_to_stop.wait(BETWEEN_LOOKS):
+        while not self._asked_to_stop.wait(CHECK_INTERVAL):
             if missing := self.health.missing():
                 # The heartbeat would keep alive tasks that no part runs or settles any more.
                 logger.error("%s Worker %s ends.", missing, self.identity.name)
@@ -285,7 +286,7 @@ class Worker:
     def stop(self) -> None:
         """Ask the worker to stop. Only sets flags: safe in a signal handler. The second call gives up the grace."""
         if self._was_stopped:
-            self._hurry.set()
+            self._asked_to_stop_now.set()
         self._was_stopped = True
         self._asked_to_stop.set()
 
@@ -332,7 +333,7 @@ class Worker:
         self._end(self.settler, self.executor.watchdog, self.heartbeat, self.session_watch, self.deadlines)
         self.sessions.close()
         self.notifier.stop()
-        self._give_up_signs()
+        self._stop_probes()
         return have_ended and not stuck
 
     def _end(self, *services: Service) -> None:
@@ -348,7 +349,7 @@ class Worker:
                 said = True
                 running = ", ".join(map(str, self.in_flight.claims.values()))
                 logger.info("Waiting up to %.0f s for running tasks: %s.", self.grace, running)
-            if waited >= self.grace or self._hurry.is_set():
+            if waited >= self.grace or self._asked_to_stop_now.is_set():
                 return False
         return True
 
@@ -379,16 +380,16 @@ class Worker:
     def _ask_for_replacement(self) -> None:
         if self.channel is not None:
             # The port and the file are for the replacement. The supervisor watches this process.
-            self._give_up_signs()
+            self._stop_probes()
             self.channel.tell(REPLACE)
 
-    def _give_up_signs(self) -> None:
+    def _stop_probes(self) -> None:
         self.heartbeat_file.remove()
         if self.probes is not None:
             self.probes.stop()
 
     def _give_up_grace(self) -> None:
-        self._hurry.set()
+        self._asked_to_stop_now.set()
         self.end()
 
     def _missed_news(self) -> None:

@@ -59,6 +59,13 @@ SAY_INSTEAD = {
     "puts? (?:it|the \\w+) off": "postpones",
     "sign(?:ed|s) off": "ended in order",
     "most retries": "maximum number of retries",
+    "so many times": "multiplies by this factor, after this multiple of …",
+    "elders?": "older workers",
+    "eldest": "oldest",
+    "(?:two|each|last|prompt) looks?": "poll, check, query, probe",
+    "prompt (?:ones?|workers?)": "the workers woken first",
+    "nobody (?:was|is) told": "not notified",
+    "the alarm": "the column, the timer",
 }
 #: Checks of proselint that fit technical English.
 FITTING = (

@@ -35,7 +35,7 @@ def proxy(transactional_db, monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(ConnectedService, "patience", 1.0)
-    monkeypatch.setattr(deadlines, "BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(deadlines, "CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(deadlines, "LEFT_TO_SERVER", 0.5)
 
 
@@ -97,29 +97,29 @@ class Waits:
 
 
 @pytest.fixture
-def hung_up(monkeypatch):
-    hung_up = []
-    monkeypatch.setattr(deadlines, "hang_up", hung_up.append)
-    return hung_up
+def shut_down(monkeypatch):
+    shut_down = []
+    monkeypatch.setattr(deadlines, "shut_down_socket", shut_down.append)
+    return shut_down
 
 
-def test_looks_are_counted_and_not_the_time(hung_up, monkeypatch):
+def test_checks_are_counted_and_not_the_time(shut_down, monkeypatch):
     """A process that was stopped for an hour has looked once since then."""
     seen, clock = _Awaited(Waits()), iter(range(0, 10**6, 3600))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     for _ in range(6):
-        seen.look()
-    assert hung_up == []
-    seen.look()
-    assert hung_up == ["session"]
+        seen.check()
+    assert shut_down == []
+    seen.check()
+    assert shut_down == ["session"]
 
 
-def test_a_service_that_is_busy_is_left_alone(hung_up):
+def test_a_service_that_is_busy_is_left_alone(shut_down):
     busy = Waits()
     seen = _Awaited(busy)
     for busy.number in range(100):
-        seen.look()
-    assert hung_up == []
+        seen.check()
+    assert shut_down == []
 
 
 def test_limits_of_an_administrator_are_not_for_the_worker(worker_process, eventually):

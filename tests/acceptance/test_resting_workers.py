@@ -1,4 +1,4 @@
-"""Idle workers that beat rarely, because enough elder ones beat often. These are rows that a test makes."""
+"""Idle workers that beat rarely, because enough older ones beat often. These are rows that a test makes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Task, Worker
 from django_pglock.store.claim import claim_statement, claims_of
-from django_pglock.store.liveness import OFTEN, OTHERS, RARELY
+from django_pglock.store.liveness import LEAST_FREQUENT, LEAST_OTHERS, REST_INTERVALS
 from tests.sample import tasks
 from tests.sample.models import Effect
 from tests.settings import DJANGO_PGLOCK
@@ -31,26 +31,26 @@ WHERE worker.id = %s
 
 
 @pytest.fixture
-def elders(transactional_db):
-    """Rows of elder workers that sleep and beat often, from now on for a day."""
+def older_workers(transactional_db):
+    """Rows of older workers that sleep and beat often, from now on for a day."""
     ago, later = Now() - timedelta(days=1), Now() + timedelta(days=1)
     row = {"hostname": "h", "pid": 1, "threads": 1, "is_sleeping": True, "started_at": ago}
     # A worker on any host may rest: they are on two.
     return [
         Worker.objects.create(
             id=uuid4(),
-            name="elder",
+            name="older",
             queues=[],
             beating_since=ago,
             heartbeat_at=later,
             **{**row, "hostname": f"h{number}"},
         )
-        for number in range(OFTEN + OTHERS)
+        for number in range(LEAST_FREQUENT + LEAST_OTHERS)
     ]
 
 
 def rows():
-    return Worker.objects.exclude(name="elder")
+    return Worker.objects.exclude(name="older")
 
 
 def rests(row):
@@ -60,7 +60,7 @@ def rests(row):
 
 
 @pytest.fixture
-def resting(worker_process, elders, eventually):
+def resting(worker_process, older_workers, eventually):
     """Start workers, and wait until they rest."""
 
     def start(count=1, **options):
@@ -76,7 +76,7 @@ def rescuer(worker):
     """A worker in this process that is on duty; it serves other queues, and it does not rest."""
 
     def start():
-        Worker.objects.filter(name="elder").update(is_stopping=True)
+        Worker.objects.filter(name="older").update(is_stopping=True)
         return worker(queues=["none"])
 
     return start
@@ -86,7 +86,7 @@ def test_a_worker_that_rests_beats_rarely_and_takes_a_task_at_once(resting, even
     resting()
     first = rows().get()
     seen = eventually(lambda: rows().filter(heartbeat_at__gt=first.heartbeat_at).first())
-    assert seen.heartbeat_at - first.heartbeat_at > timedelta(seconds=(RARELY - 1) * INTERVAL)
+    assert seen.heartbeat_at - first.heartbeat_at > timedelta(seconds=(REST_INTERVALS - 1) * INTERVAL)
     for _ in range(3):
         result = tasks.nothing.enqueue()
         eventually(lambda result=result: Task.objects.get(pk=result.id).status == "SUCCESSFUL")
@@ -97,11 +97,11 @@ def test_a_worker_that_rests_beats_rarely_and_takes_a_task_at_once(resting, even
 
 def test_a_busy_worker_does_not_rest(resting, eventually):
     resting()
-    tasks.note_and_sleep.enqueue("busy", 4 * RARELY * INTERVAL)
+    tasks.note_and_sleep.enqueue("busy", 4 * REST_INTERVALS * INTERVAL)
     eventually(lambda: Effect.objects.exists())
     eventually(lambda: not rests(rows().get()))
     since = rows().get().beating_since
-    time.sleep(2 * RARELY * INTERVAL)
+    time.sleep(2 * REST_INTERVALS * INTERVAL)
     assert rows().get().beating_since == since, "a beat was late"
     eventually(lambda: rests(rows().get()), why="it does not rest again")
 
@@ -122,14 +122,15 @@ def test_one_that_gets_a_task_and_is_cut_off_again_and_again_keeps_it(resting, r
     assert (row.status, row.attempts, row.rescues) == ("SUCCESSFUL", 1, 0), process.output
 
 
-def test_when_the_elder_ones_die_those_that_rested_rescue_their_tasks(elders, resting, eventually):
-    """The elder ones are on one host, and nobody deletes their rows."""
+def test_when_the_older_ones_die_those_that_rested_rescue_their_tasks(older_workers, resting, eventually):
+    """The older ones are on one host, and nobody deletes their rows."""
     tasks.nothing.using(queue_name="x").enqueue()
     path = tasks.nothing.module_path
-    [victim] = claims_of(claim_statement("default", worker=elders[0].pk, paths=[path]).execute(1, "x"), elders[0].pk)
+    owner = older_workers[0].pk
+    [victim] = claims_of(claim_statement("default", worker=owner, paths=[path]).execute(1, "x"), owner)
     resting(2)
     assert Task.objects.get(pk=victim.id).status == "RUNNING"
-    Worker.objects.filter(name="elder").update(heartbeat_at=Now() - timedelta(seconds=LIMIT / 2))
+    Worker.objects.filter(name="older").update(heartbeat_at=Now() - timedelta(seconds=LIMIT / 2))
     eventually(lambda: Task.objects.get(pk=victim.id).status == "SUCCESSFUL", why="nobody rescues it")
     assert Task.objects.get(pk=victim.id).rescues == 1
     eventually(lambda: not any(map(rests, rows())), why="one rests although nobody else beats often")

@@ -38,9 +38,9 @@ def proxy(transactional_db, monkeypatch):
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(ConnectedService, "patience", 1.0)
-    monkeypatch.setattr(deadlines, "BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(deadlines, "CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(deadlines, "LEFT_TO_SERVER", 0.5)
-    monkeypatch.setattr(session_watch, "BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(session_watch, "CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(session_watch, "ON_ITS_WAY", 0.5)
 
 

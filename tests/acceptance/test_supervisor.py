@@ -102,7 +102,7 @@ def test_the_second_signal_gives_everything_back(supervisor, eventually):
 
 
 def test_a_killed_supervisor_leaves_no_process_behind(supervisor, eventually):
-    """They see it by their line, and drain."""
+    """They see it by their channel, and drain."""
     process = supervisor(is_forked=False)
     tasks.note_and_sleep.enqueue("finishes", 1)
     eventually(lambda: Effect.objects.exists())

@@ -16,7 +16,7 @@ from django_pglock.store.claim_fair import claim_fair
 from django_pglock.store.claim_group import claim_group
 from django_pglock.store.failures import Group
 from django_pglock.store.give_back import give_back
-from django_pglock.store.liveness import depart, forget_dead
+from django_pglock.store.liveness import deregister, forget_dead
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.outcome import (
     Abandoned,
@@ -214,7 +214,7 @@ def forget_buckets(world: World, ledger: Ledger) -> None:
 
 @verb("plain", is_workers=True)
 def forget_workers(world: World, ledger: Ledger) -> None:
-    depart("default", THIRD)
+    deregister("default", THIRD)
     forget_dead("default")
 
 

@@ -119,7 +119,7 @@ inline claim(me, task) {
     check()
 }
 
-/* store/claim_group.py: TAKE_ALONG `BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')`; worker/running/group.py: with_others `in_flight.claiming_groups[leader.claim]` */
+/* store/claim_group.py: CLAIM_GROUP `BETWEEN (%s, 'BLOCKED') AND (%s, 'BLOCKED')`; worker/running/group.py: with_others `in_flight.claiming_groups[leader.claim]` */
 inline look(me) {
     does[me] == LEADS;
     for (EACH) { found[me].is_in[each] = (status[each] == BLOCKED) }
@@ -127,7 +127,7 @@ inline look(me) {
     does[me] = LOOKED
 }
 
-/* store/claim_group.py: TAKE_ALONG `WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE`, TAKE_ALONG `FOR NO KEY UPDATE OF task SKIP LOCKED` */
+/* store/claim_group.py: CLAIM_GROUP `WHERE id = %s AND attempts = %s AND status || '' = 'RUNNING' FOR NO KEY UPDATE`, CLAIM_GROUP `FOR NO KEY UPDATE OF task SKIP LOCKED` */
 inline take_along(me) {
     does[me] == LOOKED;
     is_busy = !has_claim(me, leader[me]) && !NO_LEADER;

@@ -3,7 +3,7 @@ Which workers are dead: heartbeats, session locks, witnesses, and the rescue tha
 
 Time passes in heartbeat intervals. An interval ends when every worker that runs and reaches the server has written its
 heartbeat: this is what the model assumes of a living worker, and docs/worker.md says what it takes. A worker without a
-task that rests writes one in every third interval. Worker 0 is the eldest.
+task that rests writes one in every third interval. Worker 0 is the oldest.
 */
 
 #include "common.pml"
@@ -29,8 +29,8 @@ task that rests writes one in every third interval. Worker 0 is the eldest.
 #define MISSED 3
 #define LIMIT 4
 #define LATE 1
-#define SETTLED 2
-#define RARELY 3
+#define WITNESS_AFTER 2
+#define REST_INTERVALS 3
 
 #define RUNS 0
 #define FROZEN 1
@@ -62,8 +62,8 @@ bool frozen_condemned = false;
 
 #define reaches(me) (process[me] == RUNS && is_up && !is_cut[me])
 
-/* store/liveness.py: WITNESS `AND worker.beating_since <= clock_timestamp() -`, witness_values `SETTLED * interval` */
-#define is_witness(me) (row[me] && age[me] <= LATE && steady[me] >= SETTLED)
+/* store/liveness.py: WITNESS `AND worker.beating_since <= clock_timestamp() -`, witness_values `WITNESS_AFTER * interval` */
+#define is_witness(me) (row[me] && age[me] <= LATE && steady[me] >= WITNESS_AFTER)
 #if WORKERS > 2
 #define is_watched (is_witness(0) || is_witness(1) || is_witness(2) || NO_WITNESS)
 #else
@@ -73,9 +73,9 @@ bool frozen_condemned = false;
 /* store/rescue.py: RESCUE `WHERE NOT EXISTS (SELECT FROM witness)`, LOCK_IS_HELD */
 #define is_alive(me) (row[me] && (!is_watched || age[me] < MISSED || (session[me] && !NO_SESSION && (age[me] < LIMIT || NO_LIMIT))))
 
-/* store/liveness.py: _ELDER `AND elder.beating_since < elder.heartbeat_at`. One of them is enough in the model. */
+/* store/liveness.py: _OLDER `AND older.beating_since < older.heartbeat_at`. One of them is enough in the model. */
 #define is_often(other) (row[other] && age[other] <= LATE && steady[other] > age[other])
-#define has_elder(me) ((me > 0 && is_often(0)) || (me > 1 && is_often(1)))
+#define has_older_worker(me) ((me > 0 && is_often(0)) || (me > 1 && is_often(1)))
 
 /* store/liveness.py: BEAT `OR worker.heartbeat_at <`; worker/liveness/worker_lock.py: HOLD_LOCK;
    worker/liveness/heartbeat.py: _note_answer */
@@ -91,10 +91,10 @@ inline beat(me) {
     absent[me] = 0;
     has_beaten[me] = true;
     has_begun[me] = true;
-    rests[me] = has_elder(me) || REST_ALONE
+    rests[me] = has_older_worker(me) || REST_ALONE
 }
 
-/* store/claim.py: claim_statement; worker/liveness/heartbeat.py: first_beat, is_unheard `if self._rests` */
+/* store/claim.py: claim_statement; worker/liveness/heartbeat.py: first_beat, is_heartbeat_stale `if self._rests` */
 inline claim(me) {
     reaches(me) && !owns[me] && has_begun[me] && (!rests[me] || age[me] <= LATE || CLAIM_UNHEARD);
     owns[me] = true
@@ -127,7 +127,7 @@ inline report_death(me) {
 }
 
 /* worker/liveness/heartbeat.py: _is_awaited `not self._is_idle()` */
-#define may_rest(me) (rests[me] && !owns[me] && age[me] < RARELY)
+#define may_rest(me) (rests[me] && !owns[me] && age[me] < REST_INTERVALS)
 #define may_end(me) (!reaches(me) || has_beaten[me] || may_rest(me))
 
 /* environment: an interval ends */
@@ -141,7 +141,7 @@ inline tick() {
     for (EACH) {
         has_beaten[each] = false;
         age[each] = (age[each] < LIMIT -> age[each] + 1 : LIMIT);
-        steady[each] = (steady[each] < SETTLED -> steady[each] + 1 : SETTLED);
+        steady[each] = (steady[each] < WITNESS_AFTER -> steady[each] + 1 : WITNESS_AFTER);
         absent[each] = (is_up && (process[each] == FROZEN || is_cut[each]) && absent[each] < LIMIT -> absent[each] + 1 : absent[each])
     }
     each = 0

@@ -166,7 +166,7 @@ inline claim(task) {
     sync()
 }
 
-/* store/settle.py: settle; worker/settling/settler.py: _let_through */
+/* store/settle.py: settle; worker/settling/settler.py: _release_and_admit */
 inline finish(task) {
     status[task] == RUNNING;
     observe(FINISH, task, 0);
@@ -175,7 +175,7 @@ inline finish(task) {
     sync()
 }
 
-/* store/settle.py: SETTLE_OTHERS `THEN 'BLOCKED'`; store/outcome.py: Retried; worker/settling/settler.py: _let_through */
+/* store/settle.py: SETTLE_OTHERS `THEN 'BLOCKED'`; store/outcome.py: Retried; worker/settling/settler.py: _release_and_admit */
 inline retry(task) {
     status[task] == RUNNING && faults < FAULTS;
     faults++;

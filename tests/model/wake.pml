@@ -219,7 +219,7 @@ inline lose_listener(me) {
     note[me] = false
 }
 
-/* worker/liveness/heartbeat.py: _beat_here `self._note_missed()`; worker/liveness/heartbeat_line.py: receive `self.missed()` */
+/* worker/liveness/heartbeat.py: _beat_here `self._note_missed()`; worker/liveness/supervisor_heartbeat.py: receive `self.on_missed_notifications()` */
 inline listen_again(me) {
     !listens[me];
     listens[me] = true;

@@ -176,7 +176,7 @@ class FetcherHere(Fetcher):
         queues: Any = SimpleNamespace(only="default", serves=lambda name: True)
         super().__init__(house.in_flight, rows, SimpleNamespace(id=None), queues, listens=True)
         self.house = house
-        self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, look=lambda **urgency: False)
+        self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, check=lambda **urgency: False)
         self.claimer = ClaimerHere(house, rows, queues)
 
     def _ask_for_news(self, *, is_sleeping: bool) -> None:
@@ -212,7 +212,7 @@ class SettlerHere(Settler):
         self.house.left -= len(batch)
         return batch
 
-    def _let_through(self, ended_claims: list[EndedClaim]) -> None:
+    def _release_and_admit(self, ended_claims: list[EndedClaim]) -> None:
         calls = [ended.claim for ended in ended_claims]
         if any(call.lock_key is not None for call in calls):
             self.house.wait_for_answer()

@@ -21,8 +21,8 @@ from django_pglock.locks.base_handle import first_line
 from django_pglock.locks.leases.statements import ACQUIRE, RELEASE, RENEW, UNDO
 from django_pglock.locks.leases.thread import ANSWER_WITHIN, LeaseThread
 
-#: Seconds after which a waiter asks again, if it has heard of no release.
-POLL_INTERVAL = 1.0
+#: Seconds between two polls of a waiter, if no notification of a release comes.
+LEASE_POLL = 1.0
 #: Seconds to wait before each further attempt to release a lease.
 RELEASE_RETRY_DELAYS = (0.1, 0.5, 2.0)
 #: Why a lease was lost whose row says something else than the holder.
@@ -104,7 +104,7 @@ class LeaseHolder:
             self.waited = time.monotonic() - began
             if self._ended is not None:
                 return True
-            left = POLL_INTERVAL if timeout is None else min(POLL_INTERVAL, timeout - self.waited)
+            left = LEASE_POLL if timeout is None else min(LEASE_POLL, timeout - self.waited)
             if left <= 0:
                 return False
             if seconds is not None:

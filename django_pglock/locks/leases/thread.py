@@ -27,8 +27,8 @@ from django_pglock.postgres.async_sessions import AsyncSession, AsyncSessionPool
 T = TypeVar("T")
 #: Most sessions at once. Renewals are short, so few are ever in use.
 SESSIONS = 20
-#: Seconds between two looks whether a session is free.
-POLL_INTERVAL = 0.01
+#: Seconds between two checks whether a session is free.
+SESSION_POLL = 0.01
 #: Seconds to wait for a session and an answer. Statements about leases are short.
 ANSWER_WITHIN = 15.0
 
@@ -127,7 +127,7 @@ class LeaseThread:
         if sessions is None:
             sessions = self._sessions[alias] = AsyncSessionPool(alias, limit=SESSIONS)
         while not sessions.has_room:
-            await asyncio.sleep(POLL_INTERVAL)
+            await asyncio.sleep(SESSION_POLL)
         session = await sessions.get()
         try:
             yield session

@@ -1,6 +1,6 @@
 """Semaphores: one of several locks, the slots, and a queue in which waiters are served in the order of their arrival.
 
-PostgreSQL cannot wait for one of several locks. So all waiters queue up for one lock, and only the first of them looks
+PostgreSQL cannot wait for one of several locks. So all waiters queue up for one lock, and only the first of them polls
 for a free slot.
 """
 
@@ -17,8 +17,8 @@ from django_pglock.locks.statements.steps import StaleSnapshot, Steps, granted
 from django_pglock.locks.statements.timeouts import in_savepoint, raise_if_timeout, wait
 from django_pglock.locks.statements.transaction_scope import fresh_condition
 
-#: Seconds between two looks for a free slot by the first in the queue.
-POLL_INTERVAL = 0.02
+#: Seconds between two polls for a free slot by the first in the queue.
+SEMAPHORE_POLL = 0.02
 
 
 def acquire_slot(request: Request, scope: str, queue: Key, *, inside: bool = False) -> Steps:
@@ -87,7 +87,7 @@ def _wait_inside_statement(request: Request, function: str, queue: Key) -> str:
 def _look_for_slot(request: Request, function: str) -> str:
     """Return a query that looks for a free slot again and again, in the server and in one statement.
 
-    A statement for each look would cost a round trip. A wait for one slot with a limit would write an error into the
+    A statement for each poll would cost a round trip. A wait for one slot with a limit would write an error into the
     server's log each time that the limit is reached.
     """
     fresh = fresh_condition(request) if "xact" in function else "true"
@@ -96,6 +96,6 @@ def _look_for_slot(request: Request, function: str) -> str:
     return (
         f"WITH RECURSIVE look (slot) AS (SELECT ({slots.format(fresh)}) UNION ALL "
         f"SELECT ({slots.format('look.slot IS NULL')}) FROM look "
-        f"WHERE look.slot IS NULL AND {fresh} AND {end}pg_sleep({POLL_INTERVAL}) IS NOT NULL) "
+        f"WHERE look.slot IS NULL AND {fresh} AND {end}pg_sleep({SEMAPHORE_POLL}) IS NOT NULL) "
         "SELECT slot FROM look WHERE slot IS NOT NULL"
     )

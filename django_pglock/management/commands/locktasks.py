@@ -39,7 +39,6 @@ from django_pglock.management.history_output import (
     total_as_json,
     total_as_line,
 )
-from django_pglock.management.person import ask_to_continue
 from django_pglock.management.pipes import quiet_end
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.management.task_output import (
@@ -50,6 +49,7 @@ from django_pglock.management.task_output import (
     queue_as_json,
     queue_as_line,
 )
+from django_pglock.management.terminal import ask_to_continue
 from django_pglock.models import Task, TaskHistory, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts, in_status
 from django_pglock.store.delete import delete_archived
@@ -313,7 +313,7 @@ class Command(BaseCommand):
         tasks, archived = chosen(rows, options), archiving.chosen_too(rows.db, verb, options)
         if options["dry_run"] or not (options["ids"] or options["yes"]):
             count = sum(each[: MOST_COUNTED + 1].count() for each in (verb.movable(tasks), archived))
-            self.stdout.write(verb.said(verb.question, count, most=MOST_COUNTED))
+            self.stdout.write(verb.message(verb.question, count, most=MOST_COUNTED))
             if options["dry_run"] or not count:
                 return
             ask_to_continue()
@@ -326,7 +326,7 @@ class Command(BaseCommand):
             raise CommandError(
                 _("No task with these ids is in a state that allows this. Run: manage.py locktasks show ID")
             )
-        self.stdout.write(verb.said(verb.done, count))
+        self.stdout.write(verb.message(verb.done, count))
         if left > 0:
             text = ngettext(
                 "%d task was not changed: it does not exist, or is in another state.",

@@ -1,4 +1,4 @@
-"""What one look claims: of which kinds of functions, from which queues, and how many tasks."""
+"""What one poll claims: of which kinds of functions, from which queues, and how many tasks."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Claimer:
         self.queues = queues
         self.backend = backend
         self.pauses = KindPauses()
-        #: Kinds that have room, and for which it is not time to look yet.
-        self.put_off: list[FunctionKind] = []
+        #: Kinds that have room, and for which the pause between two polls is not over.
+        self.paused_kinds: list[FunctionKind] = []
         #: Whether any queue had something ready at the last claim.
         self.was_ready = False
         #: Whether the last claim took as many as it could. Then more may be ready than there is room for.
@@ -54,28 +54,28 @@ class Claimer:
         rooms = [(kind, room_of[kind]()) for kind in self._kinds()]
         if left is not None:
             rooms = [(kind, min(left, room)) for kind, room in rooms]
-        self.put_off = []
+        self.paused_kinds = []
         if len(rooms) == 1:
             return [(kind, room) for kind, room in rooms if room]
         smaller = min(room for _, room in rooms)
         if smaller and not (self.was_full and left is None):
             # One statement for both kinds: as long as all that is ready fits in, no second statement is needed.
             return [(BOTH, smaller)]
-        self.put_off = [kind for kind, room in rooms if room and self.pauses.next_in(kind) > 0]
-        return [(kind, room) for kind, room in rooms if room and kind not in self.put_off]
+        self.paused_kinds = [kind for kind, room in rooms if room and self.pauses.next_in(kind) > 0]
+        return [(kind, room) for kind, room in rooms if room and kind not in self.paused_kinds]
 
     def leaves_out_a_kind(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
         """Say whether a claim for these rooms would leave out one of two kinds that the process knows."""
         return len(rooms) == 1 and rooms[0][0] != BOTH and len(self._kinds()) > 1
 
-    def claim(self, rooms: list[tuple[FunctionKind, int]], *, told: Collection[str] = ()) -> list[Claim]:
-        """Claim tasks for these rooms. ``told``: the queues to look into, if a notification has named them."""
-        ready = self._ready_queues(told)
+    def claim(self, rooms: list[tuple[FunctionKind, int]], *, notified: Collection[str] = ()) -> list[Claim]:
+        """Claim tasks for these rooms. ``notified``: the queues to read, if a notification has named them."""
+        ready = self._ready_queues(notified)
         claims = self._claim_each(rooms, ready)
         if not claims and self._ready.is_from_memory:
             self._ready.forget()
             now_ready = self._ready_queues()
-            # Only the others: the look that found nothing may have read a whole backlog of the other kind of functions.
+            # Only the others: the claim that found nothing may have read a whole backlog of another kind of functions.
             claims = self._claim_each(rooms, [queue for queue in now_ready if queue not in ready])
             self.was_ready = bool(now_ready)
         self.was_full = len(claims) >= min(room for _, room in rooms)
@@ -109,12 +109,12 @@ class Claimer:
                 break
         return claims
 
-    def _ready_queues(self, told: Collection[str] = ()) -> list[str]:
+    def _ready_queues(self, notified: Collection[str] = ()) -> list[str]:
         """Return the queues to read. Asks the database only if there may be several and no notification named one."""
         if self.queues.only is not None:
             return [self.queues.only]
-        if told:
-            return sorted(told)
+        if notified:
+            return sorted(notified)
         names = self._ready.names()
         if not self._ready.is_from_memory:
             for cursors in self._cursors.values():

@@ -10,8 +10,8 @@ from django_pglock.tasks import registry
 from django_pglock.tasks.importing import learn
 from django_pglock.worker.claiming.queues import Queues
 
-#: Seconds between two looks while something is ready that cannot be claimed, and while there is other work.
-BETWEEN_LOOKS, BETWEEN_LOOKS_AT_WORK = 1.0, 30.0
+#: Seconds between two checks while something is ready that cannot be claimed, and while there is other work.
+CHECK_INTERVAL, BUSY_CHECK_INTERVAL = 1.0, 30.0
 
 
 class Discovery:
@@ -20,26 +20,26 @@ class Discovery:
     def __init__(self, using: str, queues: Queues) -> None:
         self.using = using
         self.queues = queues
-        self._looked_at = float("-inf")
-        # Whether a look was refused because the one before it was just now.
+        self._checked_at = float("-inf")
+        # Whether a check was refused because the one before it was just now.
         self._is_owed = False
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to look although there is work."""
-        return time.monotonic() - self._looked_at >= BETWEEN_LOOKS_AT_WORK
+        """Whether it is time to check although there is work."""
+        return time.monotonic() - self._checked_at >= BUSY_CHECK_INTERVAL
 
     @property
     def next_in(self) -> float:
-        """Seconds until the look that was refused, or infinity if none was."""
-        return max(0.0, self._looked_at + BETWEEN_LOOKS - time.monotonic()) if self._is_owed else math.inf
+        """Seconds until the check that was refused, or infinity if none was."""
+        return max(0.0, self._checked_at + CHECK_INTERVAL - time.monotonic()) if self._is_owed else math.inf
 
-    def look(self, *, is_urgent: bool = False) -> bool:
-        """Look unless the last look was just now, and say whether functions were found. ``is_urgent``: look always."""
-        self._is_owed = not is_urgent and time.monotonic() - self._looked_at < BETWEEN_LOOKS
+    def check(self, *, is_urgent: bool = False) -> bool:
+        """Check unless the last check was just now; say whether functions were found. ``is_urgent``: check always."""
+        self._is_owed = not is_urgent and time.monotonic() - self._checked_at < CHECK_INTERVAL
         if self._is_owed:
             return False
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         served = {path for queue, path in ready_paths(self.using) if self.queues.serves(queue)}
         unknown = [path for path in sorted(served) if registry.find(path) is None]
         learned = [path for path in unknown if learn(path)]

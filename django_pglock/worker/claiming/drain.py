@@ -16,8 +16,8 @@ from django_pglock.worker.claiming.queues import Queues
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds between two looks for tasks of workers that may be dead.
-BETWEEN_LOOKS = 0.5
+#: Seconds between two queries for tasks of workers that may be dead.
+CHECK_INTERVAL = 0.5
 #: Heartbeats to wait for a rescue beyond HEARTBEAT_LIMIT: until another worker is a witness, and for upkeep rounds.
 MARGIN = 5
 
@@ -45,14 +45,14 @@ class Drain:
         self.end = end
         self.left_behind: list[str] = []
         self._waits_since: float | None = None
-        self._looked_at = -BETWEEN_LOOKS
+        self._queried_at = -CHECK_INTERVAL
         self._doubtful: dict[str, int] = {}
 
     def waits_for_rescue(self) -> bool:
         """Say whether tasks run on workers that may be dead. Soon they are rescued, or their workers beat again."""
         now = time.monotonic()
-        if now - self._looked_at >= BETWEEN_LOOKS:
-            self._looked_at = now
+        if now - self._queried_at >= CHECK_INTERVAL:
+            self._queried_at = now
             found = doubtful(self.using, backend=self.backend)
             self._doubtful = {queue: count for queue, count in found if self.queues.serves(queue)}
         if not self._doubtful:

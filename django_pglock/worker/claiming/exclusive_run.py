@@ -25,26 +25,26 @@ logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds for which a suspect waits to be alone; doubled each time that was not enough, until one was alone.
 PATIENCE = 10.0
-#: How many times as long it is postponed after that. The threads lose at most one fifth of their time.
-PUT_OFF_FACTOR = 4
+#: It is postponed for this multiple of that time. The threads lose at most one fifth of their time.
+POSTPONE_FACTOR = 4
 
 
 class ExclusiveRun:
     """Keeps a suspect from beginning until nothing else runs in the process, and everything else until it has ended.
 
-    ``puts_off`` is whether a suspect that has waited for long may be postponed. A process that ends soon must not.
+    ``may_postpone`` is whether a suspect that has waited for long may be postponed. A process that ends soon must not.
     """
 
-    def __init__(self, in_flight: InFlight, *, puts_off: bool = True) -> None:
+    def __init__(self, in_flight: InFlight, *, may_postpone: bool = True) -> None:
         self.in_flight = in_flight
-        self._first_patience = PATIENCE if puts_off else math.inf
+        self._first_patience = PATIENCE if may_postpone else math.inf
         self._patience = self._first_patience
         self._suspect: Claim | None = None
         self._has_begun = False
         self._waits_since = 0.0
         self._none_before = 0.0
 
-    def sift(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+    def startable(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Return the claims that may begin now: all, unless one of them is a suspect."""
         most = max(1, get_settings().MAX_RESCUES)
         suspects = [claim for claim in claims if claim.rescues >= most]
@@ -52,7 +52,7 @@ class ExclusiveRun:
             return claims
         now = time.monotonic()
         if now < self._none_before:
-            self._put_off(suspects, self._none_before - now)
+            self._postpone(suspects, self._none_before - now)
             return [claim for claim in claims if claim not in suspects]
         suspect = suspects[0]
         logger.warning(
@@ -78,12 +78,12 @@ class ExclusiveRun:
             self._patience = self._first_patience
             self.in_flight.begin([suspect])
         elif not self._has_begun and time.monotonic() - self._waits_since > self._patience:
-            self._give_way(suspect)
+            self._postpone_suspect(suspect)
         return self._suspect is not None
 
-    def _give_way(self, suspect: Claim) -> None:
+    def _postpone_suspect(self, suspect: Claim) -> None:
         """Postpone the suspect and let the others continue for a while."""
-        seconds = self._patience * PUT_OFF_FACTOR
+        seconds = self._patience * POSTPONE_FACTOR
         logger.warning(
             "%s waited %.0f s for the other tasks of this worker to end. It is postponed for %.0f s.",
             suspect,
@@ -92,9 +92,9 @@ class ExclusiveRun:
         )
         self._suspect, self._none_before = None, time.monotonic() + seconds
         self._patience *= 2
-        self._put_off([suspect], seconds)
+        self._postpone([suspect], seconds)
 
-    def _put_off(self, suspects: Sequence[Claim], seconds: float) -> None:
+    def _postpone(self, suspects: Sequence[Claim], seconds: float) -> None:
         self.in_flight.add(suspects)
         self.in_flight.abandon(suspects, seconds)
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 #: The longest lifetime of a cursor in seconds. A claim from the start of the index then sees tasks that are more
 #: urgent, and tasks that were committed late.
 LONGEST_LIFETIME = 1.0
-#: The lifetime of a cursor is so many times as long as the claim from the start took: shorter where that is cheap.
+#: The lifetime of a cursor, as a multiple of the time that the claim from the start took: shorter where that is cheap.
 LIFETIME_FACTOR = 20
-#: Seconds between two looks for tasks with ``fair=`` while only others come: where no function that this worker knows
+#: Seconds between two checks for tasks with ``fair=`` while only others come: where no function that this worker knows
 #: has it, and where one has it.
-BETWEEN_FAIR_LOOKS, BETWEEN_KNOWN_FAIR_LOOKS = 1.0, 0.1
-#: The cursors of so many queues are kept in any case.
+FAIR_CHECK_INTERVAL, KNOWN_FAIR_CHECK_INTERVAL = 1.0, 0.1
+#: The number of queues whose cursors are kept in any case.
 FEW_QUEUES = 100
 
 
@@ -73,7 +73,7 @@ class QueueCursors:
         return self._queues[queue]
 
     def note_ready(self, ready: Iterable[str]) -> None:
-        """Note that only these queues have ready tasks. The other ones need no look for tasks with ``fair=``."""
+        """Note that only these queues have ready tasks. The other ones need no check for tasks with ``fair=``."""
         for name in self._queues.keys() - ready:
             self._queues[name].note_empty()
 
@@ -98,8 +98,8 @@ class QueueCursor:
         self._last_key = ""
         self._fair_first = False
         self._has_fair = False
-        # When tasks with ``fair=`` have to be looked for although there are others; None: they were, just before those.
-        self._look_for_fair_at: float | None = shared.clock() if shared.is_fair else None
+        # When to check for tasks with ``fair=`` although there are others; None: that was done just before those.
+        self._check_fair_at: float | None = shared.clock() if shared.is_fair else None
         # When a claim last took all others that were ready.
         self._emptied_at = float("inf")
 
@@ -116,36 +116,36 @@ class QueueCursor:
 
     def note_empty(self) -> None:
         """Note that nothing is ready, with ``fair=`` or without."""
-        self._has_fair, self._look_for_fair_at = False, None
+        self._has_fair, self._check_fair_at = False, None
 
     def _takes_turns(self) -> bool:
         """Say whether tasks with ``fair=`` and others are claimed in turns.
 
-        They are as long as there are tasks with ``fair=``. While there are none, each look for them would cost as much
-        as a claim. So they are looked for when there is nothing else and, while others come, from time to time: more
-        often if a function that this worker knows has ``fair=``. Elsewhere a single call may have it, or newer code.
+        They are as long as there are tasks with ``fair=``. While there are none, each check for them would cost as much
+        as a claim. So it is done when there is nothing else and, while others come, from time to time: more often if a
+        function that this worker knows has ``fair=``. Elsewhere a single call may have it, or newer code.
         """
         if not self._has_fair:
             now = self.shared.clock()
-            if now - self._emptied_at > self._between_looks:
-                # There was still room then, so the worker has looked again until it found nothing.
-                self._look_for_fair_at = None
-            if self._look_for_fair_at is None or now < self._look_for_fair_at:
+            if now - self._emptied_at > self._fair_check_interval:
+                # There was still room then, so the worker has polled again until it found nothing.
+                self._check_fair_at = None
+            if self._check_fair_at is None or now < self._check_fair_at:
                 return False
             self._fair_first = False
         return True
 
     @property
-    def _between_looks(self) -> float:
-        return BETWEEN_KNOWN_FAIR_LOOKS if self.shared.is_fair else BETWEEN_FAIR_LOOKS
+    def _fair_check_interval(self) -> float:
+        return KNOWN_FAIR_CHECK_INTERVAL if self.shared.is_fair else FAIR_CHECK_INTERVAL
 
     def _claim_plain_first(self, limit: int) -> list[Claim]:
         claims = self._claim_plain(limit)
         if not claims:
             return self._claim_fair(limit)
         now = self.shared.clock()
-        if self._look_for_fair_at is None:
-            self._look_for_fair_at = now + self._between_looks
+        if self._check_fair_at is None:
+            self._check_fair_at = now + self._fair_check_interval
         self._emptied_at = now if len(claims) < limit else float("inf")
         return claims
 
@@ -170,7 +170,7 @@ class QueueCursor:
             # There was not enough behind the last key: continue from the first key.
             more, self._last_key = self._claim_turn(limit - len(claims), "")
             claims += more
-        self._has_fair, self._look_for_fair_at = bool(claims), None
+        self._has_fair, self._check_fair_at = bool(claims), None
         return claims
 
     def _claim_turn(self, limit: int, after: str) -> tuple[list[Claim], str]:

@@ -1,4 +1,4 @@
-"""Which queues a worker serves, and in which order it looks into them."""
+"""Which queues a worker serves, and in which order it polls them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Queues:
 
     ``names`` are names of queues, or prefixes with ``*`` at the end; none: all queues. ``NAME=WEIGHT`` gives them a
     weight from 1 to 1000. Where several match a queue, its own name decides, then the longest prefix. ``exclude`` are
-    names or prefixes of queues that are not served. ``order`` is ``"weighted"`` (over many looks queues come first in
+    names or prefixes of queues that are not served. ``order`` is ``"weighted"`` (over many polls queues come first in
     proportion to their weights, so none starves) or ``"strict"`` (always as given, those of a prefix by name).
 
     Raises ``ConfigurationError`` for names, weights and orders that are not valid, and if no queue is left.
@@ -84,9 +84,9 @@ class Queues:
         return self._pattern_of(name) is not None
 
     def in_turn(self, ready: Sequence[str], *, whose: str = "") -> list[str]:
-        """Return those of the ``ready`` queues that are served, in the order in which to look this time.
+        """Return those of the ``ready`` queues that are served, in the order in which to poll them this time.
 
-        ``whose``: looks for different kinds of functions take turns separately; one kind would otherwise use up the
+        ``whose``: polls for different kinds of functions take turns separately; one kind would otherwise use up the
         turns of the other.
         """
         found = {name: pattern for name in sorted(ready) if (pattern := self._pattern_of(name))}

@@ -12,9 +12,9 @@ from django_pglock.worker.claiming.queue_cursor import LIFETIME_FACTOR, LONGEST_
 class ReadyQueues:
     """The names of the queues that have something ready.
 
-    While a transaction elsewhere is open, the entries of finished tasks stay in the index, and a look for each claim
+    While a transaction elsewhere is open, the entries of finished tasks stay in the index, and a query for each claim
     would walk through all of them each time. So an answer has a lifetime like a cursor (``queue_cursor.py``), in
-    proportion to the time that the look took. A task in another queue waits no longer than that.
+    proportion to the time that the query took. A task in another queue waits no longer than that.
     """
 
     def __init__(self, using: str, *, clock: Callable[[], float] = time.monotonic) -> None:

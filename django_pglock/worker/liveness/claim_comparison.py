@@ -1,7 +1,7 @@
 """Compares the tasks that are ours in the table with those in flight, and gives back those that never reached us.
 
-A claim whose answer got lost may be committed after the fetcher, in its next session, has looked for such claims. Some
-seconds later it is committed or never will be.
+A claim whose answer got lost may be committed after the fetcher, in its next session, has searched for such claims.
+Some seconds later it is committed or never will be.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from django_pglock.store.give_back import give_back, server_time
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.service import logger
 
-#: So many times HEARTBEAT_LIMIT after a lost answer the claim is committed, and a comparison has looked for it.
+#: After this multiple of HEARTBEAT_LIMIT a claim whose answer was lost is committed or never will be, and a comparison
+#: has run.
 CERTAIN = 3.0
 
 

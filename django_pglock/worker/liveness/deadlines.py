@@ -1,8 +1,8 @@
 """Deadlines for the statements of the worker's own services: closes a connection on which an answer does not come.
 
 A connection may be half open forever: a load balancer keeps acknowledging data that nobody reads any more, and
-neither the server's timeouts nor TCP notice. So this service looks every second. It counts looks instead of seconds,
-because time also passes harmlessly, while the process is stopped or a task keeps the GIL. Each look proves that the
+neither the server's timeouts nor TCP notice. So this service checks every second. It counts checks instead of seconds,
+because time also passes harmlessly, while the process is stopped or a task keeps the GIL. Each check proves that the
 threads could run.
 """
 
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from django_pglock.postgres.connections import hang_up
+from django_pglock.postgres.connections import shut_down_socket
 from django_pglock.worker.service import Service
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds between two looks.
-BETWEEN_LOOKS = 1.0
+#: Seconds between two checks.
+CHECK_INTERVAL = 1.0
 #: Seconds beyond a service's patience, for the server to end the statement by itself if it learns of it.
 LEFT_TO_SERVER = 2.0
 
@@ -40,7 +40,7 @@ class SendsStatements(Protocol):
 
 
 class Deadlines(Service):
-    """Looks every second which statement each service waits for, and closes a connection that waits too long."""
+    """Checks every second which statement each service waits for, and closes a connection that waits too long."""
 
     name = "deadlines"
 
@@ -50,28 +50,28 @@ class Deadlines(Service):
 
     def turn(self) -> None:
         for each in self._awaited:
-            each.look()
-        self.stopping.wait(BETWEEN_LOOKS)
+            each.check()
+        self.stopping.wait(CHECK_INTERVAL)
 
 
 class _Awaited:
-    """The statement that one service waited for at the last look, and at how many looks before."""
+    """The statement that one service waited for at the last check, and at how many checks before."""
 
     def __init__(self, service: SendsStatements) -> None:
         self.service = service
         self.statement: object = None
-        self.looks = 0
+        self.checks = 0
 
-    def look(self) -> None:
+    def check(self) -> None:
         statement = self.service.under_way()
-        self.looks = self.looks + 1 if statement is not None and statement == self.statement else 0
+        self.checks = self.checks + 1 if statement is not None and statement == self.statement else 0
         self.statement = statement
-        waited = self.looks * BETWEEN_LOOKS
+        waited = self.checks * CHECK_INTERVAL
         if statement is not None and waited > self.service.patience + LEFT_TO_SERVER:
             logger.warning(
                 "The %s has had no answer from the database for %.0f s. It closes its connection.",
                 self.service.name,
                 waited,
             )
-            hang_up(statement[0])
+            shut_down_socket(statement[0])
             self.statement = None

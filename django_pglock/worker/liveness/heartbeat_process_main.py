@@ -23,7 +23,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-#: A beat is late after so many intervals. Rescue begins to suspect a worker after 2.2 intervals.
+#: Intervals after which a beat is late. Rescue begins to suspect a worker after 2.2 intervals.
 LATE = 1.5
 #: The longest time in seconds for which this process beats until the worker beats again by itself. A task that has kept
 #: the worker's threads from running for so long will not end, and its worker's tasks are better run elsewhere.
@@ -40,7 +40,7 @@ END = b"end"
 #: Seconds after the end of the input within which the process of a worker that has died is gone.
 DIES_WITHIN = 1.0
 #: Seconds between two checks for that.
-BETWEEN_LOOKS = 0.01
+CHECK_INTERVAL = 0.01
 #: Only the dates, and only of a row that exists: a worker that has deleted its row must not come back. This process
 #: beats because a beat is late, perhaps after an outage: so the beats are not continuous, and the worker is no witness
 #: for others.
@@ -163,7 +163,7 @@ def has_died(pid: int) -> bool:
     deadline = time.monotonic() + DIES_WITHIN
     while os.getppid() == pid and time.monotonic() < deadline:
         # The kernel closes the files of a process before it gives the process's children another parent.
-        time.sleep(BETWEEN_LOOKS)
+        time.sleep(CHECK_INTERVAL)
     return os.getppid() != pid
 
 

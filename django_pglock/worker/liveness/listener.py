@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 #: A selector is made for each wait. epoll, the default on Linux, would take four more system calls for it.
 Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
-#: Seconds after which a worker that is not among the prompt ones looks; a fifth more or less, so that not all look at
-#: once.
+#: Seconds after which a worker that is not woken first polls; a fifth more or less, so that not all poll at once.
 A_MOMENT = 1.0
 
 
@@ -27,19 +26,19 @@ CHANNELS = (READY_CHANNEL, OTHERS_CHANNEL, SCHEDULED_CHANNEL, CANCEL_CHANNEL)
 
 
 class NotificationSession:
-    """Has a session receive the notifications for workers. ``heard`` is called with channel and payload of each.
+    """Has a session receive the notifications for workers.
 
-    It is called in the thread that uses the session.
+    ``on_notification`` is called with channel and payload of each, in the thread that uses the session.
     """
 
-    def __init__(self, heard: Callable[[str, str], None]) -> None:
-        self.heard = heard
+    def __init__(self, on_notification: Callable[[str, str], None]) -> None:
+        self.on_notification = on_notification
 
     def listen(self, connection: DatabaseWrapper) -> None:
         """Begin to listen in a session that has just been opened."""
         raw: Any = connection.connection
         # psycopg calls this for notifications that come while a statement runs.
-        raw.add_notify_handler(lambda note: self.heard(note.channel, note.payload))
+        raw.add_notify_handler(lambda note: self.on_notification(note.channel, note.payload))
         with connection.cursor() as cursor:
             cursor.execute("; ".join(f"LISTEN {channel}" for channel in CHANNELS))
 
@@ -48,18 +47,19 @@ class NotificationSession:
         raw: Any = connection.connection
         raw.pgconn.consume_input()
         while note := raw.pgconn.notifies():
-            self.heard(note.relname.decode(), note.extra.decode())
+            self.on_notification(note.relname.decode(), note.extra.decode())
 
 
 class Listener:
     """Calls ``ready`` with the queue's name, ``scheduled``, or ``cancelled`` with the task's id for each notification.
 
-    ``ready`` is also called with whether this worker is one of the prompt ones for this notification.
+    ``ready`` is also called with whether this worker is one of those woken first for this notification.
 
     It calls them in the thread of the heartbeat. ``missed`` is to be called whenever a session begins to listen,
     because notifications may have been sent before.
 
-    While it is not ``is_prompt``, it calls ``ready`` after a moment, or when the prompt workers call the others.
+    While it is not ``is_woken_first``, it calls ``ready`` after a moment, or when the workers
+    woken first call the others.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Listener:
         self.scheduled = scheduled
         self.cancelled = cancelled
         self.missed = missed
-        #: Whether this worker looks at once: few elder workers sleep. ``store/wake.py`` says why not all do.
-        self.is_prompt = True
+        #: Whether this worker polls at once: few older workers sleep. ``store/wake.py`` says why not all do.
+        self.is_woken_first = True
         # Queues that a notification has named a moment ago, and when to pass them on.
         self._postponed: set[str] = set()
         self._pass_on_at = math.inf
@@ -95,7 +95,7 @@ class Listener:
         """Take note of one notification."""
         if channel == OTHERS_CHANNEL:
             self.ready(payload, False)
-        elif channel == READY_CHANNEL and self.is_prompt:
+        elif channel == READY_CHANNEL and self.is_woken_first:
             self.ready(payload, True)
         elif channel == READY_CHANNEL:
             self._postponed.add(payload)
@@ -120,7 +120,7 @@ class SelfPipe:
             end.setblocking(False)
 
     def wake(self) -> None:
-        """End the present wait or, if there is none, the next one. For other threads."""
+        """End the present wait or, if there is none, the next one. Thread-safe."""
         if self._pair is not None:
             # An error means that it is full, or closed.
             with contextlib.suppress(OSError):

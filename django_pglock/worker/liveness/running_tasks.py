@@ -38,10 +38,10 @@ class Progress(Protocol):
 
 
 class RunningTasks(ConnectedService):
-    """Looks for requests once in a heartbeat interval, or when it is woken, while there are tasks in flight.
+    """Queries for requests once in a heartbeat interval, or when it is woken, while there are tasks in flight.
 
-    ``cancel`` is called with the ids and attempts of running tasks that somebody has cancelled, at each look until they
-    have ended. ``stack_of`` returns the stack of a running task as text, by id and attempt.
+    ``cancel`` is called with the ids and attempts of running tasks that somebody has cancelled, at each query until
+    they have ended. ``stack_of`` returns the stack of a running task as text, by id and attempt.
 
     A turn takes a session only if it needs one. An idle worker needs none for this service.
     """
@@ -70,9 +70,9 @@ class RunningTasks(ConnectedService):
         self.process = process
         self.comparison = ClaimComparison(in_flight, using, identity.id)
         self._news = threading.Event()
-        # Whether somebody has asked something, as far as we heard, and when to look without that.
+        # Whether a notification of a request has come, and when to query without one.
         self._is_asked = False
-        self._look_at = 0.0
+        self._check_at = 0.0
         # Whether the present rest is the long one of an idle worker.
         self._rests_long = False
         in_flight.when_busy.append(self._end_long_rest)
@@ -94,8 +94,8 @@ class RunningTasks(ConnectedService):
     def turn(self) -> None:
         self._news.clear()
         is_asked, self._is_asked = self._is_asked, False
-        if self.in_flight.claims and (is_asked or time.monotonic() >= self._look_at):
-            self._look_at = time.monotonic() + get_settings().HEARTBEAT_INTERVAL
+        if self.in_flight.claims and (is_asked or time.monotonic() >= self._check_at):
+            self._check_at = time.monotonic() + get_settings().HEARTBEAT_INTERVAL
             self._pass_on_requests()
         if self.progress.is_new:
             super().open()
@@ -123,13 +123,13 @@ class RunningTasks(ConnectedService):
         super().close()
 
     def _rest(self) -> None:
-        """Wait until the next look. An idle worker waits for longer, and its next claim ends that."""
+        """Wait until the next query. An idle worker waits for longer, and its next claim ends that."""
         seconds = get_settings().HEARTBEAT_INTERVAL
         # The order matters: a claim that comes after this line ends the rest.
         self._rests_long = True
         if self.in_flight.claims:
             self._rests_long = False
-            seconds = min(seconds, BETWEEN_PROGRESS, max(0.0, self._look_at - time.monotonic()))
+            seconds = min(seconds, BETWEEN_PROGRESS, max(0.0, self._check_at - time.monotonic()))
         self.note_life(seconds)
         self._news.wait(seconds)
 
@@ -138,5 +138,5 @@ class RunningTasks(ConnectedService):
         if self._rests_long:
             self._rests_long = False
             moment = min(BETWEEN_PROGRESS, get_settings().HEARTBEAT_INTERVAL)
-            self._look_at = max(self._look_at, time.monotonic() + moment)
+            self._check_at = max(self._check_at, time.monotonic() + moment)
             self._news.set()

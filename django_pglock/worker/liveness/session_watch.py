@@ -11,7 +11,7 @@ watch asks the server, on another session of the same database alias:
     the server cannot be reached, thrice     ended
 
 To end a session means to shut its socket down, so that the waiting thread gets an ``OperationalError``. The watch
-counts looks, not seconds: a process that was stopped has not waited. Behind a pooler the process number of the session
+counts checks, not seconds: a process that was stopped has not waited. Behind a pooler the process number of the session
 is the pooler's; there a statement counts as lost when no statement in the database is as old as ours. A standby may be
 one of several at one address, and another one does not know our session; so a session that a standby does not know is
 only reported.
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from django_pglock.tasks.claim import Claim
 
-#: Seconds between two looks.
-BETWEEN_LOOKS = 1.0
+#: Seconds between two checks.
+CHECK_INTERVAL = 1.0
 #: Looks without an answer before the server is asked for the first time, and from one question to the next.
 FIRST_QUESTION, BETWEEN_QUESTIONS = 10, 5
 #: Seconds for which the session has to be idle at the server: an answer may be in transit.
@@ -85,30 +85,30 @@ class SessionWatch(Service):
         return asking if asking is not None and statement_under_way(asking[0]) else None
 
     def turn(self) -> None:
-        self._look()
+        self._check()
         suspects = [silent for silent in self._silent.values() if silent.is_to_be_asked_for]
         for alias in {silent.wait.alias for silent in suspects if silent.wait.alias is not None}:
             self._ask(alias, [silent for silent in suspects if silent.wait.alias == alias])
         for silent in self._silent.values():
             self._report(silent)
-        if not any(silent.looks >= FIRST_QUESTION for silent in self._silent.values()):
+        if not any(silent.checks >= FIRST_QUESTION for silent in self._silent.values()):
             self.close()
-        self.note_life(BETWEEN_LOOKS)
-        self.stopping.wait(BETWEEN_LOOKS)
+        self.note_life(CHECK_INTERVAL)
+        self.stopping.wait(CHECK_INTERVAL)
 
     def close(self) -> None:
         while self._sessions:
             self._sessions.popitem()[1].close()
 
-    def _look(self) -> None:
-        """Count for how many looks each session that waits now has waited."""
+    def _check(self) -> None:
+        """Count at how many checks each session that waits now has waited."""
         before, self._silent = self._silent, {}
         for wait in pending_statements():
             silent = before.get(id(wait.raw))
             if silent is None or silent.wait != wait:
                 silent = SilentSession(wait)
             self._silent[id(wait.raw)] = silent
-            silent.looks += 1
+            silent.checks += 1
 
     def _ask(self, alias: str, sessions: list[SilentSession]) -> None:
         try:
@@ -147,7 +147,7 @@ class SessionWatch(Service):
         self._silent.pop(id(silent.wait.raw), None)
 
     def _report(self, silent: SilentSession) -> None:
-        if silent.looks >= REPORT and not silent.is_reported:
+        if silent.checks >= REPORT and not silent.is_reported:
             silent.is_reported = True
             self._log(silent, f"{silent.says}. The thread continues to wait.")
 
@@ -158,18 +158,18 @@ class SessionWatch(Service):
             "%s has had no answer from database %r for %.0f s: %s",
             who if claim is None else f"{who} ({claim!r})",
             wait.alias,
-            silent.looks * BETWEEN_LOOKS,
+            silent.checks * CHECK_INTERVAL,
             what,
             extra={} if claim is None else claim.log_fields(),
         )
 
 
 class SilentSession:
-    """A session that waits for an answer: for how many looks, and what the server says of it."""
+    """A session that waits for an answer: at how many checks, and what the server says of it."""
 
     def __init__(self, wait: PendingStatement) -> None:
         self.wait = wait
-        self.looks = 0
+        self.checks = 0
         #: What the server has reported last, in words.
         self.says = "the server has not been asked"
         #: Why the session has to be ended; empty: it has not.
@@ -185,14 +185,14 @@ class SilentSession:
     @property
     def is_to_be_asked_for(self) -> bool:
         """Whether it is time for a question."""
-        beyond = self.looks - FIRST_QUESTION
+        beyond = self.checks - FIRST_QUESTION
         return beyond >= 0 and beyond % BETWEEN_QUESTIONS == 0
 
     def note_failure(self, error: BaseException, *, has_answered: bool) -> None:
         """Note that the server could not be asked. A server that refuses may still work on the statement."""
         self._failures = 0 if has_answered else self._failures + 1
         self.says = f"the server cannot be asked ({str(error).strip()})"
-        # A session that sends one statement after the other waits at every look, too, but it receives answers.
+        # A session that sends one statement after the other waits at every check, too, but it receives answers.
         if self._failures >= PATIENCE and self._receives_nothing() is not False:
             self.verdict = "the server cannot be reached"
 
@@ -221,10 +221,10 @@ class SilentSession:
 
     def _note_pooled(self, view: ServerView) -> None:
         self.says = "a pooler is between them, and the server runs a statement as old as this one"
-        waited = self.looks * BETWEEN_LOOKS
+        waited = self.checks * CHECK_INTERVAL
         if view.oldest_statement < waited - ON_ITS_WAY:
             self.says = "a pooler is between them, and the server runs no statement as old as this one"
-            if self.looks >= BEHIND_POOLER and not self._may_be_elsewhere(view):
+            if self.checks >= BEHIND_POOLER and not self._may_be_elsewhere(view):
                 self.verdict = self.says
 
     def _may_be_elsewhere(self, view: ServerView) -> bool:

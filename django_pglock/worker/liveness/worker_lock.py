@@ -14,7 +14,7 @@ from django_pglock.postgres.connections import backend_pid
 #: Takes the worker's lock. NULL behind a pooler, where the lock would stay in a session that other clients use. CASE,
 #: because the server must compare the process numbers before it tries to take the lock.
 HOLD_LOCK = "SELECT CASE WHEN pg_backend_pid() = %s THEN pg_try_advisory_lock(%s, %s) END"
-LET_GO = "SELECT pg_advisory_unlock(%s, %s)"
+UNLOCK = "SELECT pg_advisory_unlock(%s, %s)"
 
 
 class WorkerLock:
@@ -57,9 +57,9 @@ class WorkerLock:
                 else:
                     self._is_held = bool(is_held)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the lock, if this session has it."""
         if self._is_held:
             self._is_held = None
             with connections[self.using].cursor() as cursor:
-                cursor.execute(LET_GO, (WORKER, self.number))
+                cursor.execute(UNLOCK, (WORKER, self.number))

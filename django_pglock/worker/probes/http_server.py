@@ -81,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(has_body=False)
 
     def _answer(self, *, has_body: bool) -> None:
-        status, kind, text = self._look()
+        status, kind, text = self._response()
         body = text.encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
         if has_body:
             self.wfile.write(body)
 
-    def _look(self) -> tuple[HTTPStatus, str, str]:
+    def _response(self) -> tuple[HTTPStatus, str, str]:
         match urlsplit(self.path).path:
             case "/livez":
                 return _verdict(self.server.health.stuck())

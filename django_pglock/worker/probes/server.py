@@ -22,7 +22,7 @@ logger = logging.getLogger("django_pglock.worker")
 #: kubelet and Prometheus send requests from outside of the pod. Nothing listens unless a port is given.
 DEFAULT_HOST = "0.0.0.0"  # noqa: S104
 #: Seconds between two checks whether the server has to stop, or a request has to be cut off.
-BETWEEN_LOOKS = 0.25
+CHECK_INTERVAL = 0.25
 
 
 class ProbeServer:
@@ -50,7 +50,7 @@ class ProbeServer:
             raise ConfigurationError(f"Probes cannot be answered at {self.host} port {self.port}: {error}.") from None
         self._server, self.port = server, server.server_address[1]
         threading.Thread(
-            target=server.serve_forever, args=(BETWEEN_LOOKS,), name="lockworker-probes", daemon=True
+            target=server.serve_forever, args=(CHECK_INTERVAL,), name="lockworker-probes", daemon=True
         ).start()
         logger.info("Answering probes at %s port %d.", self.host, self.port)
 

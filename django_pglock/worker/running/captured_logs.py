@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from django_pglock.errors import TaskTimeout
 from django_pglock.tasks.arguments import storable
 
-#: The last so many records are kept, each up to so many characters, and so many characters in all.
+#: The number of records that are kept, the last ones; the most characters of each, and of all together.
 MOST_RECORDS, LONGEST_RECORD, MOST_CHARACTERS = 200, 4_000, 32_000
 
 _FORMAT = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")

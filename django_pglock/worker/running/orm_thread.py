@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from django.db import connections
 
-from django_pglock.postgres.connections import cancel_statement, hang_up
+from django_pglock.postgres.connections import cancel_statement, shut_down_socket
 from django_pglock.worker.running.attempt import Attempt
 from django_pglock.worker.running.task_connections import is_at_rest, is_closed
 
@@ -141,10 +141,10 @@ class OrmThread(ThreadPoolExecutor):
 
     def _watch(self, seconds: float) -> None:
         self._is_watched = True
-        asyncio.get_running_loop().call_later(seconds, self._look)
+        asyncio.get_running_loop().call_later(seconds, self._report_wait)
 
-    def _look(self) -> None:
-        """Log which task keeps others waiting; look again as long as calls wait."""
+    def _report_wait(self) -> None:
+        """Log which task keeps others waiting; check again as long as calls wait."""
         self._is_watched = False
         attempt, took = self.attempt, time.monotonic() - self.since
         if self._waiting < 2 or attempt is None:
@@ -165,4 +165,4 @@ def _cancel(connection: Any, attempt: Attempt) -> None:
         cancel_statement(connection)
     except psycopg.Error as error:
         logger.warning("A statement of %s could not be cancelled: %s", attempt.claim, error)
-        hang_up(connection)
+        shut_down_socket(connection)

@@ -19,7 +19,7 @@ class StoppableAttempt:
     timeout: float | None = None
     #: When the function was called, by time.monotonic().
     began: float | None = None
-    #: When the time of the attempt is over, and when the watchdog has to look at it next, by time.monotonic().
+    #: When the time of the attempt is over, and when the watchdog has to check it next, by time.monotonic().
     deadline = math.inf
     look_at = math.inf
     #: The function has ended. Nothing may be sent into its thread any more.

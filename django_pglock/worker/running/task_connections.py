@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 
 from django_pglock.locks.connection_hooks import holds_locks
 from django_pglock.postgres.connection_registry import is_on_standby, note_connection
-from django_pglock.postgres.connections import has_hung_up
+from django_pglock.postgres.connections import has_session_ended
 from django_pglock.postgres.sessions import limit_waiting
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def prepare_connections() -> None:
 
 
 def renew_connections(using: str) -> None:
-    """Close this thread's connections that are broken, too old or hung up, so that the next task opens new ones.
+    """Close this thread's connections that are broken, too old or ended, so that the next task opens new ones.
 
     Close also the connection to the tasks' database, ``using``, if it leads to a standby: after a failover the address
     may have led there for a while.
@@ -49,7 +49,7 @@ def renew_connections(using: str) -> None:
     connection: Any
     for connection in connections.all(initialized_only=True):
         if connection.vendor == "postgresql" and (
-            has_hung_up(connection) or (connection.alias == using and is_on_standby(connection))
+            has_session_ended(connection) or (connection.alias == using and is_on_standby(connection))
         ):
             connection.close()
         else:

@@ -1,9 +1,9 @@
 """A thread that runs sync functions, and how a function in it is stopped.
 
-The thread runs other tasks before and after, so the difficulty is not to hit the function but to miss the others. Only
-``TaskThread.stop()`` acts on the thread: under the lock of the ``TaskThread``, and after a check that the function
-still runs. When the function has ended, the thread first notes that, then waits until no ``stop()`` is in progress, and
-then lets an exception be raised that was sent and has not been raised yet.
+The thread runs other tasks before and after. An exception that is sent to the thread must reach this function only,
+never the next task. Only ``TaskThread.stop()`` acts on the thread: under the lock of the ``TaskThread``, and after a
+check that the function still runs. When the function has ended, the thread first notes that, then waits until no
+``stop()`` is in progress, and then lets an exception be raised that was sent and has not been raised yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 
 from django_pglock.errors import TaskTimeout
-from django_pglock.postgres.connections import cancel_statement, hang_up, statement_under_way
+from django_pglock.postgres.connections import cancel_statement, shut_down_socket, statement_under_way
 from django_pglock.postgres.stacks import stacks
 from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.stoppable import StoppableAttempt
@@ -163,15 +163,15 @@ class TaskThread:
             except psycopg.Error as error:
                 # The request may still arrive, and would cancel the next statement of the session.
                 is_busy = True
-                self._hang_up(session, attempt, f"could not be cancelled ({str(error).strip()})")
+                self._shut_down_socket(session, attempt, f"could not be cancelled ({str(error).strip()})")
             else:
                 if is_busy and time.monotonic() - attempt.deadline > CANCEL_PATIENCE:
                     # The server has cancelled it, or has nothing to cancel, but its answer does not reach us.
-                    self._hang_up(session, attempt, "does not end although the server was asked to cancel it")
+                    self._shut_down_socket(session, attempt, "does not end although the server was asked to cancel it")
             was_busy |= is_busy
         return was_busy
 
-    def _hang_up(self, session: DatabaseWrapper, attempt: StoppableAttempt, what: str) -> None:
+    def _shut_down_socket(self, session: DatabaseWrapper, attempt: StoppableAttempt, what: str) -> None:
         attempt.is_disturbed = True
         logger.warning(
             "A statement of %s %s. Its connection to database %r is closed.",
@@ -180,7 +180,7 @@ class TaskThread:
             session.alias,
             extra=attempt.claim.log_fields(),
         )
-        hang_up(session)
+        shut_down_socket(session)
 
     def clean_up(self, claim: Claim) -> None:
         """Close connections that a task has left in a state that the next task must not find.
@@ -209,7 +209,7 @@ class TaskThread:
         session.in_atomic_block = session.closed_in_transaction = False
         if statement_under_way(session):
             # Another thread waits for an answer on it, and would crash if libpq's connection were freed.
-            hang_up(session)
+            shut_down_socket(session)
             session.connection = None
         else:
             session.close()

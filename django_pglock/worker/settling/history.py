@@ -43,8 +43,8 @@ NAMES: dict[type[Any], str] = {
 # Read of thousands of ended claims, so by functions in C.
 CLAIM, OUTCOME = attrgetter("claim"), attrgetter("outcome")
 QUEUE, PATH = attrgetter("queue"), attrgetter("task_path")
-#: Of a batch of more attempts that ended alike, the times of about so many are measured and stand for all. To measure
-#: each of a thousand tasks that took some microseconds would cost 5 % of such tasks.
+#: About the number of attempts whose times are measured in a batch of attempts that ended alike; they stand for all. To
+#: measure each of a thousand tasks that took some microseconds would cost 5 % of such tasks.
 MEASURED = 8
 #: Minutes whose counts are kept while the database refuses them, beside the present one.
 MOST_MINUTES = 10

@@ -137,7 +137,7 @@ class Settler(ConnectedService):
             self._written, self._batch = self._write(self._batch), []
         if self._written:
             # They stay in flight until the tasks that waited for them are ready: a draining worker waits for that.
-            self._let_through(self._written)
+            self._release_and_admit(self._written)
             self.in_flight.remove(self._written)
             self._written = []
         self.in_flight.settling = len(self._locked)
@@ -273,8 +273,11 @@ class Settler(ConnectedService):
                 date = dates.get(ended.claim.id)
                 ended.finished_at = date and date.timestamp()
 
-    def _let_through(self, ended_claims: list[EndedClaim]) -> None:
-        """Make ready the tasks that waited for the lock keys or for the end of these. After the commit: gates.py."""
+    def _release_and_admit(self, ended_claims: list[EndedClaim]) -> None:
+        """Make ready the tasks that waited for the lock keys or for the end of these.
+
+        Call it after the commit; store/admit.py says why.
+        """
         keys = {*map(LOCK_KEY, map(CLAIM, ended_claims))}
         finals = ended_claims
         if not are_successes(ended_claims):

@@ -17,12 +17,13 @@ from django_pglock.worker.service import Service, logger
 
 #: The environment variable with the number of a process. It is set only in processes of a supervisor.
 NUMBER = "DJANGO_PGLOCK_PROCESS"
-#: The environment variable with the descriptor of its line to the heartbeat that the processes share, if they do.
-LINE = "DJANGO_PGLOCK_HEARTBEAT_LINE"
+#: The environment variable with the descriptor of the socket to the heartbeat that the processes share, if they do. The
+#: name stays, because a supervisor of another version of the package may have started this process.
+HEARTBEAT_FD = "DJANGO_PGLOCK_HEARTBEAT_LINE"
 #: Messages of a process: it lives; another process may begin in its place; it ends, within its grace.
 ALIVE, REPLACE, ENDING = b".", b"r", b"e"
 #: The message of the supervisor: give back everything and end.
-HURRY = b"h"
+STOP_NOW = b"h"
 #: The exit code of a process with ``--drain`` that leaves tasks behind: EX_TEMPFAIL of sysexits.h, try again later.
 LEFT_BEHIND = 75
 
@@ -30,19 +31,19 @@ LEFT_BEHIND = 75
 class SupervisorChannel(Service):
     """The process's end of the channel.
 
-    ``on_supervisor_gone`` is called when the supervisor has died, ``on_hurry`` when it wants the process to end at
+    ``on_supervisor_gone`` is called when the supervisor has died, ``on_stop_now`` when it wants the process to end at
     once.
     """
 
     name = "supervisor channel"
 
-    def __init__(self, number: int, channel: socket.socket, line: socket.socket | None = None) -> None:
+    def __init__(self, number: int, channel: socket.socket, heartbeat_socket: socket.socket | None = None) -> None:
         super().__init__()
         self.number = number
-        #: The line to the heartbeat that the supervisor shares among its processes; None: each beats by itself.
-        self.line = line
+        #: The socket to the heartbeat that the supervisor shares among its processes; None: each beats by itself.
+        self.heartbeat_socket = heartbeat_socket
         self.on_supervisor_gone: Callable[[], None] = lambda: None
-        self.on_hurry: Callable[[], None] = lambda: None
+        self.on_stop_now: Callable[[], None] = lambda: None
         self._channel = channel
         keep_from_children(channel)
         channel.settimeout(get_settings().HEARTBEAT_INTERVAL)
@@ -59,7 +60,7 @@ class SupervisorChannel(Service):
         except ConnectionError:
             self._end()
         else:
-            self.on_hurry() if heard == HURRY else self._end()
+            self.on_stop_now() if heard == STOP_NOW else self._end()
 
     def tell(self, message: bytes) -> None:
         """Send a message to the supervisor, from any thread. If the supervisor is gone, ``turn()`` finds that out."""
@@ -82,14 +83,14 @@ def to_supervisor() -> SupervisorChannel | None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return SupervisorChannel(int(number), channel, _line())
+    return SupervisorChannel(int(number), channel, _heartbeat_socket())
 
 
-def _line() -> socket.socket | None:
-    descriptor = os.environ.pop(LINE, None)
+def _heartbeat_socket() -> socket.socket | None:
+    descriptor = os.environ.pop(HEARTBEAT_FD, None)
     if descriptor is None:
         return None
     # The copy is not inherited by processes that tasks start.
-    line = socket.socket(fileno=os.dup(int(descriptor)))
+    end = socket.socket(fileno=os.dup(int(descriptor)))
     os.close(int(descriptor))
-    return line
+    return end

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from django_pglock.worker.supervising.channel import HURRY, LINE, NUMBER
+from django_pglock.worker.supervising.channel import HEARTBEAT_FD, NUMBER, STOP_NOW
 from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
 
 
@@ -23,28 +23,28 @@ class ChildProcess:
     def __init__(self, number: int, command: Sequence[str], shared: SharedHeartbeat | None = None) -> None:
         self.number = number
         self.channel, theirs = socket.socketpair()
-        line, their_line = socket.socketpair()
-        with theirs, their_line:
+        heartbeat_socket, their_heartbeat_socket = socket.socketpair()
+        with theirs, their_heartbeat_socket:
             environment = {**os.environ, NUMBER: str(number)}
             if shared is not None:
-                environment[LINE] = str(their_line.fileno())
+                environment[HEARTBEAT_FD] = str(their_heartbeat_socket.fileno())
             try:
                 self.process = subprocess.Popen(  # noqa: S603
                     command,
                     stdin=theirs.fileno(),
-                    # A process without LINE would leave the socket open to the programs that its tasks start.
-                    pass_fds=[] if shared is None else [their_line.fileno()],
+                    # A process without HEARTBEAT_FD would leave the socket open to the programs that its tasks start.
+                    pass_fds=[] if shared is None else [their_heartbeat_socket.fileno()],
                     start_new_session=True,
                     env=environment,
                 )
             except OSError:
                 self.channel.close()
-                line.close()
+                heartbeat_socket.close()
                 raise
         if shared is None:
-            line.close()
+            heartbeat_socket.close()
         else:
-            shared.add(line)
+            shared.add(heartbeat_socket)
         self.channel.setblocking(False)
         self.started_at = time.monotonic()
         #: When it was last heard. None: not yet, because a start may take any time; or its channel is closed.
@@ -76,10 +76,10 @@ class ChildProcess:
         self.process.send_signal(signal.SIGTERM)
         self.kill_at = time.monotonic() + within
 
-    def hurry(self, *, within: float) -> None:
+    def stop_now(self, *, within: float) -> None:
         """Ask it to give back everything and end within so many seconds."""
         with suppress(OSError):
-            self.channel.send(HURRY)
+            self.channel.send(STOP_NOW)
         self.kill_at = time.monotonic() + within
 
     def kill(self) -> None:

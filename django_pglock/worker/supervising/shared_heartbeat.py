@@ -3,7 +3,7 @@
 Each process asks for each of its heartbeats, so a process that is stopped or that a task keeps from running gets none.
 The supervisor writes the heartbeats of all processes together, in one statement. When a process dies, the supervisor
 releases its lock. When the supervisor dies or is stopped, or its session is lost, the processes beat by themselves
-(``liveness/heartbeat_line.py``).
+(``liveness/supervisor_heartbeat.py``).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class SharedHeartbeat(ConnectedService):
         super().__init__(using)
         self.is_pooled = is_pooled
         self._added: SimpleQueue[socket.socket] = SimpleQueue()
-        self._lines: list[Line] = []
-        # Lines of processes that have ended, whose locks the session still holds.
-        self._ended: list[Line] = []
+        self._clients: list[HeartbeatClient] = []
+        # Clients that have ended, whose locks the session still holds.
+        self._ended: list[HeartbeatClient] = []
         self._session = NotificationSession(self._pass_on)
         self._self_pipe = SelfPipe()
         # All processes are asked to beat at the same time: whole intervals after this moment.
@@ -58,7 +58,7 @@ class SharedHeartbeat(ConnectedService):
         return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
 
     def add(self, end: socket.socket) -> None:
-        """Beat for another process, which has the other end. For other threads."""
+        """Add a process whose heartbeats this service writes; it has the other end of the socket. Thread-safe."""
         self._added.put(end)
         self.wake()
 
@@ -66,26 +66,26 @@ class SharedHeartbeat(ConnectedService):
         self._self_pipe.wake()
 
     def connected(self) -> None:
-        for line in self._lines:
-            line.note_session()
+        for client in self._clients:
+            client.note_session()
         self._ended = []
         if not self.is_pooled:
             self._session.listen(connection_for(self.using))
-        for line in self._lines:
-            line.tell({"can_beat": True})
+        for client in self._clients:
+            client.tell({"can_beat": True})
 
     def turn(self) -> None:
         if not self.is_pooled:
             self._session.receive(connection_for(self.using))
         self._receive()
-        self._let_go()
-        for line in self._lines:
-            line.tell_missed()
-            line.drop_old_request()
-        asking = [line for line in self._lines if line.asks]
+        self._release_locks()
+        for client in self._clients:
+            client.tell_missed()
+            client.drop_old_request()
+        asking = [client for client in self._clients if client.asks]
         interval = get_settings().HEARTBEAT_INTERVAL
-        due_in = min((line.asked_at + GATHER * interval for line in asking), default=0.0) - time.monotonic()
-        if asking and (due_in <= 0 or len(asking) == len(self._lines)):
+        due_in = min((client.asked_at + GATHER * interval for client in asking), default=0.0) - time.monotonic()
+        if asking and (due_in <= 0 or len(asking) == len(self._clients)):
             self._beat(asking)
         else:
             self._wait(due_in if asking else interval)
@@ -93,54 +93,57 @@ class SharedHeartbeat(ConnectedService):
     def _wait(self, seconds: float) -> None:
         self.note_life(seconds)
         session = [] if self.is_pooled else [connection_for(self.using).connection]
-        self._self_pipe.wait(seconds, *session, *self._lines)
+        self._self_pipe.wait(seconds, *session, *self._clients)
 
     def _receive(self) -> None:
         """Take what the processes have sent."""
         while not self._added.empty():
-            line = Line(self.using, self._added.get(), is_pooled=self.is_pooled)
-            self._lines.append(line)
-        for line in list(self._lines):
-            line.receive()
-            if line.is_over:
-                self._lines.remove(line)
-                self._ended.append(line)
-                line.close()
+            client = HeartbeatClient(self.using, self._added.get(), is_pooled=self.is_pooled)
+            self._clients.append(client)
+        for client in list(self._clients):
+            client.receive()
+            if client.is_over:
+                self._clients.remove(client)
+                self._ended.append(client)
+                client.close()
 
-    def _let_go(self) -> None:
+    def _release_locks(self) -> None:
         while self._ended:
-            self._ended[-1].lock.let_go()
+            self._ended[-1].lock.release()
             self._ended.pop()
 
-    def _beat(self, asking: list[Line]) -> None:
+    def _beat(self, asking: list[HeartbeatClient]) -> None:
         """Beat for all processes that ask, and answer them."""
-        for line in asking:
-            line.lock.hold()
-        answers = beat_all(self.using, [line.beat() for line in asking])
+        for client in asking:
+            client.lock.hold()
+        answers = beat_all(self.using, [client.beat() for client in asking])
         interval = get_settings().HEARTBEAT_INTERVAL
         next_in = interval - (time.monotonic() - self._began_at) % interval
-        for line in asking:
-            line.answer(answers.get(line.worker), is_listening=line.lock.is_held, next_in=next_in)
+        for client in asking:
+            client.answer(answers.get(client.worker), is_listening=client.lock.is_held, next_in=next_in)
 
     def _pass_on(self, channel: str, payload: str) -> None:
-        for line in self._lines:
-            line.tell({"heard": [channel, payload]})
+        for client in self._clients:
+            client.tell({"heard": [channel, payload]})
 
     def close(self) -> None:
         # Those who ask must not wait for us.
         self._receive()
-        for line in self._lines:
-            line.refuse()
+        for client in self._clients:
+            client.refuse()
         super().close()
 
     def finish(self) -> None:
-        for line in self._lines:
-            line.close()
+        for client in self._clients:
+            client.close()
         self._self_pipe.close()
 
 
-class Line:
-    """The supervisor's end of the line to one process: what it asks for, and the lock that the session has for it."""
+class HeartbeatClient:
+    """One process that asks for heartbeats, and the lock that the session has for it.
+
+    ``end`` is the supervisor's end of the heartbeat socket.
+    """
 
     def __init__(self, using: str, end: socket.socket, *, is_pooled: bool) -> None:
         self._lines = JsonLines(end)
@@ -202,11 +205,11 @@ class Line:
         is_interrupted = self._is_new or self._request.is_interrupted
         return self._request._replace(lock_key=self.lock.held_number, is_interrupted=is_interrupted)
 
-    def answer(self, beaten: Any, *, is_listening: bool, next_in: float) -> None:
+    def answer(self, reply: Any, *, is_listening: bool, next_in: float) -> None:
         """Answer its request."""
         self._is_new = False
         self._request = None
-        self.tell({"beaten": beaten, "asked_at": self.asked_at, "is_listening": is_listening, "next_in": next_in})
+        self.tell({"beaten": reply, "asked_at": self.asked_at, "is_listening": is_listening, "next_in": next_in})
 
     def refuse(self) -> None:
         """Answer its request, if there is one, by saying that the supervisor cannot beat."""

@@ -33,10 +33,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 STABLE = 60.0
 #: Seconds beyond the grace within which a process must write its last outcomes and end.
 MARGIN = 30.0
-#: Seconds between two looks at a process that sends nothing but runs.
-BETWEEN_LOOKS = 1.0
+#: Seconds between two checks of a process that sends nothing but runs.
+CHECK_INTERVAL = 1.0
 #: Seconds for the shared heartbeats to close their sessions at the end.
-LAST_WORDS = 2.0
+CLOSE_WITHIN = 2.0
 
 
 def pause_after(failures: int) -> float:
@@ -88,7 +88,7 @@ class Supervisor:
                 self._wait()
                 self._pass_on_signals()
                 for child in list(self.children):
-                    self._look_at(child)
+                    self._check(child)
         return self._code
 
     @contextmanager
@@ -101,7 +101,7 @@ class Supervisor:
             for service in self._services:
                 service.stop()
             for service in self._services:
-                service.wait(LAST_WORDS)
+                service.wait(CLOSE_WITHIN)
 
     def _heartbeat_of(self, number: int) -> SharedHeartbeat | None:
         return self.heartbeats[(number - 1) % len(self.heartbeats)] if self.heartbeats else None
@@ -137,7 +137,7 @@ class Supervisor:
                 child.end(within=self.grace + MARGIN)
         if signals > 1 and self._passed_on < signals:
             for child in self.children:
-                child.hurry(within=MARGIN)
+                child.stop_now(within=MARGIN)
         self._passed_on = signals
 
     # Turns
@@ -147,7 +147,7 @@ class Supervisor:
         moments = [*self._starts.values()]
         for child in self.children:
             moments += [] if child.kill_at is None or child.is_killed else [child.kill_at]
-            moments += [] if child.heard_at is None or child.is_killed else [self._look_due(child)]
+            moments += [] if child.heard_at is None or child.is_killed else [self._check_due(child)]
         timeout = max(0.0, min(moments) - time.monotonic()) if moments else None
         for key, _ in self._selector.select(timeout):
             if key.data is None:
@@ -192,20 +192,20 @@ class Supervisor:
             self._failures[child.number] = 0
             self._starts[child.number] = 0.0
 
-    def _look_at(self, child: ChildProcess) -> None:
+    def _check(self, child: ChildProcess) -> None:
         if child.process.poll() is not None:
             self._note_end(child)
         elif not child.is_killed:
             now = time.monotonic()
-            if child.heard_at is not None and now > self._look_due(child):
+            if child.heard_at is not None and now > self._check_due(child):
                 child.seen_at = now
                 self._kill_if_frozen(child, now - child.heard_at)
             elif child.kill_at is not None and now >= child.kill_at:
                 logger.error("%r has not ended in time. It is killed.", child)
                 child.kill()
 
-    def _look_due(self, child: ChildProcess) -> float:
-        return max((child.heard_at or 0.0) + self.silence, child.seen_at + BETWEEN_LOOKS)
+    def _check_due(self, child: ChildProcess) -> float:
+        return max((child.heard_at or 0.0) + self.silence, child.seen_at + CHECK_INTERVAL)
 
     def _kill_if_frozen(self, child: ChildProcess, silence: float) -> None:
         if silence > LONGEST or not is_running(child.process.pid):

@@ -15,23 +15,23 @@ from django_pglock.tasks.states import TaskStatus
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds between two looks whether the archive is on, and between two walks through the tasks.
-BETWEEN_LOOKS = 30.0
-#: Seconds for which one look moves tasks, and seconds until the next look if some are left. The same thread promotes
-#: tasks that are due, and rescues those of dead workers.
+#: Seconds between two checks whether the archive is on, and between two walks through the tasks.
+CHECK_INTERVAL = 30.0
+#: Seconds for which one call of ``look()`` moves tasks, and seconds until the next one if some are left. The same
+#: thread promotes tasks that are due, and rescues those of dead workers.
 TIME_TO_MOVE, BETWEEN_BATCHES = 0.2, 0.5
-#: Seconds between two looks for days that are to be dropped.
+#: Seconds between two checks for days that are to be dropped.
 BETWEEN_DROPS = 60.0
 #: SQLSTATE of a missing right.
 NO_RIGHT = "42501"
 
 
 class ArchiveKeeping:
-    """Moves tasks for a short time in each look, and continues in the next one where this one has ended."""
+    """Moves tasks for a short time in each call of ``look()``. The next call continues where this one has ended."""
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._drop_at = 0.0
         # The task id up to which the walk has come.
         self._moved_to = 0
@@ -43,12 +43,12 @@ class ArchiveKeeping:
     def look(self, patience: float = 1.0) -> float | None:
         """Move tasks and drop days, if it is time to. Return the seconds until more can be moved; None if all has been.
 
-        ``patience``: how many times less often to look, for a worker that is not on duty.
+        ``patience``: how many times less often to check, for a worker that is not on duty.
         """
         now = time.monotonic()
-        if now < self._look_at:
-            return self._look_at - now if self._moved_to else None
-        self._look_at = now + BETWEEN_LOOKS * patience
+        if now < self._check_at:
+            return self._check_at - now if self._moved_to else None
+        self._check_at = now + CHECK_INTERVAL * patience
         state = archive_state(self.using)
         may_move = state.on_for is not None and state.on_for >= UNTIL_FIRST_MOVE
         if not may_move:
@@ -69,7 +69,7 @@ class ArchiveKeeping:
             self._say("rights", "Finished tasks are not moved to the archive: %s", str(error).strip().splitlines()[0])
         if not self._moved_to:
             return None
-        self._look_at = time.monotonic() + BETWEEN_BATCHES
+        self._check_at = time.monotonic() + BETWEEN_BATCHES
         return BETWEEN_BATCHES
 
     def _is_free(self) -> bool:

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from django_pglock.store.shared_counts import BETWEEN_COUNTS, TOO_OLD, SharedCount, keep_counts, shared_counts
 
-#: Seconds after the last question after which nothing is read any more.
-INTEREST = 600.0
-#: Seconds between two looks whether some worker counts, while nobody asks this one.
-BETWEEN_LOOKS = 20.0
+#: Seconds for which the counts are read after the last call of ``ask()``.
+READ_FOR = 600.0
+#: Seconds between two checks whether some worker counts, while nobody asks this one.
+CHECK_INTERVAL = 20.0
 
 
 class QueueCounts:
@@ -36,15 +36,15 @@ class QueueCounts:
     @property
     def is_asked(self) -> bool:
         """Whether somebody has asked lately."""
-        return time.monotonic() - self._asked_at < INTEREST
+        return time.monotonic() - self._asked_at < READ_FOR
 
     def look(self, patience: float = 1.0) -> None:
-        """Read the counts, if it is time to and somebody has asked lately; else see that some worker counts.
+        """Read the counts, if it is time to and somebody has asked lately; else ensure that some worker counts.
 
-        ``patience``: how many times less often to see to that, for a worker that is not on duty.
+        ``patience``: how many times less often to ensure that, for a worker that is not on duty.
         """
         now = time.monotonic()
-        if not self.is_asked and now - self._kept_at >= BETWEEN_LOOKS * patience:
+        if not self.is_asked and now - self._kept_at >= CHECK_INTERVAL * patience:
             self._kept_at = now
             keep_counts(self.using)
         if self.is_asked and now - self._read_at >= BETWEEN_COUNTS:

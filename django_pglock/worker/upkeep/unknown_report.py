@@ -6,31 +6,31 @@ import logging
 import time
 from uuid import UUID
 
-from django_pglock.store.liveness import is_eldest
+from django_pglock.store.liveness import is_oldest
 from django_pglock.store.unknown import UnknownTasks, unknown
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds between two looks. The first look waits as long, until workers that start together have written what they
+#: Seconds between two checks. The first check waits as long, until workers that start together have written what they
 #: know.
-BETWEEN_LOOKS = 30.0
+CHECK_INTERVAL = 30.0
 
 
 class UnknownReport:
-    """Warns once of each function, and again after its tasks were gone. Only the eldest of all workers looks."""
+    """Warns once of each function, and again after its tasks were gone. Only the oldest of all workers checks."""
 
     def __init__(self, using: str, worker: UUID) -> None:
         self.using = using
         self.worker = worker
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self._reported: set[str] = set()
 
     def look(self) -> None:
-        """Look for such tasks, if it is time to."""
-        if time.monotonic() - self._looked_at < BETWEEN_LOOKS:
+        """Check for such tasks, if it is time to."""
+        if time.monotonic() - self._checked_at < CHECK_INTERVAL:
             return
-        self._looked_at = time.monotonic()
-        if is_eldest(self.using, self.worker):
+        self._checked_at = time.monotonic()
+        if is_oldest(self.using, self.worker):
             self._report(unknown(self.using))
 
     def _report(self, found: list[UnknownTasks]) -> None:

@@ -4,9 +4,9 @@ Every worker runs this service, and one at a time does the work: each round is a
 to take an advisory lock. Correctness does not depend on the lock; it only saves work. A worker that is frozen in the
 middle of its round would block the rounds of the others, so the server ends the session of a round that stands still.
 
-The eldest workers are on duty: they do a round nearly every heartbeat interval. All others do a round rarely, in case
+The oldest workers are on duty: they do a round nearly every heartbeat interval. All others do a round rarely, in case
 those on duty do not. The answer to each heartbeat tells a worker whether it is on duty, and then it begins at once. The
-eldest worker also looks for ready tasks of which no sleeping worker was notified, so that the others need not.
+oldest worker also searches for ready tasks of which no sleeping worker was notified, so that the others need not.
 
 Schedules are served outside of the round, by every worker for the functions that it knows: each tick is a transaction
 of its own that only one worker can win, and a tick that fails does not affect the others.
@@ -26,11 +26,11 @@ from django.db import connections, transaction
 
 from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import UPKEEP
-from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
+from django_pglock.postgres.connections import connection_for, has_session_ended, is_read_only
 from django_pglock.store import schedule
 from django_pglock.store.admit import admit
 from django_pglock.store.history import add_rescued, prune_history
-from django_pglock.store.liveness import ON_DUTY, SETTLED, forget_dead
+from django_pglock.store.liveness import ON_DUTY, WITNESS_AFTER, forget_dead
 from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
 from django_pglock.store.promote import next_due_in, promote
 from django_pglock.store.prune import ages_of, prune_window, warn_of_references
@@ -59,19 +59,19 @@ SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_s
 #: Seconds between two rounds, as a share of the heartbeat interval. With two missing beats before, the tasks of a
 #: killed worker run elsewhere within ten seconds at default settings.
 ROUND = 0.9
-#: A worker that is not on duty does so many times fewer rounds, and prunes as much more rarely.
-OFF_DUTY = 10
-#: So many times fewer still, if it beats rarely: then at least eight workers do a round more often.
-RESTING = 3
-#: Seconds between two looks for tasks whose notification was lost, as a share of the poll interval. The next round
-#: after that looks.
+#: A worker that is not on duty multiplies the time between two rounds, and between two prunings, by this factor.
+OFF_DUTY_FACTOR = 10
+#: A resting worker multiplies them by this factor as well: at least eight workers do a round more often.
+RESTING_FACTOR = 3
+#: Seconds between two searches for tasks whose notification was lost, as a share of the poll interval. The next round
+#: after that searches.
 UNNOTICED = 0.8
-#: How many times one round looks for tasks of dead workers, while each look finds as many as it can take.
+#: How many times one round queries for tasks of dead workers, while each query returns as many as it can take.
 RESCUES = 5
-#: Tasks that one round looks at to prune them, and seconds until the next round when no old task is left.
+#: Tasks that one round reads to prune them, and seconds until the next round when no old task is left.
 PRUNED_AT_ONCE, PRUNING_REST = 5000, 60.0
-#: Seconds before the next look at due tasks whose rows are locked; doubled each time, up to the second number.
-FIRST_LOOK, LONGEST_BETWEEN_LOOKS = 0.01, 1.0
+#: Seconds before due tasks whose rows are locked are tried again; doubled each time, up to the second number.
+FIRST_LOCKED_RETRY, LONGEST_LOCKED_RETRY = 0.01, 1.0
 
 
 class Upkeep(ConnectedService):
@@ -85,11 +85,11 @@ class Upkeep(ConnectedService):
         super().__init__(using, sessions)
         self.promoted = promoted
         self._registered: dict[str, Timing] = {}
-        # How many elder workers do the upkeep.
-        self._elders = 0
-        #: Whether enough elder workers beat often, so that this one does not.
+        # How many older workers do the upkeep.
+        self._older_workers = 0
+        #: Whether enough older workers beat often, so that this one does not.
         self.is_resting: Callable[[], bool] = lambda: False
-        self._looked_for_unnoticed_at = time.monotonic()
+        self._searched_unnoticed_at = time.monotonic()
         self._news = threading.Event()
         self.unknown = UnknownReport(using, worker)
         self.queue_counts = QueueCounts(using)
@@ -97,7 +97,7 @@ class Upkeep(ConnectedService):
         self._rescued_at = self._rescue_from = 0.0
         # When this turn began, and when the first of several turns in a row began that were another worker's.
         self._began_at = self._kept_out_since = 0.0
-        # Where the last look for stray keys and waiters ended.
+        # Where the last query for stray keys and waiters ended.
         self._key, self._waiter = "", 0
         # The task id up to which pruning has come, and when it continues.
         self._pruned_to, self._prune_at = 0, 0.0
@@ -114,35 +114,35 @@ class Upkeep(ConnectedService):
         """Postpone the rescue if this turn was delayed, for example by a lock on the table: others were delayed, too.
 
         Shorter delays are too short for a living worker to look dead. A worker without tasks, which such a lock does
-        not delay, may be the witness by which others look dead.
+        not delay, may count as the witness that lets rescue treat others as dead.
         """
         if time.monotonic() - self._began_at > get_settings().HEARTBEAT_LIMIT / 3:
-            self._rescue_from = time.monotonic() + get_settings().HEARTBEAT_INTERVAL * SETTLED
+            self._rescue_from = time.monotonic() + get_settings().HEARTBEAT_INTERVAL * WITNESS_AFTER
 
     def wake(self) -> None:
-        """Look again now: a task may be due sooner than the present sleep ends."""
+        """Do a turn now: a task may be due sooner than the present sleep ends."""
         self._news.set()
 
-    def note_elders(self, elders: int) -> None:
-        """Take note of how many elder workers do the upkeep. If this worker comes on duty, it begins at once."""
-        before, self._elders = self._elders, elders
-        if elders < ON_DUTY <= before:
+    def set_older_workers(self, older_workers: int) -> None:
+        """Take note of how many older workers do the upkeep. If this worker comes on duty, it begins at once."""
+        before, self._older_workers = self._older_workers, older_workers
+        if older_workers < ON_DUTY <= before:
             self.wake()
 
     @property
     def _between_rounds(self) -> float:
         """Seconds between two rounds, if nothing is due before. Off duty they vary, so that the rounds spread."""
         often = get_settings().HEARTBEAT_INTERVAL * ROUND
-        if self._elders < ON_DUTY or self.queue_counts.is_asked:
+        if self._older_workers < ON_DUTY or self.queue_counts.is_asked:
             return often
         return often * self._patience * random.uniform(0.8, 1.2)  # noqa: S311
 
     @property
     def _patience(self) -> int:
         """How many times more rarely than a worker on duty this one works."""
-        if self._elders < ON_DUTY:
+        if self._older_workers < ON_DUTY:
             return 1
-        return OFF_DUTY * RESTING if self.is_resting() else OFF_DUTY
+        return OFF_DUTY_FACTOR * RESTING_FACTOR if self.is_resting() else OFF_DUTY_FACTOR
 
     def turn(self) -> None:
         self._news.clear()
@@ -192,7 +192,7 @@ class Upkeep(ConnectedService):
             due_in = self._attempt(next_due_in, self.using)
         if promoted:
             self.promoted()
-        if not self._elders:
+        if not self._older_workers:
             self._attempt(self.unknown.look)
         if time.monotonic() >= self._prune_at:
             self._attempt(self._prune)
@@ -201,12 +201,12 @@ class Upkeep(ConnectedService):
     def _wake_for_unnoticed(self) -> None:
         """Notify sleeping workers of ready tasks, if it is time to: who enqueued them may have died before that.
 
-        Only the eldest worker does. Those that can run none of these tasks are woken as well.
+        Only the oldest worker does. Those that can run none of these tasks are woken as well.
         """
         now = time.monotonic()
-        if self._elders or now - self._looked_for_unnoticed_at < get_settings().POLL_INTERVAL * UNNOTICED:
+        if self._older_workers or now - self._searched_unnoticed_at < get_settings().POLL_INTERVAL * UNNOTICED:
             return
-        self._looked_for_unnoticed_at = now
+        self._searched_unnoticed_at = now
         wake(self.using, ready_queues(self.using))
 
     def _attempt(self, step: Callable[..., T], *values: Any) -> T | None:
@@ -220,7 +220,7 @@ class Upkeep(ConnectedService):
             # Django drops a session that broke within a transaction and would open another without our settings. A
             # session that may only read leads to a server that is not the primary (any more): the next session may lead
             # there.
-            if connection.connection is not session or has_hung_up(connection) or is_read_only(error):
+            if connection.connection is not session or has_session_ended(connection) or is_read_only(error):
                 raise
             if name not in self._failing:
                 logger.warning("The upkeep step %s failed. The worker keeps trying.", name, exc_info=True)
@@ -236,7 +236,7 @@ class Upkeep(ConnectedService):
         if has_moved or due_in is None or due_in > 0:
             self._left_alone = 0.0
             return due_in
-        self._left_alone = min(LONGEST_BETWEEN_LOOKS, 2 * self._left_alone or FIRST_LOOK)
+        self._left_alone = min(LONGEST_LOCKED_RETRY, 2 * self._left_alone or FIRST_LOCKED_RETRY)
         return self._left_alone
 
     def _keep_schedules(self) -> float | None:

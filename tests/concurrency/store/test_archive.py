@@ -186,7 +186,7 @@ def test_what_is_turned_off_in_the_middle_stays_where_it_is(monkeypatch):
     keeping.look()
     turn_off("default")
     for _ in range(3):
-        keeping._look_at = 0.0
+        keeping._check_at = 0.0
         assert keeping.look() is None, "there is nothing to continue soon"
     here, there = everything()
     assert here | there == before
@@ -237,7 +237,7 @@ def test_a_drop_that_a_reader_stops_halfway_is_finished_later(monkeypatch):
 
 def test_a_live_table_is_converted_while_workers_claim(worker, eventually, monkeypatch, capsys):
     monkeypatch.setattr(archive_keeping, "UNTIL_FIRST_MOVE", 0.0)
-    monkeypatch.setattr(archive_keeping, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(archive_keeping, "CHECK_INTERVAL", 0.0)
     began = time.monotonic()
     fill(ROWS)
     filled = time.monotonic() - began

@@ -279,7 +279,7 @@ def test_the_next_look_finds_what_the_notification_did_not_tell(worker, eventual
 
 def test_a_claim_that_waits_for_its_thread_does_not_begin(worker, eventually, claim, monkeypatch):
     """Of several in flight, with a thread that is busy."""
-    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.HOARDING", running.FOREVER)
+    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.STALLED_AFTER", running.FOREVER)
     process = worker(queues=["another"], threads=1)
     # Its fetcher, when it has just connected, gives back what it does not know.
     eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())

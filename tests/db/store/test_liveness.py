@@ -14,8 +14,17 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from django_pglock.models import Worker
-from django_pglock.store.liveness import OFTEN, ON_DUTY, OTHERS, Beat, beat, beat_all, depart, forget_dead
-from django_pglock.store.wake import PROMPT, note_sleep
+from django_pglock.store.liveness import (
+    LEAST_FREQUENT,
+    LEAST_OTHERS,
+    ON_DUTY,
+    Beat,
+    beat,
+    beat_all,
+    deregister,
+    forget_dead,
+)
+from django_pglock.store.wake import WOKEN_FIRST, note_sleep
 from django_pglock.worker.liveness import heartbeat
 from tests.conftest import NEVER
 from tests.sample import tasks
@@ -55,7 +64,7 @@ def test_a_late_heartbeat_of_a_worker_that_has_departed_makes_no_row():
     here, gone = uuid4(), uuid4()
     values = {"name": "w", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_stopping": False}
     beat_all("default", [Beat(each, **values, task_paths=["f"]) for each in (here, gone)])
-    depart("default", gone)
+    deregister("default", gone)
     answers = beat_all("default", [Beat(each, **values) for each in (here, gone)])
     assert (list(answers), answers[here].known) == ([here], 1)
     assert Worker.objects.get().pk == here
@@ -66,7 +75,7 @@ def test_a_worker_whose_row_was_removed_gets_it_back_at_its_next_beat(worker, ev
     functions = Worker.objects.get().task_paths
     assert functions
     beats = []
-    running.heartbeat.beaten = lambda: beats.append(Worker.objects.filter(task_paths=functions).exists())
+    running.heartbeat.on_beat = lambda: beats.append(Worker.objects.filter(task_paths=functions).exists())
     eventually(lambda: beats)
     Worker.objects.all().delete()
     beats.clear()
@@ -129,7 +138,7 @@ def test_a_heartbeat_is_as_old_as_its_statement(worker, eventually, monkeypatch)
 
     monkeypatch.setattr(heartbeat, "beat_all", slow)
     running, in_time = worker(), []
-    running.heartbeat.beaten = lambda: in_time.append(running.heartbeat.beat_at <= began[-1])
+    running.heartbeat.on_beat = lambda: in_time.append(running.heartbeat.beat_at <= began[-1])
     eventually(lambda: in_time)
     assert all(in_time)
 
@@ -150,16 +159,16 @@ def test_only_silent_workers_that_own_nothing_are_forgotten(claim, settings):
     assert set(Worker.objects.values_list("pk", flat=True)) == {living, owner}
 
 
-def elder(**values):
+def older_worker(**values):
     """Make a row of a worker that has run for longer, sleeps and beats often, from now on for a day."""
     ago, later = Now() - timedelta(days=1), Now() + timedelta(days=1)
-    row = {"name": "elder", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_sleeping": True, **values}
+    row = {"name": "older", "hostname": "h", "pid": 1, "queues": [], "threads": 1, "is_sleeping": True, **values}
     return Worker.objects.create(
         **{"id": uuid4(), "started_at": ago, "beating_since": ago, "heartbeat_at": later, **row}
     )
 
 
-def test_a_worker_may_rest_if_enough_elder_ones_do_not():
+def test_a_worker_may_rest_if_enough_older_ones_do_not():
     me = uuid4()
 
     def answer(hostname="h"):
@@ -168,16 +177,16 @@ def test_a_worker_may_rest_if_enough_elder_ones_do_not():
         )
 
     # It counts itself.
-    others = [elder(started_at=Now() + timedelta(days=1)) for _ in range(OTHERS - 1)]
-    elders = [elder() for _ in range(OFTEN - 1)]
+    others = [older_worker(started_at=Now() + timedelta(days=1)) for _ in range(LEAST_OTHERS - 1)]
+    older_workers = [older_worker() for _ in range(LEAST_FREQUENT - 1)]
     answer()
     assert answer().may_rest is False
-    elders.append(elder())
+    older_workers.append(older_worker())
     assert answer().may_rest is True
 
     def without(**values):
         with transaction.atomic():
-            Worker.objects.filter(pk=elders[0].pk).update(**values)
+            Worker.objects.filter(pk=older_workers[0].pk).update(**values)
             try:
                 return answer().may_rest
             finally:
@@ -189,7 +198,7 @@ def test_a_worker_may_rest_if_enough_elder_ones_do_not():
     assert without(beating_since=F("heartbeat_at")) is False, "it beats rarely, or its heartbeat process does"
     assert without(started_at=Now() + timedelta(days=1)) is False, "it is younger and may rest itself"
     others.pop().delete()
-    assert answer().may_rest is False, "after the death of the elder ones nobody might notice it soon"
+    assert answer().may_rest is False, "after the death of the older ones nobody might notice it soon"
 
 
 def test_a_worker_may_rest_only_if_the_loss_of_a_host_leaves_one_that_does_not():
@@ -200,22 +209,22 @@ def test_a_worker_may_rest_only_if_the_loss_of_a_host_leaves_one_that_does_not()
             "default", me, name="w", hostname=hostname, pid=1, queues=[], threads=1, is_stopping=False, task_paths=[]
         ).may_rest
 
-    for _ in range(OFTEN + OTHERS):
-        elder(hostname="north")
+    for _ in range(LEAST_FREQUENT + LEAST_OTHERS):
+        older_worker(hostname="north")
     assert may_rest(mine, "north"), "if its host is lost, so is it"
     assert not may_rest(others, "south"), "the loss of the host in the north leaves nobody who beats often"
-    elder(hostname="south")
+    older_worker(hostname="south")
     assert may_rest(others, "south")
 
 
-def test_a_worker_may_rest_only_if_enough_elder_ones_of_its_queues_sleep():
+def test_a_worker_may_rest_only_if_enough_older_ones_of_its_queues_sleep():
     me, queues = uuid4(), ["mail"]
-    for _ in range(OFTEN + OTHERS):
-        elder()
-    for number in range(PROMPT + 1):
+    for _ in range(LEAST_FREQUENT + LEAST_OTHERS):
+        older_worker()
+    for number in range(WOKEN_FIRST + 1):
         values = {"name": "w", "hostname": "h", "pid": 1, "queues": queues, "threads": 1, "is_stopping": False}
-        assert beat("default", me, **values).may_rest is (number == PROMPT)
-        elder(queues=queues)
+        assert beat("default", me, **values).may_rest is (number == WOKEN_FIRST)
+        older_worker(queues=queues)
 
 
 def test_a_row_that_a_person_has_locked_does_not_hold_up_the_rescue(settings):
@@ -258,15 +267,15 @@ def test_a_worker_claims_nothing_as_soon_as_others_may_take_its_tasks_back(worke
     settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": interval, "HEARTBEAT_LIMIT": limit}
     running.heartbeat.stop()
     assert running.heartbeat.wait(NEVER)
-    running.heartbeat._answer, running.heartbeat.line = object(), SimpleNamespace(is_up=True)
+    running.heartbeat._answer, running.heartbeat.supervisor = object(), SimpleNamespace(is_up=True)
     now = time.monotonic()
-    for age, is_unheard in ((seconds - 1, False), (seconds + 1, True)):
+    for age, is_heartbeat_stale in ((seconds - 1, False), (seconds + 1, True)):
         running.heartbeat.beat_at = now - age
-        assert running.heartbeat.is_unheard() is is_unheard
-    running.heartbeat.line = None
+        assert running.heartbeat.is_heartbeat_stale() is is_heartbeat_stale
+    running.heartbeat.supervisor = None
 
 
-def test_the_eldest_workers_that_beat_by_themselves_do_the_upkeep():
+def test_the_oldest_workers_that_beat_by_themselves_do_the_upkeep():
     workers = [uuid4() for _ in range(ON_DUTY + 3)]
 
     def on_duty():
@@ -274,7 +283,7 @@ def test_the_eldest_workers_that_beat_by_themselves_do_the_upkeep():
             beat("default", each, name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
             for each in workers
         ]
-        return [worker for worker, answer in zip(workers, answers, strict=True) if answer.elders < ON_DUTY]
+        return [worker for worker, answer in zip(workers, answers, strict=True) if answer.older_workers < ON_DUTY]
 
     on_duty()
     assert on_duty() == workers[:ON_DUTY]
@@ -288,26 +297,28 @@ def test_the_eldest_workers_that_beat_by_themselves_do_the_upkeep():
 
 
 def test_a_beat_tells_how_many_workers_of_the_same_queues_sleep():
-    workers = [uuid4() for _ in range(PROMPT + 2)]
+    workers = [uuid4() for _ in range(WOKEN_FIRST + 2)]
     others = {uuid4(): ["mail"], uuid4(): []}
 
     def sleepers():
-        """Return what each worker is told: the elder ones that sleep, and all."""
+        """Return what each worker is told: the older ones that sleep, and all."""
         every = {**{each: [] for each in workers}, **others}
         answers = {
             each: beat("default", each, name="w", hostname="h", pid=1, queues=queues, threads=1, is_stopping=False)
             for each, queues in every.items()
         }
-        return [(answers[each].elder_sleepers, answers[each].sleepers) for each in workers]
+        return [(answers[each].older_sleeping_workers, answers[each].sleeping_workers) for each in workers]
 
     sleepers()
     assert set(sleepers()) == {(0, 0)}
     for each in [*workers, next(iter(others))]:
         note_sleep("default", each, is_sleeping=True)
     told = sleepers()
-    assert [elders for elders, _ in told] == [0, 1, 2, 3, PROMPT, PROMPT], "as many as are prompt are enough to know"
-    assert {number for _, number in told} == {PROMPT + 1}
+    older = [number for number, _ in told]
+    assert older == [0, 1, 2, 3, WOKEN_FIRST, WOKEN_FIRST], "no more than those woken first have to be known"
+    assert {number for _, number in told} == {WOKEN_FIRST + 1}
     Worker.objects.filter(pk=workers[0]).update(is_stopping=True, heartbeat_at=Now())
     Worker.objects.filter(pk=workers[1]).update(heartbeat_at=Now() - timedelta(seconds=20))
     last = beat("default", workers[-1], name="w", hostname="h", pid=1, queues=[], threads=1, is_stopping=False)
-    assert (last.elder_sleepers, last.sleepers) == (3, 4), "one that stops, or is silent, is none to rely on"
+    counts = (last.older_sleeping_workers, last.sleeping_workers)
+    assert counts == (3, 4), "one that stops, or is silent, is none to rely on"

@@ -14,9 +14,9 @@ from django.test import override_settings
 from django_pglock import enqueue_many
 from django_pglock.keys import reserved
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.postgres.connections import has_hung_up
+from django_pglock.postgres.connections import has_session_ended
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.liveness import SETTLED, beat
+from django_pglock.store.liveness import WITNESS_AFTER, beat
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.rescue import RESCUED_AT_ONCE, doubtful, rescue
 from django_pglock.store.settle import settle
@@ -265,7 +265,7 @@ def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_other
         assert cursor.fetchone()[0] is True
     worker(queues=["another"])
     eventually(lambda: Task.objects.filter(rescues=1).exists(), why="nobody rescued anything")
-    assert has_hung_up(session)
+    assert has_session_ended(session)
 
 
 def test_who_has_just_come_lets_silent_workers_come_back_first(claim, worker, eventually):
@@ -277,7 +277,7 @@ def test_who_has_just_come_lets_silent_workers_come_back_first(claim, worker, ev
     alone = worker()
     attempt = eventually(lambda: Attempt.objects.filter(task=claimed.id, outcome="LOST").first())
     started = Worker.objects.get(pk=alone.identity.id).started_at
-    assert attempt.finished_at - started > timedelta(seconds=SETTLED * 0.5)
+    assert attempt.finished_at - started > timedelta(seconds=WITNESS_AFTER * 0.5)
 
 
 def test_who_was_held_up_lets_silent_workers_come_back_first(claim, worker, eventually):
@@ -305,7 +305,7 @@ def test_who_was_held_up_lets_silent_workers_come_back_first(claim, worker, even
         eventually(lambda: time.monotonic() - upkeep._began_at > 1.5, why="the upkeep does not wait")
         (released_at,) = ask(connection, "SELECT clock_timestamp()")
     attempt = eventually(lambda: Attempt.objects.filter(finished_at__gt=released_at).first())
-    assert attempt.finished_at - released_at > timedelta(seconds=SETTLED * 0.5)
+    assert attempt.finished_at - released_at > timedelta(seconds=WITNESS_AFTER * 0.5)
 
 
 @pytest.mark.parametrize(("kept_out", "is_excused"), [(0.0, False), (11.0, True)])

@@ -83,9 +83,9 @@ def test_a_signal_after_its_own_end_has_begun_is_the_first(worker):
     process = worker()
     process.retire()
     process.stop()
-    assert not process._hurry.is_set()
+    assert not process._asked_to_stop_now.is_set()
     process.stop()
-    assert process._hurry.is_set()
+    assert process._asked_to_stop_now.is_set()
 
 
 def test_a_signal_may_come_between_any_two_lines():

@@ -41,13 +41,21 @@ pytestmark = pytest.mark.django_db
 ORDERED = (
     *("ADMIT", "ADMIT_NEXT", "ADMIT_OWN", "BLOCKED_KEYS", "CLAIM_FAIR", "ENQUEUE_AT_KEY", "ENQUEUE_AT_RATE"),
     *("CANCEL_REQUESTS", "DOUBTFUL", "GIVE_BACK", "REQUESTS"),
-    *("KNOWN_QUEUES", "NEXT_DUE", "READY_QUEUES", "RESCUE", "TAKE_ALONG", "TAKE_NEXT", "promotion"),
+    *("KNOWN_QUEUES", "NEXT_DUE", "READY_QUEUES", "RESCUE", "CLAIM_GROUP", "CLAIM_GROUP_IN_KEY_ORDER", "promotion"),
 )
 #: Statements about tasks that run on one worker, are known by their ids, or whose worker is dead.
 OF_ONE_WORKER = (
     *("REQUESTS", "CANCEL_REQUESTS", "FORGET_DEAD", "GIVE_BACK", "RESCUE", "DOUBTFUL"),
     *("SETTLE_SUCCESSES", "SETTLE_UNOBSERVED", "SETTLE_OWN_SUCCESS", "SETTLE_OTHERS", "HELD"),
-    *("ASK_STACK", "ANSWER_STACK", "TAKE_ALONG", "TAKE_NEXT", "NOTE_PROGRESS", "NOTE_LAST_PROGRESS", "NOTE_LOGS"),
+    *(
+        "ASK_STACK",
+        "ANSWER_STACK",
+        "CLAIM_GROUP",
+        "CLAIM_GROUP_IN_KEY_ORDER",
+        "NOTE_PROGRESS",
+        "NOTE_LAST_PROGRESS",
+        "NOTE_LOGS",
+    ),
 )
 
 
@@ -139,8 +147,8 @@ def plans(worker, ids, names=None):
         "ENQUEUE_AFTER": (f"{{{','.join(map(str, ids))}}}", *ROW, *[None] * 7, len(ids)),
         "BLOCKED_KEYS": ("", 1000),
         "HOLDERS": ("backlog", "backlog", BATCH),
-        "TAKE_ALONG": (ids[0], 1, *group, BATCH, *group, 0.0, BATCH, BATCH, worker),
-        "TAKE_NEXT": (ids[0], 1, *group[:2], BATCH, *group[:2], 0.0, BATCH, BATCH, worker),
+        "CLAIM_GROUP": (ids[0], 1, *group, BATCH, *group, 0.0, BATCH, BATCH, worker),
+        "CLAIM_GROUP_IN_KEY_ORDER": (ids[0], 1, *group[:2], BATCH, *group[:2], 0.0, BATCH, BATCH, worker),
         "FIND_UNIQUE": (["key 7"],),
         "FIND_AND_LOCK_UNIQUE": (["key 7"],),
         "FREE_EXPIRED_UNIQUE": (["key 7"],),
@@ -162,8 +170,8 @@ def plans(worker, ids, names=None):
 #: Constants that are not read here, because they look at no backlog: what they insert, lock, send, set or are part of,
 #: the few rows of the two small tables, and the history, which test_history.py reads.
 ELSEWHERE = {
-    "ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARE_ARCHIVED", "DAYS_AND_REMAINS", "KEEP_IDS", "LIMIT_MOVE",
-    "MOVE_TO_ARCHIVE", "REFERENCES_TO_TASKS", "SCHEDULE_RUNS_ARCHIVED", "SIZES_OF_DAYS",
+    "ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARE_ARCHIVED", "KEEP_IDS", "LIMIT_MOVE", "MOVE_TO_ARCHIVE",
+    "PARTITIONS_AND_DETACHED", "REFERENCES_TO_TASKS", "SCHEDULE_RUNS_ARCHIVED", "SIZES_OF_DAYS",
     "ARGUMENT_INDEX", "END_TURN", "FORGET_COUNTS", "FORGET_FAILURES", "READ_COUNTS", "READ_FAILURES", "TAKE_TURN",
     "WRITE_COUNTS",
     "ADD_HISTORY", "CLOCK", "HISTORY_OF", "HISTORY_OF_FUNCTION", "PRUNE_HISTORY", "TOTAL_HISTORY",

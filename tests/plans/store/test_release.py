@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task, Waiter
-from django_pglock.store.release import RELEASE, TOLD_AT_ONCE, release
+from django_pglock.store.release import RELEASE, RELEASED_AT_ONCE, release
 from django_pglock.store.sql import filled
 from tests.plans.reading import executed, insert, nodes
 
@@ -30,11 +30,11 @@ def test_a_task_for_which_thousands_wait_lets_them_through_some_at_a_time(new_ta
                SELECT %s, id FROM django_pglock_task WHERE waits_for = 1 UNION ALL SELECT %s, NULL""",
             [awaited.pk, awaited.pk],
         )
-    values = (f"{{{awaited.pk}}}", TOLD_AT_ONCE, "x", "%s", "done")
+    values = (f"{{{awaited.pk}}}", RELEASED_AT_ONCE, "x", "%s", "done")
     plan = executed(filled(RELEASE), values)
     # A comparison is a row that a join throws away.
     compared = [node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in nodes(plan)]
-    assert sum(compared) <= TOLD_AT_ONCE**2
+    assert sum(compared) <= RELEASED_AT_ONCE**2
     assert release("default", [awaited.pk]) == 2000
     assert set(Task.objects.filter(waits_for=0).values_list("status")) == {("READY",), ("SUCCESSFUL",)}
     assert Waiter.objects.count() == 1, "the process was told, too; only the stranger is left"

@@ -10,7 +10,7 @@ import pytest
 
 from django_pglock.worker import capacity
 from django_pglock.worker import in_flight as module
-from django_pglock.worker.capacity import AHEAD, APART, MOST_AHEAD, MOST_ASYNC, MOST_AT_ONCE
+from django_pglock.worker.capacity import AHEAD, LONG_TASKS_WITHIN, MOST_AHEAD, MOST_ASYNC, MOST_AT_ONCE
 from django_pglock.worker.in_flight import InFlight
 
 QUICK, SLOW = 1e-6, 1.0
@@ -106,7 +106,7 @@ def test_quick_tasks_whose_threads_had_to_wait_make_no_claim_smaller_or_later():
     in_flight = filled(MOST_AHEAD // 2)
     end(in_flight, QUICK, AHEAD * 0.9, AHEAD * 0.8, AHEAD, QUICK, AHEAD * 0.9)
     for _ in range(3):
-        end(in_flight, *[QUICK] * APART, AHEAD, AHEAD, AHEAD)
+        end(in_flight, *[QUICK] * LONG_TASKS_WITHIN, AHEAD, AHEAD, AHEAD)
     assert in_flight.threads.room() == MOST_AT_ONCE
 
 
@@ -123,7 +123,7 @@ def test_tasks_that_are_a_little_long_count_once_they_have_kept_the_threads_for_
 
 def test_tasks_that_are_a_little_long_count_among_quick_ones_if_they_are_frequent():
     in_flight = filled(0)
-    end(in_flight, *([QUICK] * (APART - 1) + [AHEAD]) * 5)
+    end(in_flight, *([QUICK] * (LONG_TASKS_WITHIN - 1) + [AHEAD]) * 5)
     assert in_flight.threads.room() < MOST_AT_ONCE / 10
 
 

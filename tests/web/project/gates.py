@@ -18,7 +18,7 @@ from django.http import HttpRequest
 
 #: Seconds after which a request goes on by itself: its test has ended without opening the gate.
 LIMIT = 180.0
-#: Seconds between two looks at a gate.
+#: Seconds between two checks of a gate.
 PAUSE = 0.01
 CHUNK = b"x" * 1024
 

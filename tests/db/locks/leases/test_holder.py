@@ -59,7 +59,7 @@ def test_one_that_is_to_last_for_less_is_renewed_sooner(eventually):
 
 def test_a_holder_that_died_is_followed_when_its_time_is_over(monkeypatch):
     """As soon as it ends, not at the next look, which would come after the timeout."""
-    monkeypatch.setattr("django_pglock.locks.leases.holder.POLL_INTERVAL", 600.0)
+    monkeypatch.setattr("django_pglock.locks.leases.holder.LEASE_POLL", 600.0)
     with Lease("a", ttl=60) as lease:
         pass
     Row.objects.update(released_at=None, expires_at=now() + timedelta(seconds=5), holder=lease._holder._id)

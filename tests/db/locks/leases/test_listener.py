@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_who_waits_is_woken_when_the_leader_resigns(in_threads, monkeypatch):
     """By a notification: the next look would come when the lease ends."""
-    monkeypatch.setattr("django_pglock.locks.leases.holder.POLL_INTERVAL", 600.0)
+    monkeypatch.setattr("django_pglock.locks.leases.holder.LEASE_POLL", 600.0)
     elected, entered = threading.Event(), []
 
     def lead(number):
@@ -49,7 +49,7 @@ def test_many_candidates_lead_one_after_another(in_threads, eventually):
 
 
 def test_a_wait_that_times_out(monkeypatch):
-    monkeypatch.setattr("django_pglock.locks.leases.holder.POLL_INTERVAL", 600.0)
+    monkeypatch.setattr("django_pglock.locks.leases.holder.LEASE_POLL", 600.0)
     with Lease("a", ttl=300):
         began = time.monotonic()
         with pytest.raises(LockNotAvailable, match=r"0\.3 s"), leader("a", timeout=0.3):

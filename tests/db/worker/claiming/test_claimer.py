@@ -116,7 +116,7 @@ def test_a_look_that_has_found_no_queue_is_also_a_look_for_fair_tasks(monkeypatc
         cursors.clock = lambda: now[0]
     for now[0] in (1.0, 1.06, 1.12, 1.18, 1.24):
         fill("a", 1)
-        assert [each.queue for each in fetcher.claimer.claim([("both", 2)], told={"a"})] == ["a"]
+        assert [each.queue for each in fetcher.claimer.claim([("both", 2)], notified={"a"})] == ["a"]
         assert claim(fetcher, 2) == []
     assert looks == [1.0], "the first look of a new cursor"
 
@@ -174,5 +174,5 @@ def test_the_last_look_of_a_draining_worker_leaves_out_no_kind_of_functions():
     fetcher = WorkerUnderTest(threads=2).fetcher
     fetcher.claimer.was_full = True
     fetcher.claimer.pauses.note("async", took=1.0, found=1)
-    assert [kind for kind, _ in fetcher._look_around(is_last_look=False)] == ["sync"]
-    assert [kind for kind, _ in fetcher._look_around(is_last_look=True)] == ["both"]
+    assert [kind for kind, _ in fetcher._prepare_poll(is_last_poll=False)] == ["sync"]
+    assert [kind for kind, _ in fetcher._prepare_poll(is_last_poll=True)] == ["both"]

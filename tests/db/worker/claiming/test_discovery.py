@@ -143,9 +143,9 @@ def test_a_module_is_tried_once(monkeypatch):
 
 def test_only_for_queues_that_are_served():
     wait_for_somebody(queue="mail")
-    assert Discovery("default", Queues(["other"])).look() is False
+    assert Discovery("default", Queues(["other"])).check() is False
     assert "tests.sample.mail" not in sys.modules
-    assert Discovery("default", Queues(["ma*"])).look() is True
+    assert Discovery("default", Queues(["ma*"])).check() is True
     assert registry.find(PATH) is not None
 
 
@@ -153,6 +153,6 @@ def test_a_look_is_one_statement_and_seldom():
     discovery = Discovery("default", Queues())
     with CaptureQueriesContext(connection) as queries:
         for _ in range(10):
-            discovery.look()
+            discovery.check()
     assert len(queries) == 1
     assert not discovery.is_due

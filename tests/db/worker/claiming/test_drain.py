@@ -77,8 +77,8 @@ def test_it_waits_for_what_is_in_flight_and_for_what_follows():
 
 
 def test_a_task_is_in_flight_until_its_followers_are_ready(monkeypatch):
-    let_through = Settler._let_through
-    monkeypatch.setattr(Settler, "_let_through", lambda *arguments: (time.sleep(0.3), let_through(*arguments)))
+    let_through = Settler._release_and_admit
+    monkeypatch.setattr(Settler, "_release_and_admit", lambda *arguments: (time.sleep(0.3), let_through(*arguments)))
     tasks.record.using(after=[tasks.nothing.enqueue()]).enqueue("follower")
     drain()
     assert statuses() == {"SUCCESSFUL": 2}

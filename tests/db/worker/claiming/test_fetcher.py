@@ -13,7 +13,7 @@ from django_pglock.models import Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.store.liveness import beat_all
 from django_pglock.tasks.compat import TaskResultStatus
-from django_pglock.worker.claiming.fetcher import HOARDING, RARELY
+from django_pglock.worker.claiming.fetcher import LISTENING_FACTOR, STALLED_AFTER
 from django_pglock.worker.claiming.queue_cursor import QueueCursor
 from django_pglock.worker.worker import Worker
 from tests.conftest import NEVER
@@ -56,7 +56,7 @@ def test_a_worker_whose_heartbeats_do_not_arrive_claims_nothing(worker, finished
     allowed = threading.Event()
     connect = here.heartbeat.open
     monkeypatch.setattr(here.heartbeat, "open", lambda: connect() if allowed.is_set() else refuse())
-    eventually(here.heartbeat.is_unheard, why="the heartbeat has a session all the time")
+    eventually(here.heartbeat.is_heartbeat_stale, why="the heartbeat has a session all the time")
     result = tasks.nothing.enqueue()
     time.sleep(0.5)
     with connection.cursor() as cursor:
@@ -79,7 +79,7 @@ def test_a_worker_that_was_stopped_for_too_long_claims_nothing_before_its_next_h
     here.heartbeat.beat_at -= 2001
     # A look that began before may still claim.
     stopped_at = time.monotonic()
-    eventually(lambda: here.fetcher._looked_at > stopped_at, why="the fetcher does not look again")
+    eventually(lambda: here.fetcher._polled_at > stopped_at, why="the fetcher does not look again")
     result = tasks.nothing.enqueue()
     time.sleep(1)
     assert Task.objects.get(pk=result.id).status == "READY"
@@ -154,7 +154,7 @@ def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatc
 
     def claim_slowly(self, limit):
         claims = claim(self, limit)
-        time.sleep(HOARDING * 1.2)
+        time.sleep(STALLED_AFTER * 1.2)
         return claims
 
     monkeypatch.setattr(QueueCursor, "claim", claim_slowly)
@@ -164,7 +164,7 @@ def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatc
     assert Task.objects.get().attempts == 1
 
 
-@pytest.mark.parametrize(("is_listening", "count"), [(False, 1), (True, RARELY)])
+@pytest.mark.parametrize(("is_listening", "count"), [(False, 1), (True, LISTENING_FACTOR)])
 def test_a_worker_that_is_sure_to_be_notified_polls_rarely(settings, monkeypatch, is_listening, count):
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.01}
     fetcher, pauses = Worker().fetcher, []

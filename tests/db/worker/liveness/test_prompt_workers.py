@@ -22,10 +22,10 @@ def two(worker, eventually, settings):
 
     def make(**options):
         pair = worker(**options), worker(threads=1)
-        for running, is_prompt in zip(pair, (True, False), strict=True):
-            running.heartbeat.told_sleepers = lambda elders, sleepers: None
-            running.heartbeat.listener.is_prompt = is_prompt
-            running.fetcher.has_followers = is_prompt
+        for running, is_woken_first in zip(pair, (True, False), strict=True):
+            running.heartbeat.on_sleeping_workers = lambda older, sleeping: None
+            running.heartbeat.listener.is_woken_first = is_woken_first
+            running.fetcher.has_delayed_workers = is_woken_first
         eventually(lambda: Worker.objects.filter(is_sleeping=True).count() == 2)
         # Until both have looked for the last time before they sleep.
         time.sleep(0.5)
@@ -52,15 +52,15 @@ def test_a_task_that_a_prompt_worker_takes_makes_no_other_look(two, monkeypatch,
 
 def test_a_prompt_worker_without_room_calls_the_others(two, monkeypatch, finished, eventually):
     monkeypatch.setattr(listener, "A_MOMENT", NEVER)
-    prompt, other = two(threads=1)
+    first, other = two(threads=1)
     running_tasks.wait_for_note.enqueue("the end")
-    eventually(lambda: prompt.in_flight.threads.running == 1)
+    eventually(lambda: first.in_flight.threads.running == 1)
     for _ in range(3):
         finished(tasks.nothing.enqueue())
     assert set(Task.objects.filter(status="SUCCESSFUL").values_list("worker", flat=True)) == {other.identity.id}
-    assert not Worker.objects.get(pk=prompt.identity.id).is_sleeping, "others would go on to rely on it"
+    assert not Worker.objects.get(pk=first.identity.id).is_sleeping, "others would go on to rely on it"
     running_tasks.note("the end")
-    eventually(Worker.objects.filter(pk=prompt.identity.id, is_sleeping=True).exists)
+    eventually(Worker.objects.filter(pk=first.identity.id, is_sleeping=True).exists)
 
 
 def test_more_tasks_than_a_prompt_worker_can_take_call_the_others(two, monkeypatch, eventually):
@@ -75,18 +75,18 @@ def test_more_tasks_than_a_prompt_worker_can_take_call_the_others(two, monkeypat
 def test_a_task_that_no_prompt_worker_may_run_is_found_after_a_moment(two, monkeypatch, finished):
     """Its function is in newer code than theirs, or its backend is not theirs."""
     monkeypatch.setattr(listener, "A_MOMENT", 0.5)
-    prompt, other = two(threads=1)
-    prompt.fetcher.claimer.backend = "another"
-    prompt.fetcher.claimer._cursors = {}
+    first, other = two(threads=1)
+    first.fetcher.claimer.backend = "another"
+    first.fetcher.claimer._cursors = {}
     finished(tasks.nothing.enqueue())
     assert Task.objects.get().worker == other.identity.id
 
 
 def test_what_nobody_calls_for_is_found_after_a_moment(two, monkeypatch, finished):
-    """As when all prompt workers have frozen. Several notifications are one look."""
+    """As when all workers woken first have frozen. Several notifications are one poll."""
     monkeypatch.setattr(listener, "A_MOMENT", 0.5)
-    prompt, other = two(threads=1)
-    monkeypatch.setattr(prompt.heartbeat.listener, "ready", lambda queue, is_prompt: None)
+    first, other = two(threads=1)
+    monkeypatch.setattr(first.heartbeat.listener, "ready", lambda queue, is_woken_first: None)
     looks = looks_of(other, monkeypatch)
     results = [tasks.nothing.enqueue() for _ in range(3)]
     for result in results:
@@ -100,10 +100,12 @@ def test_a_worker_that_was_called_calls_nobody(two, monkeypatch, eventually):
     """Otherwise the workers of a fleet that has no room would call each other without end."""
     monkeypatch.setattr(listener, "A_MOMENT", NEVER)
     _, other = two(threads=1)
-    other.fetcher.has_followers = True
+    other.fetcher.has_delayed_workers = True
     called = []
     call = other.fetcher._call_others
-    monkeypatch.setattr(other.fetcher, "_call_others", lambda: (called.append(set(other.fetcher._left)), call()))
+    monkeypatch.setattr(
+        other.fetcher, "_call_others", lambda: (called.append(set(other.fetcher._unclaimed_queues)), call())
+    )
     for _ in range(3):
         running_tasks.wait_for_note.enqueue("the end")
     eventually(lambda: other.in_flight.threads.running == 1 and called, why="it was not called, or has room")

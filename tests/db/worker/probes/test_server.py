@@ -263,7 +263,7 @@ def test_a_heartbeat_that_cannot_be_written_is_seen(probed, eventually, monkeypa
 
 def test_what_became_of_claims_is_counted(probed, eventually, monkeypatch):
     # Otherwise a claim that waits for long counts twice.
-    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.HOARDING", FOREVER)
+    monkeypatch.setattr("django_pglock.worker.claiming.fetcher.STALLED_AFTER", FOREVER)
     worker = probed()
     for call in (tasks.nothing, tasks.nothing, tasks.fail_twice, tasks.fail_for_good):
         call.enqueue(*["a"] * (call is tasks.fail_twice))

@@ -24,7 +24,7 @@ def test_it_ends_after_so_many_tasks():
 def test_another_is_asked_for_as_soon_as_the_last_task_is_claimed(worker, eventually):
     """Long before the task has ended, so that no thread is missed meanwhile."""
     words = []
-    channel = SimpleNamespace(number=1, tell=words.append, start=lambda: None, line=None)
+    channel = SimpleNamespace(number=1, tell=words.append, start=lambda: None, heartbeat_socket=None)
     worker(max_tasks=1, channel=channel)
     running_tasks.wait_for_note.enqueue("go on")
     eventually(lambda: words == [REPLACE])

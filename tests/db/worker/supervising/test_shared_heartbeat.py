@@ -16,8 +16,8 @@ from django_pglock.models import Worker as WorkerRow
 from django_pglock.postgres import sessions
 from django_pglock.worker import service
 from django_pglock.worker.liveness import json_lines
-from django_pglock.worker.liveness.heartbeat_line import HeartbeatLine
 from django_pglock.worker.liveness.json_lines import JsonLines
+from django_pglock.worker.liveness.supervisor_heartbeat import SupervisorHeartbeat
 from django_pglock.worker.supervising import shared_heartbeat
 from django_pglock.worker.supervising.channel import SupervisorChannel
 from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
@@ -76,11 +76,11 @@ def supervised(channels, worker, shared):
     """Start a worker for which the shared heartbeat beats."""
 
     def start(**options):
-        line, its_line = socket.socketpair()
+        heartbeat_socket, its_heartbeat_socket = socket.socketpair()
         channel, its_channel = socket.socketpair()
         channels.extend([channel, its_channel])
-        shared.add(line)
-        return worker(channel=SupervisorChannel(1, its_channel, its_line), **options)
+        shared.add(heartbeat_socket)
+        return worker(channel=SupervisorChannel(1, its_channel, its_heartbeat_socket), **options)
 
     return start
 
@@ -253,7 +253,7 @@ def request(**values):
 
 @pytest.fixture
 def end(shared):
-    """A process's end of a line."""
+    """A process's end of a heartbeat socket."""
     ours, theirs = socket.socketpair()
     shared.add(ours)
     with theirs:
@@ -327,7 +327,7 @@ def test_what_a_process_sends_of_another_version_ends_only_its_own_exchange(sent
         end.send(sent)
     else:
         JsonLines(end).send(request(**sent))
-    eventually(lambda: len(shared._lines) == 1, why="the exchange goes on")
+    eventually(lambda: len(shared._clients) == 1, why="the exchange goes on")
     assert holder(running.identity.id) == SHARED
     assert shared.is_running
 
@@ -389,11 +389,11 @@ def test_behind_a_pooler_it_beats_without_lock_and_notifications(eventually):
         assert service.wait(30)
 
 
-def test_a_line_whose_other_end_is_closed_is_over():
+def test_a_heartbeat_whose_other_end_is_closed_is_over():
     ours, theirs = socket.socketpair()
-    line = HeartbeatLine(theirs)
-    assert line.is_up
+    heartbeat = SupervisorHeartbeat(theirs)
+    assert heartbeat.is_up
     ours.close()
-    line.receive()
-    assert (line.is_up, line.is_over) == (False, True)
-    line.close()
+    heartbeat.receive()
+    assert (heartbeat.is_up, heartbeat.is_over) == (False, True)
+    heartbeat.close()

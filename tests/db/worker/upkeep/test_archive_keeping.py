@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 def at_once(monkeypatch):
     """Move as soon as the archive is on."""
     monkeypatch.setattr(archive_keeping, "UNTIL_FIRST_MOVE", 0.0)
-    monkeypatch.setattr(archive_keeping, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(archive_keeping, "CHECK_INTERVAL", 0.0)
 
 
 def test_a_worker_moves_tasks_once_the_archive_is_on(worker, eventually, at_once):
@@ -62,10 +62,10 @@ def test_a_look_ends_in_time_and_goes_on_with_the_next_one(at_once, monkeypatch)
     turn_on("default")
     keeping = ArchiveKeeping("default")
     for left in (3, 1, 0):
-        keeping._look_at = 0.0
+        keeping._check_at = 0.0
         assert 0 < keeping.look() <= archive_keeping.BETWEEN_BATCHES
         assert Task.objects.count() == left
-    keeping._look_at = 0.0
+    keeping._check_at = 0.0
     assert keeping.look() is None, "the walk has ended"
     assert ArchivedTask.objects.count() == len(rows)
 

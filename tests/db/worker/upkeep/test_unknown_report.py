@@ -39,7 +39,7 @@ def deploy(monkeypatch):
 
 @pytest.fixture
 def always_look(monkeypatch):
-    monkeypatch.setattr(unknown, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(unknown, "CHECK_INTERVAL", 0.0)
 
 
 def wait_for_somebody(count=1, path=PATH, **fields):
@@ -123,7 +123,7 @@ def test_it_is_reported_again_when_it_was_gone_and_is_back(always_look, caplog):
     assert [PATH in each for each in warnings(caplog)] == [True, False, True]
 
 
-def test_of_all_workers_the_eldest_reports(always_look, caplog):
+def test_of_all_workers_the_oldest_reports(always_look, caplog):
     first, second = beat_of(), beat_of()
     wait_for_somebody()
     unknown.UnknownReport("default", second).look()

@@ -10,7 +10,7 @@ from django_pglock.conf import get_settings
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness import heartbeat
-from django_pglock.worker.liveness.heartbeat import RESTS, Heartbeat
+from django_pglock.worker.liveness.heartbeat import REST_JITTER, Heartbeat
 
 
 class Resting(Heartbeat):
@@ -44,7 +44,7 @@ def resting(monkeypatch):
 
 
 def test_after_a_beat_that_somebody_asked_for_many_workers_do_not_rest(resting):
-    """One task has all workers beat at once. If the elder ones die just then, one has to notice it soon."""
+    """One task has all workers beat at once. If the older ones die just then, one has to notice it soon."""
     soon = 0
     for _ in range(300):
         resting.asks = lambda age: age > 1
@@ -59,7 +59,7 @@ def test_after_a_full_rest_comes_another_one(resting):
     while resting.next_beat() == pytest.approx(1):
         pass
     for _ in range(100):
-        assert 1 + 2 * RESTS[0] <= resting.next_beat() <= 1 + 2 * RESTS[1]
+        assert 1 + 2 * REST_JITTER[0] <= resting.next_beat() <= 1 + 2 * REST_JITTER[1]
 
 
 def test_one_that_is_asked_between_two_parts_of_its_rest_beats_at_once(resting):

@@ -16,10 +16,10 @@ from django_pglock.worker.liveness.session_watch import PATIENCE, SilentSession
 PID = 4711
 
 
-def silence(looks=20, is_on_standby=False):
+def silence(checks=20, is_on_standby=False):
     pgconn = SimpleNamespace(backend_pid=PID, parameter_status=lambda name: b"on" if is_on_standby else b"off")
     silence = SilentSession(PendingStatement(SimpleNamespace(pgconn=pgconn), "default"))
-    silence.looks = looks
+    silence.checks = checks
     return silence
 
 
@@ -72,11 +72,11 @@ def test_both_sides_may_wait_for_each_other(monkeypatch, receives_nothing, verdi
 
 
 @pytest.mark.parametrize(
-    ("looks", "oldest", "verdict"),
+    ("checks", "oldest", "verdict"),
     [(44, 0.0, False), (45, 0.0, True), (45, 45.0, False), (45, 39.0, True), (3600, float("inf"), False)],
 )
-def test_behind_a_pooler_the_oldest_statement_decides(looks, oldest, verdict):
-    asked = silence(looks)
+def test_behind_a_pooler_the_oldest_statement_decides(checks, oldest, verdict):
+    asked = silence(checks)
     asked.note(ServerView(False, None, oldest))
     assert bool(asked.verdict) == verdict
 
@@ -120,4 +120,4 @@ def test_who_refuses_has_answered(is_open, cause, has_answered):
 
 
 def test_questions_begin_after_ten_looks_and_come_every_five():
-    assert [looks for looks in range(31) if silence(looks).is_to_be_asked_for] == [10, 15, 20, 25, 30]
+    assert [checks for checks in range(31) if silence(checks).is_to_be_asked_for] == [10, 15, 20, 25, 30]

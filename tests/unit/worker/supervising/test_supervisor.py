@@ -15,10 +15,10 @@ from django_pglock.worker.supervising import child_process, supervisor
 from django_pglock.worker.supervising.supervisor import FIRST_PAUSE, LONGEST_PAUSE, Supervisor, in_words, pause_after
 from tests.conftest import NEVER
 
-#: What each process begins with: its number of the start, from 1, and the line to the supervisor.
+#: What each process begins with: its number of the start, from 1, and the channel to the supervisor.
 BEGIN = """
 import os, signal, socket, sys, time
-line = socket.socket(fileno=os.dup(0))
+channel = socket.socket(fileno=os.dup(0))
 with open(sys.argv[1], "a") as starts:
     print(os.environ["DJANGO_PGLOCK_PROCESS"], os.getpid(), os.getsid(0) == os.getpid(), file=starts, flush=True)
 with open(sys.argv[1]) as starts:
@@ -82,7 +82,7 @@ def test_the_pauses_grow_until_a_process_has_lived_for_long_enough(supervise, mo
 def test_a_replacement_ends_a_row_of_failures(supervise, monkeypatch):
     failures = []
     monkeypatch.setattr(supervisor, "pause_after", lambda number: failures.append(number) or 0.0)
-    supervise("sys.exit(bool(start == 3 and line.send(b'r')) or start < 5)")
+    supervise("sys.exit(bool(start == 3 and channel.send(b'r')) or start < 5)")
     assert failures == [1, 2, 1]
 
 
@@ -97,7 +97,7 @@ def test_who_asks_is_replaced_before_it_ends_and_without_a_pause(supervise, monk
     monkeypatch.setattr(supervisor, "pause_after", lambda number: pytest.fail("that is no failure"))
     script = """
 if start == 1:
-    line.send(b"rr")
+    channel.send(b"rr")
     while len(open(sys.argv[1]).readlines()) < 2:
         time.sleep(0.01)
     sys.exit(3)
@@ -107,12 +107,12 @@ if start == 1:
 
 def test_the_last_words_of_a_process_are_heard(supervise, monkeypatch):
     monkeypatch.setattr(supervisor, "pause_after", lambda number: pytest.fail("that is no failure"))
-    assert len(supervise("start > 1 or line.send(b'r')")[1]) == 2
+    assert len(supervise("start > 1 or channel.send(b'r')")[1]) == 2
 
 
 def test_what_is_frozen_is_killed(supervise, caplog):
     began = time.monotonic()
-    code, starts = supervise("start > 1 or line.send(b'.') and os.kill(os.getpid(), signal.SIGSTOP)", silence=0.3)
+    code, starts = supervise("start > 1 or channel.send(b'.') and os.kill(os.getpid(), signal.SIGSTOP)", silence=0.3)
     assert (code, len(starts)) == (0, 2)
     assert "frozen" in caplog.text
     assert "by SIGKILL" in caplog.text
@@ -127,14 +127,14 @@ def test_who_takes_long_to_start_is_not_frozen(supervise):
 def test_what_keeps_its_threads_from_running_is_not_frozen_for_as_long_as_its_heartbeat_process_beats(
     supervise, monkeypatch, longest, seconds, count
 ):
-    monkeypatch.setattr(supervisor, "BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(supervisor, "CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(supervisor, "LONGEST", longest)
-    assert len(supervise(f"start > 1 or line.send(b'.') and time.sleep({seconds})", silence=0.1)[1]) == count
+    assert len(supervise(f"start > 1 or channel.send(b'.') and time.sleep({seconds})", silence=0.1)[1]) == count
 
 
 IGNORES = """
 signal.signal(signal.SIGTERM, lambda *_: None)
-line.send(b".")
+channel.send(b".")
 os.kill(os.getppid(), signal.SIGTERM)
 """
 
@@ -148,7 +148,7 @@ def test_who_outlives_grace_and_margin_is_killed(supervise, monkeypatch, caplog)
 
 def test_who_ends_by_itself_has_no_more_time(supervise, monkeypatch):
     monkeypatch.setattr(supervisor, "MARGIN", 0.2)
-    code, starts = supervise("start > 1 or line.send(b're') and time.sleep(600)")
+    code, starts = supervise("start > 1 or channel.send(b're') and time.sleep(600)")
     assert (code, len(starts)) == (0, 2)
 
 
@@ -160,7 +160,7 @@ signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
 os.kill(os.getppid(), {int(first)})
 while not heard: time.sleep(0.005)
 os.kill(os.getppid(), signal.SIGTERM)
-sys.exit(0 if line.recv(1) == b"h" and len(heard) == 1 else 5)
+sys.exit(0 if channel.recv(1) == b"h" and len(heard) == 1 else 5)
 """
     assert supervise(script, grace=60)[0] == 0
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from django_pglock.worker.upkeep import queue_counts
-from django_pglock.worker.upkeep.queue_counts import INTEREST, QueueCounts
+from django_pglock.worker.upkeep.queue_counts import READ_FOR, QueueCounts
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_counts_are_read_while_somebody_asks(clock):
     counts.look()
     assert not read
     counts.ask()
-    now[0] += INTEREST - 1
+    now[0] += READ_FOR - 1
     counts.look()
     assert read == [now[0]]
 

@@ -1,8 +1,8 @@
-"""The line from a worker process to its supervisor, which beats and listens for all of its processes in one session.
+"""The supervisor's heartbeat, as one of its processes uses it: it beats and listens for all of them in one session.
 
 ``supervising/shared_heartbeat.py`` is the supervisor's side. It answers within a moment. If there is no answer, or the
 answer is that it could not beat, the process beats in a session of its own, until the supervisor says that it can
-again.
+again. The keys of the messages stay as they are, because the supervisor may run another version of the package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from django_pglock.postgres.forking import keep_from_children
-from django_pglock.store.liveness import Beat, Beaten
+from django_pglock.store.liveness import Beat, HeartbeatReply
 from django_pglock.worker.liveness.json_lines import JsonLines
 
 
@@ -22,24 +22,25 @@ class Answer(NamedTuple):
     """What the supervisor answers when it has beaten for this process."""
 
     #: None: the worker has no row, and its heartbeat did not name its functions.
-    beaten: Beaten | None
+    reply: HeartbeatReply | None
     #: Whether notifications reach the supervisor in a session of its own.
     is_listening: bool
     #: Seconds until it beats for all of its processes together.
     next_in: float
 
 
-class HeartbeatLine:
-    """The process's end of the line, for the heartbeat's thread.
+class SupervisorHeartbeat:
+    """The process's end of the heartbeat socket, for the heartbeat's thread.
 
-    ``heard`` is called with channel and payload of each notification, ``missed`` when some may have been missed.
+    ``on_notification`` is called with channel and payload of each notification, ``on_missed_notifications`` when some
+    may have been missed.
     """
 
     def __init__(self, end: socket.socket) -> None:
         keep_from_children(end)
         self._lines = JsonLines(end)
-        self.heard: Callable[[str, str], None] = lambda _channel, _payload: None
-        self.missed: Callable[[], None] = lambda: None
+        self.on_notification: Callable[[str, str], None] = lambda _channel, _payload: None
+        self.on_missed_notifications: Callable[[], None] = lambda: None
         self._can_beat = True
         self._answer: dict[str, Any] | None = None
 
@@ -78,8 +79,8 @@ class HeartbeatLine:
         if answer is None or answer["asked_at"] != asked_at:
             return None
         try:
-            beaten = None if answer["beaten"] is None else Beaten(*answer["beaten"])
-            return Answer(beaten, answer["is_listening"], answer["next_in"])
+            reply = None if answer["beaten"] is None else HeartbeatReply(*answer["beaten"])
+            return Answer(reply, answer["is_listening"], answer["next_in"])
         except (KeyError, TypeError):
             # The supervisor runs another version of the package.
             self._lines.close()
@@ -89,14 +90,14 @@ class HeartbeatLine:
         """Take what has come."""
         for message in self._lines.receive():
             if "heard" in message:
-                self.heard(*message["heard"])
+                self.on_notification(*message["heard"])
             elif "beaten" in message:
                 # It may be late, and then the supervisor can beat again.
                 self._answer, self._can_beat = message, True
             else:
                 self._can_beat = message["can_beat"]
                 if self._can_beat:
-                    self.missed()
+                    self.on_missed_notifications()
 
     def close(self) -> None:
         """End the exchange."""

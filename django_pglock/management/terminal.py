@@ -1,4 +1,4 @@
-"""The person at the terminal: a question before tasks are changed, and the name that is written beside a change."""
+"""The terminal: a question before tasks are changed, and the name of the user that is stored with a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of other task queues, and of Python's habits, with our word for each. Only for messages."""
+"""Options and methods of other task queues, with ours for each: hints in the messages about an unknown name."""
 
 from __future__ import annotations
 

@@ -1,0 +1,22 @@
+"""The words of other task queues lead to words that exist here."""
+
+from __future__ import annotations
+
+from django_pglock.tasks import fields, option_hints
+
+
+def test_each_option_is_one_of_ours_and_each_foreign_word_is_not():
+    ours = {*fields.OPTIONS, *fields.CALL_ONLY}
+    assert {*option_hints.OPTIONS.values(), *option_hints.NOTES} <= ours
+    assert not ours & set(option_hints.OPTIONS)
+
+
+def test_each_method_is_one_of_ours_and_each_foreign_word_is_not():
+    names = {text.partition("(")[0] for text in option_hints.METHODS.values() if not text.startswith("raise ")}
+    assert all(hasattr(fields.TaskFields, name) for name in names - {"enqueue_on_commit"})
+    assert not [name for name in option_hints.METHODS if name in dir(fields.TaskFields)]
+
+
+def test_an_option_that_is_only_misspelt_is_found_too():
+    assert option_hints.about_option("max_attempt", fields.OPTIONS).startswith("write max_attempts")
+    assert option_hints.about_option("colour", fields.OPTIONS).startswith("its options are advisory, atomic, backend")
