@@ -15,7 +15,7 @@ from django.db import models
 from django_pglock.store import liveness, schedule
 from django_pglock.store.cancel import cancel
 from django_pglock.store.claim import ready
-from django_pglock.store.claim_manager import ClaimQuerySet
+from django_pglock.store.claim_manager import HoldingQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
 from django_pglock.store.delete import delete
 from django_pglock.store.discard import discard
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class TaskQuerySet(ClaimQuerySet[Any]):
-    """Tasks, and what a person may ask of them."""
+class TaskQuerySet(HoldingQuerySet[Any]):
+    """Tasks, and what a person may ask of them.
 
-    # A transaction that enqueues a task to run after one of these has the key of that one locked.
-    claims_no_key = True
+    Of the verbs for tables of your own it has ``claim`` alone. The others would change the status of a task without
+    what belongs to it, such as the release of the tasks that wait for it.
+    """
 
     # Sets
 

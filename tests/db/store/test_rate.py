@@ -100,7 +100,7 @@ def test_what_nobody_has_begun_counts_against_the_burst():
     with connection.cursor() as cursor:
         cursor.execute("SELECT opens_at > now() + interval '0.5 s' FROM django_pglock_ratelimit")
         assert cursor.fetchone()[0], "for one that nobody begins there is a look a second, not twenty"
-    Task.objects.filter(status="READY").claim_update(2, status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
+    Task.objects.filter(status="READY").update(status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
     admit("default", ["%rate tenant:1"])
     assert Task.objects.filter(status="READY").count() == 2
 
