@@ -129,6 +129,7 @@ NO_VERB = {
         "result",
         "result_listener",
         "schedule_runs",
+        "schedule_status",
         "sql",
         "stacks",
         "unknown",

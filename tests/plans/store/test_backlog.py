@@ -96,6 +96,7 @@ def plans(worker, ids, names=None):
         "NOTE_LAST_PROGRESS": (ids, ones, texts),
         "WHY_UNFINISHED": (30.0, ids[0]),
         "SCHEDULE_RUNS": (max(ids), PATH, PATH, BATCH),
+        "LAST_STATUSES": (f"{{{','.join(map(str, ids))}}}",),
         "UNKNOWN": (30.0, None, BATCH, BATCH, None),
         "READY_PATHS": (BATCH, BATCH),
         "DOUBTFUL": (6.6, None),
