@@ -1,11 +1,14 @@
-"""Which queues have ready tasks, and which functions these call."""
+"""Ready tasks: the set, the queues that have some, and the functions that they call."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from django.db import connections
 
 from django_pglock.store.plans import kept
 from django_pglock.store.sql import filled, run
+from django_pglock.tasks.states import TaskStatus
 
 # The distinct queues that have ready tasks, by two index probes each. A DISTINCT would read every ready row.
 FIND_QUEUES = """
@@ -40,6 +43,11 @@ FIRST_READY = """found CROSS JOIN LATERAL (
 
 # Which functions the ready tasks call.
 READY_PATHS = f"{FIND_QUEUES}SELECT DISTINCT found.queue, first.task_path FROM {FIRST_READY}"
+
+
+def ready(tasks: Any) -> Any:
+    """Tasks that can be claimed now, in the order in which they run: by priority, then as enqueued."""
+    return tasks.filter(status=TaskStatus.READY).order_by("-priority", "id")
 
 
 def ready_queues(using: str) -> list[str]:

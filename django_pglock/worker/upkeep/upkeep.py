@@ -27,7 +27,7 @@ from django.db import connections, transaction
 from django_pglock.conf import get_settings
 from django_pglock.keys.reserved import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
-from django_pglock.store import schedule
+from django_pglock.store import schedule_register, schedule_rows, schedule_tick
 from django_pglock.store.admit import admit
 from django_pglock.store.history import add_rescued, prune_history
 from django_pglock.store.liveness import ON_DUTY, SETTLED, forget_dead
@@ -241,13 +241,13 @@ class Upkeep(ConnectedService):
 
     def _keep_schedules(self) -> float | None:
         """Enqueue the ticks that are due; return the seconds until the next tick, None if there is none."""
-        timings = schedule.timings(self.using)
+        timings = schedule_rows.timings(self.using)
         if timings != self._registered:
-            schedule.register(self.using)
+            schedule_register.register(self.using)
             self._registered = timings
         if not timings:
             return None
-        ticks = schedule.enqueue_due(self.using)
+        ticks = schedule_tick.enqueue_due(self.using)
         if ticks.tasks:
             self.promoted()
         return ticks.next_in

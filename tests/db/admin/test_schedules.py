@@ -14,7 +14,8 @@ from django.utils import timezone
 
 from django_pglock import task
 from django_pglock.models import Attempt, Schedule, Task
-from django_pglock.store.schedule import enqueue_due, register
+from django_pglock.store.schedule_register import register
+from django_pglock.store.schedule_tick import enqueue_due
 from django_pglock.tasks.options import Unique
 from tests.db.admin.visits import act, person, said
 from tests.sample import scheduled

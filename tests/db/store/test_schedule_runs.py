@@ -12,8 +12,9 @@ from django_pglock import task
 from django_pglock.models import Schedule, Task
 from django_pglock.store.archive import archive_window
 from django_pglock.store.archive_state import turn_on
-from django_pglock.store.schedule import enqueue_due, register
+from django_pglock.store.schedule_register import register
 from django_pglock.store.schedule_runs import last_runs
+from django_pglock.store.schedule_tick import enqueue_due
 from tests.sample import scheduled
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
