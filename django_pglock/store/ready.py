@@ -10,6 +10,9 @@ from django_pglock.store.plans import kept
 from django_pglock.store.sql import filled, run
 from django_pglock.tasks.states import TaskStatus
 
+#: Tasks of each queue of which the functions are read.
+MOST_READ = 1000
+
 # The distinct queues that have ready tasks, by two index probes each. A DISTINCT would read every ready row.
 FIND_QUEUES = """
 WITH RECURSIVE found AS (
@@ -58,6 +61,6 @@ def ready_queues(using: str) -> list[str]:
         return [queue for (queue,) in cursor.fetchall()]
 
 
-def ready_paths(using: str, *, limit: int = 1000) -> list[tuple[str, str]]:
-    """Return the functions that ready tasks call, as (queue, path), among the first ``limit`` tasks of each queue."""
-    return run(using, READY_PATHS, limit, limit)
+def ready_paths(using: str) -> list[tuple[str, str]]:
+    """Return the functions that ready tasks call, as (queue, path), among the first tasks of each queue."""
+    return run(using, READY_PATHS, MOST_READ, MOST_READ)
