@@ -122,6 +122,7 @@ NO_VERB = {
         "managers",
         "marking",
         "move",
+        "newest",
     ),
     *(
         "outcome",
