@@ -97,8 +97,8 @@ class Upkeep(ConnectedService):
         self._rescued_at = self._rescue_from = 0.0
         # When this turn began, and when the first of several turns in a row began that were another worker's.
         self._began_at = self._kept_out_since = 0.0
-        # Where the last look for stray keys and waiters ended.
-        self._key, self._waiter = "", 0
+        # Where the last looks for stray keys, for stray waiters and for unused buckets ended.
+        self._key, self._waiter, self._rate_key = "", 0, ""
         # The task id up to which pruning has come, and when it continues.
         self._pruned_to, self._prune_at = 0, 0.0
         # Tables of the project that are known to keep tasks from being pruned.
@@ -271,7 +271,8 @@ class Upkeep(ConnectedService):
             warn_of_references(self.using, self._referring)
         count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
         forgotten = self._attempt(prune_history, self.using)
-        if forget_rates(self.using) or count or self._pruned_to or forgotten:
+        unused, self._rate_key = forget_rates(self.using, self._rate_key)
+        if unused or count or self._pruned_to or forgotten:
             rest = get_settings().HEARTBEAT_INTERVAL * ROUND
         self._prune_at = time.monotonic() + rest
 

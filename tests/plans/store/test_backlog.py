@@ -161,7 +161,7 @@ def plans(worker, ids, names=None):
 
 
 #: Constants that are not read here, because they look at no backlog: what they insert, lock, send, set or are part of,
-#: the few rows of the two small tables, and the history, which test_history.py reads.
+#: the few rows of the two small tables, and what test_history.py and test_rate.py read.
 ELSEWHERE = {
     "ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARE_ARCHIVED", "DAYS_AND_REMAINS", "KEEP_IDS", "LIMIT_MOVE",
     "MOVE_TO_ARCHIVE", "REFERENCES_TO_TASKS", "SCHEDULE_RUNS_ARCHIVED", "SIZES_OF_DAYS",
