@@ -106,6 +106,7 @@ FILES = {
 #: Files that change nothing, or that others use to change something;
 NO_VERB = {
     *(
+        "attempts",
         "after_commit",
         "archive_state",
         "archived",
@@ -139,7 +140,7 @@ NO_VERB = {
         "stacks",
         "unknown",
     ),
-    *("wake", "why_unfinished"),
+    *("upkeep_turn", "wake", "why_unfinished", "worker_lock"),
 }
 
 

@@ -22,10 +22,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.keys.reserved import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_hung_up, is_read_only
 from django_pglock.store import schedule_register, schedule_rows, schedule_tick
 from django_pglock.store.admit import admit
@@ -38,7 +37,7 @@ from django_pglock.store.rate import forget_rates, open_rates
 from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import WAITERS_AT_ONCE, release, stray_waiters
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
-from django_pglock.store.sql import BY_INDEX
+from django_pglock.store.upkeep_turn import take_upkeep_turn
 from django_pglock.store.wake import wake
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.upkeep.archive_keeping import ArchiveKeeping
@@ -51,11 +50,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The first statement of a round: it tries for the lock, and limits how long the round may stand still. Both hold for
-#: this transaction only, so they work behind a pooler as well.
-TURN = f"""
-SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_session_timeout', '3s', true), {BY_INDEX}
-"""
 #: Seconds between two rounds, as a share of the heartbeat interval. With two missing beats before, the tasks of a
 #: killed worker run elsewhere within ten seconds at default settings.
 ROUND = 0.9
@@ -165,7 +159,7 @@ class Upkeep(ConnectedService):
         """Do one round; return the seconds until the next task is due, None if that is not known."""
         self._rescued = []
         with transaction.atomic(using=self.using, durable=True):
-            if not self._is_my_turn():
+            if not take_upkeep_turn(self.using):
                 self._kept_out_since = self._kept_out_since or self._began_at
                 return None
             # The worker that kept us out for so long was delayed, and so may have been all others.
@@ -275,11 +269,6 @@ class Upkeep(ConnectedService):
         if unused or count or self._pruned_to or forgotten:
             rest = get_settings().HEARTBEAT_INTERVAL * ROUND
         self._prune_at = time.monotonic() + rest
-
-    def _is_my_turn(self) -> bool:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(TURN)
-            return bool(cursor.fetchone()[0])
 
     def _rescue(self) -> None:
         found: list[Rescued] = []

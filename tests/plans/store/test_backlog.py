@@ -96,6 +96,7 @@ def plans(worker, ids, names=None):
         "NOTE_LAST_PROGRESS": (ids, ones, texts),
         "WHY_UNFINISHED": (30.0, ids[0]),
         "SCHEDULE_RUNS": (max(ids), PATH, PATH, BATCH),
+        "FINISH_DATES": (f"{{{','.join(map(str, ids))}}}",),
         "LAST_STATUSES": (f"{{{','.join(map(str, ids))}}}",),
         "UNKNOWN": (30.0, None, BATCH, BATCH, None),
         "READY_PATHS": (BATCH, BATCH),
@@ -170,8 +171,8 @@ ELSEWHERE = {
     "ADD_HISTORY", "CLOCK", "HISTORY_OF", "HISTORY_OF_FUNCTION", "PRUNE_HISTORY", "TOTAL_HISTORY",
     "BEAT", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "FIND_QUEUES", "FIRST_READY",
     "FORGET_RATES", "LAST_ID", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_IS_HELD", "LOCK_KEY", "LOCK_KEYS", "NOTIFY_CANCEL",
-    "OPEN_RATES", "PRUNE", "REFUSING_KEYS", "UNAWAITED", "REGISTER_SCHEDULES", "RESTORE_WAITS", "SCHEDULES", "WAKE",
-    "WITNESS",
+    "LOCK_WORKER", "OPEN_RATES", "PRUNE", "REFUSING_KEYS", "UNAWAITED", "REGISTER_SCHEDULES", "RESTORE_WAITS",
+    "SCHEDULES", "UNLOCK_WORKER", "UPKEEP_TURN", "WAKE", "WITNESS",
 }  # fmt: skip
 
 
