@@ -5,7 +5,9 @@ No model is imported at module level, because ``@task`` makes the backend while 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -13,7 +15,7 @@ from typing import Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.utils.functional import cached_property
 
 from django_pglock.conf import get_settings, task_database
@@ -25,7 +27,7 @@ from django_pglock.store.call import Call, batches, meta_of
 from django_pglock.store.enqueue import enqueue, enqueue_many
 from django_pglock.store.result import result_of_row
 from django_pglock.store.sql import rows_of
-from django_pglock.store.why_unfinished import why_unfinished
+from django_pglock.store.why_unfinished import Obstacle, Unfinished, why_unfinished
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of
 from django_pglock.tasks.call_check import check_call
@@ -184,8 +186,14 @@ class PostgresBackend(BaseTaskBackend):
         return await await_end_async(task_id, self.database, timeout)
 
     def why_unfinished(self, task_id: int) -> str:
-        """Return the status of an unfinished task and what keeps it from a worker, for the message of a timeout."""
-        return why_unfinished(self.database, task_id)
+        """Return the status of an unfinished task and what keeps it from a worker, as ``"it is READY in the queue …"``.
+
+        For the message of a timeout. Empty if there is no such task, or if the database does not answer.
+        """
+        with suppress(DatabaseError):
+            if (found := why_unfinished(self.database, task_id)) is not None:
+                return f"it is {found.status} in the queue {found.queue!r}{_obstacle(found)}"
+        return ""
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """Return E007 if the app is not installed. The app registers all other checks of the package."""
@@ -252,3 +260,16 @@ def _refuse(task: PostgresTask, args: Any, kwargs: Any, most: int) -> None:
 def _is_id(text: Any) -> bool:
     # Ids are positive bigints. No other id exists, and PostgreSQL would raise an error for it.
     return str(text).isascii() and str(text).isdigit() and int(text) < 2**63
+
+
+def _obstacle(task: Unfinished) -> str:
+    """Return what keeps a task from all workers, and the command that helps; an empty string if a worker can run it."""
+    texts = {
+        Obstacle.NO_WORKER: "no worker is alive. Start one: manage.py runlockworker",
+        Obstacle.PAUSED: "this queue is paused. Resume it: manage.py locktasks resume {queue}",
+        Obstacle.UNKNOWN: "no living worker has imported {path}. Restart the workers with the code that defines it",
+        Obstacle.UNSERVED: "no living worker serves this queue. Start one: manage.py runlockworker {queue}",
+    }
+    if task.obstacle is None:
+        return ""
+    return ", and " + texts[task.obstacle].format(queue=shlex.quote(task.queue), path=task.task_path)

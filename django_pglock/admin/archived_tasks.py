@@ -14,7 +14,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_pglock.admin import task_page, task_summary
-from django_pglock.admin.pages import AtLeast, CappedChangeList, ReadOnlyAdmin
+from django_pglock.admin.pages import AtLeast, CappedChangeList, ReadOnlyAdmin, filled_fieldsets
 from django_pglock.admin.task_filters import QueueFilter, TaskPathFilter
 from django_pglock.admin.task_list import attempts_made, find, name_and_id, queue_name, status_mark, wait_or_run_time
 from django_pglock.store.archive_state import archive_state
@@ -140,7 +140,7 @@ def key(name: str) -> Any:
 
 
 @admin.display(description=_("worker"))
-def worker_id(task: Any) -> str:
+def shown_worker(task: Any) -> str:
     """Return the id of the worker of the last attempt."""
     return str(task.worker or "-")
 
@@ -165,7 +165,7 @@ class ArchivedTaskAdmin(ReadOnlyAdmin):
             {
                 "fields": [
                     *(task_page.shown_task_path, status_mark, task_page.shown_queue, "priority", "backend"),
-                    worker_id,
+                    shown_worker,
                 ]
             },
         ),
@@ -221,10 +221,7 @@ class ArchivedTaskAdmin(ReadOnlyAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Leave out the fields that are empty."""
-        filled = (
-            (title, [each for each in about["fields"] if has_value(obj, each)]) for title, about in self.fieldsets
-        )
-        return [(title, {"fields": fields}) for title, fields in filled if fields]
+        return filled_fieldsets(self.fieldsets, obj)
 
     def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
         """Return the state in a sentence, and the tasks after which this one has run."""
@@ -246,14 +243,6 @@ class ArchivedTaskAdmin(ReadOnlyAdmin):
 
 #: The columns that may have megabytes.
 HEAVY = ("args", "kwargs", "result", "meta", "log", "progress", "failed_attempts")
-
-
-def has_value(task: Any, field: Any) -> bool:
-    """Return whether a field of the page has something to show."""
-    name = field if isinstance(field, str) else field.__name__
-    name = {"shown_failed_attempts": "failed_attempts", "worker_id": "worker"}.get(name, name)
-    value = getattr(task, name.removeprefix("shown_"), True)
-    return value is True or value not in (None, "", 0, [], {})
 
 
 def is_for_id(request: HttpRequest) -> bool:

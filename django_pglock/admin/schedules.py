@@ -8,7 +8,6 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
-from django.db.models import OuterRef, Subquery
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
@@ -20,7 +19,7 @@ from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.pages import CappedChangeList, ReadOnlyAdmin, mark
 from django_pglock.admin.schedule_runs import runs_of, skipped_between
 from django_pglock.models import Schedule, Task
-from django_pglock.store.archived import archived_among
+from django_pglock.store.schedule_status import note_last_status
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.verbs import Verb
 
@@ -76,50 +75,36 @@ VERBS = {verb.name: verb for verb in _VERBS}
 
 
 class ScheduleChangeList(CappedChangeList):
-    """Looks for last tasks in the archive if they are not in the table of tasks."""
+    """Knows the status of the last task of each schedule of the page."""
 
     def get_results(self, request: HttpRequest) -> None:
         """Find the schedules of the page."""
         super().get_results(request)
         self.result_list: Any = list(self.result_list)
-        note_archived(self.result_list)
-
-
-def note_archived(schedules: list[Any]) -> None:
-    """Complete the status of last tasks that are in the archive. No statement if all last tasks are found."""
-    missing = {each.last_task for each in schedules if each.status_of_last is None} - {None}
-    archived = archived_among(Task.objects.db, missing)
-    for each in schedules:
-        if each.last_task in archived:
-            each.status_of_last = TaskStatus.SUCCESSFUL
+        note_last_status(Task.objects.db, self.result_list)
 
 
 class ScheduleAdmin(ReadOnlyAdmin):
     """The list of schedules, ordered by their next tick, and the page of one schedule."""
 
-    list_display = ["task_path", "expression", "timezone", "next_at", "last_at", "last", "last_status", "state"]
+    list_display = ["task_path", "expression", "timezone", "next_at", "last_at", "last", "shown_status", "state"]
     list_filter = [("is_enabled", admin.BooleanFieldListFilter)]
     search_fields = ["task_path"]
     ordering = ["next_at", "task_path"]
     sortable_by = ()
     actions = [admin_action(verb) for verb in VERBS.values()]
-    fields = ("task_path", "expression", "timezone", "state", "next_at", "last_at", "last", "last_status")
+    fields = ("task_path", "expression", "timezone", "state", "next_at", "last_at", "last", "shown_status")
     readonly_fields = fields
     change_form_template = "admin/django_pglock/schedule/change_form.html"
-
-    def get_queryset(self, request: HttpRequest) -> Any:
-        """Add the status of the last task of each schedule, by the primary key."""
-        last = Task.objects.filter(pk=OuterRef("last_task")).order_by().values("status")[:1]
-        return super().get_queryset(request).annotate(status_of_last=Subquery(last))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ScheduleChangeList]:
         """Return our change list."""
         return ScheduleChangeList
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the schedule with the status of its last task, also of an archived one."""
+        """Return the schedule with the status of its last task."""
         schedule = super().get_object(request, object_id, from_field)
-        note_archived([schedule] if schedule is not None else [])
+        note_last_status(Task.objects.db, [schedule] if schedule is not None else [])
         return schedule
 
     def context_of(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
@@ -179,9 +164,9 @@ class ScheduleAdmin(ReadOnlyAdmin):
         return format_html('<a href="{}">#{}</a>', address, schedule.last_task)
 
     @admin.display(description=_("last status"))
-    def last_status(self, schedule: Any) -> str:
+    def shown_status(self, schedule: Any) -> str:
         """Return the status of the task that was enqueued last."""
-        status = schedule.status_of_last
+        status = schedule.last_status
         return "-" if status is None else mark(status.lower(), TaskStatus(status).label)
 
     @admin.display(description=_("state"))

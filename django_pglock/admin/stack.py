@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -15,14 +15,27 @@ from django_pglock.admin.attempts import answer, seen_task
 from django_pglock.models import Task
 from django_pglock.store.stacks import ask_stack, wait_for_stack
 
-if TYPE_CHECKING:
-    from django_pglock.admin.tasks import TaskAdmin
-
 #: Seconds for which a request waits for the answer of the worker. Most answers take milliseconds.
 PATIENCE = 2.0
 
 
-def stack_page(model_admin: TaskAdmin, request: HttpRequest, task_id: int) -> HttpResponse:
+class HasStackPage(Protocol):
+    """What the page asks of the admin of tasks."""
+
+    def has_stack_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may see the stacks of running tasks."""
+        ...
+
+    def address_of(self, task_id: int) -> str:
+        """Return the address of the page of a task."""
+        ...
+
+    def address_of_stack(self, task_id: int) -> str:
+        """Return the address of the page with the stack of a task."""
+        ...
+
+
+def stack_page(model_admin: HasStackPage, request: HttpRequest, task_id: int) -> HttpResponse:
     """Ask for the stack of a running task (POST), or show the latest answer (GET)."""
     if request.method not in ("GET", "HEAD", "POST"):
         return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
@@ -37,7 +50,7 @@ def stack_page(model_admin: TaskAdmin, request: HttpRequest, task_id: int) -> Ht
     return answer(model_admin, request, task, "stack", context)
 
 
-def _ask(model_admin: TaskAdmin, request: HttpRequest, task: Task, using: str) -> str:
+def _ask(model_admin: HasStackPage, request: HttpRequest, task: Task, using: str) -> str:
     """Ask, and return the address of the page that shows what came of it."""
     with transaction.atomic(using=using):
         has_asked = ask_stack(using, task.pk)

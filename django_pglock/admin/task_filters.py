@@ -40,8 +40,6 @@ DISORDER = timedelta(minutes=1)
 UNINDEXED = ("attention", "exception", "argument", "metadata", "since", "before")
 #: The attribute of a request that keeps the ids of the chosen time.
 _RANGE = "_pglock_time_range"
-#: The attribute of a request that keeps the ids of the chosen time.
-_RANGE = "_pglock_time_range"
 #: Parameters by which indexes have failed tasks.
 NARROW = ("queue", "task_path", "fingerprint__exact")
 

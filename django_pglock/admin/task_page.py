@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import OuterRef, Q, Subquery
+from django.db.models import OuterRef, Subquery
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django_pglock.admin.pages import elapsed
 from django_pglock.models import Attempt, Task, Worker
 from django_pglock.store.lock_keys import holders
+from django_pglock.store.why_unfinished import Obstacle, why_unfinished
 from django_pglock.tasks.redaction import shown
 from django_pglock.tasks.states import TaskStatus
 
@@ -168,13 +169,20 @@ def _numbers(ids: Iterable[int]) -> str:
 
 def _why_no_worker_runs(task: Task) -> str:
     """Return why no worker can run a ready task; an empty string if one can."""
-    alive = Worker.objects.all().alive()
-    known = list(alive.annotate(knows=Q(task_paths__contains=[task.task_path])).values_list("knows", flat=True))
-    if not known:
-        return gettext("No worker knows this task: no worker is running.")
-    if not any(known):
-        return gettext("No worker knows this task. Do the workers import its module, and do they run the new version?")
-    return ""
+    found = why_unfinished(Task.objects.db, task.pk)
+    if found is None or found.obstacle is None:
+        return ""
+    texts = {
+        Obstacle.NO_WORKER: _("No worker knows this task: no worker is running."),
+        Obstacle.PAUSED: _("No worker runs this task, because the queue %(queue)s is paused. Resume the queue."),
+        Obstacle.UNKNOWN: _(
+            "No worker knows this task. Do the workers import its module, and do they run the new version?"
+        ),
+        Obstacle.UNSERVED: _(
+            "No worker that knows this task serves the queue %(queue)s. Start a worker that serves this queue."
+        ),
+    }
+    return str(texts[found.obstacle]) % {"queue": found.queue}
 
 
 def _text_of(task: Task, field: str) -> str | None:

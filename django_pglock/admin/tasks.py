@@ -26,7 +26,7 @@ from django_pglock.admin import attempts, task_filters, task_page, task_summary
 from django_pglock.admin.actions import admin_action, perform
 from django_pglock.admin.enqueue import again_page, enqueue_page
 from django_pglock.admin.export import export_view
-from django_pglock.admin.pages import ReadOnlyAdmin
+from django_pglock.admin.pages import ReadOnlyAdmin, filled_fieldsets
 from django_pglock.admin.stack import stack_page
 from django_pglock.admin.task_list import (
     TaskChangeList,
@@ -178,8 +178,7 @@ class TaskAdmin(ReadOnlyAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Leave out the fields that are empty."""
-        shown = ((title, [each for each in about["fields"] if has_value(obj, each)]) for title, about in self.fieldsets)
-        return [(title, {"fields": fields}) for title, fields in shown if fields]
+        return filled_fieldsets(self.fieldsets, obj)
 
     def get_inlines(self, request: HttpRequest, obj: Any) -> list[Any]:
         """Leave out the attempts of a task that has never been started."""
@@ -356,13 +355,6 @@ class TaskAdmin(ReadOnlyAdmin):
     @staticmethod
     def _may(request: HttpRequest, verb: str) -> bool:
         return request.user.has_perm(f"django_pglock.{verb}_task")
-
-
-def has_value(task: Any, field: Any) -> bool:
-    """Return whether a field of the page of a task has something to show."""
-    name = field if isinstance(field, str) else field.__name__
-    value = getattr(task, name.removeprefix("shown_"), True)
-    return value is True or value not in (None, "", 0, [], {})
 
 
 def _page_of(request: HttpRequest) -> str:

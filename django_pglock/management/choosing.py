@@ -29,26 +29,20 @@ def add_filters(parser: CommandParser) -> None:
     )
 
 
+def add_name_option(parser: CommandParser, option: str, metavar: str, text: str, **others: Any) -> None:
+    """Add an option that takes the name of a queue, a function or an exception."""
+    parser.add_argument(option, type=plain_text, metavar=metavar, help=text, **others)
+
+
 def add_queues(parser: CommandParser) -> None:
     """Add the option that filters tasks by queue."""
-    parser.add_argument(
-        "--queue",
-        action="append",
-        type=plain_text,
-        metavar="NAME",
-        help=_("Only tasks of this queue. Can be repeated."),
-    )
+    add_name_option(parser, "--queue", "NAME", _("Only tasks of this queue. Can be repeated."), action="append")
 
 
 def add_functions(parser: CommandParser) -> None:
     """Add the option that filters tasks by function."""
-    parser.add_argument(
-        "--task",
-        action="append",
-        type=plain_text,
-        metavar="FUNCTION",
-        help=_("Only tasks of this function: its path, or its name without the module. Can be repeated."),
-    )
+    text = _("Only tasks of this function: its path, or its name without the module. Can be repeated.")
+    add_name_option(parser, "--task", "FUNCTION", text, action="append")
 
 
 def add_statuses(parser: CommandParser, statuses: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.utils.translation import gettext as _
 
 from django_pglock.errors import ConfigurationError
-from django_pglock.management.choosing import plain_text
+from django_pglock.management.choosing import add_name_option
 from django_pglock.management.tables import ago, aligned, printable
 from django_pglock.store.failures import MOST_FOUND, FailureCounts, Group, in_group
 from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE
@@ -26,19 +26,10 @@ def add_group_filters(parser: CommandParser) -> None:
         metavar="NUMBER",
         help=_("Only the group of failures with this number. Can be repeated."),
     )
-    parser.add_argument(
-        "--task",
-        dest="function",
-        type=plain_text,
-        metavar="FUNCTION",
-        help=_("Only failures of this function: its path, or its name without the module."),
-    )
-    parser.add_argument(
-        "--exception",
-        type=plain_text,
-        metavar="CLASS",
-        help=_("Only failures with this exception: the path of its class, or its name without the module."),
-    )
+    text = _("Only failures of this function: its path, or its name without the module.")
+    add_name_option(parser, "--task", "FUNCTION", text, dest="function")
+    text = _("Only failures with this exception: the path of its class, or its name without the module.")
+    add_name_option(parser, "--exception", "CLASS", text)
 
 
 def add_redrive(parser: CommandParser) -> None:

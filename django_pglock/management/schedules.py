@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import OuterRef, Subquery
 from django.utils.translation import gettext as _
 
 from django_pglock.management.tables import aligned, printable
 from django_pglock.models import Schedule
-from django_pglock.store.archived import archived_among
+from django_pglock.store.schedule_status import note_last_status
 
 _SHOWN = ("task_path", "expression", "timezone", "is_enabled", "next_at", "last_at", "last_task", "last_status")
 
@@ -19,13 +18,9 @@ def listed(rows: Any) -> list[dict[str, Any]]:
 
     The status is None if no tick has come yet, and if the task has been deleted.
     """
-    last = rows.filter(pk=OuterRef("last_task")).order_by().values("status")[:1]
-    found = Schedule.objects.using(rows.db).annotate(last_status=Subquery(last))
-    schedules = list(found.order_by("next_at", "task_path").values(*_SHOWN))
-    archived = archived_among(
-        rows.db, {each["last_task"] for each in schedules if each["last_status"] is None} - {None}
-    )
-    return [{**each, "last_status": "SUCCESSFUL"} if each["last_task"] in archived else each for each in schedules]
+    found = list(Schedule.objects.using(rows.db).order_by("next_at", "task_path"))
+    note_last_status(rows.db, found)
+    return [{name: getattr(each, name) for name in _SHOWN} for each in found]
 
 
 def as_table(found: list[dict[str, Any]]) -> str:

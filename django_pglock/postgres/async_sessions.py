@@ -138,9 +138,9 @@ def _cancel(connection: DatabaseWrapper) -> None:
         shut(connection.connection)
 
 
-async def open_session(using: str, *, application_name: str | None = None) -> AsyncSession:
+async def open_session(using: str) -> AsyncSession:
     """Open a session to the database alias ``using``. If this is cancelled, no session remains."""
-    connection = dedicated_connection(using, application_name=application_name)
+    connection = dedicated_connection(using)
     is_given_up = threading.Event()
 
     def connect() -> None:
@@ -176,11 +176,10 @@ async def _in_thread(function: Callable[[], None]) -> None:
 class AsyncSessionPool:
     """Sessions to one database alias that are lent one at a time and kept for the next; no more than ``limit``."""
 
-    def __init__(self, using: str, *, limit: int, application_name: str | None = None) -> None:
+    def __init__(self, using: str, *, limit: int) -> None:
         self.using = using
         self.limit = limit
         self.in_use = 0
-        self._application_name = application_name
         self._idle: list[AsyncSession] = []
 
     @property
@@ -192,7 +191,7 @@ class AsyncSessionPool:
         """Return a session that nobody else has. The caller has checked ``has_room``."""
         self.in_use += 1
         try:
-            return self._take_idle() or await open_session(self.using, application_name=self._application_name)
+            return self._take_idle() or await open_session(self.using)
         except BaseException:
             self.in_use -= 1
             raise

@@ -22,17 +22,13 @@ from django_pglock.store.claim_columns import claim_columns
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.pause import paused
 from django_pglock.store.plans import kept
+from django_pglock.store.ready import ready
 from django_pglock.store.sql import rows_of
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.states import TaskStatus
 
 #: Stands for the limit in a statement that is compiled once and executed with many limits.
 _ANY_LIMIT = 918_273_645
-
-
-def ready(tasks: Any) -> Any:
-    """Tasks that can be claimed now, in the order in which they run: by priority, then as enqueued."""
-    return tasks.filter(status=TaskStatus.READY).order_by("-priority", "id")
 
 
 class ClaimStatement:

@@ -75,11 +75,8 @@ class ClaimedRows(Sequence[Row]):
         return self._rows()[index]
 
 
-class ClaimQuerySet(models.QuerySet[Row]):
-    """A queryset whose rows can be claimed by many processes at once, each row by one of them."""
-
-    #: Whether ``claim_update`` also takes rows of which another transaction has only the key locked.
-    claims_no_key = False
+class HoldingQuerySet(models.QuerySet[Row]):
+    """A queryset whose rows can be held to the end of a transaction, each row by one process. It changes no row."""
 
     def claim(self, limit: int) -> ClaimedRows[Row]:
         """Hold up to ``limit`` rows of this queryset to the end of the transaction, in its order.
@@ -94,6 +91,10 @@ class ClaimQuerySet(models.QuerySet[Row]):
         below one, and Django's ``TransactionManagementError`` when the rows are read outside of a transaction.
         """
         return ClaimedRows(self.select_for_update(skip_locked=True, of=("self",))[: checked_limit(limit)])
+
+
+class ClaimQuerySet(HoldingQuerySet[Row]):
+    """A queryset whose rows can be claimed by many processes at once, each row by one of them."""
 
     def claim_each(
         self, limit: int, function: Callable[[Row], object], *, failed: Mapping[str, Any] | None = None

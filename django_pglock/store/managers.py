@@ -12,10 +12,9 @@ from uuid import UUID
 
 from django.db import models
 
-from django_pglock.store import liveness, schedule
+from django_pglock.store import liveness, schedule_run_now, schedule_switch
 from django_pglock.store.cancel import cancel
-from django_pglock.store.claim import ready
-from django_pglock.store.claim_manager import ClaimQuerySet
+from django_pglock.store.claim_manager import HoldingQuerySet
 from django_pglock.store.count import MOST_COUNTED, QueueCounts, count_workable, queue_counts
 from django_pglock.store.delete import delete
 from django_pglock.store.discard import discard
@@ -26,6 +25,7 @@ from django_pglock.store.move_to_queue import move_to_queue
 from django_pglock.store.pause import pause, paused, resume
 from django_pglock.store.promote import due
 from django_pglock.store.prune import prune
+from django_pglock.store.ready import ready
 from django_pglock.store.reset_stuck import reset_stuck, stuck
 from django_pglock.store.retry import retry
 from django_pglock.store.run_now import run_now
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class TaskQuerySet(ClaimQuerySet[Any]):
-    """Tasks, and what a person may ask of them."""
+class TaskQuerySet(HoldingQuerySet[Any]):
+    """Tasks, and what a person may ask of them.
 
-    # A transaction that enqueues a task to run after one of these has the key of that one locked.
-    claims_no_key = True
+    Of the verbs for tables of your own it has ``claim`` alone. The others would change the status of a task without
+    what belongs to it, such as the release of the tasks that wait for it.
+    """
 
     # Sets
 
@@ -194,18 +195,18 @@ class ScheduleQuerySet(models.QuerySet[Any]):
 
     def enable(self) -> int:
         """Enable the disabled ones of this queryset. Returns how many. Ticks that have passed are not run."""
-        return schedule.enable(self)
+        return schedule_switch.enable(self)
 
     def disable(self) -> int:
         """Enqueue no tasks of these schedules until they are enabled again. Returns how many were enabled."""
-        return schedule.disable(self)
+        return schedule_switch.disable(self)
 
     def run_now(self) -> list[int]:
         """Enqueue the functions of this queryset that this process knows, once each, whatever their dates are.
 
         The schedules stay as they are. Returns the ids of the tasks, without those that ``unique=`` has refused.
         """
-        return schedule.run_now(self)
+        return schedule_run_now.run_now(self)
 
 
 class ScheduleManager(models.Manager.from_queryset(ScheduleQuerySet)):  # type: ignore[misc]

@@ -51,7 +51,7 @@ def mark_rows(rows: models.QuerySet[Row, Row], limit: int | None, changes: dict[
     Raises ``ValueError`` for a model whose rows lie in several tables.
     """
     _require_one_table(rows.model)
-    selection = first_free(rows, limit, no_key=getattr(rows, "claims_no_key", False))
+    selection = first_free(rows, limit)
     # Not rows.db: a router may send what reads to a replica.
     using = selection.db
     fields = rows.model._meta.concrete_fields

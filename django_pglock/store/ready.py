@@ -1,11 +1,17 @@
-"""Which queues have ready tasks, and which functions these call."""
+"""Ready tasks: the set, the queues that have some, and the functions that they call."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from django.db import connections
 
 from django_pglock.store.plans import kept
 from django_pglock.store.sql import filled, run
+from django_pglock.tasks.states import TaskStatus
+
+#: Tasks of each queue of which the functions are read.
+MOST_READ = 1000
 
 # The distinct queues that have ready tasks, by two index probes each. A DISTINCT would read every ready row.
 FIND_QUEUES = """
@@ -42,6 +48,11 @@ FIRST_READY = """found CROSS JOIN LATERAL (
 READY_PATHS = f"{FIND_QUEUES}SELECT DISTINCT found.queue, first.task_path FROM {FIRST_READY}"
 
 
+def ready(tasks: Any) -> Any:
+    """Tasks that can be claimed now, in the order in which they run: by priority, then as enqueued."""
+    return tasks.filter(status=TaskStatus.READY).order_by("-priority", "id")
+
+
 def ready_queues(using: str) -> list[str]:
     """Return the names of the queues that have ready tasks."""
     with connections[using].cursor() as cursor:
@@ -50,6 +61,6 @@ def ready_queues(using: str) -> list[str]:
         return [queue for (queue,) in cursor.fetchall()]
 
 
-def ready_paths(using: str, *, limit: int = 1000) -> list[tuple[str, str]]:
-    """Return the functions that ready tasks call, as (queue, path), among the first ``limit`` tasks of each queue."""
-    return run(using, READY_PATHS, limit, limit)
+def ready_paths(using: str) -> list[tuple[str, str]]:
+    """Return the functions that ready tasks call, as (queue, path), among the first tasks of each queue."""
+    return run(using, READY_PATHS, MOST_READ, MOST_READ)

@@ -24,10 +24,9 @@ LOWEST_RATE, HIGHEST_RATE = 0.001, float(WINDOW)
 
 
 class Redriven(NamedTuple):
-    """How far a redrive has come: tasks retried, tasks that there were, and whether all have been read."""
+    """How far a redrive has come: how many tasks were retried, and whether all have been read."""
 
     done: int
-    total: int
     is_over: bool
 
 
@@ -52,7 +51,7 @@ def redrive(using: str, group: Group, *, before: datetime, limit: int, by: int, 
             state["last_id"] = ids[-1]
         if not own.update(progress=state):
             raise ClaimLost(f"Task {by} is no longer claimed by this attempt, so it retries nothing.")
-    return Redriven(state["done"], state["total"], len(ids) < limit)
+    return Redriven(state["done"], len(ids) < limit)
 
 
 def window(failed: Any, group: Group, *, after: int, limit: int) -> list[int]:

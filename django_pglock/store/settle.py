@@ -123,6 +123,11 @@ WHERE task.id = ANY (ARRAY(SELECT id FROM claim)) AND task.id <> ALL (ARRAY(SELE
   AND task.attempts = claim.attempt AND task.status || '' = 'RUNNING'
 """
 
+# By the primary key.
+FINISH_DATES = """
+SELECT id, date_part('epoch', finished_at) FROM {task} WHERE id = ANY (%s::bigint[]) AND finished_at IS NOT NULL
+"""
+
 # The success of one task inside of its function's own transaction. If the claim is lost, this fails (division by zero),
 # so that the COMMIT that follows in the same message does not happen.
 SETTLE_OWN_SUCCESS = """
@@ -173,6 +178,11 @@ def held(using: str, claims: Sequence[Claim]) -> set[int]:
     """Return the ids of those claims that cannot be settled now, because somebody has locked their rows."""
     ids, attempts = [claim.id for claim in claims], [claim.attempt for claim in claims]
     return {id_ for (id_,) in run(using, HELD, ids, attempts)}
+
+
+def finish_dates(using: str, ids: Sequence[int]) -> dict[int, float]:
+    """Return when those of these tasks have finished that have, by id: seconds since the epoch."""
+    return dict(run(using, FINISH_DATES, array_of_numbers(ids)))
 
 
 def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) -> None:

@@ -1,12 +1,10 @@
-"""Why a task has not finished, for the message of a wait whose time is over."""
+"""Why no worker runs a task: values, from which the message of a timeout and the admin make their sentences."""
 
 from __future__ import annotations
 
 import json
-import shlex
-from contextlib import suppress
-
-from django.db import DatabaseError
+from enum import Enum, auto
+from typing import NamedTuple
 
 from django_pglock.conf import get_settings
 from django_pglock.store.sql import run
@@ -24,26 +22,40 @@ WHERE task.id = %s
 """
 
 
-def why_unfinished(using: str, task_id: int) -> str:
-    """Return the status of a task and what keeps it from a worker, as ``"it is READY in the queue 'mail'"``.
+class Obstacle(Enum):
+    """What keeps a task from all workers. Of several, the first in this order is named."""
 
-    Returns an empty string if there is no such task, or if the database does not answer.
-    """
+    NO_WORKER = auto()
+    PAUSED = auto()
+    #: No living worker has imported the function.
+    UNKNOWN = auto()
+    #: No living worker that has imported the function serves the queue.
+    UNSERVED = auto()
+
+
+class Unfinished(NamedTuple):
+    """A task as it is now, and what keeps it from all workers; None if a worker runs it or can run it."""
+
+    status: str
+    queue: str
+    task_path: str
+    obstacle: Obstacle | None
+
+
+def why_unfinished(using: str, task_id: int) -> Unfinished | None:
+    """Return what keeps a task from a worker; None if there is no such task. One statement."""
     alive = get_settings().HEARTBEAT_LIMIT
-    with suppress(DatabaseError):
-        for status, queue, path, is_paused, workers, served in run(using, WHY_UNFINISHED, alive, task_id):
-            reason = "" if status == TaskStatus.RUNNING else _obstacle(queue, is_paused, path, workers, served)
-            return f"it is {status} in the queue {queue!r}{reason}"
-    return ""
+    for status, queue, path, is_paused, workers, served in run(using, WHY_UNFINISHED, alive, task_id):
+        is_running = status == TaskStatus.RUNNING
+        return Unfinished(status, queue, path, None if is_running else _obstacle(queue, is_paused, workers, served))
+    return None
 
 
-def _obstacle(queue: str, is_paused: bool, path: str, workers: int, served: str | None) -> str:
+def _obstacle(queue: str, is_paused: bool, workers: int, served: str | None) -> Obstacle | None:
     if not workers:
-        return ", and no worker is alive. Start one: manage.py runlockworker"
+        return Obstacle.NO_WORKER
     if is_paused:
-        return f", and this queue is paused. Resume it: manage.py locktasks resume {shlex.quote(queue)}"
+        return Obstacle.PAUSED
     if served is None:
-        return f", and no living worker has imported {path}. Restart the workers with the code that defines it"
-    if not any(is_served(queue, asked) for asked in json.loads(served)):
-        return f", and no living worker serves this queue. Start one: manage.py runlockworker {shlex.quote(queue)}"
-    return ""
+        return Obstacle.UNKNOWN
+    return None if any(is_served(queue, asked) for asked in json.loads(served)) else Obstacle.UNSERVED

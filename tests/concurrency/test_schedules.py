@@ -8,7 +8,8 @@ import pytest
 
 from django_pglock import task
 from django_pglock.models import Schedule, Task
-from django_pglock.store.schedule import enqueue_due, register
+from django_pglock.store.schedule_register import register
+from django_pglock.store.schedule_tick import enqueue_due
 from tests.sample import scheduled
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]

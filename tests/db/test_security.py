@@ -26,7 +26,7 @@ from django_pglock.locks.views import lock_view
 from django_pglock.models import AdvisoryLock, Attempt, Task
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import beat, forget_dead
-from django_pglock.store.schedule import register
+from django_pglock.store.schedule_register import register
 from django_pglock.tasks.call_keys import LONGEST_KEY, keys_of
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import InvalidTask, TaskResultDoesNotExist, task_backends, task_finished

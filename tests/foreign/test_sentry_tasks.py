@@ -17,7 +17,8 @@ from sentry_sdk.transport import Transport
 from django_pglock import Cancel, Retry, Snooze, task
 from django_pglock.contrib.sentry import PGLockIntegration, slug_of
 from django_pglock.models import Schedule
-from django_pglock.store.schedule import enqueue_due, register
+from django_pglock.store.schedule_register import register
+from django_pglock.store.schedule_tick import enqueue_due
 from tests.foreign.sample.tasks import nothing
 
 collected: list[tuple[str, dict[str, Any]]] = []

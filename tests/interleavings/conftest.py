@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_pglock.store import cancel, retry, schedule
+from django_pglock.store import cancel, retry, schedule_tick
 from django_pglock.worker.settling import settler
 from tests.db.conftest import drop_archive
 from tests.interleavings import people, workers  # noqa: F401 - they fill the table of verbs
@@ -22,7 +22,7 @@ def company(transactional_db, own_registry, capture, settings, monkeypatch, requ
     for module, name in ((cancel, "BETWEEN_TRIES"), (retry, "BETWEEN_TRIES"), (settler, "BETWEEN_LOCK_CHECKS")):
         monkeypatch.setattr(module, name, 0.001)
     # Nobody ends the session of a tick that is stopped for long.
-    monkeypatch.setattr(schedule, "LIMIT_TICK", schedule.LIMIT_TICK.replace("'10s'", "'0'"))
+    monkeypatch.setattr(schedule_tick, "LIMIT_TICK", schedule_tick.LIMIT_TICK.replace("'10s'", "'0'"))
     world = World(request.param.__name__, request.param, capture)
     world.make()
     company = Company(world)

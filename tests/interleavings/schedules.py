@@ -10,7 +10,8 @@ from django.db.models.functions import Now, Trunc
 
 from django_pglock import task
 from django_pglock.models import Schedule
-from django_pglock.store.schedule import enqueue_due, register
+from django_pglock.store.schedule_register import register
+from django_pglock.store.schedule_tick import enqueue_due
 from tests.interleavings.judge import Judge, law
 from tests.interleavings.verbs import Ledger, in_a_transaction, verb
 from tests.interleavings.worlds import World

@@ -21,7 +21,7 @@ from django_pglock.store import (
     promote,
     redrive,
     release,
-    schedule,
+    schedule_tick,
     settle,
     shared_counts,
 )
@@ -89,9 +89,9 @@ def no_transaction_around(module):
 
 
 def no_look_at_the_date(monkeypatch):
-    free = schedule.first_free
+    free = schedule_tick.first_free
     monkeypatch.setattr(
-        schedule, "first_free", lambda due, limit: free(due.model.objects.filter(is_enabled=True), limit)
+        schedule_tick, "first_free", lambda due, limit: free(due.model.objects.filter(is_enabled=True), limit)
     )
 
 
@@ -154,7 +154,7 @@ FAULTS = [
         schedules,
         Case("schedules", "tick", 14, ROLL_BACK, ("disable",)),
         "passed without a task",
-        no_transaction_around(schedule),
+        no_transaction_around(schedule_tick),
     ),
     Fault(own_rows, Case("own_rows", "take_two", 1, COMMIT, ("take_two",)), "was moved by two", no_lock_of_own_rows),
     Fault(

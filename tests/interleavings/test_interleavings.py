@@ -92,7 +92,10 @@ FILES = {
     "reset_stuck": {"reset_stuck"},
     "retry": {"retry", "retry_in_a_transaction"},
     "run_now": {"run_now"},
-    "schedule": {"tick", "register_again", "enable", "disable", "run_schedules_now", "remove"},
+    "schedule_register": {"register_again", "remove"},
+    "schedule_run_now": {"run_schedules_now"},
+    "schedule_switch": {"enable", "disable"},
+    "schedule_tick": {"tick"},
     "settle": {*workers.OUTCOMES, "settle_too_late", "succeed_atomically"},
     "shared_counts": {"count_for_all"},
     "shared_failures": {"forget_failures"},
@@ -103,6 +106,7 @@ FILES = {
 #: Files that change nothing, or that others use to change something;
 NO_VERB = {
     *(
+        "attempts",
         "after_commit",
         "archive_state",
         "archived",
@@ -119,6 +123,7 @@ NO_VERB = {
         "managers",
         "marking",
         "move",
+        "newest",
     ),
     *(
         "outcome",
@@ -128,12 +133,14 @@ NO_VERB = {
         "requests",
         "result",
         "result_listener",
+        "schedule_rows",
         "schedule_runs",
+        "schedule_status",
         "sql",
         "stacks",
         "unknown",
     ),
-    *("wake", "why_unfinished"),
+    *("upkeep_turn", "wake", "why_unfinished", "worker_lock"),
 }
 
 

@@ -209,7 +209,7 @@ def archive_a_window(world: World, ledger: Ledger) -> None:
 
 @verb("shared", is_workers=True)
 def forget_buckets(world: World, ledger: Ledger) -> None:
-    forget_rates("default")
+    forget_rates("default", "")
 
 
 @verb("plain", is_workers=True)

@@ -8,12 +8,10 @@ import json
 import re
 import time
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db.models import Q
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -51,10 +49,11 @@ from django_pglock.management.task_output import (
 )
 from django_pglock.management.terminal import ask_to_continue
 from django_pglock.models import Task, TaskHistory, Worker
-from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts, in_status
+from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts
 from django_pglock.store.delete import delete_archived
 from django_pglock.store.move import WINDOW
-from django_pglock.store.prune import DAY, ages_of, first_id_since
+from django_pglock.store.newest import newest
+from django_pglock.store.prune import ages_of
 from django_pglock.tasks.redaction import fields_behind_keys
 from django_pglock.verbs import TASK_VERBS, Verb
 
@@ -223,23 +222,14 @@ class Command(BaseCommand):
             self.stdout.write(_("Tasks are ready, but no worker is alive. Start a worker: manage.py runlockworker"))
 
     def _list(self, rows: Any, options: dict[str, Any]) -> None:
-        # One query for each status, in the order of the index on status and id.
-        loaded = (*LISTED, "meta", *fields_behind_keys())
-        # Without the id, the search for old tasks would read all tasks that are newer.
-        is_old = (
-            Q() if options["older_than"] is None else Q(pk__lt=first_id_since(rows.db, options["older_than"] * DAY))
+        wanted = filtered(rows, {**options, "status": None, "older_than": None})
+        found = newest(
+            wanted.only(*LISTED, "meta", *fields_behind_keys()),
+            options["limit"],
+            statuses=options["status"] or (),
+            days=options["older_than"],
+            is_narrow=bool(options["queue"] or options["task"]),
         )
-        is_narrow = bool(options["queue"] or options["task"])
-        parts = [
-            in_status(rows, status, is_narrow=is_narrow).order_by("-status", "-pk")
-            for status in sorted(set(options["status"] or ()))
-        ]
-        found = [
-            row
-            for part in parts or [rows.order_by("-pk")]
-            for row in filtered(part.filter(is_old), {**options, "status": None}).only(*loaded)[: options["limit"]]
-        ]
-        found = sorted(found, key=attrgetter("pk"), reverse=True)[: options["limit"]]
         if options["json"]:
             self._print_json([fields_of_task(row, LISTED) for row in found])
         elif found:

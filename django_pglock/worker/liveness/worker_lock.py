@@ -6,15 +6,8 @@ clients other process numbers than the server's is recognised; others have to be
 
 from __future__ import annotations
 
-from django.db import connections
-
-from django_pglock.keys.reserved import WORKER, draw_number
-from django_pglock.postgres.connections import backend_pid
-
-#: Takes the worker's lock. NULL behind a pooler, where the lock would stay in a session that other clients use. CASE,
-#: because the server must compare the process numbers before it tries to take the lock.
-HOLD_LOCK = "SELECT CASE WHEN pg_backend_pid() = %s THEN pg_try_advisory_lock(%s, %s) END"
-UNLOCK = "SELECT pg_advisory_unlock(%s, %s)"
+from django_pglock.keys.reserved import draw_number
+from django_pglock.store.worker_lock import lock_worker, unlock_worker
 
 
 class WorkerLock:
@@ -48,18 +41,15 @@ class WorkerLock:
         Another worker may have drawn the same number, or an earlier session of ours, half open, may still hold the
         lock. Then we draw another number, and the next beat writes it into the worker's row.
         """
-        with connections[self.using].cursor() as cursor:
-            while self._is_held is None:
-                cursor.execute(HOLD_LOCK, (backend_pid(cursor.db), WORKER, self.number))
-                [is_held] = cursor.fetchone()
-                if is_held is False:
-                    self.number = draw_number()
-                else:
-                    self._is_held = bool(is_held)
+        while self._is_held is None:
+            is_held = lock_worker(self.using, self.number)
+            if is_held is False:
+                self.number = draw_number()
+            else:
+                self._is_held = bool(is_held)
 
     def release(self) -> None:
         """Release the lock, if this session has it."""
         if self._is_held:
             self._is_held = None
-            with connections[self.using].cursor() as cursor:
-                cursor.execute(UNLOCK, (WORKER, self.number))
+            unlock_worker(self.using, self.number)

@@ -11,11 +11,10 @@ from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
 
-from django.apps import apps
-
 from django_pglock.errors import TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
 from django_pglock.postgres.connection_registry import leads_to_standby
 from django_pglock.postgres.connections import is_read_only
+from django_pglock.store.attempts import attempts_before
 from django_pglock.store.outcome import (
     SUCCEEDED,
     Cancelled,
@@ -251,5 +250,4 @@ def under_lock(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _failures_before(claim: Claim, using: str) -> list[tuple[Any, str]]:
-    rows = apps.get_model("django_pglock", "Attempt").objects.using(using).filter(task=claim.id).order_by("number")
-    return [(error_of(row), str(row.worker)) for row in rows]
+    return [(error_of(row), str(row.worker)) for row in attempts_before(using, claim.id)]

@@ -27,8 +27,7 @@ from django_pglock.store.admit import admit
 from django_pglock.store.logs import note_logs
 from django_pglock.store.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
 from django_pglock.store.release import release
-from django_pglock.store.settle import held, settle, settle_unobserved
-from django_pglock.store.sql import rows_of
+from django_pglock.store.settle import finish_dates, held, settle, settle_unobserved
 from django_pglock.store.wake import wake
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
@@ -267,11 +266,9 @@ class Settler(ConnectedService):
     def _read_finish_dates(self, ended_claims: list[EndedClaim]) -> None:
         """Read when tasks finished that their own transactions have settled, for the observers."""
         if ended_claims:
-            ids = [ended.claim.id for ended in ended_claims]
-            dates = dict(rows_of("Task", self.using).filter(pk__in=ids).values_list("pk", "finished_at"))
+            dates = finish_dates(self.using, [ended.claim.id for ended in ended_claims])
             for ended in ended_claims:
-                date = dates.get(ended.claim.id)
-                ended.finished_at = date and date.timestamp()
+                ended.finished_at = dates.get(ended.claim.id)
 
     def _release_and_admit(self, ended_claims: list[EndedClaim]) -> None:
         """Make ready the tasks that waited for the lock keys or for the end of these.

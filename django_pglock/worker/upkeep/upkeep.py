@@ -22,12 +22,11 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from django_pglock.conf import get_settings
-from django_pglock.keys.reserved import UPKEEP
 from django_pglock.postgres.connections import connection_for, has_session_ended, is_read_only
-from django_pglock.store import schedule
+from django_pglock.store import schedule_register, schedule_rows, schedule_tick
 from django_pglock.store.admit import admit
 from django_pglock.store.history import add_rescued, prune_history
 from django_pglock.store.liveness import ON_DUTY, WITNESS_AFTER, forget_dead
@@ -38,7 +37,7 @@ from django_pglock.store.rate import forget_rates, open_rates
 from django_pglock.store.ready import ready_queues
 from django_pglock.store.release import WAITERS_AT_ONCE, release, stray_waiters
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
-from django_pglock.store.sql import BY_INDEX
+from django_pglock.store.upkeep_turn import take_upkeep_turn
 from django_pglock.store.wake import wake
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.upkeep.archive_keeping import ArchiveKeeping
@@ -51,11 +50,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The first statement of a round: it tries for the lock, and limits how long the round may stand still. Both hold for
-#: this transaction only, so they work behind a pooler as well.
-TURN = f"""
-SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_session_timeout', '3s', true), {BY_INDEX}
-"""
 #: Seconds between two rounds, as a share of the heartbeat interval. With two missing beats before, the tasks of a
 #: killed worker run elsewhere within ten seconds at default settings.
 ROUND = 0.9
@@ -97,8 +91,8 @@ class Upkeep(ConnectedService):
         self._rescued_at = self._rescue_from = 0.0
         # When this turn began, and when the first of several turns in a row began that were another worker's.
         self._began_at = self._kept_out_since = 0.0
-        # Where the last query for stray keys and waiters ended.
-        self._key, self._waiter = "", 0
+        # Where the last queries for stray keys, for stray waiters and for unused buckets ended.
+        self._key, self._waiter, self._rate_key = "", 0, ""
         # The task id up to which pruning has come, and when it continues.
         self._pruned_to, self._prune_at = 0, 0.0
         # Tables of the project that are known to keep tasks from being pruned.
@@ -165,7 +159,7 @@ class Upkeep(ConnectedService):
         """Do one round; return the seconds until the next task is due, None if that is not known."""
         self._rescued = []
         with transaction.atomic(using=self.using, durable=True):
-            if not self._is_my_turn():
+            if not take_upkeep_turn(self.using):
                 self._kept_out_since = self._kept_out_since or self._began_at
                 return None
             # The worker that kept us out for so long was delayed, and so may have been all others.
@@ -241,13 +235,13 @@ class Upkeep(ConnectedService):
 
     def _keep_schedules(self) -> float | None:
         """Enqueue the ticks that are due; return the seconds until the next tick, None if there is none."""
-        timings = schedule.timings(self.using)
+        timings = schedule_rows.timings(self.using)
         if timings != self._registered:
-            schedule.register(self.using)
+            schedule_register.register(self.using)
             self._registered = timings
         if not timings:
             return None
-        ticks = schedule.enqueue_due(self.using)
+        ticks = schedule_tick.enqueue_due(self.using)
         if ticks.tasks:
             self.promoted()
         return ticks.next_in
@@ -271,14 +265,10 @@ class Upkeep(ConnectedService):
             warn_of_references(self.using, self._referring)
         count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
         forgotten = self._attempt(prune_history, self.using)
-        if forget_rates(self.using) or count or self._pruned_to or forgotten:
+        unused, self._rate_key = forget_rates(self.using, self._rate_key)
+        if unused or count or self._pruned_to or forgotten:
             rest = get_settings().HEARTBEAT_INTERVAL * ROUND
         self._prune_at = time.monotonic() + rest
-
-    def _is_my_turn(self) -> bool:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(TURN)
-            return bool(cursor.fetchone()[0])
 
     def _rescue(self) -> None:
         found: list[Rescued] = []

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_pglock.models import Task
+from django_pglock.models import Queue, Task
 from django_pglock.store.liveness import beat
 from tests.db.admin.visits import make, person
 from tests.sample import keyed_tasks as keyed
@@ -39,6 +39,21 @@ def test_a_waiting_task_that_no_worker_knows_says_so(client, paths, status, text
     assert ("No worker knows" in page) is (text is not None)
     assert (text or "") in page
     assert len([each for each in queries if "task_paths" in each["sql"]]) == (status == "READY")
+
+
+@pytest.mark.parametrize("status", ["READY", "RUNNING"])
+def test_a_ready_task_names_its_queue_if_that_is_paused_or_if_no_worker_serves_it(client, status):
+    worker = {"name": "w", "hostname": "h", "pid": 1, "threads": 1, "is_stopping": False}
+    beat("default", uuid4(), **worker, queues=["mail"], task_paths=["tests.sample.tasks.nothing"])
+    person(client, "view_task")
+    task = make(status, queue="re&ports")
+    unserved = "No worker that knows this task serves the queue re&amp;ports. Start a worker that serves this queue."
+    assert (unserved in page_of(client, task)) is (status == "READY")
+    beat("default", uuid4(), **worker, queues=["re*"], task_paths=["tests.sample.tasks.nothing"])
+    assert "No worker" not in page_of(client, task)
+    Queue.objects.pause("re&ports")
+    paused = "No worker runs this task, because the queue re&amp;ports is paused. Resume the queue."
+    assert (paused in page_of(client, task)) is (status == "READY")
 
 
 @pytest.mark.django_db(transaction=True)

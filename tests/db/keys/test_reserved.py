@@ -19,9 +19,9 @@ from django_pglock.models import Worker as WorkerRow
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.admit import LOCK_KEYS, admit
 from django_pglock.store.sql import filled
+from django_pglock.store.upkeep_turn import UPKEEP_TURN
 from django_pglock.testing import assert_no_locks, hold
 from django_pglock.worker import Worker
-from django_pglock.worker.upkeep.upkeep import TURN
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -62,7 +62,7 @@ def in_turn():
     @contextmanager
     def turn():
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(TURN)
+            cursor.execute(UPKEEP_TURN)
             assert cursor.fetchone()[0] is True
             yield
 

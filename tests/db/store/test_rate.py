@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 
 from django_pglock.models import RateLimit, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store import wake
+from django_pglock.store import rate, wake
 from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.rate import forget_rates, open_rates
@@ -100,7 +100,7 @@ def test_what_nobody_has_begun_counts_against_the_burst():
     with connection.cursor() as cursor:
         cursor.execute("SELECT opens_at > now() + interval '0.5 s' FROM django_pglock_ratelimit")
         assert cursor.fetchone()[0], "for one that nobody begins there is a look a second, not twenty"
-    Task.objects.filter(status="READY").claim_update(2, status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
+    Task.objects.filter(status="READY").update(status="SUCCESSFUL", finished_at="2026-01-01T00:00Z")
     admit("default", ["%rate tenant:1"])
     assert Task.objects.filter(status="READY").count() == 2
 
@@ -135,11 +135,24 @@ def test_buckets_that_nobody_has_used_for_a_day_are_forgotten(in_threads):
     RateLimit.objects.exclude(key="%rate tenant:0").update(arrives_at=Now() - timedelta(days=2))
     with transaction.atomic():
         RateLimit.objects.select_for_update().get(key="%rate tenant:1")
-        assert in_threads(lambda number: forget_rates("default"), 1) == [2]
+        assert in_threads(lambda number: forget_rates("default", ""), 1) == [(2, "")]
     assert sorted(RateLimit.objects.values_list("key", flat=True)) == [f"%rate tenant:{n}" for n in (0, 1, 4)]
-    assert forget_rates("default") == 1
+    assert forget_rates("default", "") == (1, "")
     keyed.trickle.enqueue(1)
     assert RateLimit.objects.filter(key="%rate tenant:1").exists()
+
+
+def test_so_many_keys_are_read_at_once_and_the_next_ones_the_next_time(monkeypatch):
+    monkeypatch.setattr(rate, "READ_AT_ONCE", 2)
+    for tenant in range(5):
+        keyed.trickle.enqueue(tenant)
+    keys = [f"%rate tenant:{tenant}" for tenant in range(5)]
+    RateLimit.objects.filter(key__in=keys[1:]).update(arrives_at=Now() - timedelta(days=2))
+    assert forget_rates("default", "") == (1, keys[1])
+    assert forget_rates("default", keys[1]) == (2, keys[3])
+    assert forget_rates("default", keys[3]) == (1, "")
+    assert list(RateLimit.objects.values_list("key", flat=True)) == keys[:1]
+    assert forget_rates("default", keys[3]) == (0, "")
 
 
 def test_sixteen_enqueuers_take_no_token_twice(in_threads):

@@ -20,8 +20,8 @@ from django_pglock.store.liveness import WITNESS_AFTER, beat
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.rescue import RESCUED_AT_ONCE, doubtful, rescue
 from django_pglock.store.settle import settle
+from django_pglock.store.upkeep_turn import UPKEEP_TURN
 from django_pglock.worker import Worker as WorkerUnderTest
-from django_pglock.worker.upkeep.upkeep import TURN
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
 
@@ -261,7 +261,7 @@ def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_other
     claim()
     session.set_autocommit(False)
     with session.cursor() as cursor:
-        cursor.execute(TURN)
+        cursor.execute(UPKEEP_TURN)
         assert cursor.fetchone()[0] is True
     worker(queues=["another"])
     eventually(lambda: Task.objects.filter(rescues=1).exists(), why="nobody rescued anything")
@@ -313,7 +313,7 @@ def test_a_turn_that_was_somebody_elses_excuses_silence_only_if_that_took_long(m
     """Workers that are woken for the same scheduled task meet at each of their turns."""
     upkeep = WorkerUnderTest().upkeep
     turns = iter([False, False, True])
-    monkeypatch.setattr(upkeep, "_is_my_turn", lambda: next(turns))
+    monkeypatch.setattr("django_pglock.worker.upkeep.upkeep.take_upkeep_turn", lambda using: next(turns))
     for _ in range(3):
         upkeep._began_at = time.monotonic() - kept_out
         kept_out = 0.0

@@ -9,12 +9,12 @@ from django.db.models.functions import Now
 from django.urls import reverse
 
 from django_pglock import task
-from django_pglock.management.schedules import listed
 from django_pglock.models import Schedule, Task
 from django_pglock.store.archive import archive_window
 from django_pglock.store.archive_state import turn_on
-from django_pglock.store.schedule import enqueue_due, register
+from django_pglock.store.schedule_register import register
 from django_pglock.store.schedule_runs import last_runs
+from django_pglock.store.schedule_tick import enqueue_due
 from tests.sample import scheduled
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
@@ -84,7 +84,5 @@ def test_runs_are_found_in_the_archive(nightly, admin_client):
         assert ids(nightly) == [third, second, first]
         page = admin_client.get(reverse("admin:django_pglock_schedule_change", args=[nightly.pk])).text
         assert page.count("pglock-successful") >= 3
-        assert "pglock-successful" in admin_client.get(reverse("admin:django_pglock_schedule_changelist")).text
-        assert listed(Task.objects.all())[0]["last_status"] == "SUCCESSFUL"
         archive_window("default", 0, 7.0)
     assert not Task.objects.exists()

@@ -13,9 +13,8 @@ from django.db.models.functions import Now
 
 from django_pglock.models import Queue, Task
 from django_pglock.models import Worker as WorkerRow
-from django_pglock.store import why_unfinished as module
 from django_pglock.store.liveness import beat
-from django_pglock.store.why_unfinished import why_unfinished
+from django_pglock.tasks.compat import task_backends
 from django_pglock.worker.claiming.queues import Queues
 from tests.sample import tasks
 
@@ -41,7 +40,7 @@ def enter(*paths, queues=()):
 
 
 def why(result):
-    return why_unfinished("default", int(result.id))
+    return task_backends["default"].why_unfinished(int(result.id))
 
 
 def test_it_says_what_keeps_a_task_from_a_worker():
@@ -114,6 +113,6 @@ def test_it_is_a_timeout_also_where_the_database_does_not_say_why(monkeypatch):
         raise OperationalError
 
     result = tasks.echo.enqueue(1)
-    monkeypatch.setattr(module, "run", refuse)
+    monkeypatch.setattr("django_pglock.store.why_unfinished.run", refuse)
     with pytest.raises(TimeoutError, match=rf"^Task {result.id} has not finished within 0\.01 s\.$"):
         result.wait(0.01)

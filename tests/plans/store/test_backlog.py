@@ -104,6 +104,8 @@ def plans(worker, ids, names=None):
         "NOTE_LAST_PROGRESS": (ids, ones, texts),
         "WHY_UNFINISHED": (30.0, ids[0]),
         "SCHEDULE_RUNS": (max(ids), PATH, PATH, BATCH),
+        "FINISH_DATES": (f"{{{','.join(map(str, ids))}}}",),
+        "LAST_STATUSES": (f"{{{','.join(map(str, ids))}}}",),
         "UNKNOWN": (30.0, None, BATCH, BATCH, None),
         "READY_PATHS": (BATCH, BATCH),
         "DOUBTFUL": (6.6, None),
@@ -168,7 +170,7 @@ def plans(worker, ids, names=None):
 
 
 #: Constants that are not read here, because they look at no backlog: what they insert, lock, send, set or are part of,
-#: the few rows of the two small tables, and the history, which test_history.py reads.
+#: the few rows of the two small tables, and what test_history.py and test_rate.py read.
 ELSEWHERE = {
     "ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARE_ARCHIVED", "KEEP_IDS", "LIMIT_MOVE", "MOVE_TO_ARCHIVE",
     "PARTITIONS_AND_DETACHED", "REFERENCES_TO_TASKS", "SCHEDULE_RUNS_ARCHIVED", "SIZES_OF_DAYS",
@@ -177,8 +179,8 @@ ELSEWHERE = {
     "ADD_HISTORY", "CLOCK", "HISTORY_OF", "HISTORY_OF_FUNCTION", "PRUNE_HISTORY", "TOTAL_HISTORY",
     "BEAT", "DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE", "FIND_QUEUES", "FIRST_READY",
     "FORGET_RATES", "LAST_ID", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_IS_HELD", "LOCK_KEY", "LOCK_KEYS", "NOTIFY_CANCEL",
-    "OPEN_RATES", "PRUNE", "REFUSING_KEYS", "UNAWAITED", "REGISTER_SCHEDULES", "RESTORE_WAITS", "SCHEDULES", "WAKE",
-    "WITNESS",
+    "LOCK_WORKER", "OPEN_RATES", "PRUNE", "REFUSING_KEYS", "UNAWAITED", "REGISTER_SCHEDULES", "RESTORE_WAITS",
+    "SCHEDULES", "UNLOCK_WORKER", "UPKEEP_TURN", "WAKE", "WITNESS",
 }  # fmt: skip
 
 

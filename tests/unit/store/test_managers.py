@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from django.db.models import QuerySet
 
 from django_pglock.models import Task
@@ -14,3 +15,12 @@ def test_no_method_hides_one_of_django_including_its_private_ones():
         ours = [each for each in type(model.objects.all()).__mro__ if each.__module__.startswith("django_pglock")]
         assert ours
         assert [name for each in ours for name in vars(each) if name[:2] != "__" and hasattr(QuerySet, name)] == []
+
+
+@pytest.mark.parametrize("name", ["claim_each", "claim_update", "transition"])
+def test_tasks_change_their_status_only_by_verbs_of_tasks(name):
+    """``transition(to="SUCCESSFUL")`` would release neither the lock key nor the tasks that wait for the task."""
+    assert hasattr(Letter.objects.all(), name)
+    assert not hasattr(Task.objects, name)
+    assert not hasattr(Task.objects.all(), name)
+    assert hasattr(Task.objects.all(), "claim")

@@ -1,4 +1,4 @@
-"""A worker that is not on duty does rounds of upkeep rarely, and takes over at once when an older worker is gone."""
+"""Rounds of upkeep: who does them, that they keep the schedules, and that no step keeps others from running."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 from django.db.models.functions import Now
 
-from django_pglock.models import Task, Worker
+from django_pglock.models import Schedule, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import ON_DUTY
 from django_pglock.store.wake import READY_CHANNEL
 from django_pglock.worker.upkeep import queue_counts, upkeep
 from tests.conftest import NEVER
-from tests.sample import tasks
+from tests.db.store.schedules import HOUR, decorate
+from tests.sample import scheduled, tasks
+from tests.sample.models import Effect
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
 
 
 @pytest.fixture
@@ -99,3 +101,86 @@ def test_the_oldest_worker_notifies_of_tasks_of_which_nobody_was_notified(older_
             break
     listener.close()
     assert heard == expected
+
+
+def test_a_worker_keeps_the_schedules(worker, eventually):
+    decorate(scheduled.nightly, every=0.2)
+    worker()
+    eventually(lambda: Effect.objects.filter(name="nightly").count() >= 4)
+    made = Task.objects.order_by("id").values_list("meta__schedule", flat=True)
+    assert len(set(made)) == len(made)
+
+
+def test_a_tick_is_not_late_and_wakes_an_idle_worker(worker, eventually, settings):
+    """Without its own alarm, and without its own way to the fetcher, it would come after ten minutes."""
+    settings.DJANGO_PGLOCK = {"HEARTBEAT_INTERVAL": 600.0, "HEARTBEAT_LIMIT": 2000.0, "POLL_INTERVAL": 600.0}
+    decorate(scheduled.nightly, every=0.4)
+    worker(listens=False)
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() >= 4)
+
+
+def test_a_worker_hears_of_functions_that_are_decorated_later(worker, eventually):
+    worker()
+    eventually(lambda: Task.objects.count() == 0)
+    decorate(scheduled.nightly, every=0.1)
+    eventually(lambda: Effect.objects.filter(name="nightly").exists())
+    decorate(scheduled.nightly, every=HOUR)
+    eventually(lambda: Schedule.objects.filter(expression="every 3600 s").exists())
+
+
+def test_a_schedule_that_fails_keeps_nobody_from_the_other_work_of_upkeep(worker, eventually, monkeypatch):
+    def refuse(using):
+        raise RuntimeError("no schedules today")
+
+    decorate(scheduled.nightly, every=0.1)
+    monkeypatch.setattr("django_pglock.store.schedule_tick.enqueue_due", refuse)
+    worker()
+    later = tasks.record.using(run_after=timedelta(seconds=0.3)).enqueue("promoted")
+    eventually(lambda: Effect.objects.filter(name="promoted").exists())
+    assert Task.objects.get(pk=later.id)
+
+
+@pytest.mark.parametrize(
+    "step", ["promote", "open_rates", "rescue", "blocked_keys", "stray_waiters", "next_due_in", "prune_window"]
+)
+def test_a_step_of_upkeep_that_fails_keeps_nobody_from_the_others(claim, worker, eventually, monkeypatch, caplog, step):
+    """As one that runs into its time limit in each round: the transaction of the round would end with it."""
+
+    def fail(using, *args, **kwargs):
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+
+    fail.__qualname__ = step
+    decorate(scheduled.nightly, every=0.1)
+    tasks.record.enqueue("rescued")
+    claim()
+    tasks.record.using(run_after=timedelta(seconds=0.3)).enqueue("promoted")
+    expected = {"nightly", "promoted", "rescued"} - {{"promote": "promoted", "rescue": "rescued"}.get(step)}
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, step, fail)
+        running = worker()
+        eventually(lambda: expected <= set(Effect.objects.values_list("name", flat=True)))
+        eventually(lambda: "failed. The worker keeps trying" in caplog.text)
+        assert running.upkeep.reconnects == 0
+    if step != "prune_window":  # which rests for a minute when it has done its work
+        eventually(lambda: "works again" in caplog.text)
+    assert caplog.text.count("failed. The worker keeps trying") == 1
+
+
+@pytest.mark.parametrize("step", ["promote", "prune_window"])
+def test_a_session_that_ends_in_a_step_of_upkeep_is_replaced_by_one_with_our_limits(
+    worker, eventually, monkeypatch, caplog, step
+):
+    """Django would open the next one by itself, at whatever comes next."""
+
+    def end_session(using, *args, **kwargs):
+        patch.undo()
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, step, end_session)
+        running = worker()
+        eventually(lambda: running.upkeep.reconnects == 1)
+        eventually(lambda: "The upkeep works again" in caplog.text)
+    assert "The upkeep step" not in caplog.text

@@ -1,0 +1,51 @@
+"""Registers schedules: writes those of the code into the table, so that they count from now on."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django_pglock.store.schedule_rows import timings, utc
+from django_pglock.store.sql import rows_of, run
+from django_pglock.tasks.schedules import Timing
+
+# Writes schedules that are new or have changed in the code. A row that is up to date would be locked, too, so
+# ``register`` leaves it out.
+REGISTER_SCHEDULES = """
+INSERT INTO {schedule} AS schedule (task_path, expression, timezone, next_at)
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::timestamptz[]) AS code (task_path) ORDER BY task_path
+ON CONFLICT (task_path) DO UPDATE
+SET expression = EXCLUDED.expression, timezone = EXCLUDED.timezone, next_at = EXCLUDED.next_at
+WHERE (schedule.expression, schedule.timezone) <> (EXCLUDED.expression, EXCLUDED.timezone)
+RETURNING task_path
+"""
+
+
+def register(using: str) -> list[str]:
+    """Write the schedules of the known functions into the table; return the paths that are new or have changed.
+
+    New schedules count from now on, and so do schedules whose expression or zone has changed.
+    """
+    wanted = timings(using)
+    if not wanted:
+        return []
+    now = _now(using)
+    paths = list(wanted)
+    written = {path: Timing(*timing) for path, *timing in _written(using, paths)}
+    # One statement each: a transaction that waits for a row holds no other one, so it cannot deadlock with a tick, or
+    # with a person who removes schedules.
+    new = [(path, timing) for path, timing in wanted.items() if written.get(path) != timing]
+    return [path for path, timing in new if _register(using, path, timing, timing.following(now, now))]
+
+
+def _written(using: str, paths: list[str]) -> Any:
+    return rows_of("Schedule", using).filter(pk__in=paths).values_list("pk", "expression", "timezone")
+
+
+def _register(using: str, path: str, timing: Timing, first: datetime) -> bool:
+    return bool(run(using, REGISTER_SCHEDULES, [path], [timing.expression], [timing.zone], [first]))
+
+
+def _now(using: str) -> datetime:
+    [(now,)] = run(using, "SELECT clock_timestamp() AT TIME ZONE 'UTC'")
+    return utc(now)

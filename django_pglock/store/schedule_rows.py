@@ -1,0 +1,94 @@
+"""The rows of schedules, and the scheduled functions that this process knows.
+
+A tick is one date at which a schedule is due. The verbs of schedules are in ``schedule_register.py``,
+``schedule_tick.py``, ``schedule_switch.py`` (enable and disable) and ``schedule_run_now.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.db import transaction
+
+from django_pglock.errors import DuplicateTask
+from django_pglock.store.sql import run
+from django_pglock.tasks import registry
+from django_pglock.tasks.schedules import Timing, timing_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from django_pglock.tasks.fields import TaskFields
+
+logger = logging.getLogger("django_pglock.tasks")
+
+# The server's clock and the dates of the schedules in UTC without a zone. Django hands such dates out unchanged, with
+# and without USE_TZ. Functions that this process does not know are left to others.
+SCHEDULES = """
+SELECT task_path, expression, timezone, is_enabled, next_at AT TIME ZONE 'UTC', clock_timestamp() AT TIME ZONE 'UTC'
+FROM {schedule} WHERE task_path = ANY (%s::text[]) ORDER BY next_at, task_path
+"""
+
+
+class Row(NamedTuple):
+    """A schedule as it was read, with the time at which it was read. Dates are UTC."""
+
+    path: str
+    is_enabled: bool
+    next_at: datetime
+    now: datetime
+    #: The first tick after now. One run makes up for all ticks that were missed.
+    following: datetime
+
+    @property
+    def is_due(self) -> bool:
+        """Its tick has come."""
+        return self.is_enabled and self.next_at <= self.now
+
+
+def known(using: str) -> dict[str, TaskFields]:
+    """Return the scheduled functions that this process knows and whose tasks live in this database, by path."""
+    tasks = registry.scheduled()
+    return {task.module_path: task for task in tasks if getattr(task.get_backend(), "database", None) == using}
+
+
+def timings(using: str) -> dict[str, Timing]:
+    """Return the timings of the known functions, as the code says them."""
+    return {path: timing_of(task) for path, task in known(using).items()}
+
+
+def read_rows(using: str, paths: Iterable[str]) -> list[Row]:
+    """Return the schedules of these functions, the longest due first, without those that cannot be read."""
+    if not (wanted := list(paths)):
+        return []
+    return [row for each in run(using, SCHEDULES, wanted) if (row := _read(*each))]
+
+
+def enqueue_scheduled(using: str, task: TaskFields, meta: dict[str, Any]) -> int | None:
+    """Enqueue a scheduled function; return the id of its task, None if ``unique=`` has refused it."""
+    try:
+        with transaction.atomic(using=using):
+            return int(task.using(meta={**task.meta, **meta}).enqueue().id)
+    except DuplicateTask as error:
+        logger.info("The schedule of %s enqueued no task: %s", task.module_path, error)
+        return None
+
+
+def utc(moment: datetime) -> datetime:
+    """Return a moment that the server has sent without a zone."""
+    return moment.replace(tzinfo=timezone.utc)
+
+
+def _read(path: str, expression: str, zone: str, is_enabled: bool, next_at: datetime, now: datetime) -> Row | None:
+    next_at, now = utc(next_at), utc(now)
+    try:
+        following = Timing(expression, zone).following(next_at, now) if next_at <= now else next_at
+    except Exception:
+        # Another version of the code has written it, with another version of cronsim.
+        logger.exception(
+            "The schedule of %s, %r in %r, cannot be read by this worker and is not changed.", path, expression, zone
+        )
+        return None
+    return Row(path, is_enabled, next_at, now, following)

@@ -1,0 +1,18 @@
+"""Enqueues the functions of schedules at once, in addition to their ticks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_pglock.store.schedule_rows import enqueue_scheduled, known
+
+
+def run_now(schedules: Any) -> list[int]:
+    """Enqueue the functions of these schedules that this process knows, once each, whatever their dates are.
+
+    The schedules stay as they are. Returns the ids of the tasks, without those that ``unique=`` has refused.
+    """
+    tasks = known(schedules.db)
+    chosen = schedules.filter(pk__in=tasks).order_by("pk").values_list("pk", flat=True)
+    enqueued = [enqueue_scheduled(schedules.db, tasks[path], {}) for path in chosen]
+    return [id_ for id_ in enqueued if id_ is not None]

@@ -1,0 +1,37 @@
+"""Schedules of the sample functions, for the tests of the verbs of schedules."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.db.models.functions import Now
+
+from django_pglock import task
+from django_pglock.models import Schedule, Task
+from django_pglock.store.schedule_register import register
+from django_pglock.tasks import registry
+from tests.sample import scheduled
+
+NIGHTLY, HOURLY = "tests.sample.scheduled.nightly", "tests.sample.scheduled.hourly"
+HOUR = timedelta(hours=1)
+
+
+def decorate(function, **options):
+    """Decorate it, as a module does that is loaded again; what is registered is the definition that was first."""
+    registry._definitions.pop(f"{function.__module__}.{function.__name__}", None)
+    return task(**options)(function)
+
+
+def schedule(function=scheduled.nightly, *, due=None, **options):
+    """Decorate and register a function; with ``due``, its tick came so long ago. Returns its row."""
+    decorated = decorate(function, **{"every": HOUR, **options})
+    register("default")
+    row = Schedule.objects.get(pk=decorated.module_path)
+    if due is not None:
+        Schedule.objects.filter(pk=row.pk).update(next_at=Now() - due)
+        row.refresh_from_db()
+    return row
+
+
+def ticks():
+    return list(Task.objects.order_by("id").values_list("task_path", "meta__schedule"))

@@ -1,0 +1,24 @@
+"""Which schedules belong to a database."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.store.schedule_register import register
+from django_pglock.store.schedule_rows import known
+from django_pglock.tasks.compat import BaseTaskBackend
+from tests.db.store.schedules import HOUR, NIGHTLY, decorate, schedule
+from tests.sample import scheduled
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+
+
+def test_schedules_of_other_backends_and_databases_are_nobodys_business_here(settings):
+    ours = {"BACKEND": "django_pglock.backend.PostgresBackend", "QUEUES": []}
+    dummy = {"BACKEND": f"{BaseTaskBackend.__module__.removesuffix('base')}dummy.DummyBackend"}
+    settings.TASKS = {"default": dummy, "ours": ours, "far": {**ours, "OPTIONS": {"database": "elsewhere"}}}
+    decorate(scheduled.nightly, every=HOUR)
+    decorate(scheduled.hourly, every=HOUR, backend="far")
+    assert known("default") == {}
+    assert register("default") == []
+    assert schedule(backend="ours").pk == NIGHTLY

@@ -1,0 +1,55 @@
+"""The status of the last task of a schedule, wherever the task is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+from django.urls import reverse
+
+from django_pglock.management.schedules import listed
+from django_pglock.models import Schedule, Task
+from django_pglock.store.archive import archive_window
+from django_pglock.store.archive_state import turn_on
+from django_pglock.store.schedule_status import note_last_status
+from tests.db.store.test_prune import make
+
+pytestmark = pytest.mark.django_db(transaction=True)
+DATES = {"expression": "every 60 s", "timezone": "", "next_at": "2030-01-01T00:00:00Z"}
+
+
+def schedules(*last_tasks):
+    return [
+        Schedule.objects.create(task_path=f"a.{place}", last_task=each, **DATES)
+        for place, each in enumerate(last_tasks)
+    ]
+
+
+def test_it_is_that_of_the_task_and_none_for_a_task_that_is_not_there(django_assert_num_queries):
+    failed, ready = make("FAILED", days=0), Task.objects.create(queue="a", backend="default", task_path="a.b")
+    rows = schedules(failed.pk, ready.pk, ready.pk + 1, None)
+    with django_assert_num_queries(1):
+        note_last_status("default", rows[:2])
+    note_last_status("default", rows)
+    assert [each.last_status for each in rows] == ["FAILED", "READY", None, None]
+    with django_assert_num_queries(0):
+        note_last_status("default", rows[3:])
+
+
+@pytest.mark.usefixtures("own_archive")
+def test_the_admin_and_the_command_show_that_of_a_task_in_the_archive(admin_client):
+    row = make("SUCCESSFUL", days=0)
+    [schedule] = schedules(row.pk)
+    old = Now() - timedelta(hours=2)
+    turn_on("default")
+    Task.objects.update(enqueued_at=old, finished_at=old)
+    pages = [
+        reverse("admin:django_pglock_schedule_changelist"),
+        reverse("admin:django_pglock_schedule_change", args=[schedule.pk]),
+    ]
+    for is_archived in (False, True):
+        assert Task.objects.exists() is not is_archived
+        assert all("pglock-successful" in admin_client.get(page).text for page in pages)
+        assert listed(Task.objects.all())[0]["last_status"] == "SUCCESSFUL"
+        archive_window("default", 0, 7.0)

@@ -1,0 +1,39 @@
+"""A disabled schedule enqueues nothing, and does not make up for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.models import Schedule
+from django_pglock.store import schedule_switch
+from django_pglock.store.schedule_tick import enqueue_due
+from tests.db.store.schedules import HOUR, schedule
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+
+
+def test_what_is_disabled_is_skipped_and_goes_on_with_the_next_tick():
+    row = schedule(due=5.5 * HOUR)
+    assert Schedule.objects.disable() == 1
+    assert Schedule.objects.disable() == 0
+    assert enqueue_due("default") == ([], None)
+    assert Schedule.objects.all().enable() == 1
+    assert Schedule.objects.all().enable() == 0
+    assert Schedule.objects.get().next_at == row.next_at + 6 * HOUR
+    assert enqueue_due("default").tasks == []
+
+
+def test_a_schedule_that_has_changed_since_it_was_read_does_not_get_an_old_date(monkeypatch):
+    """As when a process with new code registers a new expression at this moment."""
+    row = schedule(due=5.5 * HOUR)
+    Schedule.objects.disable()
+    read = schedule_switch.read_rows
+
+    def read_and_change(*values):
+        found = read(*values)
+        Schedule.objects.update(next_at=row.next_at + 9 * HOUR)
+        return found
+
+    monkeypatch.setattr(schedule_switch, "read_rows", read_and_change)
+    assert Schedule.objects.all().enable() == 0
+    assert Schedule.objects.get().next_at == row.next_at + 9 * HOUR

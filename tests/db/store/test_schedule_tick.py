@@ -1,0 +1,195 @@
+"""Each tick of a schedule is enqueued once, whatever the others do."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from django.db.models import F
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from django_pglock.models import Schedule, Task
+from django_pglock.store.schedule_tick import enqueue_due
+from django_pglock.tasks import registry
+from django_pglock.tasks.compat import task_enqueued
+from django_pglock.tasks.options import Unique
+from tests.db.store.schedules import HOUR, HOURLY, NIGHTLY, schedule, ticks
+from tests.sample import scheduled
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_registry")]
+
+
+def test_a_tick_is_enqueued_and_the_next_one_counts_from_it():
+    row = schedule(due=timedelta(seconds=1))
+    enqueued = enqueue_due("default")
+    [made] = Task.objects.all()
+    assert enqueued.tasks == [made.pk]
+    assert 3000 < enqueued.next_in <= 3600
+    assert (made.task_path, made.status, made.meta) == (NIGHTLY, "READY", {"schedule": row.next_at.isoformat()})
+    after = Schedule.objects.get()
+    assert (after.next_at, after.last_at, after.last_task) == (row.next_at + HOUR, row.next_at, made.pk)
+    assert enqueue_due("default").tasks == []
+
+
+@pytest.mark.parametrize("options", [{"every": HOUR}, {"every": None, "cron": "0 * * * *"}], ids=["every", "cron"])
+def test_what_was_missed_is_made_up_for_by_one_run(options):
+    schedule(**options)
+    Schedule.objects.update(next_at=F("next_at") - 24 * HOUR)
+    missed = Schedule.objects.get().next_at
+    for _ in range(3):
+        enqueue_due("default")
+    assert ticks() == [(NIGHTLY, missed.isoformat())]
+    row = Schedule.objects.get()
+    assert timedelta(0) < row.next_at - timezone.now() <= HOUR
+    assert (row.next_at - missed) % HOUR == timedelta(0)
+
+
+def test_options_of_the_function_hold(claim):
+    schedule(due=HOUR, queue_name="night", priority=7, lock="night", max_attempts=4, meta={"who": "me"})
+    enqueue_due("default")
+    row = Task.objects.get()
+    assert (row.queue, row.priority, row.lock_key, row.max_retries, row.meta["who"]) == ("night", 7, "night", 3, "me")
+    assert row.status == "READY", "it was admitted"
+
+
+def test_a_duplicate_is_skipped_and_told(caplog):
+    caplog.set_level(logging.INFO, logger="django_pglock.tasks")
+    row = schedule(due=HOUR, unique=Unique(on_conflict="raise"))
+    first = registry.find(NIGHTLY).enqueue()
+    assert enqueue_due("default").tasks == []
+    assert f"The schedule of {NIGHTLY} enqueued no task: Task {first.id}" in caplog.text
+    after = Schedule.objects.get()
+    assert after.next_at > row.next_at
+    assert (after.last_at, after.last_task) == (None, None)
+
+
+def test_with_skip_the_one_that_is_there_stands_for_the_tick():
+    schedule(due=HOUR, unique=True)
+    first = registry.find(NIGHTLY).enqueue()
+    assert enqueue_due("default").tasks == [int(first.id)]
+    assert Task.objects.count() == 1
+
+
+def test_a_tick_is_skipped_while_the_run_before_is_unfinished(claim):
+    """A run that takes longer than its interval: no second one begins beside it, and none waits behind it."""
+    schedule(due=3 * HOUR, unique=Unique(while_="unfinished"))
+    [first] = enqueue_due("default").tasks
+    claim()
+    Schedule.objects.update(next_at=Now())
+    assert enqueue_due("default").tasks == [first]
+    assert list(Task.objects.values_list("pk", "status")) == [(first, "RUNNING")]
+    Task.objects.update(status="SUCCESSFUL", finished_at=Now())
+    Schedule.objects.update(next_at=Now())
+    assert enqueue_due("default").tasks != [first]
+
+
+@pytest.fixture
+def receiver():
+    """Fail whenever a task of one path is enqueued."""
+    receivers = []
+
+    def connect(path, error):
+        def fail(sender, task_result, **kwargs):
+            if task_result.task.module_path == path:
+                raise error
+
+        receivers.append(fail)
+        task_enqueued.connect(fail)
+        return fail
+
+    yield connect
+    for each in receivers:
+        task_enqueued.disconnect(each)
+
+
+def test_a_tick_that_cannot_be_enqueued_is_skipped_and_stops_no_other(receiver, caplog):
+    row = schedule(due=2 * HOUR)
+    schedule(scheduled.hourly, due=HOUR)
+    receiver(NIGHTLY, RuntimeError("a receiver with a bug"))
+    assert len(enqueue_due("default").tasks) == 1
+    assert [path for path, _ in ticks()] == [HOURLY]
+    assert "cannot be enqueued" in caplog.text
+    assert "a receiver with a bug" in caplog.text
+    after = Schedule.objects.get(pk=NIGHTLY)
+    assert after.next_at > timezone.now() > row.next_at
+    assert after.last_at is None
+
+
+def test_a_tick_that_the_database_refuses_is_tried_again_and_not_in_a_hurry(receiver, caplog):
+    row = schedule(due=2 * HOUR)
+    schedule(scheduled.hourly, due=HOUR)
+    fail = receiver(NIGHTLY, OperationalError("the disk is full"))
+    looked = enqueue_due("default")
+    assert [path for path, _ in ticks()] == [HOURLY]
+    assert "The worker tries again: the disk is full" in caplog.text
+    assert looked.next_in > 0
+    assert Schedule.objects.get(pk=NIGHTLY).next_at == row.next_at
+    task_enqueued.disconnect(fail)
+    assert len(enqueue_due("default").tasks) == 1
+
+
+def test_a_schedule_that_cannot_be_read_stops_no_other(caplog):
+    schedule(due=HOUR)
+    schedule(scheduled.hourly, due=HOUR)
+    Schedule.objects.filter(pk=NIGHTLY).update(expression="when it rains")
+    assert len(enqueue_due("default").tasks) == 1
+    assert "'when it rains' in '', cannot be read" in caplog.text
+
+
+def test_a_tick_and_its_task_are_one_and_somebody_elses_tick_is_not_waited_for(in_threads, caplog):
+    """While another transaction has the tick, nobody waits for it; when that rolls back, the tick is due again."""
+    schedule(due=HOUR)
+    with transaction.atomic():
+        Schedule.objects.update(next_at=Now() + HOUR)
+        [looked] = in_threads(lambda number: enqueue_due("default"), 1)
+        assert looked.tasks == []
+        assert looked.next_in > 0
+        assert caplog.text == "", "it did not run into its lock_timeout"
+        transaction.set_rollback(True)
+    assert len(enqueue_due("default").tasks) == 1
+
+
+def test_a_unique_task_in_an_open_transaction_holds_nobody_up_for_long(in_threads, caplog):
+    schedule(due=HOUR, unique=True)
+    with transaction.atomic():
+        registry.find(NIGHTLY).enqueue()
+        [looked] = in_threads(lambda number: enqueue_due("default"), 1)
+        transaction.set_rollback(True)
+    assert looked.tasks == []
+    assert "lock timeout" in caplog.text
+    assert len(enqueue_due("default").tasks) == 1
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
+
+
+def test_a_worker_that_freezes_with_a_tick_loses_it():
+    seen = []
+
+    def look(sender, **kwargs):
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW idle_in_transaction_session_timeout")
+            seen.append(cursor.fetchone()[0])
+
+    schedule(due=HOUR)
+    task_enqueued.connect(look)
+    try:
+        enqueue_due("default")
+    finally:
+        task_enqueued.disconnect(look)
+    assert seen == ["10s"]
+
+
+def test_dates_are_right_without_time_zones(settings):
+    settings.USE_TZ, settings.TIME_ZONE = False, "America/New_York"
+    connection.close()
+    try:
+        row = schedule(due=HOUR)
+        assert len(enqueue_due("default").tasks) == 1
+        after = Schedule.objects.get()
+        assert (after.last_at, after.next_at) == (row.next_at, row.next_at + 2 * HOUR)
+    finally:
+        connection.close()
