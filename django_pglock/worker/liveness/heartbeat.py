@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import Error as DatabaseFailure
 
@@ -48,9 +48,6 @@ from django_pglock.worker.liveness.supervisor_heartbeat import Answer, Superviso
 from django_pglock.worker.liveness.worker_lock import WorkerLock
 from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
 from django_pglock.worker.shared_sessions import SharedSessions
-
-if TYPE_CHECKING:
-    from django.db.backends.postgresql.base import DatabaseWrapper
 
 #: Seconds between two checks for pending migrations.
 CHECK_INTERVAL = 1.0
@@ -116,11 +113,9 @@ class Heartbeat(ConnectedService):
         self._registered_functions = -1
         #: The lock that our session holds while it beats.
         self.lock = WorkerLock(using, is_pooled=is_pooled)
-        # Whether our session is the one that beats and listens.
-        self._beats_here = False
+        self._beats_here = False  # whether our session is the one that beats and listens
         self._notifications = NotificationSession(self._hear)
-        # What the supervisor has answered, if it has written the last beat.
-        self._answer: Answer | None = None
+        self._answer: Answer | None = None  # of the supervisor, if it has written the last beat
         #: Whether this worker may rest at all: it relies on others that serve the same queues.
         self.can_rest = False
         #: Called after a beat that was asked for.
@@ -209,12 +204,12 @@ class Heartbeat(ConnectedService):
         if self.supervisor is None or not self.supervisor.is_up:
             super().open()
 
-    def _prepare(self, connection: DatabaseWrapper) -> None:
+    def _prepare(self, connection: Any) -> None:
         if self.first_beat.is_set() and self.supervisor is not None and not self.supervisor.is_over:
-            # The supervisor may be able to beat again before the session is open. The next try may take longer.
+            # The supervisor may be able to beat again before the session is open. The next try may take longer. In the
+            # setting, 0 means no limit.
             seconds = max(LEAST_TO_CONNECT, round(get_settings().HEARTBEAT_INTERVAL)) * 2 ** min(self._failures, 10)
             options = connection.settings_dict["OPTIONS"]
-            # 0 means no limit.
             options["connect_timeout"] = min(seconds, max(0, int(options["connect_timeout"])) or seconds)
         super()._prepare(connection)
 
