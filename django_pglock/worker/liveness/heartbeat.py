@@ -111,8 +111,7 @@ class Heartbeat(ConnectedService):
         self.pending: list[str] = []
         # How many functions our row has. Functions are only added, so a new number means new functions.
         self._registered_functions = -1
-        #: The lock that our session holds while it beats.
-        self.lock = WorkerLock(using, is_pooled=is_pooled)
+        self.lock = WorkerLock(using, is_pooled=is_pooled)  # held by our session while it beats
         self._beats_here = False  # whether our session is the one that beats and listens
         self._notifications = NotificationSession(self._hear)
         self._answer: Answer | None = None  # of the supervisor, if it has written the last beat
