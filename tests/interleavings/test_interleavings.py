@@ -130,6 +130,7 @@ NO_VERB = {
         "plans",
         "ready",
         "references",
+        "refusals",
         "requests",
         "result",
         "result_listener",

@@ -90,7 +90,7 @@ byte holder = NOBODY;
 /* Its answer is on its way, or it is in flight. */
 #define has_claim(me) (does[me] >= CLAIMED && does[me] <= UNSURE)
 
-/* store/claim.py: ready `status=TaskStatus.READY` */
+/* store/ready.py: ready `status=TaskStatus.READY` */
 inline choose(me) {
     does[me] == IDLE && status == READY;
     does[me] = CHOSE
