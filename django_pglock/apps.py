@@ -35,6 +35,10 @@ class PGLockConfig(AppConfig):
 
     def ready(self) -> None:
         from django_pglock import checks  # noqa: F401
+
+        # Before the first request begins, which imports the views: a lock that is held for a response is freed by the
+        # signal of the end of its request, and this module must have seen the signal of the beginning.
+        from django_pglock.locks import responses  # noqa: F401
         from django_pglock.postgres import forking  # noqa: F401
 
         post_migrate.connect(_run_sql_of_migrations, sender=self, dispatch_uid="django_pglock.apps")

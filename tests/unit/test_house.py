@@ -89,3 +89,16 @@ def test_what_the_list_of_quick_tests_names_is_there():
 @pytest.mark.django_db
 def test_models_and_migrations_agree():
     call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+def test_the_end_of_the_first_request_is_known_before_views_are_imported():
+    code = (
+        "import django\n"
+        "from django.conf import settings\n"
+        "settings.configure(INSTALLED_APPS=['django.contrib.contenttypes', 'django_pglock'],"
+        " DATABASES={'default': {'ENGINE': 'django.db.backends.postgresql', 'NAME': 'x'}})\n"
+        "django.setup()\n"
+        "from django.core.signals import request_started\n"
+        "assert 'django_pglock.locks.responses' in [key[0] for key, *_ in request_started.receivers]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
