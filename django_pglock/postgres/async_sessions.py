@@ -47,6 +47,8 @@ class AsyncSession:
         self.connection = connection
         self.raw: Any = connection.connection
         self._turn = asyncio.Lock()
+        #: Another object for each statement.
+        self.statement = object()
         #: A thread for statements through Django's cursor, which blocks the thread that uses it.
         self._thread: ThreadPoolExecutor | None = None
         number = id(self)
@@ -70,6 +72,7 @@ class AsyncSession:
     async def send(self, statements: str) -> Row | None:
         """Send statements in one message and return the first row of the last answer. Errors are Django's."""
         async with self._turn:
+            self.statement = object()
             if self.has_ended or not is_plain_django(self.connection):
                 return await self._send_by_cursor(statements)
             begin = begin_for(self.raw)

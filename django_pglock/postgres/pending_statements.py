@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -21,8 +21,8 @@ from django_pglock.postgres import async_sessions, libpq
 from django_pglock.postgres.connection_registry import aliases
 from django_pglock.postgres.stacks import stacks
 
-#: The functions in which a thread waits, and the name of the local variable with the connection.
-WAITING = {psycopg.Connection.wait.__code__: "self", libpq.exchange_in_turn.__code__: "raw"}
+#: The functions in which a thread waits, and the local variables with the connection and what is made anew for a statement.
+WAITING = {psycopg.Connection.wait.__code__: ("self", "gen"), libpq.exchange_in_turn.__code__: ("raw", "message")}
 #: Most frames of psycopg's own functions between the wait and the frame that blocks.
 DEEPEST = 8
 
@@ -39,6 +39,12 @@ class PendingStatement:
     alias: str | None
     thread: str | None = None
     ident: int | None = None
+    #: An object of this statement alone. It is kept, so that no later statement has an object with the same ``id()``.
+    statement: Any = field(default=None, compare=False, repr=False)
+
+    def continues(self, earlier: PendingStatement) -> bool:
+        """Say whether this is still the wait for the same answer."""
+        return self == earlier and self.statement is earlier.statement
 
 
 def pending_statements() -> list[PendingStatement]:
@@ -51,27 +57,28 @@ def _waits_of_threads() -> Iterator[PendingStatement]:
     known = aliases()
     with stacks() as innermost:
         awaited = {ident: _awaited_in(frame) for ident, frame in innermost.items() if ident != threading.get_ident()}
-    for ident, raw in awaited.items():
+    for ident, (raw, statement) in awaited.items():
         if raw is not None and _is_active(raw):
             alias = known.get(id(raw)) or known.get(id(getattr(raw, "_pool", None)))
-            yield PendingStatement(raw, alias, names.get(ident, str(ident)), ident)
+            yield PendingStatement(raw, alias, names.get(ident, str(ident)), ident, statement)
 
 
 def _waits_of_coroutines() -> Iterator[PendingStatement]:
     for session in async_sessions.busy():
         if _is_active(session.raw):
-            yield PendingStatement(session.raw, session.connection.alias)
+            yield PendingStatement(session.raw, session.connection.alias, statement=session.statement)
 
 
-def _awaited_in(innermost: FrameType | None) -> Any:
+def _awaited_in(innermost: FrameType | None) -> tuple[Any, Any]:
     frame = innermost
     for _ in range(DEEPEST):
         if frame is None:
-            return None
-        if name := WAITING.get(frame.f_code):
-            return frame.f_locals.get(name)
+            break
+        if names := WAITING.get(frame.f_code):
+            found = frame.f_locals
+            return found.get(names[0]), found.get(names[1])
         frame = frame.f_back
-    return None
+    return None, None
 
 
 def _is_active(raw: Any) -> bool:

@@ -105,7 +105,7 @@ class SessionWatch(Service):
         before, self._silent = self._silent, {}
         for wait in pending_statements():
             silent = before.get(id(wait.raw))
-            if silent is None or silent.wait != wait:
+            if silent is None or not wait.continues(silent.wait):
                 silent = SilentSession(wait)
             self._silent[id(wait.raw)] = silent
             silent.checks += 1
@@ -140,7 +140,7 @@ class SessionWatch(Service):
             self._asking = None
 
     def _end(self, silent: SilentSession) -> None:
-        if silent.wait not in pending_statements():
+        if not any(wait.continues(silent.wait) for wait in pending_statements()):
             return  # the answer has come meanwhile
         self._log(silent, f"{silent.verdict}. The connection is closed.")
         shut(silent.wait.raw)

@@ -11,7 +11,7 @@ from django.db import OperationalError
 from django_pglock.postgres.activity import Activity, ServerView
 from django_pglock.postgres.pending_statements import PendingStatement
 from django_pglock.worker.liveness import session_watch
-from django_pglock.worker.liveness.session_watch import PATIENCE, SilentSession
+from django_pglock.worker.liveness.session_watch import BEHIND_POOLER, PATIENCE, REPORT, SessionWatch, SilentSession
 
 PID = 4711
 
@@ -121,3 +121,25 @@ def test_who_refuses_has_answered(is_open, cause, has_answered):
 
 def test_questions_begin_after_ten_looks_and_come_every_five():
     assert [checks for checks in range(31) if silence(checks).is_to_be_asked_for] == [10, 15, 20, 25, 30]
+
+
+@pytest.mark.parametrize("is_pooled", [False, True])
+@pytest.mark.parametrize("is_one", [False, True])
+def test_only_the_wait_for_one_answer_adds_up(monkeypatch, caplog, is_pooled, is_one):
+    """Who sends one statement after the other waits at every check, and each statement has been answered."""
+    pgconn = SimpleNamespace(backend_pid=PID, parameter_status=lambda name: b"off")
+    raw, ended, first = SimpleNamespace(pgconn=pgconn), [], object()
+    seen = ServerView(False, None, 0.0) if is_pooled else view("active", 1.0)
+    watch = SessionWatch(lambda ident: None)
+    waits: list[PendingStatement] = []
+    monkeypatch.setattr(session_watch, "pending_statements", lambda: waits)
+    monkeypatch.setattr(session_watch, "CHECK_INTERVAL", 1.0)
+    monkeypatch.setattr(session_watch, "shut", ended.append)
+    monkeypatch.setattr(watch, "_view", lambda alias, pids: seen)
+    monkeypatch.setattr(watch.stopping, "wait", lambda seconds: None)
+    for number in range(REPORT + BEHIND_POOLER):
+        if number % 2 == 0:
+            waits = [PendingStatement(raw, "default", "thread", 1, first if is_one else object())]
+        watch.turn()
+    assert bool(ended) == (is_one and is_pooled)
+    assert ("has had no answer" in caplog.text) == is_one
