@@ -30,7 +30,8 @@ OLDEST_STATEMENT = """
 SELECT max(CASE WHEN state = 'active' THEN extract(epoch FROM clock_timestamp() - query_start)::float
                 ELSE 'infinity' END)
 FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+  AND (backend_type = 'client backend' OR backend_type IS NULL AND usename = session_user)
   AND (state IS NULL OR state IN ('active', 'disabled', 'fastpath function call'))
 """
 
