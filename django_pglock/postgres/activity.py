@@ -26,6 +26,7 @@ SELECT pid, state, coalesce(wait_event IN ('ClientRead', 'ClientWrite'), false),
 FROM pg_stat_activity WHERE pid = ANY(%s)
 """
 #: Seconds for which the oldest statement of this database has run; infinity where the role may not see a statement.
+#: ``backend_type`` is NULL, too, where the role may not see a session.
 OLDEST_STATEMENT = """
 SELECT max(CASE WHEN state = 'active' THEN extract(epoch FROM clock_timestamp() - query_start)::float
                 ELSE 'infinity' END)
