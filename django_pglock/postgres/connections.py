@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import socket
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
@@ -104,16 +105,20 @@ def is_forbidden(error: BaseException) -> bool:
     return InsufficientPrivilege.sqlstate in (getattr(each, "sqlstate", None) for each in (error, error.__cause__))
 
 
-def is_read_only(error: BaseException | None) -> bool:
-    """Say whether an exception comes from a session that may not write: of a standby, or of a primary that was one."""
+def sqlstates_of(error: BaseException | None) -> Iterator[str]:
+    """Yield the codes of the server's errors in the chain of an exception, the latest first."""
     # Causes may form a ring: an exception can be the cause of its own cause.
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if getattr(error, "sqlstate", None) == ReadOnlySqlTransaction.sqlstate:
-            return True
+        if sqlstate := getattr(error, "sqlstate", None):
+            yield sqlstate
         seen.add(id(error))
         error = error.__cause__ or error.__context__
-    return False
+
+
+def is_read_only(error: BaseException | None) -> bool:
+    """Say whether an exception comes from a session that may not write: of a standby, or of a primary that was one."""
+    return ReadOnlySqlTransaction.sqlstate in sqlstates_of(error)
 
 
 def backend_pid(connection: DatabaseWrapper) -> int:

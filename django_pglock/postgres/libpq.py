@@ -112,10 +112,25 @@ def _results(pgconn: PGconn, within: float = math.inf) -> list[PGresult]:
         # From time to time Python must run the handlers of signals that have interrupted another thread.
         if not poll.poll(LOOK_UP) and time.monotonic() > deadline:
             raise OperationalError(f"the server has not answered within {within:g} s")
-        pgconn.consume_input()
+        _consume_input(pgconn, results)
         if is_unsent and not (is_unsent := pgconn.flush()):
             poll.modify(pgconn.socket, select.POLLIN)
     return results
+
+
+def _consume_input(pgconn: PGconn, results: list[PGresult]) -> None:
+    """Read what has arrived. If the session has ended, the error has what the server said about it as its cause."""
+    try:
+        pgconn.consume_input()
+    except OperationalError as lost:
+        _take_in(pgconn, results)
+        raise lost from _last_word(results)
+
+
+def _last_word(results: list[PGresult]) -> Exception | None:
+    """Return the error of the server among some results, without the errors that libpq makes itself."""
+    errors = (each for each in results if each.status in _BAD and each.error_field(DiagnosticField.SQLSTATE))
+    return next(map(_error, errors), None)
 
 
 def _take_in(pgconn: PGconn, results: list[PGresult]) -> bool:
@@ -135,7 +150,7 @@ def _cancel(raw: Connection[Any]) -> None:
             raw.cancel_safe(timeout=CANCEL_WITHIN)
             _results(raw.pgconn, CANCEL_WITHIN)
     except PsycopgError:
-        raw.close()
+        raw.pgconn.finish()
 
 
 async def exchange_async(raw: Connection[Any], statements: str) -> list[Any] | None:
@@ -163,7 +178,7 @@ async def _results_async(pgconn: PGconn) -> list[PGresult]:
         await wait_for_socket(pgconn.socket, to_write=True)
     while not _take_in(pgconn, results):
         await wait_for_socket(pgconn.socket)
-        pgconn.consume_input()
+        _consume_input(pgconn, results)
     return results
 
 
@@ -209,7 +224,7 @@ def _row_of(pgconn: PGconn, results: list[PGresult]) -> list[Any] | None:
         raise OperationalError("the connection was closed before the server answered")
     pass_on_notifications(pgconn)
     if results[-1].status in _BAD:
-        raise _error(results[-1])
+        raise _error(results[-1]) from _last_word(results[:-1])
     for result in reversed(results):
         if result.status == ExecStatus.TUPLES_OK:
             return [_value(result, column) for column in range(result.nfields)] if result.ntuples else None

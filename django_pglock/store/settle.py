@@ -195,7 +195,10 @@ def settle_and_commit(using: str, successes: Sequence[tuple[Claim, Succeeded]]) 
     connection.ensure_connection()
     statement = filled(SETTLE_OWN_SUCCESS)
     values = [(outcome.result, claim.id, claim.attempt) for claim, outcome in successes]
-    bound = [statement % literals(connection, each) for each in values]
+    # Says why the transaction cannot be committed. Without it the values of a closed session could not be quoted.
+    connection.validate_no_broken_transaction()
+    with connection.wrap_database_errors:
+        bound = [statement % literals(connection, each) for each in values]
     try:
         send(connection, ";".join([*bound, "COMMIT"]))
     except DataError as error:

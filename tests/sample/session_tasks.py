@@ -82,6 +82,69 @@ def end_own_session(context: TaskContext, times):
         select("SELECT pg_terminate_backend(pg_backend_pid())")
 
 
+def close_as_django_does():
+    connections.close_all()
+
+
+def close_psycopgs():
+    connection.connection.close()
+
+
+def fail_after_close():
+    """Use a connection that is closed, as code does that does not know of it."""
+    connection.close()
+    select()
+
+
+def idle_for_too_long():
+    select("SET LOCAL idle_in_transaction_session_timeout = 50")
+    time.sleep(0.4)
+
+
+def ask_after_idle():
+    idle_for_too_long()
+    Effect.objects.create(name="too late")
+
+
+def hide_end_by_idle():
+    """Catch the error, as code does that may go on without its answer."""
+    with suppress(DatabaseError):
+        ask_after_idle()
+
+
+def close_after_idle():
+    """Close the connection because of an error, as code does that tries again with a new one."""
+    try:
+        ask_after_idle()
+    except DatabaseError:
+        connection.close()
+        raise
+
+
+def transaction_for_too_long():
+    select("SET LOCAL transaction_timeout = 50")
+    time.sleep(0.4)
+
+
+@task(atomic=True, max_attempts=2, backoff=0)
+def end_session_by(how):
+    """End the session in one of the ways above, in each attempt."""
+    Effect.objects.create(name="undone")
+    globals()[how]()
+
+
+@task(atomic=True, takes_context=True)
+def close_after_cut(context: TaskContext):
+    """Lose the connection once, close what is left of it, and succeed in the next attempt."""
+    Effect.objects.create(name="cut off")
+    if context.fencing_token == 1:
+        try:
+            select("SELECT pg_terminate_backend(pg_backend_pid())")
+        except DatabaseError:
+            connection.close()
+            raise
+
+
 def leave_begin():
     select("BEGIN")
 

@@ -22,6 +22,7 @@ from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.running.attempt import Attempt
+from django_pglock.worker.running.ended_session import fault_of_function, has_been_closed
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -77,7 +78,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
     """
     claim = attempt.claim
     session: Any = None
-    has_begun = has_committed = False
+    has_begun = has_committed = is_closed = False
 
     def note_commit() -> None:
         nonlocal has_committed
@@ -91,7 +92,10 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
             has_begun = True
             # Registered first, so it is called whatever the hooks of the function do.
             transaction.on_commit(note_commit, using=attempt.using)
-            outcome = attempt.success(call(attempt))
+            try:
+                outcome = attempt.success(call(attempt))
+            finally:
+                is_closed = has_been_closed(connection, session)
             if not isinstance(outcome, Succeeded):
                 transaction.set_rollback(True, using=attempt.using)
                 return attempt.ended(outcome)
@@ -106,7 +110,11 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
                 extra=claim.log_fields(),
             )
             return attempt.ended(outcome, is_settled=True)
-        if isinstance(error, DatabaseFailure) and (session is None or session.closed):
+        if not isinstance(error, DatabaseFailure):
+            return attempt.ended(attempt.failure(error))
+        if fault := fault_of_function(error, is_closed=is_closed):
+            return attempt.ended(attempt.failure(fault))
+        if session is None or session.closed:
             # The connection is lost. Nobody knows whether the COMMIT arrived; the guard of the next settle finds out.
             return attempt.ended(attempt.interruption(error) if has_begun else Released())
         return attempt.ended(attempt.failure(error))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 
 import pytest
+from django.db import connection
 from django.db.models.functions import Now
 
+from django_pglock.models import Attempt as AttemptRow
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus
 from django_pglock.worker.running.attempt import Attempt
-from tests.sample import running_tasks, tasks
+from tests.sample import running_tasks, session_tasks, tasks
 from tests.sample.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,6 +47,46 @@ def test_an_atomic_task_that_lost_its_claim_leaves_no_effect(worker, eventually,
     eventually(lambda: running.settler.counts[None] == 1, why="the claim was not lost")
     assert not Effect.objects.filter(name="waits").exists()
     assert Task.objects.get(pk=task.id).status == "CANCELLED"
+
+
+CLOSED, IDLE, LONG = "has closed", "idle_in_transaction_session_timeout", "transaction_timeout"
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("close_as_django_does", CLOSED),
+        ("close_psycopgs", CLOSED),
+        ("fail_after_close", CLOSED),
+        ("idle_for_too_long", IDLE),
+        ("ask_after_idle", IDLE),
+        ("hide_end_by_idle", IDLE),
+        ("close_after_idle", IDLE),
+        ("transaction_for_too_long", LONG),
+    ],
+)
+def test_an_atomic_task_that_ends_its_session_uses_up_its_attempts(worker, finished, how, says):
+    """It counted as cut off by an outage and ran again without end, with its effects outside of the database."""
+    if says == LONG and connection.pg_version < 170000:
+        pytest.skip("the server has no transaction_timeout")
+    worker()
+    result = finished(session_tasks.end_session_by.enqueue(how))
+    assert result.status == TaskResultStatus.FAILED
+    row = Task.objects.get()
+    assert (row.attempts, row.retries) == (2, 1)
+    rows = list(AttemptRow.objects.all())
+    assert [each.outcome for each in rows] == ["FAILED", "FAILED"]
+    assert all(says in each.traceback for each in rows)
+    assert not Effect.objects.exists()
+
+
+def test_a_task_that_closes_a_lost_connection_has_not_failed(worker, finished):
+    worker()
+    result = finished(session_tasks.close_after_cut.enqueue())
+    assert result.status == TaskResultStatus.SUCCESSFUL
+    assert (Task.objects.get().attempts, Task.objects.get().retries) == (2, 0)
+    assert list(AttemptRow.objects.values_list("outcome", flat=True)) == ["LOST"]
+    assert Effect.objects.count() == 1
 
 
 @pytest.mark.parametrize("task", [tasks.nothing, tasks.sleep_async])
