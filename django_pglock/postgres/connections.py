@@ -118,7 +118,7 @@ def sqlstates_of(error: BaseException | None) -> Iterator[str]:
 
 def is_read_only(error: BaseException | None) -> bool:
     """Say whether an exception comes from a session that may not write: of a standby, or of a primary that was one."""
-    return ReadOnlySqlTransaction.sqlstate in sqlstates_of(error)
+    return any(each == ReadOnlySqlTransaction.sqlstate for each in sqlstates_of(error))
 
 
 def backend_pid(connection: DatabaseWrapper) -> int:

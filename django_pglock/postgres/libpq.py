@@ -89,7 +89,8 @@ def if_unused(raw: Connection[Any], use: Callable[[], object]) -> bool:
 def exchange_in_turn(raw: Connection[Any], statements: str) -> list[Any] | None:
     """Do what ``exchange`` does, for a caller that holds the connection's lock."""
     pgconn = raw.pgconn
-    message = statements.encode()  # by this object the session watch knows one statement from the next
+    # The session watch distinguishes statements by this object.
+    message = statements.encode()
     try:
         pgconn.send_query(message)
         results = _results(pgconn)

@@ -30,6 +30,8 @@ logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds before the first retry after a failed turn; doubled each time, up to the second number.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
+#: The most seconds for one statement of a service, unless the service sets another limit.
+STATEMENT_LIMIT = 30.0
 
 #: The server's limits on a statement and on a session that is idle in a transaction. Services set their own values.
 OWN_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout")
@@ -41,7 +43,6 @@ class Service:
     """One looping thread. A subclass says what a turn is, and may say how to wake it and what to do at the end."""
 
     name = "service"
-    longest_pause = LONGEST_PAUSE
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
@@ -51,6 +52,11 @@ class Service:
         self.awake_by = math.inf
         #: Called with the error if the role lacks a right. The service tries again in any case.
         self.forbidden: Callable[[BaseException], None] = lambda error: None
+
+    @property
+    def longest_pause(self) -> float:
+        """The most seconds between two attempts after an error."""
+        return LONGEST_PAUSE
 
     def start(self) -> None:
         """Start the thread. Call it once."""
@@ -158,8 +164,6 @@ class ConnectedService(Service):
     may use it while this one waits.
     """
 
-    #: The most seconds for one statement.
-    patience = 30.0
     #: The seconds for which a service that can wait does so while all sessions are in use, before it opens another.
     waits_for_session = 0.0
 
@@ -176,6 +180,11 @@ class ConnectedService(Service):
         self._connects = 0
         # Whether the service has released its session within the present turn.
         self._has_released = False
+
+    @property
+    def patience(self) -> float:
+        """The most seconds for one statement."""
+        return STATEMENT_LIMIT
 
     @property
     def is_connected(self) -> bool:

@@ -143,12 +143,12 @@ class Heartbeat(ConnectedService):
         super().start()
 
     @property
-    def patience(self) -> float:  # type: ignore[override]
+    def patience(self) -> float:
         """A third of HEARTBEAT_LIMIT: a beat that is given up must be tried again before the worker looks dead."""
         return get_settings().HEARTBEAT_LIMIT / 3
 
     @property
-    def longest_pause(self) -> float:  # type: ignore[override]
+    def longest_pause(self) -> float:
         """Half an interval: when the server is back, the other services wait for this one."""
         return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
 

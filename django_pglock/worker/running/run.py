@@ -112,7 +112,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
             return attempt.ended(outcome, is_settled=True)
         if not isinstance(error, DatabaseFailure):
             return attempt.ended(attempt.failure(error))
-        if fault := fault_of_function(error, is_closed=is_closed):
+        if fault := fault_of_function(error, session, is_closed=is_closed):
             return attempt.ended(attempt.failure(fault))
         if session is None or session.closed:
             # The connection is lost. Nobody knows whether the COMMIT arrived; the guard of the next settle finds out.

@@ -48,12 +48,12 @@ class SharedHeartbeat(ConnectedService):
         super().start()
 
     @property
-    def patience(self) -> float:  # type: ignore[override]
+    def patience(self) -> float:
         """A third of HEARTBEAT_LIMIT, as for a heartbeat of one process."""
         return get_settings().HEARTBEAT_LIMIT / 3
 
     @property
-    def longest_pause(self) -> float:  # type: ignore[override]
+    def longest_pause(self) -> float:
         """Half an interval, as for a heartbeat of one process."""
         return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
 
