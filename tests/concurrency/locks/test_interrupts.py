@@ -57,11 +57,14 @@ class At:
         self.place = "nowhere"
 
     def __enter__(self):
+        # Or Python might collect a handle of an earlier round here, and swallow the interrupt in its destructor.
+        gc.disable()
         sys.settrace(self.trace)
         return self
 
     def __exit__(self, *error):
         sys.settrace(None)
+        gc.enable()
 
     def trace(self, frame, event, arg):
         if not frame.f_code.co_filename.startswith(OURS):
