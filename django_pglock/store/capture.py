@@ -237,6 +237,9 @@ def _problem_of_unique(task: TaskFields, unique: Unique, names: set[str]) -> str
     """Say why the changes of a call that is left out might be missed, or return None."""
     if unique.scope != UniqueScope.WAITING or unique.on_conflict != "skip":
         return "must be unique only while it waits, with on_conflict='skip', or changes are lost or writes fail"
+    if unique.key is None and task.redact:
+        # Nobody may find a hidden value by computing the digests of all values, and a trigger has no SECRET_KEY.
+        return "has redact and unique=True, whose key a trigger cannot make. Name the key, as in Unique(key='{id}')"
     if "ids" in names:
         return "is unique and has the parameter ids; the ids of a skipped call would be lost. Use the parameter id"
     missing = names - KeyTemplate(unique.key, known=None, where="", is_own=True).names if unique.key else set()
@@ -284,14 +287,14 @@ def _keys(task: TaskFields, names: set[str], captured: Captured) -> CallKeys:
     lock, group, fair, unique = (None if key is None else _expression(key, _TEXTS) for key in keys)
     if task.unique is not None and task.unique.key is None:
         text = _expression(text_of_arguments(task, kwargs), _JSON)
-        unique = f"{literal(f'{task.module_path} ')} || {_of_arguments(task, text)}"
+        unique = f"{literal(f'{task.module_path} ')} || {_of_arguments(text)}"
     return CallKeys(lock, group, fair, unique)
 
 
-def _of_arguments(task: TaskFields, text: str) -> str:
+def _of_arguments(text: str) -> str:
     """Return what ``unique=True`` puts into the key, by the rule of ``tasks/call_keys.py``."""
     digest = f"encode(sha256(convert_to({text}, 'UTF8')), 'hex')"
-    return digest if task.redact else f"CASE WHEN length({text}) > {LONGEST_ARGUMENTS} THEN {digest} ELSE {text} END"
+    return f"CASE WHEN length({text}) > {LONGEST_ARGUMENTS} THEN {digest} ELSE {text} END"
 
 
 #: What stands for the marks: in a key, with the escapes of ``part_of``, and in JSON, there with their quotes.

@@ -154,6 +154,7 @@ IMPOSSIBLE = [
     ((tasks.has_both, {}), "either id or ids"),
     ((tasks.unique_by_ids, {}), "Use the parameter id"),
     ((tasks.unique_without_operation, {}), "a unique key without operation"),
+    ((tasks.unique_and_redacted, {}), "Name the key, as in Unique(key='{id}')"),
     ((tasks.unique_while_unfinished, {}), "unique only while it waits"),
     ((tasks.replacing, {}), "unique only while it waits"),
     ((tasks.locked_by_ids, {}), "A list cannot be part"),
