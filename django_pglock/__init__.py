@@ -10,21 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    # Type checkers read the names here, Python reads them in _NAMES; a test compares the two.
+    # Type checkers read the names in __all__ of each module, Python reads them in _NAMES; a test compares the two.
     from django_pglock.errors import *  # noqa: F403
-    from django_pglock.locks.api import lock as lock
-    from django_pglock.locks.api import lock_all as lock_all
-    from django_pglock.locks.api import semaphore as semaphore
-    from django_pglock.locks.api import try_lock as try_lock
-    from django_pglock.locks.leases.lease import Lease as Lease
-    from django_pglock.locks.leases.lease import leader as leader
-    from django_pglock.locks.table import lock_table as lock_table
-    from django_pglock.locks.table import lock_timeout as lock_timeout
-    from django_pglock.locks.views import lock_view as lock_view
-    from django_pglock.postgres.notifications import listen as listen
-    from django_pglock.postgres.notifications import notify as notify
-    from django_pglock.store.claim_manager import ClaimManager as ClaimManager
-    from django_pglock.store.claim_manager import ClaimQuerySet as ClaimQuerySet
+    from django_pglock.locks.api import *  # noqa: F403
+    from django_pglock.locks.leases.lease import *  # noqa: F403
+    from django_pglock.locks.table import *  # noqa: F403
+    from django_pglock.locks.views import *  # noqa: F403
+    from django_pglock.postgres.notifications import *  # noqa: F403
+    from django_pglock.store.claim_manager import *  # noqa: F403
     from django_pglock.tasks import *  # noqa: F403
 
 __version__ = "0.1.0"

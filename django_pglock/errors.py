@@ -34,6 +34,19 @@ from typing import Any
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 
+#: What the package offers by itself. The others are caught more rarely, and imported from here.
+__all__ = [
+    "DuplicateTask",
+    "LockError",
+    "LockKeyError",
+    "LockLost",
+    "LockNotAvailable",
+    "LockScopeError",
+    "PGLockError",
+    "TaskCancelled",
+    "TaskTimeout",
+]
+
 NOT_INSTALLED = (
     "This needs the tables of django_pglock, and the app is not installed. Add 'django_pglock' to INSTALLED_APPS and "
     "run: manage.py migrate"

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
         max_hold: Timeout
 
 
+__all__ = ["lock", "lock_all", "semaphore", "try_lock"]
+
+
 #: PostgreSQL keeps the locks of all sessions in one table in shared memory. Thousands of them in one call could fill
 #: it, and then nobody can connect any more.
 MOST_KEYS = 1000

@@ -19,6 +19,8 @@ from django_pglock.postgres.connections import connection_for
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
+__all__ = ["lock_table", "lock_timeout"]
+
 #: https://www.postgresql.org/docs/current/explicit-locking.html#LOCKING-TABLES
 MODES = (
     *("ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE"),

@@ -19,6 +19,8 @@ from django_pglock.locks.handle import Handle
 from django_pglock.locks.options import Options, Timeout, checked_max_hold, checked_scope, to_seconds
 from django_pglock.locks.responses import ResponseLock
 
+__all__ = ["lock_view"]
+
 View = TypeVar("View", bound=Callable[..., Any])
 #: Statuses of the response to a busy lock; others would tell the client something else.
 STATUSES = (409, 423, 429, 503)

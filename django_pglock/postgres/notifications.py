@@ -24,6 +24,8 @@ from django_pglock.postgres.sessions import dedicated_connection, set_limits
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
+__all__ = ["listen", "notify"]
+
 logger = logging.getLogger("django_pglock.listen")
 
 #: Seconds before the first new session after a lost one; doubled each time up to the second number.

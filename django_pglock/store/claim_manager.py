@@ -19,6 +19,8 @@ from django_pglock.store.transition import transition
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = ["ClaimManager", "ClaimQuerySet"]
+
 logger = logging.getLogger("django_pglock.claims")
 
 Row = TypeVar("Row", bound=models.Model)

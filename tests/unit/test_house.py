@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_every_public_name_can_be_loaded_and_is_listed():
     assert len(set(django_pglock.__all__)) == len(django_pglock.__all__)
     with pytest.raises(AttributeError, match="nonsense"):
         _ = django_pglock.nonsense
+
+
+def test_the_package_and_its_modules_list_the_same_public_names():
+    """Type checkers know the names by ``import *``, and the program by a table."""
+    listed = {name: set(import_module(f"django_pglock.{name}").__all__) for name in django_pglock._NAMES}
+    # The type of what @task returns is for annotations alone.
+    listed["tasks"].remove("PostgresTask")
+    assert {name: set(names) for name, names in django_pglock._NAMES.items()} == listed
 
 
 def test_every_setting_says_what_it_is():

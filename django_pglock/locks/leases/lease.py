@@ -20,6 +20,8 @@ from django_pglock.locks.leases.handle import AsyncLeaseHandle, LeaseHandle
 from django_pglock.locks.leases.holder import LeaseTerms
 from django_pglock.locks.options import OnBusy, Options, Timeout, checked_ttl, to_seconds
 
+__all__ = ["Lease", "leader"]
+
 
 class Lease(ContextDecorator[LeaseHandle, AsyncLeaseHandle]):
     """Hold a named lease: ``with Lease("nightly", ttl=60) as lease: ...``, or decorate a function with it.

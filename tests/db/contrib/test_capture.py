@@ -173,9 +173,8 @@ def test_a_check_says_what_a_trigger_cannot_keep(declaration, message, monkeypat
     trigger = CaptureTrigger(Capture(task, **options), "capture_insert", "insert")
     monkeypatch.setattr(pgtrigger, "registered", lambda: [(Product, trigger)])
     [problem] = check_captures()
-    assert problem.id == "django_pglock.E008"
+    assert (problem.id, problem.obj) == ("django_pglock.E008", Product)
     assert message in problem.msg
-    assert problem.obj is Product
 
 
 def test_an_id_that_is_a_text_is_passed_where_it_is_in_no_key(capture):
