@@ -19,7 +19,7 @@ from django_pglock.management.worker_banner import banner
 from django_pglock.worker import Worker
 from django_pglock.worker.logs import keep_off_terminal, silence_unhandled_loggers
 from django_pglock.worker.running.forked_child import end_process
-from django_pglock.worker.supervising.channel import LEFT_BEHIND, SupervisorChannel
+from django_pglock.worker.supervising.channel import LEFT_BEHIND, SupervisorSockets
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -96,14 +96,14 @@ def stop_at_signals(worker: Worker) -> None:
         signal.signal(number, stop)
 
 
-def show_log(verbosity: int, channel: SupervisorChannel | None = None) -> None:
+def show_log(verbosity: int, supervisor: SupervisorSockets | None = None) -> None:
     """Write the worker's log to the terminal, unless the project has configured a handler for it.
 
     Under a supervisor all records of a process carry its name, ``%(processName)s``.
     """
     who = ""
-    if channel is not None:
-        name_records(f"worker-{channel.number}")
+    if supervisor is not None:
+        name_records(f"worker-{supervisor.number}")
         who = "%(processName)s[%(process)d] "
     package = logging.getLogger("django_pglock")
     if not package.hasHandlers():

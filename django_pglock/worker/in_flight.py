@@ -33,8 +33,8 @@ class InFlight:
         self.fetcher_wakeup = threading.Event()
         #: Whether something may be ready that was not there at the last poll. Set before ``fetcher_wakeup``.
         self.has_news = False
-        self.threads = ThreadCapacity(threads, self._wake_fetcher)
-        self.coroutines = LoopCapacity(self._wake_fetcher)
+        self.threads = ThreadCapacity(threads, self.wake_fetcher)
+        self.coroutines = LoopCapacity(self.wake_fetcher)
         self.outbox: SimpleQueue[EndedClaim | None] = SimpleQueue()
         # By id and attempt: a task that was given back may be claimed again before its old claim is removed.
         self.claims: dict[tuple[int, int], Claim] = {}
@@ -86,7 +86,8 @@ class InFlight:
         self.has_news = True
         self.fetcher_wakeup.set()
 
-    def _wake_fetcher(self) -> None:
+    def wake_fetcher(self) -> None:
+        """Have the fetcher poll again."""
         if not self.fetcher_wakeup.is_set():
             self.fetcher_wakeup.set()
 
@@ -144,7 +145,7 @@ class InFlight:
             self.claims.pop(key, None)
         if self._is_held_back:
             self._is_held_back = False
-            self._wake_fetcher()
+            self.wake_fetcher()
 
     def give_back_waiting(self) -> int:
         """Give back all claims that nothing has begun. Returns how many."""

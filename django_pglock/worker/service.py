@@ -50,8 +50,6 @@ class Service:
         self._failures = 0
         #: The moment, of time.monotonic(), up to which the service may show no life without being stuck.
         self.awake_by = math.inf
-        #: Called with the error if the role lacks a right. The service tries again in any case.
-        self.forbidden: Callable[[BaseException], None] = lambda error: None
 
     @property
     def longest_pause(self) -> float:
@@ -113,6 +111,9 @@ class Service:
 
     def finish(self) -> None:
         """Close what the service has had open since its start."""
+
+    def forbidden(self, error: BaseException) -> None:
+        """Note that the role lacks a right. The service tries again in any case."""
 
     def _loop(self) -> None:
         try:

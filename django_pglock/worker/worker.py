@@ -5,28 +5,28 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 from django_pglock.errors import model_of
+from django_pglock.store.liveness import HeartbeatReply
 from django_pglock.store.plans import keep_plans
 from django_pglock.store.wake import WOKEN_FIRST
 from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.fetcher import Fetcher
 from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.claiming.sleep import Sleep
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness.deadlines import Deadlines
 from django_pglock.worker.liveness.heartbeat import Heartbeat
+from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess, instructions_for
 from django_pglock.worker.liveness.listener import Listener
+from django_pglock.worker.liveness.rest import Rest
 from django_pglock.worker.liveness.running_tasks import RunningTasks
 from django_pglock.worker.liveness.session_watch import SessionWatch
-from django_pglock.worker.liveness.supervisor_heartbeat import SupervisorHeartbeat
 from django_pglock.worker.options import check_options
 from django_pglock.worker.probes.health import Health
-from django_pglock.worker.probes.heartbeat_file import HeartbeatFile
-from django_pglock.worker.probes.metrics import Metrics
-from django_pglock.worker.probes.server import ProbeServer
-from django_pglock.worker.probes.systemd import SystemdNotifier
-from django_pglock.worker.running.attempt import Attempt
+from django_pglock.worker.probes.probes import Probes
 from django_pglock.worker.running.executor import Executor
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.watchdog import Watchdog
@@ -35,7 +35,7 @@ from django_pglock.worker.settling.progress import Progress
 from django_pglock.worker.settling.settler import Settler
 from django_pglock.worker.shared_sessions import SharedSessions
 from django_pglock.worker.signal_safe_event import SignalSafeEvent
-from django_pglock.worker.supervising.channel import ENDING, REPLACE, SupervisorChannel
+from django_pglock.worker.supervising.channel import ENDING, REPLACE, SupervisorChannel, SupervisorSockets
 from django_pglock.worker.supervising.limits import Limits
 from django_pglock.worker.upkeep.upkeep import Upkeep
 
@@ -68,7 +68,8 @@ class Worker:
     scheduled for later do not count. ``left_behind`` then says what it could not run.
 
     ``run()`` also ends when the process has run ``max_tasks`` tasks, takes more than ``max_memory`` MiB, or after
-    ``max_time`` seconds. ``channel`` leads to the supervisor, if there is one, which then starts another in its place.
+    ``max_time`` seconds. ``supervisor``: the sockets to the supervisor, if there is one, which then starts another
+    process.
 
     Raises ``ConfigurationError`` for an unknown alias, for queues that are not valid, for a number that is out of
     bounds, and for an option that would be ignored, such as a ``probe_host`` without a port.
@@ -94,49 +95,76 @@ class Worker:
         max_tasks: int | None = None,
         max_memory: float | None = None,
         max_time: float | None = None,
-        channel: SupervisorChannel | None = None,
+        supervisor: SupervisorSockets | None = None,
         probe_port: int | None = None,
         probe_host: str | None = None,
         heartbeat_file: str | None = None,
     ) -> None:
         check_options(**locals())  # which are the arguments, here
         self.identity = Identity()
+        me = self.identity.id
         self.queues = Queues(queues, exclude=exclude, order=order)
         self.grace = grace
-        self.channel = channel
         self._asked_to_stop, self._asked_to_stop_now = SignalSafeEvent(), SignalSafeEvent()
         self._ended = threading.Lock()
         self._was_stopped = self._has_ended = False
+        self._serves_one_backend = backend is not None
         self.in_flight = InFlight(threads, most=max_tasks)
         self.limits = Limits(self.in_flight, max_memory=max_memory, max_time=max_time)
         model_of("Task")  # raises where the app is not installed
+        self.channel = None if supervisor is None else self._make_channel(supervisor)
         watchdog = Watchdog(patience=max(grace, LEAST_PATIENCE), stuck=self._give_up_thread)
         self.executor = Executor(self.in_flight, using, watchdog)
         self.session_watch = SessionWatch(self.executor.claim_of)
         progress = Progress(self.in_flight, using)
         # Settings that keep plans would also reach the other clients of a pooler.
         self.sessions = SharedSessions(using, prepare=keep_plans) if listens else SharedSessions(using)
-        self.heartbeat = Heartbeat(
-            self.in_flight, using, self.identity, self.queues.asked, is_pooled=not listens, last_sessions=self.sessions
-        )
+        self.drain = Drain(using, self.queues, me, end=self.end, backend=backend) if drain else None
+        self.sleep = Sleep(self.in_flight, using, me, self.queues)
+        # A supervisor beats for all of its processes in one statement, so a rest would save nothing. One backend's
+        # worker does not rely on others: their rows do not say which backends they serve.
+        self.rest = Rest(is_possible=listens and not drain and backend is None and supervisor is None)
+        self.heartbeat_process = HeartbeatProcess(partial(instructions_for, using, me))
         self.running_tasks = self._make_running_tasks(using, progress)
-        self.upkeep = Upkeep(using, self.identity.id, promoted=self.in_flight.tell_news, sessions=self.sessions)
-        self.settler = self._make_settler(using, progress)
-        self.drain = Drain(using, self.queues, self.identity.id, end=self.end, backend=backend) if drain else None
-        self.fetcher = Fetcher(
+        self.upkeep = Upkeep(using, me, promoted=self.in_flight.tell_news, rest=self.rest, sessions=self.sessions)
+        self.settler = Settler(
+            self.in_flight, using, me, progress=progress, scheduled=self.upkeep.wake, sessions=self.sessions
+        )
+        self.listener = self._make_listener() if listens else None
+        self.heartbeat = self._make_heartbeat(using, is_pooled=not listens, supervisor=supervisor)
+        self.fetcher = self._make_fetcher(using, listens=listens, backend=backend)
+        self.deadlines = Deadlines([*self._connected, self.session_watch])
+        self.health = self._make_health()
+        number = None if supervisor is None else supervisor.number
+        self.probes = self._make_probes(host=probe_host, port=probe_port, path=heartbeat_file, number=number)
+
+    def _make_channel(self, supervisor: SupervisorSockets) -> SupervisorChannel:
+        return SupervisorChannel(supervisor.channel, on_supervisor_gone=self.end, on_stop_now=self._give_up_grace)
+
+    def _make_listener(self) -> Listener:
+        return Listener(
+            ready=self.sleep.hear,
+            scheduled=self.upkeep.wake,
+            cancelled=self.running_tasks.hear_of_cancel,
+            missed=self._note_missed,
+        )
+
+    def _make_heartbeat(self, using: str, *, is_pooled: bool, supervisor: SupervisorSockets | None) -> Heartbeat:
+        return Heartbeat(
             self.in_flight,
             using,
             self.identity,
-            self.queues,
-            listens=listens,
-            backend=backend,
-            drain=self.drain,
-            on_task_limit=self._ask_for_replacement,
-            sessions=self.sessions,
+            self.queues.asked,
+            process=self.heartbeat_process,
+            rest=self.rest,
+            on_beat=self._note_beat,
+            on_reply=self._note_reply,
+            on_forbidden=None if self.drain is None else self.drain.give_up,
+            listener=self.listener,
+            supervisor=None if supervisor is None else supervisor.heartbeat,
+            is_pooled=is_pooled,
+            last_sessions=self.sessions,
         )
-        self.deadlines = Deadlines([*self._connected, self.session_watch])
-        self._make_probes(probe_host, probe_port, heartbeat_file)
-        self._connect_parts(listens=listens)
 
     def _make_running_tasks(self, using: str, progress: Progress) -> RunningTasks:
         return RunningTasks(
@@ -146,72 +174,65 @@ class Worker:
             progress=progress,
             cancel=self.executor.cancel,
             stack_of=self.executor.stack_of,
-            process=self.heartbeat.process,
+            process=self.heartbeat_process,
             sessions=self.sessions,
         )
 
-    def _make_probes(self, host: str | None, port: int | None, path: str | None) -> None:
-        """Make the parts that tell programs outside whether the worker lives and works."""
-        number = 1 if self.channel is None else self.channel.number
-        self.health = Health(
+    def _make_fetcher(self, using: str, *, listens: bool, backend: str | None) -> Fetcher:
+        return Fetcher(
+            self.in_flight,
+            using,
+            self.identity.id,
+            self.queues,
+            sleep=self.sleep,
+            liveness=self.heartbeat,
+            listens=listens,
+            backend=backend,
+            drain=self.drain,
+            on_task_limit=self._ask_for_replacement,
+            sessions=self.sessions,
+        )
+
+    def _make_health(self) -> Health:
+        return Health(
             self.services,
             heartbeat=self.heartbeat,
             fetcher=self.fetcher,
             executor=self.executor,
             is_stopping=self._asked_to_stop.is_set,
         )
-        counts = self.settler.counts
-        history, queue_counts = self.settler.history, self.upkeep.queue_counts
-        self.metrics = Metrics(
-            self.in_flight, outcomes=counts, history=history, queue_counts=queue_counts, health=self.health
-        )
-        is_one_of_several = self.channel is not None
-        self.notifier = SystemdNotifier(
-            self.health, self.in_flight, outcomes=counts, is_one_of_several=is_one_of_several
-        )
-        self.probes: ProbeServer | None = None
-        if port is not None:
-            self.probes = ProbeServer(self.health, self.metrics, host=host, port=port, number=number)
-        self.heartbeat_file = HeartbeatFile(path, number=number)
 
-    def _make_settler(self, using: str, progress: Progress) -> Settler:
-        scheduled, sessions = self.upkeep.wake, self.sessions
-        return Settler(
-            self.in_flight, using, self.identity.id, progress=progress, scheduled=scheduled, sessions=sessions
+    def _make_probes(self, *, host: str | None, port: int | None, path: str | None, number: int | None) -> Probes:
+        return Probes(
+            self.health,
+            self.in_flight,
+            outcomes=self.settler.counts,
+            history=self.settler.history,
+            queue_counts=self.upkeep.queue_counts,
+            host=host,
+            port=port,
+            path=path,
+            number=number,
         )
 
-    def _connect_parts(self, *, listens: bool) -> None:
-        """Set the callbacks between parts that are made before what they call."""
-        if listens:
-            self.heartbeat.listener = Listener(
-                ready=self.fetcher.hear,
-                scheduled=self.upkeep.wake,
-                cancelled=self.running_tasks.hear_of_cancel,
-                missed=self._missed_news,
-            )
-        heartbeat, fetcher = self.heartbeat, self.fetcher
-        heartbeat.on_beat, heartbeat.on_requested_beat = self._note_beat, fetcher.wake
-        heartbeat.on_sleep_flag_unset = fetcher.ask_again
-        heartbeat.on_older_workers = self.upkeep.set_older_workers
-        heartbeat.on_sleeping_workers = self._note_sleeping_workers
-        fetcher.is_heartbeat_stale, fetcher.is_listening = heartbeat.is_heartbeat_stale, heartbeat.is_listening
-        fetcher.is_resting = self.upkeep.is_resting = heartbeat.is_resting
-        if self.drain is not None:
-            fetcher.forbidden = heartbeat.forbidden = self.drain.give_up
-        # One backend's worker does not rely on others: their rows do not say which backends they serve.
-        heartbeat.can_rest = listens and self.drain is None and fetcher.claimer.backend is None
-        if self.channel is not None:
-            if self.channel.heartbeat_socket is not None:
-                self.heartbeat.use_supervisor(SupervisorHeartbeat(self.channel.heartbeat_socket))
-            self.channel.on_supervisor_gone, self.channel.on_stop_now = self.end, self._give_up_grace
+    def _note_reply(self, reply: HeartbeatReply) -> None:
+        """Tell the other parts what the database has replied to a heartbeat about the other workers."""
+        self.upkeep.set_older_workers(reply.older_workers)
+        if self.listener is not None:
+            is_first = reply.older_sleeping_workers < WOKEN_FIRST
+            self.listener.is_woken_first = is_first or self._serves_one_backend
+        self.sleep.has_delayed_workers = reply.sleeping_workers > WOKEN_FIRST
+        if not reply.is_sleeping:
+            self.sleep.note_flag_unset()
 
-    def _note_sleeping_workers(self, older: int, every: int) -> None:
-        if self.heartbeat.listener is not None:
-            self.heartbeat.listener.is_woken_first = older < WOKEN_FIRST or self.fetcher.claimer.backend is not None
-        self.fetcher.has_delayed_workers = every > WOKEN_FIRST
+    def _note_missed(self) -> None:
+        """Have all parts look that notifications wake: some may have been sent before the session began to listen."""
+        self.in_flight.tell_news()
+        self.upkeep.wake()
+        self.running_tasks.wake()
 
     def _note_beat(self) -> None:
-        self.heartbeat_file.touch()
+        self.probes.file.touch()
         # The other parts of an idle worker seldom give back a session.
         self.sessions.close_surplus()
 
@@ -239,10 +260,7 @@ class Worker:
 
         Waits for the database and its tables as long as it takes, or until somebody asks to stop.
         """
-        self.heartbeat_file.check()
-        if self.probes is not None:
-            self.probes.start()
-        self.notifier.start()
+        self.probes.start()
         if self.channel is not None:
             self.channel.start()
         self.deadlines.start()
@@ -256,7 +274,7 @@ class Worker:
         self.running_tasks.start()
         self.upkeep.start()
         self.fetcher.start()
-        self.notifier.tell_ready()
+        self.probes.systemd.tell_ready()
         logger.info(
             "Worker %s is ready: %s.", self.identity.name, ", ".join(map(repr, self.queues.asked)) or "all queues"
         )
@@ -315,55 +333,29 @@ class Worker:
         self._asked_to_stop.set()
         if self.channel is not None:
             self.channel.tell(ENDING)
-        self.notifier.tell_stopping()
+        self.probes.systemd.tell_stopping()
         self.heartbeat.is_draining = True
         self.fetcher.stop()
         self.fetcher.wait(LAST_WRITES)
         self.in_flight.give_back_waiting()
         self.executor.stop()
-        have_ended = self._wait_for_running()
+        have_ended = self.executor.wait_for_running(self.grace, self._asked_to_stop_now.is_set)
         self._end(self.upkeep, self.running_tasks)
-        stuck = self.executor.stuck()
-        self._end_stuck(stuck)
+        stuck = self.executor.end_stuck()
         if not have_ended:
             # As late as possible: from here on the process has HANDOVER seconds to end.
-            self._abandon_running(except_for=stuck)
+            self.executor.abandon_running(HANDOVER, except_for=stuck)
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
         self._end(self.settler, self.executor.watchdog, self.heartbeat, self.session_watch, self.deadlines)
         self.sessions.close()
-        self.notifier.stop()
-        self._stop_probes()
+        self.probes.stop()
         return have_ended and not stuck
 
     def _end(self, *services: Service) -> None:
         for service in services:
             service.stop()
             service.wait(LAST_WRITES)
-
-    def _wait_for_running(self) -> bool:
-        waited, said = 0.0, False
-        while not self.executor.wait(0.1):
-            waited += 0.1
-            if waited > 1 and not said:
-                said = True
-                running = ", ".join(map(str, self.in_flight.claims.values()))
-                logger.info("Waiting up to %.0f s for running tasks: %s.", self.grace, running)
-            if waited >= self.grace or self._asked_to_stop_now.is_set():
-                return False
-        return True
-
-    def _end_stuck(self, stuck: list[Attempt]) -> None:
-        """End attempts that nobody waits for any more. Not before the process ends: they would run twice at once."""
-        for attempt in stuck:
-            self.in_flight.end(attempt.ended(attempt.failure(attempt.timed_out())))
-
-    def _abandon_running(self, *, except_for: list[Attempt]) -> None:
-        """Abandon claims whose tasks still run. The process ends right after that, and their threads with it."""
-        ended = {claim for attempt in except_for for claim in attempt.claims}
-        running = [claim for claim in self.in_flight.claims.values() if claim not in ended]
-        logger.warning("The grace period is over. Giving up %s.", ", ".join(map(str, running)))
-        self.in_flight.abandon(running, HANDOVER)
 
     def _give_up_thread(self, attempt: StoppableAttempt, where: str) -> None:
         logger.error(
@@ -380,19 +372,9 @@ class Worker:
     def _ask_for_replacement(self) -> None:
         if self.channel is not None:
             # The port and the file are for the replacement. The supervisor watches this process.
-            self._stop_probes()
+            self.probes.leave_to_replacement()
             self.channel.tell(REPLACE)
-
-    def _stop_probes(self) -> None:
-        self.heartbeat_file.remove()
-        if self.probes is not None:
-            self.probes.stop()
 
     def _give_up_grace(self) -> None:
         self._asked_to_stop_now.set()
         self.end()
-
-    def _missed_news(self) -> None:
-        self.in_flight.tell_news()
-        self.upkeep.wake()
-        self.running_tasks.wake()

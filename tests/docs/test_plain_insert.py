@@ -45,7 +45,7 @@ def numbers():
 
 def test_what_is_inserted_runs(other_program, worker, eventually):
     running = worker()
-    eventually(lambda: running.fetcher._sleeping_since)
+    eventually(lambda: running.sleep.since)
     other_program(AT_ONCE)
     eventually(lambda: numbers() == [1])
     other_program(OTHERS)

@@ -147,7 +147,7 @@ def test_the_official_parser_reads_the_metrics_of_a_worker():
         result.wait()
         while worker.in_flight.claims:
             time.sleep(0.01)
-        with urllib.request.urlopen(f"http://127.0.0.1:{worker.probes.port}/metrics") as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{worker.probes.server.port}/metrics") as answer:
             kind, text = answer.headers["Content-Type"], answer.read().decode()
     finally:
         worker.stop()

@@ -162,7 +162,7 @@ inline note_busy(me) {
     does[me] = LOOKS
 }
 
-/* worker/claiming/fetcher.py: _sleep `self._sleeping_since is None`; store/wake.py: note_sleep */
+/* worker/claiming/fetcher.py: _sleep `self.sleep.since is None`; store/wake.py: note_sleep */
 inline ask_for_news(me) {
     does[me] == FOUND_NOTHING && !has_asked[me] && (is_announced(fetcher(me), ASKED) || !row[me] || is_sleeping[me]);
     done(fetcher(me));
@@ -175,7 +175,7 @@ inline ask_for_news(me) {
     does[me] = ASKING
 }
 
-/* worker/claiming/fetcher.py: _sleep `self._sleeping_since = time.monotonic()` */
+/* worker/claiming/sleep.py: begin `self.since = time.monotonic()` */
 inline look_again(me) {
     does[me] == ASKING && goes_on(fetcher(me));
     has_asked[me] = true;
@@ -198,13 +198,13 @@ inline end_pause(me) {
     does[me] = LOOKS
 }
 
-/* worker/claiming/fetcher.py: _pause, hear */
+/* worker/claiming/fetcher.py: _pause; worker/claiming/sleep.py: hear */
 inline wake_up(me) {
     does[me] == SLEEPS && news[me];
     does[me] = LOOKS
 }
 
-/* worker/liveness/listener.py: receive `raw.pgconn.notifies()`; worker/claiming/fetcher.py: hear */
+/* worker/liveness/listener.py: receive `raw.pgconn.notifies()`; worker/claiming/sleep.py: hear */
 inline hear(me) {
     note[me];
     note[me] = false;
@@ -235,7 +235,7 @@ inline remove_row(me) {
     is_sleeping[me] = false
 }
 
-/* store/liveness.py: BEAT `worker.is_sleeping`; worker/claiming/fetcher.py: ask_again */
+/* store/liveness.py: BEAT `worker.is_sleeping`; worker/claiming/sleep.py: note_flag_unset */
 inline beat(me) {
     if
     :: !row[me] && is_announced(heartbeat(me), REGISTERED) -> done(heartbeat(me))

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from django_pglock.store.outcome import SUCCEEDED, Outcome
 from django_pglock.worker import capacity, in_flight
-from django_pglock.worker.claiming import claimer, fetcher, function_kinds
+from django_pglock.worker.claiming import claimer, fetcher, function_kinds, sleep
 from django_pglock.worker.claiming.claimer import Claimer
 from django_pglock.worker.claiming.fetcher import Fetcher
 from django_pglock.worker.claiming.function_kinds import ASYNC, EMPTY_PAUSE, SYNC
+from django_pglock.worker.claiming.sleep import Sleep
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.running import executor
@@ -32,7 +33,7 @@ from django_pglock.worker.settling.settler import Settler
 from tests.property.interleaving import Event, Lock, Queue, Schedule, by_clock_of
 from tests.property.simulation import LONG
 
-MODULES = (capacity, claimer, executor, fetcher, function_kinds, in_flight, settler)
+MODULES = (capacity, claimer, executor, fetcher, function_kinds, in_flight, settler, sleep)
 #: Seconds that the database takes for a claim, or for a settle: mostly little, and much while others keep it busy.
 ANSWERS = (0.0005, 0.002, 0.002, 0.01, 0.08)
 
@@ -121,7 +122,7 @@ class House:
             self.silent.append(call)
             self.ready.append(call)
             if self.is_told:
-                self.fetcher.hear("default")
+                self.fetcher.sleep.hear("default")
         self.schedule.sleep(math.inf)
 
     # The threads
@@ -174,12 +175,23 @@ class FetcherHere(Fetcher):
     def __init__(self, house: House) -> None:
         rows: Any = SimpleNamespace(db="default")
         queues: Any = SimpleNamespace(only="default", serves=lambda name: True)
-        super().__init__(house.in_flight, rows, SimpleNamespace(id=None), queues, listens=True)
+        awake: Any = SimpleNamespace(
+            is_heartbeat_stale=lambda: False, is_listening=lambda: False, is_resting=lambda: False
+        )
+        super().__init__(
+            house.in_flight, rows, uuid4(), queues, sleep=SleepHere(house, queues), liveness=awake, listens=True
+        )
         self.house = house
         self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, check=lambda **urgency: False)
         self.claimer = ClaimerHere(house, rows, queues)
 
-    def _ask_for_news(self, *, is_sleeping: bool) -> None:
+
+class SleepHere(Sleep):
+    def __init__(self, house: House, queues: Any) -> None:
+        super().__init__(house.in_flight, "default", uuid4(), queues)
+        self.house = house
+
+    def _set_flag(self, *, is_sleeping: bool) -> None:
         self.house.wait_for_answer()
         self.house.is_told = is_sleeping
         self.house.wait_for_answer()

@@ -56,8 +56,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, verbosity: int, reload: bool | None, **options: Any) -> None:
         """Build the worker and run it."""
-        channel = to_supervisor()
-        show_log(verbosity, channel)
+        supervisor = to_supervisor()
+        show_log(verbosity, supervisor)
         build = {name: options[name] for name in PASSED_ON + RECYCLING}
         try:
             databases = chosen_databases(options["database"], options["backend"])
@@ -70,11 +70,11 @@ class Command(BaseCommand):
             refuse_unknown(queues, database, options["backend"])
         processes = options["processes"] * len(databases)
         refuse_ports(options["probe_port"] or 0, processes)
-        if channel is not None:
-            database = databases[(channel.number - 1) % len(databases)]
+        if supervisor is not None:
+            database = databases[(supervisor.number - 1) % len(databases)]
             # The first process of each database shows the banner.
-            is_first = channel.number <= len(databases)
-            run_until_signal({**build, "using": database, "channel": channel}, shows_banner=is_first)
+            is_first = supervisor.number <= len(databases)
+            run_until_signal({**build, "using": database, "supervisor": supervisor}, shows_banner=is_first)
             return
         build["using"] = databases[0]
         is_supervised = processes > 1 or any(options[name] for name in RECYCLING)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
 
 from django_pglock.conf import get_settings
 from django_pglock.store.admit import admit
 from django_pglock.store.give_back import give_back, server_time
 from django_pglock.store.lock_keys import blocked_keys
 from django_pglock.store.promote import next_due_in, promote
-from django_pglock.store.wake import NEGATIVE_TTL, note_sleep, wake_others
+from django_pglock.store.wake import NEGATIVE_TTL
 from django_pglock.worker.claiming.claimer import Claimer
 from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.drain import Drain
 from django_pglock.worker.claiming.exclusive_run import ExclusiveRun
 from django_pglock.worker.claiming.function_kinds import EMPTY_PAUSE, FunctionKind
 from django_pglock.worker.claiming.queues import Queues
-from django_pglock.worker.identity import Identity
+from django_pglock.worker.claiming.sleep import Sleep
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.service import ConnectedService, logger
 
@@ -45,6 +46,19 @@ LISTENING_FACTOR = 6
 RESTING_FACTOR = 3
 
 
+class Liveness(Protocol):
+    """What the heartbeat knows about this worker."""
+
+    def is_heartbeat_stale(self) -> bool:
+        """Return whether others may count this worker as dead, because its heartbeats do not reach the database."""
+
+    def is_listening(self) -> bool:
+        """Return whether notifications are sure to reach this worker."""
+
+    def is_resting(self) -> bool:
+        """Return whether this worker rests: enough others are woken first."""
+
+
 class Fetcher(ConnectedService):
     """Keeps the inboxes filled from the queues it serves, with tasks of one ``backend`` or, if that is None, of all.
 
@@ -58,9 +72,11 @@ class Fetcher(ConnectedService):
         self,
         in_flight: InFlight,
         using: str,
-        identity: Identity,
+        worker: UUID,
         queues: Queues,
         *,
+        sleep: Sleep,
+        liveness: Liveness,
         listens: bool,
         backend: str | None = None,
         drain: Drain | None = None,
@@ -69,31 +85,17 @@ class Fetcher(ConnectedService):
     ) -> None:
         super().__init__(using, sessions)
         self.on_task_limit = on_task_limit
-        #: Whether other workers may count this one as dead, because its heartbeats do not reach the database.
-        self.is_heartbeat_stale: Callable[[], bool] = lambda: False
-        #: Whether notifications are sure to reach this worker.
-        self.is_listening: Callable[[], bool] = lambda: False
-        #: Whether this worker rests: enough others are woken first.
-        self.is_resting: Callable[[], bool] = lambda: False
+        self.liveness = liveness
         self.drain = drain
         self.in_flight = in_flight
-        self.identity = identity
+        self.worker = worker
         self.queues = queues
+        self.sleep = sleep
         self.listens = listens
-        self.claimer = Claimer(in_flight, using, identity.id, queues, backend=backend)
-        # Queues that notifications have named since the last poll.
-        self._notified_queues: set[str] = set()
+        self.claimer = Claimer(in_flight, using, worker, queues, backend=backend)
         self._discovery = Discovery(using, queues)
         # Whether the present poll follows a notification.
         self._was_notified = False
-        #: Whether other workers that sleep poll later, because this one is woken first.
-        self.has_delayed_workers = False
-        # Queues that notifications have named to the workers woken first, and in which ready tasks may be left.
-        self._unclaimed_queues: set[str] = set()
-        self._sleeping_since: float | None = None
-        # The row was removed and registered again, so ``is_sleeping`` is false although this worker waits for
-        # notifications.
-        self._is_forgotten = False
         self._busy_since: float | None = None
         # When the fetcher last read how much room there is, and when it last claimed anything.
         self._polled_at = self._found_at = 0.0
@@ -108,37 +110,24 @@ class Fetcher(ConnectedService):
     def wake(self) -> None:
         self.in_flight.fetcher_wakeup.set()
 
-    def hear(self, queue: str, is_woken_first: bool = False) -> None:
-        """Take note that something is ready in ``queue``, and poll at once.
-
-        ``is_woken_first``: others poll a moment later only, or when this worker calls them.
-        """
-        if self.queues.serves(queue):
-            self._notified_queues.add(queue)
-            if is_woken_first and self.has_delayed_workers:
-                self._unclaimed_queues.add(queue)
-            self.in_flight.tell_news()
-
-    def ask_again(self) -> None:
-        """Set ``is_sleeping`` in the row again, if this worker waits for notifications: without it, none would come."""
-        if self._sleeping_since is not None:
-            self._is_forgotten = True
-            self.in_flight.tell_news()
-
     def finish(self) -> None:
         self._exclusive_run.end()
+
+    def forbidden(self, error: BaseException) -> None:
+        if self.drain is not None:
+            self.drain.give_up(error)
 
     def connected(self) -> None:
         # The answer to the last claim may have been lost with the session before. Such a task is ours in the table, but
         # not in flight here, and our heartbeat would keep it forever.
-        self._sleeping_since = None
+        self.sleep.forget()
         if self.reconnects:
             self.in_flight.note_lost_answer()
         # A thread may be claiming for its group at this moment. The order matters: what is claimed from now on is not
         # lost; a claim from before is being made until it is in flight.
         before, under_way = server_time(self.using), self.in_flight.group_keys_being_claimed()
         known = self.in_flight.task_ids()
-        lost = give_back(self.using, self.identity.id, known, before=before, except_keys=under_way)
+        lost = give_back(self.using, self.worker, known, before=before, except_keys=under_way)
         if lost:
             logger.warning("Gave back %d tasks because the answer to their claim was late.", lost)
 
@@ -149,8 +138,7 @@ class Fetcher(ConnectedService):
     def turn(self) -> None:
         # Cleared before the poll: what sets it from now on is news.
         self.in_flight.fetcher_wakeup.clear()
-        if self._is_forgotten:
-            self._is_forgotten, self._sleeping_since = False, None
+        self.sleep.check_flag()
         self._give_back_if_blocked()
         if self._exclusive_run.is_on():
             self._pause(CHECK_INTERVAL)
@@ -185,7 +173,7 @@ class Fetcher(ConnectedService):
         """Take note of what is new, and return what there is room for."""
         if self._discovery.is_due:
             self._discovery.check()
-        self._was_notified = bool(self._notified_queues)
+        self._was_notified = self.sleep.is_notified
         if self.in_flight.has_news:
             self.in_flight.has_news = False
             self.claimer.pauses.note_news()
@@ -194,7 +182,7 @@ class Fetcher(ConnectedService):
             self.claimer.was_full = False
         self._polled_at = time.monotonic()
         # Other workers would rescue what a worker with a stale heartbeat claims, while it runs here.
-        return [] if self.is_heartbeat_stale() else self.claimer.rooms()
+        return [] if self.liveness.is_heartbeat_stale() else self.claimer.rooms()
 
     def _claim_and_begin(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
         """Claim tasks and have them begun; say whether there were any."""
@@ -212,43 +200,34 @@ class Fetcher(ConnectedService):
         return bool(claims)
 
     def _claim(self, rooms: list[tuple[FunctionKind, int]]) -> list[Claim]:
-        notified, self._notified_queues = self._notified_queues, set()
+        notified = self.sleep.take_notified()
         # A worker that is awake reads all queues: not every one sends it a notification.
-        is_asleep = self._sleeping_since is not None and self._busy_since is None
+        is_asleep = self.sleep.since is not None and self._busy_since is None
         claims = self.claimer.claim(rooms, notified=notified if is_asleep else ())
         self.is_claiming = True
         return claims
 
     def _note_taken(self, rooms: list[tuple[FunctionKind, int]]) -> None:
-        """Note that this worker has claimed something after a notification; call the others if there may be more."""
+        """Note that this worker has claimed something after a notification; wake others if there may be more."""
         if self.claimer.was_full or self.claimer.leaves_out_a_kind(rooms):
-            self._call_others()
+            self.sleep.wake_others()
         else:
-            self._unclaimed_queues = set()
+            self.sleep.note_all_claimed()
 
     def _leaves_tasks_to_others(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
-        """Say whether a poll that found nothing has left out a kind of functions; then call the others."""
+        """Return whether a poll that found nothing has left out a kind of functions; then wake others."""
         if self.claimer.leaves_out_a_kind(rooms):
-            self._call_others()
+            self.sleep.wake_others()
             return True
-        # Another worker has taken it. If that is not so, the others find it a moment later.
-        self._unclaimed_queues = set()
+        # Another worker has claimed what the notification was about. If none has, the others find it a moment later.
+        self.sleep.note_all_claimed()
         return False
 
     def _note_full(self) -> None:
-        """Call the others if a notification has come and there is no room, and let nobody rely on this worker."""
-        if self._unclaimed_queues:
-            self._call_others()
-            if self._sleeping_since is not None:
-                self._ask_for_news(is_sleeping=False)
-                self._sleeping_since = None
-
-    def _call_others(self) -> None:
-        """Call the workers that poll later, if something is left in the queues that notifications have named."""
-        if self._unclaimed_queues:
-            # Another thread adds to the set.
-            queues, self._unclaimed_queues = self._unclaimed_queues, set()
-            wake_others(self.using, queues)
+        """Wake others if a notification has come and there is no room, and ask for no more notifications."""
+        if self.sleep.has_unclaimed:
+            self.sleep.wake_others()
+            self.sleep.end()
 
     def _has_learned(self) -> bool:
         is_urgent = self._was_notified or self.drain is not None
@@ -293,13 +272,12 @@ class Fetcher(ConnectedService):
 
     def _sleep(self) -> None:
         """Ask for notifications, then poll twice (``store/wake.py`` says why), then sleep until the next poll."""
-        if self.listens and self._sleeping_since is None:
-            self._ask_for_news(is_sleeping=True)
-            self._sleeping_since = time.monotonic()
+        if self.listens and self.sleep.since is None:
+            self.sleep.begin()
             # The poll that follows must leave out no kind: nobody was notified of what came before.
             self.claimer.pauses.note_news()
             return
-        slept = time.monotonic() - (self._sleeping_since or 0)
+        slept = time.monotonic() - (self.sleep.since or 0)
         if slept < NEGATIVE_TTL * 1.2:
             self._pause(NEGATIVE_TTL * 1.2)
         else:
@@ -316,17 +294,13 @@ class Fetcher(ConnectedService):
             # No notification comes again for a function that this turn has seen and, so soon after an import, not
             # imported.
             self._pause(min(poll, self._discovery.next_in) if self.claimer.was_ready else poll)
-            if time.monotonic() < until or self.in_flight.claims or not self.is_listening():
+            if time.monotonic() < until or self.in_flight.claims or not self.liveness.is_listening():
                 return
-            if number >= LISTENING_FACTOR and not self.is_resting():
+            if number >= LISTENING_FACTOR and not self.liveness.is_resting():
                 return
 
     def _note_busy(self) -> None:
         now = time.monotonic()
         self._busy_since = self._busy_since or now
-        if self._sleeping_since is not None and now - self._busy_since > BUSY:
-            self._ask_for_news(is_sleeping=False)
-            self._sleeping_since = None
-
-    def _ask_for_news(self, *, is_sleeping: bool) -> None:
-        note_sleep(self.using, self.identity.id, is_sleeping=is_sleeping)
+        if now - self._busy_since > BUSY:
+            self.sleep.end()

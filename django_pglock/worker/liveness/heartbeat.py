@@ -3,9 +3,7 @@
 The session is the worker's own, or that of a supervisor, which beats for all of its processes. If the supervisor does
 not, the worker does so itself from the next beat on (``supervisor_heartbeat.py``).
 
-A worker that has nothing in flight may rest, if enough older workers beat often (``store/liveness.py``): it beats about
-each third interval. It beats once more before it claims anything, so no task has a worker whose last heartbeat is older
-than others tolerate.
+A worker that has nothing in flight may rest: it beats about each third interval (``rest.py``).
 
 While a task keeps this thread from running, the heartbeat process beats in its place: see ``heartbeat_process.py``.
 
@@ -17,11 +15,10 @@ beginning, this thread looks whether the supervisor can beat again. What is abou
 
 from __future__ import annotations
 
-import random
+import socket
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from django.db import Error as DatabaseFailure
@@ -30,7 +27,6 @@ from django_pglock.conf import get_settings
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.liveness import (
     LATE,
-    LEAST_LIMIT,
     REST_INTERVALS,
     Beat,
     HeartbeatReply,
@@ -41,9 +37,10 @@ from django_pglock.store.liveness import (
 from django_pglock.tasks import registry
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
-from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess, instructions_for
+from django_pglock.worker.liveness.heartbeat_process import HeartbeatProcess
 from django_pglock.worker.liveness.listener import Listener, NotificationSession, SelfPipe
 from django_pglock.worker.liveness.pending_migrations import pending_migrations
+from django_pglock.worker.liveness.rest import Rest
 from django_pglock.worker.liveness.supervisor_heartbeat import Answer, SupervisorHeartbeat
 from django_pglock.worker.liveness.worker_lock import WorkerLock
 from django_pglock.worker.service import LONGEST_PAUSE, ConnectedService, logger
@@ -56,24 +53,21 @@ CHECK_INTERVAL = 1.0
 ANSWERED_WITHIN = 0.5
 #: The least number of seconds for a connect; a smaller one means the same to libpq.
 LEAST_TO_CONNECT = 2
-#: After its first interval without a beat, a worker multiplies each interval of its rest by a factor between these.
-REST_JITTER = (0.6, 1.4)
-#: The share of beats after which a worker begins to rest, if it has not just had a full rest. A new task makes all that
-#: rest beat at once, and so does a restart of the server. If the older ones die just then, some of the others have to
-#: notice it sooner than after a full rest.
-REST_PROBABILITY = 1 / 3
 
 
 class Heartbeat(ConnectedService):
     """Beats, and receives notifications.
 
     It starts before the first claim and stops after the last settle, because a draining worker must not look dead. It
-    does not beat before all migrations of the tables are applied. ``on_beat`` is called after each beat, and
-    ``on_sleep_flag_unset`` if ``is_sleeping`` is false in the worker's row. ``on_older_workers`` is called with the
-    number of older workers that do the upkeep. ``on_sleeping_workers`` is called with two numbers of workers that serve
-    the same queues and sleep: the older ones, and all. ``is_pooled``: the database is reached through a pooler in
-    transaction mode. A pooler that gives its clients other process numbers than the server's is recognised without
-    that. ``last_sessions``: if it has no session at its end, it takes one of these to remove the worker's row.
+    does not beat before all migrations of the tables are applied.
+
+    ``process`` beats in its place, and ``rest`` says when it beats rarely. ``on_beat`` is called after each beat,
+    ``on_reply`` before that with what the database has replied, and ``on_forbidden`` with the error if the role lacks a
+    right. Notifications are passed to ``listener``; None: none are received. ``supervisor``: the socket to the
+    heartbeat of a supervisor, which beats and listens for this worker as long as it can; None: there is none.
+    ``is_pooled``: the database is reached through a pooler in transaction mode. A pooler that gives its clients other
+    process numbers than the server's is recognised without that. ``last_sessions``: if it has no session at its end, it
+    takes one of these to remove the worker's row.
     """
 
     name = "heartbeat"
@@ -85,23 +79,33 @@ class Heartbeat(ConnectedService):
         identity: Identity,
         queues: list[str],
         *,
+        process: HeartbeatProcess,
+        rest: Rest,
+        on_beat: Callable[[], None] = lambda: None,
+        on_reply: Callable[[HeartbeatReply], None] = lambda _: None,
+        on_forbidden: Callable[[BaseException], None] | None = None,
+        listener: Listener | None = None,
+        supervisor: socket.socket | None = None,
         is_pooled: bool = False,
         last_sessions: SharedSessions | None = None,
     ) -> None:
         super().__init__(using)
-        #: The heartbeat of the supervisor that beats for this worker; None: there is none.
-        self.supervisor: SupervisorHeartbeat | None = None
         self.in_flight = in_flight
         self.identity = identity
         self.queues = queues
+        self.on_beat = on_beat
+        self.on_reply = on_reply
+        self.on_forbidden = on_forbidden
+        self.listener = listener
         self._last_sessions = last_sessions
-        #: What notifications are passed to; None: none are received.
-        self.listener: Listener | None = None
-        self.process = HeartbeatProcess(partial(instructions_for, using, identity.id))
-        self.on_beat: Callable[[], None] = lambda: None
-        self.on_sleep_flag_unset: Callable[[], None] = lambda: None
-        self.on_older_workers: Callable[[int], None] = lambda _: None
-        self.on_sleeping_workers: Callable[[int, int], None] = lambda _older_workers, _all: None
+        #: The heartbeat of the supervisor that beats for this worker; None: there is none.
+        self.supervisor: SupervisorHeartbeat | None = None
+        if supervisor is not None:
+            self.supervisor = SupervisorHeartbeat(
+                supervisor, on_notification=self._hear, on_missed_notifications=self._note_missed
+            )
+        self.process = process
+        self.rest = rest
         self._self_pipe = SelfPipe()
         self.is_draining = False
         self.first_beat = threading.Event()
@@ -115,20 +119,7 @@ class Heartbeat(ConnectedService):
         self._beats_here = False  # whether our session is the one that beats and listens
         self._notifications = NotificationSession(self._hear)
         self._answer: Answer | None = None  # of the supervisor, if it has written the last beat
-        #: Whether this worker may rest at all: it relies on others that serve the same queues.
-        self.can_rest = False
-        #: Called after a beat that was asked for.
-        self.on_requested_beat: Callable[[], None] = lambda: None
-        # Whether the last answer allows a rest, whether the worker rests, and whether somebody has asked for a beat.
-        self._may_rest = self._rests = self._is_asked = False
-        # Whether nothing has ended the last rest before its time.
-        self._has_rested = False
         in_flight.when_busy.append(self._end_rest)
-
-    def use_supervisor(self, supervisor: SupervisorHeartbeat) -> None:
-        """Have the supervisor beat and listen, as long as it does. Call it before ``start()``."""
-        self.supervisor = supervisor
-        supervisor.on_notification, supervisor.on_missed_notifications = self._hear, self._note_missed
 
     def _hear(self, channel: str, payload: str) -> None:
         if self.listener is not None:
@@ -137,6 +128,10 @@ class Heartbeat(ConnectedService):
     def _note_missed(self) -> None:
         if self.listener is not None:
             self.listener.missed()
+
+    def forbidden(self, error: BaseException) -> None:
+        if self.on_forbidden is not None:
+            self.on_forbidden(error)
 
     def start(self) -> None:
         self._self_pipe.open()
@@ -160,22 +155,22 @@ class Heartbeat(ConnectedService):
         # Before the first heartbeat the worker claims nothing.
         if self.beat_at is None:
             return False
-        if self._rests:
+        if self.rest.is_on:
             # However young the last beat is: the heartbeat process believes that another one has come since.
-            self._is_asked = True
+            self.rest.request_beat()
             self.wake()
-            # The beat may have come at this moment. Then nobody calls ``on_requested_beat`` for us.
-            if self._rests:
+            # The beat may have been written at this moment. Then it does not wake the fetcher.
+            if self.rest.is_on:
                 return True
         age = time.monotonic() - self.beat_at
         return age > silent_after() or (not self.is_connected and age > 2 * get_settings().HEARTBEAT_INTERVAL)
 
     def is_resting(self) -> bool:
         """Say whether this worker beats rarely while it is idle, because enough others do it often."""
-        return self._may_rest
+        return self.rest.is_allowed
 
     def _end_rest(self) -> None:
-        if self._rests:
+        if self.rest.is_on:
             self.wake()
 
     @property
@@ -193,7 +188,7 @@ class Heartbeat(ConnectedService):
         if self.listener is None or not self.is_connected or self.beat_at is None:
             return False
         is_listening = self.lock.is_held if self._answer is None else self._answer.is_listening
-        late = LATE * (REST_INTERVALS if self._rests else 1)
+        late = LATE * (REST_INTERVALS if self.rest.is_on else 1)
         return is_listening and time.monotonic() - self.beat_at < late * get_settings().HEARTBEAT_INTERVAL
 
     def open(self) -> None:
@@ -227,16 +222,13 @@ class Heartbeat(ConnectedService):
         began = time.monotonic()
         next_in = self.beat()
         self.beat_at = began
-        # In this order: a thread that sees that we do not rest must not see the age of the beat before. One that has
-        # asked while we rested must be called.
-        self._rests = False
-        is_asked, self._is_asked = self._is_asked, False
+        is_requested = self.rest.end()
         self.process.note_beat()
         self.first_beat.set()
         self.on_beat()
-        if is_asked:
-            self.on_requested_beat()
-        self._rest(next_in)
+        if is_requested:
+            self.in_flight.wake_fetcher()
+        self._wait_for_next_beat(next_in)
 
     def _is_prepared(self) -> bool:
         """Prepare the first beat; say whether all is there. The worker has claimed nothing yet, so it may take long."""
@@ -263,15 +255,11 @@ class Heartbeat(ConnectedService):
         """End the present wait."""
         self._self_pipe.wake()
 
-    def _rest(self, seconds: float) -> None:
-        """Wait until the next beat is due: for one interval, and for more if the worker rests."""
+    def _wait_for_next_beat(self, first: float) -> None:
+        """Wait for ``first`` seconds, and for more if the worker rests."""
         was_relieved = self._is_relieved
-        rests = self._may_rest and (self._has_rested or random.random() < REST_PROBABILITY)  # noqa: S311
-        self._has_rested = False
-        for number in range(REST_INTERVALS if rests else 1):
-            if number:
-                # Workers that have started together should not beat together. If the older ones die, one notices soon.
-                seconds = random.uniform(*REST_JITTER) * get_settings().HEARTBEAT_INTERVAL  # noqa: S311
+        for seconds in self.rest.intervals(first):
+            self._note_rest()
             self.note_life(seconds)
             until = time.monotonic() + seconds
             while not self.stopping.is_set() and (now := time.monotonic()) < until:
@@ -279,19 +267,21 @@ class Heartbeat(ConnectedService):
                 if (was_relieved and not self._is_relieved) or self._is_awaited():
                     return
                 self._wait(until - now)
-            if self.stopping.is_set() or self._is_asked or not (rests and self._is_idle()):
+            if self.stopping.is_set() or self.rest.is_beat_requested or not self._is_idle():
                 return
-            self._rests = True
-            # Our threads run, and no beat is late.
+        self._note_rest()
+
+    def _note_rest(self) -> None:
+        """Keep the heartbeat process from beating: our threads run, and no beat is late."""
+        if self.rest.is_on:
             self.process.note_beat()
-        self._has_rested = True
 
     def _is_idle(self) -> bool:
         return not (self.in_flight.claims or self.in_flight.is_claiming or self.is_draining)
 
     def _is_awaited(self) -> bool:
         """Whether this worker rests and has to beat at once."""
-        return self._rests and (self._is_asked or not self._is_idle())
+        return self.rest.is_on and (self.rest.is_beat_requested or not self._is_idle())
 
     def _receive(self) -> None:
         """Receive the messages of the supervisor, and the notifications."""
@@ -365,13 +355,8 @@ class Heartbeat(ConnectedService):
 
     def _note_answer(self, reply: HeartbeatReply) -> None:
         self._registered_functions = reply.known
-        has_time = get_settings().HEARTBEAT_LIMIT >= LEAST_LIMIT * get_settings().HEARTBEAT_INTERVAL
-        # A supervisor beats for all of its processes in one statement, so a rest would save nothing.
-        self._may_rest = self.can_rest and self.supervisor is None and has_time and reply.may_rest
-        self.on_older_workers(reply.older_workers)
-        self.on_sleeping_workers(reply.older_sleeping_workers, reply.sleeping_workers)
-        if not reply.is_sleeping:
-            self.on_sleep_flag_unset()
+        self.rest.note_reply(may_rest=reply.may_rest)
+        self.on_reply(reply)
 
     def _close_own_session(self) -> None:
         """Close our session: the supervisor beats."""

@@ -36,11 +36,17 @@ class SupervisorHeartbeat:
     may have been missed.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(
+        self,
+        end: socket.socket,
+        *,
+        on_notification: Callable[[str, str], None],
+        on_missed_notifications: Callable[[], None],
+    ) -> None:
         keep_from_children(end)
         self._lines = JsonLines(end)
-        self.on_notification: Callable[[str, str], None] = lambda _channel, _payload: None
-        self.on_missed_notifications: Callable[[], None] = lambda: None
+        self.on_notification = on_notification
+        self.on_missed_notifications = on_missed_notifications
         self._can_beat = True
         self._answer: dict[str, Any] | None = None
 

@@ -49,6 +49,10 @@ Labelled = Sequence[tuple[Labels, Counts]]
 Family = tuple[str, str, Samples] | tuple[str, str, Samples, Split]
 
 
+#: The number of ended claims, by the class of the outcome; None: the claim was lost.
+Outcomes = Counter[type[Any] | None]
+
+
 class QueueCounts(Protocol):
     """The number of tasks of each queue by status, and the age of the oldest ready one in seconds."""
 
@@ -64,13 +68,13 @@ class History(Protocol):
 
 
 class Metrics:
-    """What the parts of a worker have counted. ``outcomes``: ended claims, by the class of the outcome; None: lost."""
+    """What the parts of a worker have counted."""
 
     def __init__(
         self,
         in_flight: InFlight,
         *,
-        outcomes: Counter[type[Any] | None],
+        outcomes: Outcomes,
         history: History,
         queue_counts: QueueCounts,
         health: Health,

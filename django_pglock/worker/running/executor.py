@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 
@@ -43,6 +43,8 @@ logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds for which a thread pauses after it had to give a task back.
 BETWEEN_TRIES = 1.0
+#: Seconds between two checks whether the running tasks have ended, at the end of the process.
+CHECKED_EVERY = 0.1
 
 
 class Executor:
@@ -93,9 +95,39 @@ class Executor:
         is_idle = not any(thread.is_alive() for thread in awaited)
         return self.in_flight.coroutines.wait(max(0.0, deadline - time.monotonic())) and is_idle
 
+    def wait_for_running(self, grace: float, is_grace_given_up: Callable[[], bool]) -> bool:
+        """Wait up to ``grace`` seconds until only stuck attempts run, and say in the log for what. Return whether so.
+
+        The wait also ends when ``is_grace_given_up`` returns true.
+        """
+        waited, was_told = 0.0, False
+        while not self.wait(CHECKED_EVERY):
+            waited += CHECKED_EVERY
+            if waited > 1 and not was_told:
+                was_told = True
+                running = ", ".join(map(str, self.in_flight.claims.values()))
+                logger.info("Waiting up to %.0f s for running tasks: %s.", grace, running)
+            if waited >= grace or is_grace_given_up():
+                return False
+        return True
+
     def stuck(self) -> list[Attempt]:
         """Return the attempts whose functions do not end, although their time has been over for long."""
         return [attempt for thread in self._stuck_threads() if isinstance(attempt := thread.attempt, Attempt)]
+
+    def end_stuck(self) -> list[Attempt]:
+        """End the stuck attempts, and return them. For the end of the process: before, their tasks would run twice."""
+        stuck = self.stuck()
+        for attempt in stuck:
+            self.in_flight.end(attempt.ended(attempt.failure(attempt.timed_out())))
+        return stuck
+
+    def abandon_running(self, delay: float, *, except_for: Sequence[Attempt]) -> None:
+        """Have what still runs here run elsewhere, in ``delay`` seconds: by then this process has ended."""
+        ended = {claim for attempt in except_for for claim in attempt.claims}
+        running = [claim for claim in self.in_flight.claims.values() if claim not in ended]
+        logger.warning("The grace period is over. Giving up %s.", ", ".join(map(str, running)))
+        self.in_flight.abandon(running, delay)
 
     def _stuck_threads(self) -> list[TaskThread]:
         threads = self.watchdog.task_threads

@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
+from typing import NamedTuple
 
 from django_pglock.conf import get_settings
 from django_pglock.postgres.forking import keep_from_children
@@ -28,6 +29,16 @@ STOP_NOW = b"h"
 LEFT_BEHIND = 75
 
 
+class SupervisorSockets(NamedTuple):
+    """What leads a process to the supervisor that has started it."""
+
+    #: The number of the process, from 1.
+    number: int
+    channel: socket.socket
+    #: To the heartbeat that the supervisor shares among its processes; None: each beats by itself.
+    heartbeat: socket.socket | None = None
+
+
 class SupervisorChannel(Service):
     """The process's end of the channel.
 
@@ -37,13 +48,12 @@ class SupervisorChannel(Service):
 
     name = "supervisor channel"
 
-    def __init__(self, number: int, channel: socket.socket, heartbeat_socket: socket.socket | None = None) -> None:
+    def __init__(
+        self, channel: socket.socket, *, on_supervisor_gone: Callable[[], None], on_stop_now: Callable[[], None]
+    ) -> None:
         super().__init__()
-        self.number = number
-        #: The socket to the heartbeat that the supervisor shares among its processes; None: each beats by itself.
-        self.heartbeat_socket = heartbeat_socket
-        self.on_supervisor_gone: Callable[[], None] = lambda: None
-        self.on_stop_now: Callable[[], None] = lambda: None
+        self.on_supervisor_gone = on_supervisor_gone
+        self.on_stop_now = on_stop_now
         self._channel = channel
         keep_from_children(channel)
         channel.settimeout(get_settings().HEARTBEAT_INTERVAL)
@@ -73,8 +83,8 @@ class SupervisorChannel(Service):
         self.on_supervisor_gone()
 
 
-def to_supervisor() -> SupervisorChannel | None:
-    """Return the channel to the supervisor that has started this process, None if none has or if called again."""
+def to_supervisor() -> SupervisorSockets | None:
+    """Return the sockets to the supervisor that has started this process, None if none has or if called again."""
     number = os.environ.pop(NUMBER, None)
     if number is None:
         return None
@@ -83,7 +93,7 @@ def to_supervisor() -> SupervisorChannel | None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return SupervisorChannel(int(number), channel, _heartbeat_socket())
+    return SupervisorSockets(int(number), channel, _heartbeat_socket())
 
 
 def _heartbeat_socket() -> socket.socket | None:

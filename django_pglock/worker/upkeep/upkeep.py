@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 
 from django.db import transaction
@@ -68,21 +68,37 @@ PRUNED_AT_ONCE, PRUNING_REST = 5000, 60.0
 FIRST_LOCKED_RETRY, LONGEST_LOCKED_RETRY = 0.01, 1.0
 
 
+class Rest(Protocol):
+    """The rest of an idle worker."""
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether enough older workers beat often, so that this one does not."""
+
+
 class Upkeep(ConnectedService):
-    """Rounds of upkeep. ``promoted`` is called when tasks have become ready."""
+    """Rounds of upkeep.
+
+    ``promoted`` is called when tasks have become ready. ``rest`` says whether this worker works more rarely.
+    """
 
     name = "upkeep"
 
     def __init__(
-        self, using: str, worker: UUID, promoted: Callable[[], None], sessions: SharedSessions | None = None
+        self,
+        using: str,
+        worker: UUID,
+        *,
+        promoted: Callable[[], None],
+        rest: Rest,
+        sessions: SharedSessions | None = None,
     ) -> None:
         super().__init__(using, sessions)
         self.promoted = promoted
+        self.rest = rest
         self._registered: dict[str, Timing] = {}
         # How many older workers do the upkeep.
         self._older_workers = 0
-        #: Whether enough older workers beat often, so that this one does not.
-        self.is_resting: Callable[[], bool] = lambda: False
         self._searched_unnoticed_at = time.monotonic()
         self._news = threading.Event()
         self.unknown = UnknownReport(using, worker)
@@ -136,7 +152,7 @@ class Upkeep(ConnectedService):
         """How many times more rarely than a worker on duty this one works."""
         if self._older_workers < ON_DUTY:
             return 1
-        return OFF_DUTY_FACTOR * RESTING_FACTOR if self.is_resting() else OFF_DUTY_FACTOR
+        return OFF_DUTY_FACTOR * RESTING_FACTOR if self.rest.is_allowed else OFF_DUTY_FACTOR
 
     def turn(self) -> None:
         self._news.clear()

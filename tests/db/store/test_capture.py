@@ -370,7 +370,7 @@ def test_a_sleeping_worker_begins_with_the_commit(capture, worker, eventually, s
     settings.DJANGO_PGLOCK["HEARTBEAT_LIMIT"] = 3000.0
     capture(task)
     running = worker()
-    eventually(lambda: running.fetcher._sleeping_since)
+    eventually(lambda: running.sleep.since)
     products(1)
     eventually(Effect.objects.exists)
 

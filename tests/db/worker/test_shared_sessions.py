@@ -134,7 +134,7 @@ def test_tasks_that_come_while_the_session_that_listens_is_ended_are_found(worke
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
     running = worker()
     for number in range(1, 4):
-        eventually(lambda: running.fetcher._sleeping_since is not None and not running.fetcher.is_connected)
+        eventually(lambda: running.sleep.since is not None and not running.fetcher.is_connected)
         # The session before may not have been replaced yet.
         eventually(lambda: terminate("lockworker heartbeat") == 1)
         for _ in range(3):

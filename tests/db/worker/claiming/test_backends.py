@@ -38,7 +38,7 @@ def test_a_worker_serves_the_backend_that_it_is_told(worker, eventually, functio
     theirs, ours = [function.using(backend=name).enqueue(**({key: name} if key else {})) for name in names]
     running = worker(backend="reports")
     eventually(lambda: finished() == {"reports"}, why="its own task does not run")
-    eventually(lambda: running.fetcher._sleeping_since is not None)
+    eventually(lambda: running.sleep.since is not None)
     assert Task.objects.get(pk=theirs.id).status == "READY"
     worker()
     eventually(lambda: finished() == {"reports", "default"}, why="a worker without a backend serves all")

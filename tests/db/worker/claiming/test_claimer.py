@@ -165,7 +165,7 @@ def test_the_look_after_asking_for_notifications_leaves_out_no_kind_of_functions
     fetcher.claimer.pauses.note("sync", took=0.0, found=0)
     assert fetcher.claimer.pauses.next_in("sync") > 0
     fetcher._sleep()
-    assert fetcher._sleeping_since is not None
+    assert fetcher.sleep.since is not None
     assert fetcher.claimer.pauses.next_in("sync") == 0
 
 

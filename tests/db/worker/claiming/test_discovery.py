@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 from django_pglock.models import Task
 from django_pglock.store.wake import note_sleep, wake
 from django_pglock.tasks import importing, registry
-from django_pglock.worker.claiming import fetcher
+from django_pglock.worker.claiming import sleep
 from django_pglock.worker.claiming.discovery import Discovery
 from django_pglock.worker.claiming.queues import Queues
 from tests.sample import tasks
@@ -63,7 +63,7 @@ def test_a_worker_that_sleeps_finds_it_when_it_is_told(worker, eventually, setti
     """Not with its next poll, which here is ten minutes away."""
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 600.0}
     asleep = worker()
-    eventually(lambda: asleep.fetcher._sleeping_since)
+    eventually(lambda: asleep.sleep.since)
     first = tasks.nothing.enqueue()
     eventually(lambda: Task.objects.filter(pk=first.id, status="SUCCESSFUL").exists())
     backend = import_string("tests.sample.mail.TaskBackend")()
@@ -84,10 +84,10 @@ def test_a_worker_that_has_just_looked_looks_again_before_it_sleeps(worker, even
 
     def note_sleep_late(*args, **options):
         rows.append(wait_for_somebody())
-        monkeypatch.setattr(fetcher, "note_sleep", note_sleep)
+        monkeypatch.setattr(sleep, "note_sleep", note_sleep)
         note_sleep(*args, **options)
 
-    monkeypatch.setattr(fetcher, "note_sleep", note_sleep_late)
+    monkeypatch.setattr(sleep, "note_sleep", note_sleep_late)
     worker()
     eventually(lambda: rows and succeeded(rows[0])())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -103,7 +104,7 @@ def test_a_worker_that_rests_beats_before_it_claims(age, worker, eventually, mon
         return beat_all(using, beats)
 
     monkeypatch.setattr("django_pglock.worker.liveness.heartbeat.beat_all", beat_when_allowed)
-    here.heartbeat._rests = True
+    here.heartbeat.rest.is_on = True
     here.heartbeat.beat_at -= age
     result = tasks.nothing.enqueue()
     eventually(lambda: beaten, why="it does not beat")
@@ -113,7 +114,7 @@ def test_a_worker_that_rests_beats_before_it_claims(age, worker, eventually, mon
     eventually(lambda: Task.objects.get(pk=result.id).status == "SUCCESSFUL", why="it waits for its poll")
     row = Task.objects.get(pk=result.id)
     assert row.enqueued_at < WorkerRow.objects.get().heartbeat_at < row.started_at
-    assert not here.heartbeat._rests
+    assert not here.heartbeat.rest.is_on
 
 
 def refuse():
@@ -168,7 +169,7 @@ def test_claims_that_were_long_on_their_way_are_run(worker, finished, monkeypatc
 def test_a_worker_that_is_sure_to_be_notified_polls_rarely(settings, monkeypatch, is_listening, count):
     settings.DJANGO_PGLOCK = {**settings.DJANGO_PGLOCK, "POLL_INTERVAL": 0.01}
     fetcher, pauses = Worker().fetcher, []
-    fetcher.is_listening = lambda: is_listening
+    fetcher.liveness = SimpleNamespace(is_listening=lambda: is_listening, is_resting=lambda: False)
     monkeypatch.setattr(fetcher, "_pause", lambda seconds: (pauses.append(seconds), time.sleep(seconds)))
     fetcher._sleep_until_poll()
     assert len(pauses) == count
@@ -177,6 +178,6 @@ def test_a_worker_that_is_sure_to_be_notified_polls_rarely(settings, monkeypatch
 def test_news_end_a_long_sleep(monkeypatch):
     fetcher, pauses = Worker().fetcher, []
     monkeypatch.setattr(fetcher, "_pause", pauses.append)
-    fetcher.is_listening = lambda: True
+    fetcher.liveness = SimpleNamespace(is_listening=lambda: True)
     fetcher._sleep_until_poll()
     assert len(pauses) == 1, "it has not slept for as long as it wanted to"

@@ -23,9 +23,9 @@ def two(worker, eventually, settings):
     def make(**options):
         pair = worker(**options), worker(threads=1)
         for running, is_woken_first in zip(pair, (True, False), strict=True):
-            running.heartbeat.on_sleeping_workers = lambda older, sleeping: None
+            running.heartbeat.on_reply = lambda reply: None
             running.heartbeat.listener.is_woken_first = is_woken_first
-            running.fetcher.has_delayed_workers = is_woken_first
+            running.sleep.has_delayed_workers = is_woken_first
         eventually(lambda: Worker.objects.filter(is_sleeping=True).count() == 2)
         # Until both have looked for the last time before they sleep.
         time.sleep(0.5)
@@ -100,16 +100,14 @@ def test_a_worker_that_was_called_calls_nobody(two, monkeypatch, eventually):
     """Otherwise the workers of a fleet that has no room would call each other without end."""
     monkeypatch.setattr(listener, "A_MOMENT", NEVER)
     _, other = two(threads=1)
-    other.fetcher.has_delayed_workers = True
+    other.sleep.has_delayed_workers = True
     called = []
-    call = other.fetcher._call_others
-    monkeypatch.setattr(
-        other.fetcher, "_call_others", lambda: (called.append(set(other.fetcher._unclaimed_queues)), call())
-    )
+    wake = other.sleep.wake_others
+    monkeypatch.setattr(other.sleep, "wake_others", lambda: (called.append(set(other.sleep._unclaimed)), wake()))
     for _ in range(3):
         running_tasks.wait_for_note.enqueue("the end")
     eventually(lambda: other.in_flight.threads.running == 1 and called, why="it was not called, or has room")
     assert not any(called), "it calls others"
-    other.fetcher.hear("default", True)
+    other.sleep.hear("default", True)
     eventually(lambda: any(called), why="it was notified first and has no room")
     running_tasks.note("the end")

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import Worker
 from django_pglock.worker.probes.heartbeat_file import HeartbeatFile
-from django_pglock.worker.supervising.channel import SupervisorChannel
+from django_pglock.worker.supervising.channel import SupervisorSockets
 from tests.conftest import NEVER
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -74,7 +74,7 @@ def test_a_process_that_is_replaced_leaves_its_file_to_the_other(worker, eventua
     path = tmp_path / "alive.2"
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        running = worker(heartbeat_file=str(tmp_path / "alive"), channel=SupervisorChannel(2, theirs))
+        running = worker(heartbeat_file=str(tmp_path / "alive"), supervisor=SupervisorSockets(2, theirs))
         eventually(path.exists)
         running.retire()
         eventually(lambda: not path.exists())

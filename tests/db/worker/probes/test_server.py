@@ -25,7 +25,7 @@ from django_pglock.worker import service
 from django_pglock.worker.probes import health
 from django_pglock.worker.probes import http_server as probes
 from django_pglock.worker.probes.server import ProbeServer
-from django_pglock.worker.supervising.channel import REPLACE, SupervisorChannel
+from django_pglock.worker.supervising.channel import REPLACE, SupervisorSockets
 from django_pglock.worker.upkeep import queue_counts
 from tests.conftest import NEVER
 from tests.sample import running_tasks, tasks
@@ -41,7 +41,7 @@ SAMPLE = re.compile(rf"(django_pglock_[a-z_]+)(?:\{{({LABEL}(?:,{LABEL})*)\}})? 
 
 
 def ask(worker, path, method="GET"):
-    client = HTTPConnection("127.0.0.1", worker.probes.port, timeout=60)
+    client = HTTPConnection("127.0.0.1", worker.probes.server.port, timeout=60)
     try:
         client.request(method, path)
         answer = client.getresponse()
@@ -95,7 +95,7 @@ def test_a_worker_answers_probes(probed, eventually):
 
 
 def test_nothing_listens_unless_a_port_is_asked_for(worker):
-    assert worker().probes is None
+    assert worker().probes.server is None
 
 
 def test_a_port_that_is_taken_is_said_at_the_start(worker):
@@ -116,16 +116,16 @@ def test_each_process_of_a_supervisor_has_a_port_of_its_own(number, port):
 @pytest.fixture
 def channel(closing):
     ours, theirs = map(closing.enter_context, socket.socketpair())
-    return SupervisorChannel(1, theirs), ours
+    return SupervisorSockets(1, theirs), ours
 
 
 def test_a_process_that_is_replaced_leaves_its_port_to_the_other(probed, channel):
     """They overlap: the old one drains while the new one starts."""
-    worker = probed(channel=channel[0])
+    worker = probed(supervisor=channel[0])
     worker.retire()
     heard = channel[1].recv(100)
     assert REPLACE in heard
-    with socket.create_server(("127.0.0.1", worker.probes.port)):
+    with socket.create_server(("127.0.0.1", worker.probes.server.port)):
         pass
 
 
@@ -349,15 +349,15 @@ def test_queues_are_counted_while_somebody_asks_and_never_by_who_asks(probed, ev
 def test_scrapes_send_no_statement(probed, django_assert_num_queries):
     worker = probed()
     with django_assert_num_queries(0):
-        worker.metrics.exposition()
+        worker.probes.metrics.exposition()
 
 
 def test_slow_clients_are_cut_off_and_keep_nobody_out_for_long(probed, eventually, monkeypatch, closing):
     """Those that say nothing, and those that say a letter now and then: no thread is left with either."""
     monkeypatch.setattr(probes, "LONGEST_REQUEST", 1.0)
     worker = probed()
-    server = worker.probes._server
-    address = ("127.0.0.1", worker.probes.port)
+    server = worker.probes.server._server
+    address = ("127.0.0.1", worker.probes.server.port)
     clients = [closing.enter_context(socket.create_connection(address)) for _ in range(probes.MOST_REQUESTS + 4)]
     eventually(lambda: len(server._requests) == probes.MOST_REQUESTS)
     trickle, begun = clients[0], time.monotonic()
@@ -375,11 +375,11 @@ def test_slow_clients_are_cut_off_and_keep_nobody_out_for_long(probed, eventuall
 def test_a_client_that_hangs_up_is_no_error(probed, eventually, caplog, capfd):
     worker = probed()
     for _ in range(3):
-        client = socket.create_connection(("127.0.0.1", worker.probes.port))
+        client = socket.create_connection(("127.0.0.1", worker.probes.server.port))
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         client.send(b"GET /metrics HTTP/1.0\r\n")
         client.close()
-    eventually(lambda: not worker.probes._server._requests)
+    eventually(lambda: not worker.probes.server._server._requests)
     assert ask(worker, "/livez")[0] == 200
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
     assert capfd.readouterr().err == ""

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from django_pglock.worker.probes.systemd import watchdog_limit
-from django_pglock.worker.supervising.channel import SupervisorChannel
+from django_pglock.worker.supervising.channel import SupervisorSockets
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -103,7 +103,7 @@ def test_a_worker_without_database_still_lives_for_systemd(heard, worker, eventu
 def test_one_process_of_several_does_not_say_that_the_service_stops(heard, worker):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        worker(channel=SupervisorChannel(1, theirs)).shutdown()
+        worker(supervisor=SupervisorSockets(1, theirs)).shutdown()
     lines = heard()
     assert "READY=1" in lines
     assert "STOPPING=1" not in lines

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import socket
 
 import pytest
 
-from django_pglock.worker.supervising.channel import REPLACE
+from django_pglock.worker.supervising.channel import REPLACE, SupervisorSockets
+from tests.conftest import NEVER
 from tests.db.worker.conftest import run_to_its_end, statuses
 from tests.sample import running_tasks, tasks
 from tests.sample.models import Effect
@@ -21,13 +22,17 @@ def test_it_ends_after_so_many_tasks():
     assert statuses() == {"READY": 7, "SUCCESSFUL": 3}
 
 
-def test_another_is_asked_for_as_soon_as_the_last_task_is_claimed(worker, eventually):
+def test_a_worker_asks_for_a_replacement_as_soon_as_it_has_claimed_its_last_task(worker, eventually, request):
     """Long before the task has ended, so that no thread is missed meanwhile."""
-    words = []
-    channel = SimpleNamespace(number=1, tell=words.append, start=lambda: None, heartbeat_socket=None)
-    worker(max_tasks=1, channel=channel)
+    ours, theirs = socket.socketpair()
+    request.addfinalizer(ours.close)
+    request.addfinalizer(theirs.close)
+    ours.settimeout(NEVER)
+    worker(max_tasks=1, supervisor=SupervisorSockets(1, theirs))
     running_tasks.wait_for_note.enqueue("go on")
-    eventually(lambda: words == [REPLACE])
+    while REPLACE not in ours.recv(1024):
+        pass
+    assert statuses() == {"RUNNING": 1}
     Effect.objects.create(name="go on")
     eventually(lambda: statuses() == {"SUCCESSFUL": 1})
 

@@ -19,7 +19,7 @@ from django_pglock.worker.liveness import json_lines
 from django_pglock.worker.liveness.json_lines import JsonLines
 from django_pglock.worker.liveness.supervisor_heartbeat import SupervisorHeartbeat
 from django_pglock.worker.supervising import shared_heartbeat
-from django_pglock.worker.supervising.channel import SupervisorChannel
+from django_pglock.worker.supervising.channel import SupervisorSockets
 from django_pglock.worker.supervising.shared_heartbeat import SharedHeartbeat
 from tests.proxy import Proxy
 from tests.sample import running_tasks, tasks
@@ -80,7 +80,7 @@ def supervised(channels, worker, shared):
         channel, its_channel = socket.socketpair()
         channels.extend([channel, its_channel])
         shared.add(heartbeat_socket)
-        return worker(channel=SupervisorChannel(1, its_channel, its_heartbeat_socket), **options)
+        return worker(supervisor=SupervisorSockets(1, its_channel, its_heartbeat_socket), **options)
 
     return start
 
@@ -391,7 +391,7 @@ def test_behind_a_pooler_it_beats_without_lock_and_notifications(eventually):
 
 def test_a_heartbeat_whose_other_end_is_closed_is_over():
     ours, theirs = socket.socketpair()
-    heartbeat = SupervisorHeartbeat(theirs)
+    heartbeat = SupervisorHeartbeat(theirs, on_notification=print, on_missed_notifications=print)
     assert heartbeat.is_up
     ours.close()
     heartbeat.receive()

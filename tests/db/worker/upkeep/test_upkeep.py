@@ -13,6 +13,7 @@ from django_pglock.models import Schedule, Task, Worker
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import ON_DUTY
 from django_pglock.store.wake import READY_CHANNEL
+from django_pglock.worker.liveness.rest import Rest
 from django_pglock.worker.upkeep import queue_counts, upkeep
 from tests.conftest import NEVER
 from tests.db.store.schedules import HOUR, decorate
@@ -55,7 +56,7 @@ def test_a_worker_that_is_not_on_duty_takes_over_when_an_older_one_is_gone(
 def test_off_duty_a_worker_seldom_sees_to_the_counts(older_workers, monkeypatch):
     asked = []
     monkeypatch.setattr(queue_counts, "keep_counts", asked.append)
-    service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None)
+    service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None, rest=Rest(is_possible=False))
     service.queue_counts._kept_at -= 2 * queue_counts.CHECK_INTERVAL
     service.stop()
     service.set_older_workers(ON_DUTY)
@@ -68,7 +69,7 @@ def test_off_duty_a_worker_seldom_sees_to_the_counts(older_workers, monkeypatch)
 
 
 def test_rounds_off_duty_are_rare_and_spread(older_workers):
-    service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None)
+    service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None, rest=Rest(is_possible=False))
     often = service._between_rounds
     service.set_older_workers(ON_DUTY)
     rarely = {service._between_rounds for _ in range(10)}
@@ -86,7 +87,7 @@ def test_the_oldest_worker_notifies_of_tasks_of_which_nobody_was_notified(older_
     listener = dedicated_connection("default")
     with listener.cursor() as cursor:
         cursor.execute(f"LISTEN {READY_CHANNEL}")
-    service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None)
+    service = upkeep.Upkeep("default", uuid4(), promoted=lambda: None, rest=Rest(is_possible=False))
     service.set_older_workers(older_workers)
     service._round()
     service._searched_unnoticed_at = -1_000_000.0

@@ -10,29 +10,31 @@ from django_pglock.conf import get_settings
 from django_pglock.worker.identity import Identity
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.liveness import heartbeat
-from django_pglock.worker.liveness.heartbeat import REST_JITTER, Heartbeat
+from django_pglock.worker.liveness.heartbeat import Heartbeat
+from django_pglock.worker.liveness.rest import REST_JITTER, Rest
 
 
 class Resting(Heartbeat):
     """A heartbeat that may rest. Its waits take no time."""
 
     def __init__(self):
-        super().__init__(InFlight(1), "default", Identity(), [])
-        self.process = SimpleNamespace(note_beat=lambda: None)
-        self._may_rest = True
+        process, rest = SimpleNamespace(note_beat=lambda: None), Rest(is_possible=True)
+        super().__init__(InFlight(1), "default", Identity(), [], process=process, rest=rest)
+        self.rest.note_reply(may_rest=True)
         self.now = 0.0
         #: Called in each wait with the seconds since the last beat; says whether somebody asks for a beat then.
         self.asks = lambda age: False
 
     def _wait(self, seconds):
         self.now += seconds
-        self._is_asked = self._is_asked or self.asks(self.now - self._beat)
+        if self.asks(self.now - self._beat):
+            self.rest.request_beat()
 
     def next_beat(self):
         """Return after how many intervals the next beat comes."""
         interval, self._beat = get_settings().HEARTBEAT_INTERVAL, self.now
-        self._rests = self._is_asked = False
-        self._rest(interval)
+        self.rest.end()
+        self._wait_for_next_beat(interval)
         return (self.now - self._beat) / interval
 
 

@@ -18,10 +18,21 @@ REPLY = [3, True, 0, 0, 1, False]
 
 
 @pytest.fixture
-def ends():
+def told():
+    """What the process has been told: notifications, and that some may have been missed."""
+    return []
+
+
+@pytest.fixture
+def ends(told):
     """The process's heartbeat, and the supervisor's end of it."""
     ours, theirs = socket.socketpair()
-    yield SupervisorHeartbeat(theirs), JsonLines(ours)
+    heartbeat = SupervisorHeartbeat(
+        theirs,
+        on_notification=lambda *news: told.append(news),
+        on_missed_notifications=lambda: told.append("missed"),
+    )
+    yield heartbeat, JsonLines(ours)
     ours.close()
     theirs.close()
 
@@ -74,11 +85,8 @@ def test_a_supervisor_that_is_silent_is_not_asked_again_before_it_is_heard(ends)
     assert heartbeat.is_up
 
 
-def test_one_that_can_beat_again_may_have_missed_notifications(ends):
+def test_one_that_can_beat_again_may_have_missed_notifications(ends, told):
     heartbeat, supervisor = ends
-    told = []
-    heartbeat.on_missed_notifications = lambda: told.append("missed")
-    heartbeat.on_notification = lambda *news: told.append(news)
     supervisor.send({"can_beat": False})
     supervisor.send({"heard": ["channel", "payload"]})
     heartbeat.receive()

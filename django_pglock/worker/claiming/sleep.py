@@ -1,0 +1,105 @@
+"""The sleep of a worker that has found nothing to claim, and the notifications that end it (``store/wake.py``).
+
+The thread of the heartbeat receives the notifications, and the fetcher asks here which queues they have named. So this
+file has the state that both share.
+"""
+
+from __future__ import annotations
+
+import time
+from uuid import UUID
+
+from django_pglock.store.wake import note_sleep, wake_others
+from django_pglock.worker.claiming.queues import Queues
+from django_pglock.worker.in_flight import InFlight
+
+
+class Sleep:
+    """Whether this worker waits for notifications, and which queues they have named.
+
+    The heartbeat's thread calls ``hear()`` and ``note_flag_unset()`` and sets ``has_delayed_workers``; all others are
+    for the fetcher's thread.
+    """
+
+    def __init__(self, in_flight: InFlight, using: str, worker: UUID, queues: Queues) -> None:
+        self.in_flight = in_flight
+        self.using = using
+        self.worker = worker
+        self.queues = queues
+        #: When this worker began to wait for notifications, by time.monotonic(); None: it does not wait for any.
+        self.since: float | None = None
+        #: Whether other workers that sleep poll later, because this one is woken first.
+        self.has_delayed_workers = False
+        # Queues that notifications have named since the last poll.
+        self._notified: set[str] = set()
+        # Queues that notifications have named to the workers woken first, and in which ready tasks may be left.
+        self._unclaimed: set[str] = set()
+        # Whether ``is_sleeping`` is false in the row, although this worker waits for notifications: the row was removed
+        # and registered again.
+        self._is_flag_unset = False
+
+    def hear(self, queue: str, is_woken_first: bool = False) -> None:
+        """Note that something is ready in ``queue``, and have the fetcher poll at once.
+
+        ``is_woken_first``: others poll a moment later only, or when this worker wakes them.
+        """
+        if self.queues.serves(queue):
+            self._notified.add(queue)
+            if is_woken_first and self.has_delayed_workers:
+                self._unclaimed.add(queue)
+            self.in_flight.tell_news()
+
+    def note_flag_unset(self) -> None:
+        """Have the fetcher set ``is_sleeping`` again, if it sleeps. While the flag is unset no notification comes."""
+        if self.since is not None:
+            self._is_flag_unset = True
+            self.in_flight.tell_news()
+
+    @property
+    def is_notified(self) -> bool:
+        """Whether a notification has come since the last poll."""
+        return bool(self._notified)
+
+    def take_notified(self) -> set[str]:
+        """Return the queues that notifications have named since the last poll."""
+        notified, self._notified = self._notified, set()
+        return notified
+
+    def check_flag(self) -> None:
+        """End the sleep if its flag is not in the row any more."""
+        if self._is_flag_unset:
+            self._is_flag_unset, self.since = False, None
+
+    def begin(self) -> None:
+        """Ask for notifications. Poll after that: none has come for what was ready before."""
+        self._set_flag(is_sleeping=True)
+        self.since = time.monotonic()
+
+    def end(self) -> None:
+        """Ask for no more notifications, if this worker has asked for them."""
+        if self.since is not None:
+            self._set_flag(is_sleeping=False)
+            self.since = None
+
+    def _set_flag(self, *, is_sleeping: bool) -> None:
+        note_sleep(self.using, self.worker, is_sleeping=is_sleeping)
+
+    def forget(self) -> None:
+        """Note that a new session may find another row: this worker has to ask for notifications again."""
+        self.since = None
+
+    @property
+    def has_unclaimed(self) -> bool:
+        """Whether ready tasks may be left in a queue of which other workers are notified later."""
+        return bool(self._unclaimed)
+
+    def note_all_claimed(self) -> None:
+        """Note that nothing is left in the queues of which others are notified later, as far as this worker knows."""
+        self._unclaimed = set()
+
+    def wake_others(self) -> None:
+        """Wake the workers that poll later, if something may be left in the queues that notifications have named."""
+        if self._unclaimed:
+            # Another thread adds to the set.
+            queues, self._unclaimed = self._unclaimed, set()
+            wake_others(self.using, queues)
