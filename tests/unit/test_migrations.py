@@ -123,6 +123,14 @@ def test_later_migrations_are_online(package):
     assert obstacles_after_the_first(package) == {}
 
 
+def test_each_operation_that_waits_for_a_table_is_in_the_migrations_of_the_tests():
+    """So ``tests/concurrency/test_migrations.py`` and the benchmark run it beside tasks."""
+    used = {
+        type(each) for name in names(online_migrations) for each in migration_of(online_migrations, name).operations
+    }
+    assert used >= {AddFieldOnline, AddCheckOnline, AddIndexOnline}
+
+
 PLANTED = """
 from django.db import migrations, models
 
