@@ -3,11 +3,11 @@
     .venv/bin/python bench/migrations.py [--tasks 1000000]
     .venv/bin/python bench/migrations.py --url postgres://…
 
-The tables are migrated back to the first migration, and forward again. Meanwhile one session enqueues single tasks, one
-claims and settles ten at a time, and one keeps transactions open for three seconds in which it has enqueued a task. The
-statements are plain SQL on the first tables, as workers of the first version send. The database is a private PostgreSQL
-with fsync on, or the one that ``--url`` names, which is filled if it has no tasks. All migrations of the app but the
-first are unapplied for a while, so do not name a database that you need.
+The tables are migrated as a later version may do it, by the migrations of ``tests/sample/online_migrations``, and
+back again. Meanwhile one session enqueues single tasks, one claims and settles ten at a time, and one keeps
+transactions open for three seconds in which it has enqueued a task. The statements are plain SQL, as workers of this
+version send. The database is a private PostgreSQL with fsync on, or the one that ``--url`` names, which is filled if it
+has no tasks. Do not name a database that you need.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import date
+from importlib import import_module
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -28,6 +29,7 @@ from bench.incident import fill, prepare
 from bench.tables import print_table
 from example_project.postgres import PrivatePostgres
 
+APP, LATER = "django_pglock", "tests.sample.online_migrations"
 #: Seconds without a migration, for comparison, and seconds for which a transaction stays open.
 ALONE, OPEN = 20.0, 3.0
 QUEUE = "beside migrations"
@@ -95,13 +97,21 @@ class Beside:
                 self._is_over.wait(OPEN)
 
 
-def phases() -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table: nothing, each migration back, each migration forward."""
+def migrate_to(name: str) -> None:
+    """Apply or unapply migrations until this one is the last."""
     from django.db import connection
     from django.db.migrations.executor import MigrationExecutor
 
-    names = [name for app, name in MigrationExecutor(connection).loader.graph.nodes if app == "django_pglock"]
-    names.sort()
+    MigrationExecutor(connection).migrate([(APP, name)])
+
+
+def phases(last: str) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table: nothing, each migration after the last of today, each back."""
+    from django.db import connection
+    from django.db.migrations.loader import MigrationLoader
+
+    names = sorted(name for app, name in MigrationLoader(connection).graph.nodes if app == APP)
+    names = names[names.index(last) :]
     yield (
         "migration",
         "s",
@@ -109,23 +119,20 @@ def phases() -> Iterator[tuple[str, ...]]:
         *(f"{what}, median and longest, ms" for what in ("enqueue", "claim", "settle")),
     )
     yield measured("none", None)
-    for before, name in zip(names[-2::-1], names[:0:-1], strict=True):
-        yield measured(f"{name}, back", before)
     for name in names[1:]:
         yield measured(name, name)
+    for before, name in zip(names[-2::-1], names[:0:-1], strict=True):
+        yield measured(f"{name}, back", before)
 
 
 def measured(title: str, target: str | None) -> tuple[str, ...]:
     """Migrate to the target, or do nothing for a while, and return a row of the table."""
-    from django.db import connection
-    from django.db.migrations.executor import MigrationExecutor
-
     beside = Beside()
     with beside.going_on():
         time.sleep(1.5 if target else ALONE)  # a transaction is open
         began = time.perf_counter()
         if target:
-            MigrationExecutor(connection).migrate([("django_pglock", target)])
+            migrate_to(target)
         seconds = time.perf_counter() - began if target else ALONE
     texts = [f"{statistics.median(took):.1f} · {max(took):.0f}" if took else "-" for took in beside.took.values()]
     return title, f"{seconds:.1f}", f"{len(beside.took['enqueue']):,}", *texts
@@ -141,12 +148,16 @@ def main() -> None:
     with nullcontext() if options.url else PrivatePostgres(durable=True, settings=settings) as server:
         prepare(options.url or server.url)
         fill(options.tasks)
+        from django.conf import settings as of_django
         from django.db import connection
 
+        of_django.MIGRATION_MODULES = {APP: LATER}
+        last = import_module(LATER).LAST
         try:
             print(f"{date.today():%d %B %Y}.\n")
-            print_table([*phases()], {})
+            print_table([*phases(last)], {})
         finally:
+            migrate_to(last)
             with connection.cursor() as cursor:
                 cursor.execute("DELETE FROM django_pglock_attempt WHERE exception_path = 'x'")
                 cursor.execute("DELETE FROM django_pglock_task WHERE queue = %s", [QUEUE])

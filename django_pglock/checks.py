@@ -13,6 +13,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 
 from django_pglock.conf import get_settings, key_function, misspelt_names, redact_hook, task_database
 from django_pglock.errors import ConfigurationError, model_of
+from django_pglock.models.requirements import LAST_BEFORE_RELEASE, has_unfinished_tables
 from django_pglock.tasks import registry
 
 #: The oldest major version that is supported. The version before it works, but is not tested.
@@ -125,6 +126,12 @@ def check_server(databases: Sequence[str] | None = None, **kwargs: Any) -> list[
     return _check_each(databases, _check_one)
 
 
+@register(Tags.database)
+def check_unfinished_tables(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """E011: the tables were made before the first release, and lack what its migrations added after the first one."""
+    return _check_each(databases, _check_unfinished_tables)
+
+
 @register(Tags.database, deploy=True)
 def check_dead_clients(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """W008: the server does not notice that a client which waits for a lock has died.
@@ -201,6 +208,18 @@ def _check_limit(alias: str, role: str, name: str, milliseconds: int, origin: st
             f"{found}. It ends sessions that still need their locks, and other sessions take these locks.",
             hint=hint,
             id="django_pglock.W006",
+        )
+
+
+def _check_unfinished_tables(alias: str, source: str) -> Iterable[CheckMessage]:
+    if has_unfinished_tables(connections[alias]):
+        yield Error(
+            f"Database {alias!r} has tables that a version of django_pglock before its first release has made, and "
+            "the migrations of that time were not all applied. This version no longer has them.",
+            hint="Install the last commit of the main branch that has the file "
+            f"django_pglock/migrations/{LAST_BEFORE_RELEASE}.py, run: manage.py migrate django_pglock --database "
+            f"{alias}, and install this version again.",
+            id="django_pglock.E011",
         )
 
 

@@ -69,8 +69,8 @@ class AddFieldOnline(migrations.AddField):
 class AddCheckOnline(AddConstraintNotValid):
     """Add a CHECK constraint for rows that are written from now on, and wait for the table as ``AddFieldOnline`` does.
 
-    Make it the last operation of its migration, too. In the next migration, ``ValidateConstraint`` reads all rows. Before
-    both of them, ``ChangeRows`` makes the rows comply: no statement can change a row that does not.
+    Make it the last operation of its migration, too. In the next migration, ``ValidateConstraint`` reads all rows.
+    Before both of them, ``ChangeRows`` makes the rows comply: no statement can change a row that does not.
     """
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
@@ -270,7 +270,7 @@ class CreateView(Operation):
         alias, sql = schema_editor.connection.alias, self.sql
         for name, (table_of, expression) in self.from_tables.items():
             has_table = self.allow_migrate_model(alias, state.apps.get_model(app_label, table_of))
-            sql = sql.replace("{%s}" % name, expression if has_table else "NULL")
+            sql = sql.replace(f"{{{name}}}", expression if has_table else "NULL")
         return sql
 
 
@@ -278,8 +278,8 @@ def run_without_migrations(using: str) -> None:
     """Run the SQL of this app's migrations in a database whose tables were made from the models.
 
     ``MIGRATION_MODULES`` can disable migrations, as ``--nomigrations`` of pytest-django does. Called after each
-    ``post_migrate``, which ``flush`` sends, too. Does nothing if the app has migrations. If the view exists, only tables
-    that are not partitioned yet are replaced.
+    ``post_migrate``, which ``flush`` sends, too. Does nothing if the app has migrations. If the view exists, only
+    tables that are not partitioned yet are replaced.
     """
     app = apps.get_app_config("django_pglock")
     if MigrationLoader.migrations_module(app.label)[0] is not None or connections[using].vendor != VENDOR:

@@ -1,28 +1,34 @@
 """Each migration after the first one is stopped half-way by an open transaction. Meanwhile tasks come and end.
 
-Workers of the version before need the tables at that moment, so the statements here are plain SQL on the first tables.
+The migrations are those of the package, and behind them those of ``tests/sample/online_migrations``, which have each
+operation for a table in use. Workers of the version before need the tables at that moment, so the statements here are
+plain SQL on the first tables.
 """
 
 from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from importlib import import_module
 from uuid import uuid4
 
 import pytest
 from django.db import OperationalError, connections
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
+from psycopg.errors import CheckViolation
 
 from django_pglock.migrations import _operations as operations
 from tests.conftest import NEVER
 from tests.projects.conftest import server, session_in
-from tests.unit.test_migrations import names
+from tests.sample import online_migrations
+from tests.unit.test_migrations import migration_of, names
 
 APP, ALIAS = "django_pglock", "migrating"
-#: The first index that a migration adds to the table of tasks.
-INDEX = "pglock_task_failed_path"
+NAMES = names(online_migrations)
+FIRST, LAST = NAMES[0], NAMES[-1]
+#: The migration that makes an index of the table of tasks, the one before, and the index.
+BEFORE_INDEX, WITH_INDEX = online_migrations.LAST, "9001_index"
+INDEX = "online_index"
 ENQUEUE = "INSERT INTO django_pglock_task (queue, backend, task_path) VALUES ('default', 'default', 'x') RETURNING id"
 CLAIM = """
 UPDATE django_pglock_task SET status = 'RUNNING', worker = gen_random_uuid(), attempts = attempts + 1,
@@ -36,7 +42,7 @@ NOTE = """
 INSERT INTO django_pglock_attempt (task_id, number, started_at, finished_at, outcome, exception_path, traceback)
 VALUES (%s, 1, now(), now(), 'FAILED', 'x', 'x')
 """
-VALIDATED = "SELECT convalidated FROM pg_constraint WHERE conname = 'pglock_task_run_after'"
+VALIDATED = "SELECT convalidated FROM pg_constraint WHERE conname = 'online_check'"
 #: The session of the migration, while it waits for that of the first parameter.
 WAITING = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND %s = ANY (pg_blocking_pids(pid))"
 
@@ -64,15 +70,16 @@ class Migrating(threading.Thread):
 
 
 @pytest.fixture
-def database(django_db_blocker, monkeypatch):
+def database(django_db_blocker, monkeypatch, settings):
     """The name of a database of this test's own, which has the tables of the first migration."""
+    settings.MIGRATION_MODULES = {APP: online_migrations.__name__}
     monkeypatch.setattr(operations, "BETWEEN_TRIES", 0.01)
     name = f"migrating_{uuid4().hex}"
     with session_in("postgres") as session, django_db_blocker.unblock():
         session.execute(f"CREATE DATABASE {name}")
         connections.settings[ALIAS] = {**connections.settings["default"], **server(name)}
         try:
-            assert Migrating(names()[0]).end() is None
+            assert Migrating(FIRST).end() is None
             yield name
         finally:
             connections[ALIAS].close()
@@ -110,16 +117,16 @@ def is_valid(database):
 def touches(name):
     """Return whether a migration changes the table of tasks or that of attempts."""
     kinds = (operations.AddFieldOnline, operations.AddCheckOnline, operations.AddIndexOnline)
-    changes = import_module(f"django_pglock.migrations.{name}").Migration.operations
+    changes = migration_of(online_migrations, name).operations
     return any(isinstance(each, kinds) and each.model_name in ("task", "attempt") for each in changes)
 
 
 @pytest.mark.parametrize("is_forwards", [True, False])
 def test_while_a_migration_waits_tasks_are_enqueued_claimed_and_settled(database, eventually, is_forwards):
-    steps = names()[1:]
+    steps = NAMES[1:]
     if not is_forwards:
-        assert Migrating(steps[-1]).end() is None
-        steps = names()[-2::-1]
+        assert Migrating(LAST).end() is None
+        steps = NAMES[-2::-1]
     waited = []
     with session_in(database) as session:
         session.execute(f"SET lock_timeout = '{NEVER:.0f}s'")
@@ -131,30 +138,30 @@ def test_while_a_migration_waits_tasks_are_enqueued_claimed_and_settled(database
                     a_task_comes_and_ends(session)
                 waited.append(migrating.is_alive())
             assert migrating.end() is None
-    changed = names()[1:] if is_forwards else names()[:0:-1]
+    changed = NAMES[1:] if is_forwards else NAMES[:0:-1]
     assert waited == [touches(name) for name in changed], "each change of these tables was really stopped half-way"
+    assert waited.count(True) >= 4
 
 
 def test_an_index_that_was_interrupted_is_built_again(database, eventually):
-    first, second = names()[:2]
+    assert Migrating(BEFORE_INDEX).end() is None
     with session_in(database) as session, open_transaction(database) as pid:
-        migrating = Migrating(second)
+        migrating = Migrating(WITH_INDEX)
         found = eventually(lambda: waits_for(pid, migrating, session))
         session.execute("SELECT pg_cancel_backend(%s)", found)
         assert isinstance(migrating.end(), OperationalError)
     assert is_valid(database) == (False,)
-    assert Migrating(second).end() is None
+    assert Migrating(WITH_INDEX).end() is None
     assert is_valid(database) == (True,)
-    assert Migrating(first).end() is None
+    assert Migrating(BEFORE_INDEX).end() is None
     assert is_valid(database) is None
 
 
 def test_an_index_that_was_built_and_not_recorded_is_left_alone(database):
-    second = names()[1]
-    assert Migrating(second).end() is None
-    MigrationRecorder(connections[ALIAS]).record_unapplied(APP, second)
+    assert Migrating(WITH_INDEX).end() is None
+    MigrationRecorder(connections[ALIAS]).record_unapplied(APP, WITH_INDEX)
     connections[ALIAS].close()
-    assert Migrating(second).end() is None
+    assert Migrating(WITH_INDEX).end() is None
     assert is_valid(database) == (True,)
 
 
@@ -164,7 +171,7 @@ def test_the_limit_of_the_caller_for_waits_is_as_before(database):
     with connection.cursor() as cursor:
         cursor.execute("SET lock_timeout = '7s'")
     try:
-        MigrationExecutor(connection).migrate([(APP, names()[-1])])
+        MigrationExecutor(connection).migrate([(APP, LAST)])
         with connection.cursor() as cursor:
             cursor.execute("SHOW lock_timeout")
             assert cursor.fetchone() == ("7s",)
@@ -172,21 +179,26 @@ def test_the_limit_of_the_caller_for_waits_is_as_before(database):
         connection.close()
 
 
-def test_dates_that_python_does_not_have_become_the_nearest_ones(database):
-    """They keep their meaning, at once or never, and the task can be shown."""
-    before, _, checked = names()[10:13]
-    assert Migrating(before).end() is None
+def test_rows_that_a_new_constraint_refuses_comply_before_it_is_validated(database):
+    """Those that the old version has written, and those that it writes between the two steps of the first migration."""
+    assert Migrating("9004_partitioned_table").end() is None
+    write = "INSERT INTO django_pglock_task (queue, backend, task_path) VALUES ('default', %s, 'x')"
+    drop, add = (
+        f"ALTER TABLE django_pglock_task {each}"
+        for each in ("DROP CONSTRAINT online_check", "ADD CONSTRAINT online_check CHECK (backend <> '') NOT VALID")
+    )
     with session_in(database) as session:
-        for date in ("infinity", "-infinity", "10000-01-01", "2000-01-01"):
-            session.execute(
-                "INSERT INTO django_pglock_task (queue, backend, task_path, status, run_after) "
-                "VALUES ('default', 'default', 'x', 'SCHEDULED', %s)",
-                [date],
-            )
-        session.execute(ENQUEUE)
-        assert Migrating(checked).end() is None
-        years = session.execute(
-            "SELECT extract(year FROM run_after AT TIME ZONE 'UTC') FROM django_pglock_task ORDER BY id"
-        )
-        assert [year for (year,) in years] == [9999, 1, 9999, 2000, None]
+        session.execute(write, [""])
+        assert Migrating("9005_check").end() is None
+        assert session.execute(VALIDATED).fetchall() == [(False,)]
+        with session.transaction():
+            session.execute(drop)
+            session.execute(write, [""])
+            session.execute(write, ["other"])
+            session.execute(add)
+        assert Migrating("9006_valid_check").end() is None
         assert session.execute(VALIDATED).fetchall() == [(True,)]
+        backends = session.execute("SELECT backend FROM django_pglock_task ORDER BY id").fetchall()
+        assert backends == [("default",), ("default",), ("other",)]
+        with pytest.raises(CheckViolation, match="online_check"):
+            session.execute(write, [""])

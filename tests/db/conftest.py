@@ -46,7 +46,9 @@ def locked() -> Callable[[int | str], AbstractContextManager[None]]:
             with connection.cursor() as cursor:
                 cursor.execute("BEGIN")
                 cursor.execute("SELECT FROM django_pglock_task WHERE id = %s FOR UPDATE", [int(task_id)])
-            yield
+                yield
+                # The server notices the end of a session later than its client.
+                cursor.execute("ROLLBACK")
         finally:
             connection.close()
 

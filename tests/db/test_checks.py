@@ -202,6 +202,28 @@ def test_one_question_is_enough():
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("lacks", ["the constraint", "its validation"])
+def test_tables_that_were_not_migrated_to_the_first_release_are_told(lacks):
+    """As they were at the first of the migrations of that time, and at the last but one."""
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_pglock_task DROP CONSTRAINT pglock_task_run_after")
+        if lacks == "its validation":
+            cursor.execute(
+                "ALTER TABLE django_pglock_task ADD CONSTRAINT pglock_task_run_after CHECK (run_after < 'infinity') "
+                "NOT VALID"
+            )
+    [told] = [each for each in run_checks(databases=["default"]) if each.id == "django_pglock.E011"]
+    assert "0013_validate_run_after.py, run: manage.py migrate django_pglock --database default" in told.hint
+    assert ids() == [], "without the database nothing is asked"
+
+
+def test_no_table_of_tasks_is_in_order():
+    """Before the first migration, and in a database for locks only."""
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_pglock_task RENAME TO elsewhere")
+    assert ids(databases=["default"]) == []
+
+
 def test_a_standby_is_told_with_the_setting_that_names_it(monkeypatch):
     """With real servers: tests/servers/test_standby.py."""
     monkeypatch.setattr(checks, "ASK_SERVER", checks.ASK_SERVER.replace("pg_is_in_recovery()", "true"))

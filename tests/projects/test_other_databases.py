@@ -74,6 +74,15 @@ WITH made AS (
 )
 INSERT INTO django_pglock_waiter (task_id, awaited) SELECT id, id FROM made
 """
+A_DAY_OF_THE_ARCHIVE = """
+CREATE TABLE django_pglock_archivedtask_day PARTITION OF django_pglock_archivedtask
+    FOR VALUES FROM ('2026-01-01') TO ('2026-01-02');
+INSERT INTO django_pglock_archivedtask
+    (id, status, queue, priority, task_path, args, kwargs, backend, retries, max_retries, attempts, uncounted, rescues,
+     enqueued_at, finished_at, meta)
+VALUES (1, 'SUCCESSFUL', 'default', 0, 'shop.tasks.send', '[]', '{}', 'default', 0, 0, 1, 0, 0,
+        '2026-01-01', '2026-01-01', '{}')
+"""
 
 
 def test_the_tables_in_postgresql_come_and_go(project):
@@ -90,6 +99,7 @@ def test_the_tables_in_postgresql_come_and_go(project):
     assert "DROP VIEW" in backwards
     with made.session() as session:
         session.execute(A_ROW_IN_EVERY_STATUS)
+        session.execute(A_DAY_OF_THE_ARCHIVE)
     made.manage("migrate", "-v0", "django_pglock", "zero")
     assert made.tables() == set()
 

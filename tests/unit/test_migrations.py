@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pkgutil
+import sys
 from importlib import import_module
+from types import ModuleType
 
 import pytest
 from django.contrib.postgres.operations import (
@@ -15,7 +17,7 @@ from django.contrib.postgres.operations import (
 from django.db import migrations, models
 from django.db.models.functions import Now, Random
 
-from django_pglock import migrations as package
+from django_pglock import migrations as migrations_of_the_package
 from django_pglock.migrations._operations import (
     AddCheckOnline,
     AddFieldOnline,
@@ -25,6 +27,7 @@ from django_pglock.migrations._operations import (
     PartitionTable,
     TableSQL,
 )
+from tests.sample import online_migrations
 
 #: Operations that take their locks for a moment, whatever the size of the table, or none, as options of models do.
 #: TableSQL sets storage parameters, ChangeRows locks a few rows.
@@ -35,8 +38,35 @@ ONLINE = (
 CONCURRENT = (AddIndexOnline, RemoveIndexConcurrently)
 
 
-def names():
+#: What followers of the main branch may still have recorded. Django would take a migration of such a name for applied.
+BEFORE_THE_RELEASE = {
+    "0002_failed_by_function",
+    "0003_failed_by_queue",
+    "0004_task_history",
+    "0005_fingerprint",
+    "0006_fingerprint_index",
+    "0007_worker_names",
+    "0008_running",
+    "0009_attempt_log",
+    "0010_shared_failures",
+    "0011_archived_task",
+    "0012_readable_run_after",
+    "0013_validate_run_after",
+}
+
+
+def names(package):
     return sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.name[0] != "_")
+
+
+def migration_of(package, name):
+    return import_module(f"{package.__name__}.{name}").Migration
+
+
+def obstacles_after_the_first(package):
+    """Return the obstacles of each migration after the first one that has any, by its name."""
+    found = {name: obstacles(migration_of(package, name)) for name in names(package)[1:]}
+    return {name: obstacles for name, obstacles in found.items() if obstacles}
 
 
 def obstacles(migration):
@@ -77,14 +107,51 @@ def _obstacle_of_addition(operation):
     return ""
 
 
-def test_there_is_one_first_migration():
-    assert names()[0] == "0001_initial"
-    assert import_module(f"{package.__name__}.0001_initial").Migration.initial
+def test_the_first_migration_creates_and_changes_nothing():
+    assert names(migrations_of_the_package)[0] == "0001_initial"
+    first = migration_of(migrations_of_the_package, "0001_initial")
+    assert first.initial
+    assert {type(each) for each in first.operations} == {migrations.CreateModel, PartitionTable, TableSQL, CreateView}
 
 
-def test_later_migrations_are_online():
-    for name in names()[1:]:
-        assert not obstacles(import_module(f"{package.__name__}.{name}").Migration), name
+def test_no_migration_has_a_name_that_may_be_recorded_already():
+    assert BEFORE_THE_RELEASE.isdisjoint(names(migrations_of_the_package))
+
+
+@pytest.mark.parametrize("package", [migrations_of_the_package, online_migrations])
+def test_later_migrations_are_online(package):
+    assert obstacles_after_the_first(package) == {}
+
+
+def test_each_operation_that_waits_for_a_table_is_in_the_migrations_of_the_tests():
+    """So ``tests/concurrency/test_migrations.py`` and the benchmark run it beside tasks."""
+    used = {
+        type(each) for name in names(online_migrations) for each in migration_of(online_migrations, name).operations
+    }
+    assert used >= {AddFieldOnline, AddCheckOnline, AddIndexOnline}
+
+
+PLANTED = """
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    dependencies = [("django_pglock", "0001_initial")]
+    operations = [migrations.AlterField("task", "queue", models.TextField())]
+"""
+
+
+def test_a_later_migration_that_is_not_online_is_found(tmp_path, monkeypatch):
+    """In a package that has the migrations of this one, and one more."""
+    package = ModuleType("planted")
+    package.__path__ = [str(tmp_path), *migrations_of_the_package.__path__]
+    monkeypatch.setitem(sys.modules, "planted", package)
+    (tmp_path / "9999_planted.py").write_text(PLANTED)
+    try:
+        assert list(obstacles_after_the_first(package)) == ["9999_planted"]
+    finally:
+        for name in names(package):
+            sys.modules.pop(f"planted.{name}", None)
 
 
 class Later(migrations.Migration):

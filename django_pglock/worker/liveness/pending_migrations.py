@@ -11,6 +11,8 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from psycopg.errors import InsufficientPrivilege
 
+from django_pglock.models.requirements import LAST_BEFORE_RELEASE, has_unfinished_tables
+
 APP = "django_pglock"
 
 
@@ -19,6 +21,7 @@ def pending_migrations(using: str) -> list[str]:
 
     The list is empty where the project does not use these migrations: ``MIGRATION_MODULES`` switches them off, or all
     tables of the package exist and no migration is recorded. It is empty, too, where the role may not read the records.
+    A migration that this version no longer has is the only one in the list where "migrate" refuses the tables.
     """
     module, _ = MigrationLoader.migrations_module(APP)
     if module is None:
@@ -38,7 +41,10 @@ def pending_migrations(using: str) -> list[str]:
     applied = {name for app, name in recorded if app == APP}
     if not applied and has_all_tables:
         return []
-    return sorted(names - applied)
+    pending = sorted(names - applied)
+    if not pending and has_unfinished_tables(connection):
+        return [LAST_BEFORE_RELEASE]
+    return pending
 
 
 def _tables(using: str) -> set[str]:

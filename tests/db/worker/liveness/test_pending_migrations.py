@@ -58,6 +58,16 @@ def test_what_is_not_recorded_is_pending():
     assert pending_migrations("default") == ["9999_later"]
 
 
+def test_tables_that_were_not_migrated_to_the_first_release_wait_for_its_last_migration():
+    connections["default"].set_autocommit(False)
+    try:
+        execute("ALTER TABLE django_pglock_task DROP CONSTRAINT pglock_task_run_after")
+        assert pending_migrations("default") == ["0013_validate_run_after"]
+    finally:
+        connections["default"].rollback()
+        connections["default"].set_autocommit(True)
+
+
 def test_tables_that_were_made_without_migrations_are_taken_as_they_are():
     """As tests without migrations have them. And where nothing is recorded and nothing is there, all is pending."""
     with override_settings(MIGRATION_MODULES={"django_pglock": None}):

@@ -5,14 +5,15 @@ from django.db import migrations
 
 from django_pglock.migrations._operations import ChangeRows
 
-NEAREST_DATES = import_module("django_pglock.migrations.0012_readable_run_after").NEAREST_DATES
+COMPLY = import_module("tests.sample.online_migrations.9005_check").COMPLY
 
 
 class Migration(migrations.Migration):
-    dependencies = [("django_pglock", "0012_readable_run_after")]
+    """The constraint for all rows."""
 
+    dependencies = [("django_pglock", "9005_check")]
     operations = [
         # Rows that were written between the two operations of the migration before.
-        ChangeRows("task", NEAREST_DATES),
-        ValidateConstraint("task", "pglock_task_run_after"),
+        ChangeRows("task", COMPLY),
+        ValidateConstraint("task", "online_check"),
     ]
