@@ -18,7 +18,7 @@ from psycopg.errors import LockNotAvailable
 
 from django_pglock.keys.reserved import ADMISSION
 from django_pglock.store.after_commit import after_commit
-from django_pglock.store.sql import run_together
+from django_pglock.store.statements import run_together
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
 

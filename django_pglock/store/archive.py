@@ -21,7 +21,7 @@ from django_pglock.conf import MOST_DAYS
 from django_pglock.keys.reserved import UPKEEP
 from django_pglock.store.archive_days import create_days
 from django_pglock.store.prune import DAY, UNAWAITED, locking_old, unneeded
-from django_pglock.store.sql import BY_INDEX, rows_of, run, run_together
+from django_pglock.store.statements import BY_INDEX, rows_of, run, run_together
 from django_pglock.tasks.states import TaskStatus
 
 #: Seconds between the end of a task and its move. Most readers of a result have read it by then.

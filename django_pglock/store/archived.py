@@ -17,7 +17,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.timezone import make_naive
 
 from django_pglock.store.archive_state import bounds_of, may_be_archived
-from django_pglock.store.sql import array_of_numbers, rows_of, run
+from django_pglock.store.statements import array_of_numbers, rows_of, run
 
 # Which of these tasks are in the archive.
 ARE_ARCHIVED = "SELECT id FROM {archived_task} WHERE id = ANY (%s::bigint[])"

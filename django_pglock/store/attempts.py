@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_pglock.store.sql import rows_of
+from django_pglock.store.statements import rows_of
 
 
 def attempts_before(using: str, task_id: int) -> list[Any]:

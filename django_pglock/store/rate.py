@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_pglock.store.sql import run, run_by_index
+from django_pglock.store.statements import run, run_by_index
 
 #: Keys that one statement returns, and keys that one statement reads to delete some.
 KEYS_AT_ONCE, READ_AT_ONCE = 1000, 5000

@@ -10,7 +10,7 @@ from pkgutil import iter_modules
 from django.db import connection
 
 from django_pglock import store
-from django_pglock.store.sql import BY_INDEX
+from django_pglock.store.statements import BY_INDEX
 
 PATH = "tests.sample.tasks.nothing"
 #: Rows of each kind that a statement has to deal with.

@@ -21,7 +21,7 @@ from django_pglock.store.outcome import Abandoned, Failed, Failure, Released, Re
 from django_pglock.store.promote import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.sample import advisory_tasks
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_pglock.store.admit import ADMIT
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH, ROW, STATEMENTS, executed, insert, nodes, pages_read, rated, reads, rows_read
 
 pytestmark = pytest.mark.django_db

@@ -13,7 +13,7 @@ from django_pglock.store import archive, schedule_runs
 from django_pglock.store.archive import NEXT_TO_ARCHIVE, archive_window
 from django_pglock.store.archive_state import archive_state, bounds_of, table_of, turn_on
 from django_pglock.store.archived import ARE_ARCHIVED, find_archived
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.plans.reading import BATCH, analyze, executed, insert, nodes, reads, rows_read
 
 pytestmark = pytest.mark.django_db

@@ -19,7 +19,7 @@ from django_pglock.store.promote import due
 from django_pglock.store.prune import expired, locking_old, outdated
 from django_pglock.store.rescue import RESCUED_AT_ONCE, rescue
 from django_pglock.store.retry import _retriable
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.conftest import ROOT
 from tests.plans.reading import (
     BATCH,

@@ -6,7 +6,7 @@ import pytest
 
 from django_pglock.models import Task
 from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.plans.reading import analyze, insert, nodes, plan_of, reads
 
 pytestmark = pytest.mark.django_db

@@ -14,7 +14,7 @@ from django_pglock.store.failures import FAILURE_GROUPS, UNMARKED_FAILURES, Grou
 from django_pglock.store.redrive import window
 from django_pglock.store.shared_counts import keep_counts
 from django_pglock.store.shared_failures import forget_failures
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from django_pglock.tasks.fingerprint import fingerprint_of
 from tests.plans.reading import PATH, analyze, executed, insert, nodes, reads, rows_read
 

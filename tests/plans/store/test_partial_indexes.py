@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock.models import Task
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.plans.reading import STATEMENTS, plan_of, reads
 
 pytestmark = pytest.mark.django_db

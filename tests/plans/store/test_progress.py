@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.plans.reading import STATEMENTS, plan_of, reads
 
 pytestmark = pytest.mark.django_db

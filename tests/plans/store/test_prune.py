@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pglock.models import Task
 from django_pglock.store import prune
 from django_pglock.store.prune import NEXT_WINDOW, PRUNE, expired, locking_old, outdated
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.plans.reading import analyze, executed, nodes, plan_of, reads, rows_read
 
 pytestmark = pytest.mark.django_db

@@ -7,7 +7,7 @@ from django.db import connection
 
 from django_pglock.models import RateLimit
 from django_pglock.store.rate import FORGET_RATES
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.plans.reading import executed, nodes, pages_read
 
 pytestmark = pytest.mark.django_db

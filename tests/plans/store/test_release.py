@@ -7,7 +7,7 @@ from django.db import connection
 
 from django_pglock.models import Task, Waiter
 from django_pglock.store.release import RELEASE, RELEASED_AT_ONCE, release
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.plans.reading import executed, insert, nodes
 
 pytestmark = pytest.mark.django_db

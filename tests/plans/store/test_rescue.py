@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_pglock.store.rescue import RESCUE
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.plans.reading import plan_of, reads
 
 pytestmark = pytest.mark.django_db

@@ -9,13 +9,13 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
-from django_pglock.store import move
+from django_pglock.store import move_to_status
 from tests.plans.reading import analyze, insert, plan_of, reads
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_retry_of_many_reads_its_window_by_the_key(new_table, monkeypatch):
-    monkeypatch.setattr(move, "WINDOW", 500)
+    monkeypatch.setattr(move_to_status, "WINDOW", 500)
     insert("SUCCESSFUL", 20_000)
     insert("FAILED", 1500)
     Task.objects.filter(status="FAILED", pk__in=Task.objects.order_by("-pk").values("pk")[:10]).update(

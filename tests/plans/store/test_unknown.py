@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import Task
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from django_pglock.store.unknown import UNKNOWN
 from tests.plans.reading import nodes
 

@@ -11,9 +11,9 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from django_pglock.models import RunningStack, Task
-from django_pglock.store import requests
-from django_pglock.store.requests import requests_to
-from django_pglock.store.stacks import KEPT, answer_stack, ask_stack, stack_of, wait_for_stack
+from django_pglock.store import requests_to_worker
+from django_pglock.store.requests_to_worker import requests_to
+from django_pglock.store.running_stack import KEPT, answer_stack, ask_stack, stack_of, wait_for_stack
 from tests.sample import tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -40,7 +40,7 @@ def test_only_the_worker_of_a_running_task_is_asked(mine):
 
 def test_a_role_without_a_right_to_the_table_is_still_told_whom_to_cancel(mine, caplog, monkeypatch):
     """As after an upgrade: its rights were granted for an earlier version."""
-    monkeypatch.setattr(requests, "_forbidden", set())
+    monkeypatch.setattr(requests_to_worker, "_forbidden", set())
     Task.objects.cancel()
     ask_stack("default", mine.id)
     role = f"pglock_old_{os.getpid()}"  # roles belong to the server, not to the tests' database
