@@ -89,6 +89,22 @@ def test_what_the_list_of_quick_tests_names_is_there():
         assert not function or f"\ndef {function}(" in found.read_text(), function
 
 
+#: Files of the store whose tests are not in ``tests/db``: what sends no statement needs no server, the verbs that
+#: managers offer are tested in the files of the verbs, and ``plans.py`` keeps plans.
+TESTED_IN = {
+    **dict.fromkeys(("call", "claim_columns", "histogram", "managers", "outcome"), "unit"),
+    "plans": "plans",
+}
+
+
+def test_each_file_of_the_store_has_a_test_of_the_same_name():
+    """So a reader finds what is promised of a verb, and sees what is not tested."""
+    tests = {f"{TESTED_IN.get(name, 'db')}/store/test_{name}.py" for name in STORE}
+    assert {name for name in tests if not (TESTS / name).exists()} == set()
+    found = {path.stem.removeprefix("test_") for path in TESTS.glob("*/store/test_*.py")}
+    assert found - STORE.keys() == set(), "tests whose file is not there"
+
+
 #: Statements of the store whose plan no test reads, by the reason.
 WITHOUT_PLAN = {
     "it inserts rows and reads none": (*("DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE"),),
@@ -137,7 +153,6 @@ def test_the_plan_of_each_statement_of_the_store_is_tested_in_the_file_of_the_sa
         if not re.search(rf"\b{constant}\b", tests.get(name, ""))
     }
     assert missing == set()
-    assert tests.keys() - STORE.keys() == set(), "tests of plans whose file is not there"
 
 
 @pytest.mark.django_db

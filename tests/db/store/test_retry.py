@@ -66,15 +66,6 @@ def test_a_retried_task_is_ready_since_its_retry(claim):
     assert (waited(again) or 0) < 3600
 
 
-def test_a_task_that_a_person_runs_now_is_ready_since_then():
-    tasks.nothing.using(run_after=timedelta(days=1)).enqueue()
-    Task.objects.update(enqueued_at=Now() - timedelta(days=1))
-    assert Task.objects.all().run_now() == 1
-    [counted] = queue_counts("default")
-    assert counted.oldest_ready is not None
-    assert counted.oldest_ready < 3600
-
-
 @pytest.mark.parametrize("status", ["SCHEDULED", "READY", "RUNNING", "SUCCESSFUL"])
 def test_only_what_failed_or_was_cancelled_is_retried(claim, status):
     tasks.nothing.enqueue()

@@ -235,13 +235,6 @@ def test_sixteen_enqueuers_beside_a_worker_that_claims(in_threads, worker, event
     assert 1 <= Task.objects.count() <= 320
 
 
-def test_many_at_once_have_their_ids_in_order():
-    existing = keyed.refresh.enqueue(3)
-    ids = enqueue_many(keyed.refresh, [{"number": number % 5} for number in range(20)])
-    assert ids[3] == ids[8] == existing.id
-    assert len(set(ids)) == 5 == Task.objects.count()
-
-
 @pytest.mark.parametrize(("on_conflict", "text"), [("skip", "first"), ("replace", "last"), ("raise", None)])
 def test_twins_of_one_batch_are_as_if_they_came_one_by_one(on_conflict, text):
     save = keyed.save.using(unique=Unique("{number}", on_conflict=on_conflict))
