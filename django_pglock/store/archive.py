@@ -55,13 +55,10 @@ SELECT {BY_INDEX}, set_config('enable_seqscan', 'off', true), set_config('lock_t
        set_config('statement_timeout', '3s', true)
 """
 
-# Moves the locked tasks for which no task waits, with their failed and lost attempts.
+# Moves the locked tasks for which no task waits, with their failed and lost attempts. The subquery sees the attempts
+# although the same statement deletes them, because all parts of a statement have one snapshot.
 MOVE_TO_ARCHIVE = f"""
-{UNAWAITED}, attempts AS (
-    DELETE FROM {{attempt}} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
-), waits AS (
-    DELETE FROM {{waiter}} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
-), gone AS (
+{UNAWAITED}, gone AS (
     DELETE FROM {{task}} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING {COLUMNS}
 ), kept AS (
     INSERT INTO {{archived_task}} ({COLUMNS}, failed_attempts)
