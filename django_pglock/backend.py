@@ -26,7 +26,7 @@ from django_pglock.store.await_end import await_end, await_end_async
 from django_pglock.store.call import Call, batches, meta_of
 from django_pglock.store.enqueue import enqueue, enqueue_many
 from django_pglock.store.result import result_of_row
-from django_pglock.store.sql import rows_of
+from django_pglock.store.statements import rows_of
 from django_pglock.store.why_unfinished import Obstacle, Unfinished, why_unfinished
 from django_pglock.tasks.arguments import to_json
 from django_pglock.tasks.bulk import arguments_of

@@ -15,7 +15,7 @@ from django_pglock.bulk import PRIORITY, backend_of, queue_of
 from django_pglock.errors import DuplicateTask
 from django_pglock.store.failures import Group
 from django_pglock.store.redrive import HIGHEST_RATE, LOWEST_RATE, redrive
-from django_pglock.store.sql import rows_of
+from django_pglock.store.statements import rows_of
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.decorator import task

@@ -18,7 +18,8 @@ from django_pglock.admin.pages import AtLeast, CappedChangeList, ReadOnlyAdmin, 
 from django_pglock.admin.task_filters import QueueFilter, TaskPathFilter
 from django_pglock.admin.task_list import attempts_made, find, name_and_id, queue_name, status_mark, wait_or_run_time
 from django_pglock.store.archive_state import archive_state
-from django_pglock.store.archived import bounds_of_day, failures_of
+from django_pglock.store.archived import bounds_of_day
+from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import MOST_SEARCHED, search_end
 from django_pglock.tasks.redaction import shown
 

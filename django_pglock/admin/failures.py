@@ -25,7 +25,7 @@ from django_pglock.admin.pages import AtLeast, ReadOnlyAdmin, elapsed
 from django_pglock.errors import ConfigurationError
 from django_pglock.models import FailureGroup, Task
 from django_pglock.store.failures import FailureCounts, Group, group_of, in_group, mute, unmute
-from django_pglock.store.move import WINDOW
+from django_pglock.store.move_to_status import WINDOW
 from django_pglock.store.shared_failures import forget_failures, shared_failures
 from django_pglock.verbs import TASK_VERBS
 

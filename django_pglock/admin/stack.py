@@ -13,7 +13,7 @@ from django.utils.translation import gettext
 from django_pglock.admin.actions import record
 from django_pglock.admin.attempts import answer, seen_task
 from django_pglock.models import Task
-from django_pglock.store.stacks import ask_stack, wait_for_stack
+from django_pglock.store.running_stack import ask_stack, wait_for_stack
 
 #: Seconds for which a request waits for the answer of the worker. Most answers take milliseconds.
 PATIENCE = 2.0

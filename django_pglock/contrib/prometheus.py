@@ -24,7 +24,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from django_pglock.store.shared_counts import shared_counts
-from django_pglock.store.sql import rows_of
+from django_pglock.store.statements import rows_of
 from django_pglock.worker.options import our_backends
 from django_pglock.worker.probes.metrics import STATUSES
 

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 from django.utils.translation import gettext as _
 
 from django_pglock.management.tables import printable
-from django_pglock.store.stacks import ask_stack, wait_for_stack
+from django_pglock.store.running_stack import ask_stack, wait_for_stack
 
 #: Seconds for which the command waits for the worker: a few heartbeats of a worker that does not listen.
 PATIENCE = 15.0

@@ -11,7 +11,8 @@ from django.utils.translation import gettext as _
 
 from django_pglock.management.tables import ago, lasting, printable
 from django_pglock.models import Task
-from django_pglock.store.archived import failures_of, find_archived, is_archived
+from django_pglock.store.archived import find_archived, is_archived
+from django_pglock.store.attempts import failures_of
 from django_pglock.store.count import COUNTED, QueueCounts
 from django_pglock.tasks.redaction import shown
 

@@ -19,7 +19,7 @@ from psycopg.pq import TransactionStatus
 
 from django_pglock.postgres import async_sessions, libpq
 from django_pglock.postgres.connection_registry import aliases
-from django_pglock.postgres.stacks import stacks
+from django_pglock.postgres.thread_stacks import stacks
 
 #: The functions in which a thread waits, and their local variables with the connection and an object of the statement.
 WAITING = {psycopg.Connection.wait.__code__: ("self", "gen"), libpq.exchange_in_turn.__code__: ("raw", "message")}

@@ -18,7 +18,7 @@ from psycopg.errors import LockNotAvailable
 
 from django_pglock.keys.reserved import ADMISSION
 from django_pglock.store.after_commit import after_commit
-from django_pglock.store.sql import run_together
+from django_pglock.store.statements import run_together
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
 
@@ -97,6 +97,9 @@ SELECT NULL, key FROM first WHERE NOT is_alone OR status = 'SCHEDULED'
 # another index, past all tasks that wait for other keys, in the expectation of finding these soon. They are updated by
 # an array of ids, because the planner expects an array to be short; it expects a LIMIT whose value it does not know to
 # return a tenth of all rows.
+#
+# The bucket is selected with LIMIT, so that the planner looks up its key. While the statistics know of no buckets, it
+# would merge the keys with the whole index of buckets instead.
 ADMIT = """
 WITH head AS MATERIALIZED (
     SELECT first.*, (first.meta -> 'rate' ->> 0)::float8 AS interval, (first.meta -> 'rate' ->> 1)::int AS burst,
@@ -126,7 +129,8 @@ WITH head AS MATERIALIZED (
                    ORDER BY task.lock_key LIMIT 1) IS NOT NULL THEN 1 ELSE 0 END AS room,
            EXTRACT(EPOCH FROM clock_timestamp() - bucket.arrives_at) AS idle,
            bucket.arrives_at AS arrived, GREATEST(bucket.arrives_at, clock_timestamp()) AS arrives_at
-    FROM head LEFT JOIN {rate_limit} AS bucket ON bucket.key = head.key
+    FROM head
+    LEFT JOIN LATERAL (SELECT arrives_at FROM {rate_limit} WHERE key = head.key LIMIT 1) AS bucket ON true
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE task.status = 'READY')::int AS ready, count(*)::int AS admitted,
                min(COALESCE(task.concurrency, head.otherwise)) AS least

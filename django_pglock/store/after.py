@@ -9,7 +9,7 @@ from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import send
 from django_pglock.store.call import Call, Enqueued, due_of, row_of, seconds_kept
 from django_pglock.store.release import release_on_commit
-from django_pglock.store.sql import array_of_numbers, bound, run
+from django_pglock.store.statements import array_of_numbers, bound, run
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields

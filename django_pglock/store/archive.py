@@ -21,7 +21,7 @@ from django_pglock.conf import MOST_DAYS
 from django_pglock.keys.reserved import UPKEEP
 from django_pglock.store.archive_days import create_days
 from django_pglock.store.prune import DAY, UNAWAITED, locking_old, unneeded
-from django_pglock.store.sql import BY_INDEX, rows_of, run, run_together
+from django_pglock.store.statements import BY_INDEX, rows_of, run, run_together
 from django_pglock.tasks.states import TaskStatus
 
 #: Seconds between the end of a task and its move. Most readers of a result have read it by then.
@@ -55,13 +55,10 @@ SELECT {BY_INDEX}, set_config('enable_seqscan', 'off', true), set_config('lock_t
        set_config('statement_timeout', '3s', true)
 """
 
-# Moves the locked tasks for which no task waits, with their failed and lost attempts.
+# Moves the locked tasks for which no task waits, with their failed and lost attempts. The subquery sees the attempts
+# although the same statement deletes them, because all parts of a statement have one snapshot.
 MOVE_TO_ARCHIVE = f"""
-{UNAWAITED}, attempts AS (
-    DELETE FROM {{attempt}} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
-), waits AS (
-    DELETE FROM {{waiter}} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
-), gone AS (
+{UNAWAITED}, gone AS (
     DELETE FROM {{task}} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING {COLUMNS}
 ), kept AS (
     INSERT INTO {{archived_task}} ({COLUMNS}, failed_attempts)

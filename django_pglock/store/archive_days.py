@@ -18,7 +18,7 @@ from psycopg import sql
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
 from django_pglock.store.archive_state import ArchiveState, archive_state, bounds_of, day_of, table_of
 from django_pglock.store.prune import DAY
-from django_pglock.store.sql import filled, run
+from django_pglock.store.statements import filled, run
 
 #: The limits of a session that drops partitions.
 LIMITS = {"lock_timeout": "1s", "statement_timeout": "20s", "idle_in_transaction_session_timeout": "20s"}

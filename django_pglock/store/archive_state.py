@@ -15,7 +15,7 @@ from typing import NamedTuple
 from django.db import connections, transaction
 from psycopg import sql
 
-from django_pglock.store.sql import filled, run
+from django_pglock.store.statements import filled, run
 
 #: Seconds for which a process knows the state.
 KNOWN_FOR = 10.0

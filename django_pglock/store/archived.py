@@ -10,14 +10,12 @@ from collections.abc import Collection
 from datetime import date, datetime
 from typing import Any
 
-from django.apps import apps
 from django.conf import settings
 from django.db import connections
-from django.utils.dateparse import parse_datetime
 from django.utils.timezone import make_naive
 
 from django_pglock.store.archive_state import bounds_of, may_be_archived
-from django_pglock.store.sql import array_of_numbers, rows_of, run
+from django_pglock.store.statements import array_of_numbers, rows_of, run
 
 # Which of these tasks are in the archive.
 ARE_ARCHIVED = "SELECT id FROM {archived_task} WHERE id = ANY (%s::bigint[])"
@@ -44,19 +42,7 @@ def archived_among(using: str, ids: Collection[int]) -> set[int]:
 def bounds_of_day(using: str, day: date) -> tuple[datetime, datetime]:
     """Return the first moment of a day, by UTC, and that of the next day, as a filter of a queryset takes them."""
     start, end = bounds_of(day)
-    return (start, end) if settings.USE_TZ else (_naive(using, start), _naive(using, end))
-
-
-def failures_of(row: Any) -> list[Any]:
-    """Return the failed and lost attempts of a task's row, or of its row in the archive, in order.
-
-    One statement for a row of the table of tasks, none for one of the archive.
-    """
-    using = row._state.db  # noqa: SLF001 - Django has no public name for it
-    if not is_archived(row):
-        # From the database of the row: a router may send reads to a replica, which does not have the attempts yet.
-        return list(row.failures.using(using).order_by("number"))
-    return [_attempt_of(using, row, values) for values in row.failed_attempts or ()]
+    return (start, end) if settings.USE_TZ else (naive(using, start), naive(using, end))
 
 
 def is_archived(row: Any) -> bool:
@@ -64,16 +50,6 @@ def is_archived(row: Any) -> bool:
     return bool(row._meta.model_name == "archivedtask")
 
 
-def _attempt_of(using: str, row: Any, values: dict[str, Any]) -> Any:
-    dates = {name: _date_of(using, values[name]) for name in ("started_at", "finished_at")}
-    return apps.get_model("django_pglock", "Attempt")(task_id=row.pk, **{**values, **dates})
-
-
-def _date_of(using: str, text: str) -> Any:
-    """Return a date of the JSON as Django reads it from a column."""
-    found = parse_datetime(text)
-    return found if settings.USE_TZ or found is None else _naive(using, found)
-
-
-def _naive(using: str, moment: datetime) -> datetime:
+def naive(using: str, moment: datetime) -> datetime:
+    """Return a moment as Django reads it from a column without USE_TZ."""
     return make_naive(moment, connections[using].timezone)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from django_pglock.store.sql import run, run_together
+from django_pglock.store.statements import run, run_together
 
 #: Seconds for which a process knows whether there is the index.
 KNOWN_FOR = 10.0

@@ -10,12 +10,12 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 
 from django_pglock.store.after_commit import after_commit
-from django_pglock.store.move import BETWEEN_TRIES, TRIES, Progress, by_windows, move
-from django_pglock.store.sql import EXPIRES_AT, run
+from django_pglock.store.move_to_status import BETWEEN_TRIES, TRIES, Progress, by_windows, move
+from django_pglock.store.statements import EXPIRES_AT, run
 from django_pglock.store.wake import CANCEL_CHANNEL
 from django_pglock.tasks.states import WAITING, TaskStatus
 
-# Notifies the workers, which all listen, of requests about these tasks: requests.py.
+# Notifies the workers, which all listen, of requests about these tasks: requests_to_worker.py.
 NOTIFY_CANCEL = "SELECT pg_notify(%s, id::text) FROM unnest(%s::bigint[]) AS id"
 
 _RUNNING = Q(status=TaskStatus.RUNNING)

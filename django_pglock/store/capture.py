@@ -21,7 +21,7 @@ from psycopg import sql
 from django_pglock.errors import TaskOptionError
 from django_pglock.keys.template import KeyTemplate
 from django_pglock.store.call import due_of, meta_of, seconds_kept
-from django_pglock.store.sql import IN_ORDER_OF_KEYS, filled
+from django_pglock.store.statements import IN_ORDER_OF_KEYS, filled
 from django_pglock.store.wake import READY_CHANNEL, SCHEDULED_CHANNEL
 from django_pglock.tasks.call_keys import (
     LONGEST_ARGUMENTS,

@@ -23,7 +23,7 @@ from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.pause import paused
 from django_pglock.store.plans import kept
 from django_pglock.store.ready import ready
-from django_pglock.store.sql import rows_of
+from django_pglock.store.statements import rows_of
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.states import TaskStatus
 

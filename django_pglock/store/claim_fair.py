@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 from django_pglock.tasks.claim import Claim
 
 # Claims one task of each key behind the last key that was served, then a second one of each, and so on, until the limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from django_pglock.store.sql import run_by_index
+from django_pglock.store.statements import run_by_index
 from django_pglock.tasks.call_keys import GROUPED
 from django_pglock.tasks.claim import Claim
 

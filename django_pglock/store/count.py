@@ -11,7 +11,7 @@ from typing import Any
 from django_pglock.store.pause import paused_queues
 from django_pglock.store.promote import due
 from django_pglock.store.ready import ready_queues
-from django_pglock.store.sql import rows_of, run
+from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.states import TaskStatus
 
 #: Tasks of one status that are counted at most.

@@ -16,7 +16,7 @@ from django.db.models import CharField, OuterRef, Subquery, Value
 from django.db.models.functions import Coalesce, Now
 
 from django_pglock.store.count import MOST_COUNTED
-from django_pglock.store.sql import rows_of, run
+from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.fingerprint import fingerprint_of
 from django_pglock.tasks.states import TaskStatus
 from django_pglock.tasks.tracebacks import message_in, place_in

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django_pglock.store.admit import admit
 from django_pglock.store.release import release
-from django_pglock.store.sql import run, run_by_index
+from django_pglock.store.statements import run, run_by_index
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
 

@@ -19,9 +19,9 @@ from operator import add
 from typing import Any, cast
 
 from django_pglock.store.histogram import BUCKETS, quantile
-from django_pglock.store.move import WINDOW
+from django_pglock.store.move_to_status import WINDOW
 from django_pglock.store.retry import LIMIT_WAITS
-from django_pglock.store.sql import run, run_together
+from django_pglock.store.statements import run, run_together
 from django_pglock.tasks.claim import date_of
 
 #: Seconds of the two kinds of periods, and for how many seconds their rows are kept.
@@ -36,12 +36,13 @@ LONGEST_WAIT = "1s"
 #: The most steps of a series.
 MOST_POINTS = 10_000
 
+#: What the row of a period has counted, in the order of the fields of ``Counts``.
+NUMBERS = "succeeded, failed, retried, cancelled, snoozed, lost, wait_seconds, run_seconds, wait, run"
+
 # Adds to the rows of periods, element by element. Workers write the same rows, so the rows come sorted. An array ends
 # with the last bucket that is not empty, so one may be longer than the other.
-ADD_HISTORY = """
-INSERT INTO {task_history} AS history
-    (seconds, started_at, queue, task_path, succeeded, failed, retried, cancelled, snoozed, lost,
-     wait_seconds, run_seconds, wait, run)
+ADD_HISTORY = f"""
+INSERT INTO {{task_history}} AS history (seconds, started_at, queue, task_path, {NUMBERS})
 SELECT each.seconds, to_timestamp(each.started), each.queue, each.path,
        each.succeeded, each.failed, each.retried, each.cancelled, each.snoozed, each.lost,
        each.wait_seconds, each.run_seconds, each.wait::bigint[], each.run::bigint[]
@@ -49,8 +50,7 @@ FROM unnest(
     %s::int[], %s::float8[], %s::text[], %s::text[],
     %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
     %s::float8[], %s::float8[], %s::text[], %s::text[])
-    AS each (seconds, started, queue, path, succeeded, failed, retried, cancelled, snoozed, lost,
-             wait_seconds, run_seconds, wait, run)
+    AS each (seconds, started, queue, path, {NUMBERS})
 ON CONFLICT (seconds, task_path, queue, started_at) DO UPDATE SET
     succeeded = history.succeeded + EXCLUDED.succeeded,
     failed = history.failed + EXCLUDED.failed,
@@ -69,48 +69,40 @@ ON CONFLICT (seconds, task_path, queue, started_at) DO UPDATE SET
 CLOCK = "SELECT date_part('epoch', clock_timestamp())"
 
 # The rows of some periods of one length: of one queue and function, either of which may be the empty name.
-HISTORY_OF = """
-SELECT date_part('epoch', started_at), succeeded, failed, retried, cancelled, snoozed, lost,
-       wait_seconds, run_seconds, wait, run
-FROM {task_history}
+HISTORY_OF = f"""
+SELECT date_part('epoch', started_at), {NUMBERS} FROM {{task_history}}
 WHERE seconds = %s AND task_path = %s AND queue = %s AND started_at >= %s AND started_at < %s
 ORDER BY started_at
 """
 
 # The same of one function in all queues.
-HISTORY_OF_FUNCTION = """
-SELECT date_part('epoch', started_at), succeeded, failed, retried, cancelled, snoozed, lost,
-       wait_seconds, run_seconds, wait, run
-FROM {task_history}
+HISTORY_OF_FUNCTION = f"""
+SELECT date_part('epoch', started_at), {NUMBERS} FROM {{task_history}}
 WHERE seconds = %s AND task_path = %s AND queue <> '' AND started_at >= %s AND started_at < %s
 """
 
+# The sum of the histograms of a column, bucket by bucket.
+_SUMMED = """{column} AS (
+    SELECT queue, task_path, array_agg(count ORDER BY bucket) AS counts FROM (
+        SELECT queue, task_path, bucket, sum(count)::bigint AS count
+        FROM found CROSS JOIN LATERAL unnest(found.{column}) WITH ORDINALITY AS each (count, bucket)
+        GROUP BY queue, task_path, bucket) AS buckets
+    GROUP BY queue, task_path
+)"""
+
 # All rows of some periods, of queues or of functions. The numbers are summed up here and the buckets of the histograms
 # in the same pass: each row is read once.
-TOTAL_HISTORY = """
+TOTAL_HISTORY = f"""
 WITH found AS MATERIALIZED (
-    SELECT queue, task_path, succeeded, failed, retried, cancelled, snoozed, lost, wait_seconds, run_seconds, wait, run
-    FROM {task_history}
+    SELECT queue, task_path, {NUMBERS} FROM {{task_history}}
     WHERE seconds = %s AND started_at >= %s AND started_at < %s AND (task_path <> '') = %s AND queue <> ''
       AND queue = COALESCE(%s::text, queue) AND task_path = COALESCE(%s::text, task_path)
-), wait AS (
-    SELECT queue, task_path, array_agg(count ORDER BY bucket) AS counts FROM (
-        SELECT queue, task_path, bucket, sum(count)::bigint AS count
-        FROM found CROSS JOIN LATERAL unnest(found.wait) WITH ORDINALITY AS each (count, bucket)
-        GROUP BY queue, task_path, bucket) AS buckets
-    GROUP BY queue, task_path
-), run AS (
-    SELECT queue, task_path, array_agg(count ORDER BY bucket) AS counts FROM (
-        SELECT queue, task_path, bucket, sum(count)::bigint AS count
-        FROM found CROSS JOIN LATERAL unnest(found.run) WITH ORDINALITY AS each (count, bucket)
-        GROUP BY queue, task_path, bucket) AS buckets
-    GROUP BY queue, task_path
-), sums AS (
+), {_SUMMED.format(column="wait")}, {_SUMMED.format(column="run")}, sums AS (
     SELECT queue, task_path, sum(succeeded)::bigint, sum(failed)::bigint, sum(retried)::bigint, sum(cancelled)::bigint,
            sum(snoozed)::bigint, sum(lost)::bigint, sum(wait_seconds), sum(run_seconds)
     FROM found GROUP BY queue, task_path
 )
-SELECT sums.*, COALESCE(wait.counts, '{{}}'), COALESCE(run.counts, '{{}}')
+SELECT sums.*, COALESCE(wait.counts, '{{{{}}}}'), COALESCE(run.counts, '{{{{}}}}')
 FROM sums LEFT JOIN wait USING (queue, task_path) LEFT JOIN run USING (queue, task_path)
 """
 

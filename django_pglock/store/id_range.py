@@ -14,7 +14,7 @@ from django.db import connections
 from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 
-from django_pglock.store.sql import filled, run
+from django_pglock.store.statements import filled, run
 
 #: The range of ids that is not halved again.
 ROUGHLY = 300

@@ -9,8 +9,8 @@ from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import send
 from django_pglock.store.admit import ADMITTED, LOCK_KEY
 from django_pglock.store.call import Call, Enqueued, is_alone, row_of, seconds_kept
-from django_pglock.store.insert import ENQUEUE_ONE, values_of_one
-from django_pglock.store.sql import message
+from django_pglock.store.insert_tasks import ENQUEUE_ONE, values_of_one
+from django_pglock.store.statements import message
 from django_pglock.tasks.states import TaskStatus
 
 if TYPE_CHECKING:

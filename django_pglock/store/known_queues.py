@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from django_pglock.store.ready import FIND_QUEUES
 from django_pglock.store.shared_failures import SHOWN_FOR
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 
 #: Tasks of a status that are read where no index has the queues. Others may be in further queues.
 MOST_READ = 1000

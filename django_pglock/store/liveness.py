@@ -22,7 +22,7 @@ from uuid import UUID
 from django.db.models.functions import Now
 
 from django_pglock.conf import get_settings
-from django_pglock.store.sql import rows_of, run
+from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import WOKEN_FIRST
 
 #: Missing heartbeats after which a worker without a session is dead. A little more than two, because a heartbeat may be

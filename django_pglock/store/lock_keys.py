@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 
 #: Keys that one statement returns.
 KEYS_AT_ONCE = 1000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 from django_pglock.tasks.claim import Claim
 
 # Also if an attempt has logged nothing: else the log of the attempt before would stay. An atomic task has ended

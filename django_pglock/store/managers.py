@@ -20,8 +20,8 @@ from django_pglock.store.delete import delete
 from django_pglock.store.discard import discard
 from django_pglock.store.failures import MOST_GROUPS, FailureCounts, failures
 from django_pglock.store.history import Point, Total, series, totals
-from django_pglock.store.move import WINDOW
 from django_pglock.store.move_to_queue import move_to_queue
+from django_pglock.store.move_to_status import WINDOW
 from django_pglock.store.pause import pause, paused, resume
 from django_pglock.store.promote import due
 from django_pglock.store.prune import prune

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db.models.functions import Now
 
-from django_pglock.store.sql import rows_of
+from django_pglock.store.statements import rows_of
 from django_pglock.store.wake import wake
 from django_pglock.tasks.compat import task_backends
 from django_pglock.tasks.queues import check_queue_name, check_text

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from django_pglock.postgres.message import literals
-from django_pglock.store.sql import OFF
+from django_pglock.store.statements import OFF
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 from django_pglock.tasks.claim import Claim
 
 #: Rows that one statement selects by an array and joins with: the planner may compare each with each.

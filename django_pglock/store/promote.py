@@ -8,8 +8,8 @@ from django.db.models.functions import Now
 
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.marking import first_free, mark
-from django_pglock.store.move import DUE_STATUS
-from django_pglock.store.sql import rows_of, run
+from django_pglock.store.move_to_status import DUE_STATUS
+from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import TaskStatus
 

@@ -29,10 +29,10 @@ from django.db.models.functions import Now
 from django_pglock.conf import MOST_DAYS, get_settings
 from django_pglock.store.count import MOST_COUNTED, in_status
 from django_pglock.store.marking import first_free, locking_sql
-from django_pglock.store.move import WINDOW, Progress
+from django_pglock.store.move_to_status import WINDOW, Progress
 from django_pglock.store.references import refusing_keys, unreferenced
 from django_pglock.store.refusals import Refusals
-from django_pglock.store.sql import rows_of, run, run_together
+from django_pglock.store.statements import rows_of, run, run_together
 from django_pglock.tasks.states import FINISHED, TaskStatus
 
 logger = logging.getLogger("django_pglock.worker")
@@ -59,20 +59,19 @@ KEEP_IDS = """
 SELECT set_config('django_pglock.locked', COALESCE(array_agg(id)::text, '{{}}'), true) FROM old
 """
 
-# Those of the locked tasks for which no task waits.
+# Those of the locked tasks for which no task waits. Deletes their attempts, and what they waited for when they were
+# cancelled. By an array, so that no estimate can make the planner read a whole table.
 UNAWAITED = """WITH old AS MATERIALIZED (
     SELECT locked.id FROM unnest(current_setting('django_pglock.locked')::bigint[]) AS locked (id)
     WHERE NOT EXISTS (SELECT FROM {waiter} WHERE awaited = locked.id)
+), attempts AS (
+    DELETE FROM {attempt} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
+), waits AS (
+    DELETE FROM {waiter} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
 )"""
 
-# Deletes them, with their attempts, and what they waited for when they were cancelled. By an array, so that no estimate
-# can make the planner read a whole table.
 PRUNE = f"""
-{UNAWAITED}, attempts AS (
-    DELETE FROM {{attempt}} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
-), waits AS (
-    DELETE FROM {{waiter}} WHERE task_id = ANY (ARRAY(SELECT id FROM old))
-), gone AS (
+{UNAWAITED}, gone AS (
     DELETE FROM {{task}} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING id
 )
 SELECT count(*) FROM gone

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_pglock.store.sql import run, run_by_index
+from django_pglock.store.statements import run, run_by_index
 
 #: Keys that one statement returns, and keys that one statement reads to delete some.
 KEYS_AT_ONCE, READ_AT_ONCE = 1000, 5000
@@ -11,8 +11,8 @@ KEYS_AT_ONCE, READ_AT_ONCE = 1000, 5000
 # it again.
 OPEN_RATES = """
 UPDATE {rate_limit} SET opens_at = NULL
-WHERE key IN (SELECT key FROM {rate_limit} WHERE opens_at <= clock_timestamp() ORDER BY opens_at LIMIT %s
-              FOR UPDATE SKIP LOCKED)
+WHERE key = ANY (ARRAY(SELECT key FROM {rate_limit} WHERE opens_at <= clock_timestamp() ORDER BY opens_at LIMIT %s
+                       FOR UPDATE SKIP LOCKED))
 RETURNING key
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import connections
 
 from django_pglock.store.plans import kept
-from django_pglock.store.sql import filled, run
+from django_pglock.store.statements import filled, run
 from django_pglock.tasks.states import TaskStatus
 
 #: Tasks of each queue of which the functions are read.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import BooleanField, F, Func
 
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 
 # The foreign keys of the project's tables to tasks that refuse a deletion, where this role may read their columns.
 # Those of Django have no ON DELETE in the database, whatever the model says. The check itself, at the end of the

@@ -13,8 +13,8 @@ from psycopg.errors import LockNotAvailable
 
 from django_pglock.store.admit import admit
 from django_pglock.store.after_commit import after_commit
-from django_pglock.store.sql import array_of_numbers, run, run_together
-from django_pglock.store.wait import DONE_CHANNEL, ended
+from django_pglock.store.result_waiters import DONE_CHANNEL, ended
+from django_pglock.store.statements import array_of_numbers, run, run_together
 from django_pglock.store.wake import SCHEDULED_CHANNEL, wake
 from django_pglock.tasks.states import TaskStatus
 

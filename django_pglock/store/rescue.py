@@ -10,7 +10,7 @@ from django_pglock.keys.reserved import WORKER
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.liveness import MISSING, WITNESS, silent_after, witness_values
 from django_pglock.store.release import release_on_commit
-from django_pglock.store.sql import run_by_index
+from django_pglock.store.statements import run_by_index
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import FINISHED, TaskStatus
 

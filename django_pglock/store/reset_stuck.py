@@ -10,8 +10,8 @@ from django.db.models.functions import Now
 
 from django_pglock.store.count import in_status
 from django_pglock.store.liveness import alive
-from django_pglock.store.move import DUE_STATUS, move
-from django_pglock.store.sql import EXPIRES_AT, rows_of
+from django_pglock.store.move_to_status import DUE_STATUS, move
+from django_pglock.store.statements import EXPIRES_AT, rows_of
 from django_pglock.tasks.states import TaskStatus
 
 _ASKED = Q(cancel_requested_at__isnull=False)

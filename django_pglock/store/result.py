@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_pglock.store.archived import failures_of
+from django_pglock.store.attempts import failures_of
 from django_pglock.tasks import registry
 from django_pglock.tasks.compat import TaskResult
 from django_pglock.tasks.results import as_called, error_of, make_result

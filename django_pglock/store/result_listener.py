@@ -35,7 +35,7 @@ from django_pglock.postgres.connections import has_session_ended, shut_down_sock
 from django_pglock.postgres.forking import keep_from_children
 from django_pglock.postgres.libpq import pass_on_notifications
 from django_pglock.postgres.sessions import dedicated_connection, set_limits
-from django_pglock.store.wait import DONE_CHANNEL, ended, note_waits
+from django_pglock.store.result_waiters import DONE_CHANNEL, ended, note_waits
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper

@@ -14,8 +14,8 @@ from django.db.models.functions import Collate, Length, Now
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from django_pglock.store.after import wait_again
-from django_pglock.store.move import BETWEEN_TRIES, DUE_STATUS, TRIES, Progress, by_windows, movable, move
-from django_pglock.store.sql import rows_of, run
+from django_pglock.store.move_to_status import BETWEEN_TRIES, DUE_STATUS, TRIES, Progress, by_windows, movable, move
+from django_pglock.store.statements import rows_of, run
 from django_pglock.store.unique import HAS_UNIQUE_KEY
 from django_pglock.tasks.states import FINISHED, TaskStatus
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db.models.functions import Now
 
-from django_pglock.store.move import DUE_STATUS, Progress, by_windows, move
+from django_pglock.store.move_to_status import DUE_STATUS, Progress, by_windows, move
 from django_pglock.tasks.states import TaskStatus
 
 

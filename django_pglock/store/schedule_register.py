@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from django_pglock.store.schedule_rows import timings, utc
-from django_pglock.store.sql import rows_of, run
+from django_pglock.store.statements import rows_of, run
 from django_pglock.tasks.schedules import Timing
 
 # Writes schedules that are new or have changed in the code. A row that is up to date would be locked, too, so

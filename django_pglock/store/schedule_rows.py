@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.db import transaction
 
 from django_pglock.errors import DuplicateTask
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 from django_pglock.tasks import registry
 from django_pglock.tasks.schedules import Timing, timing_of
 

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from django_pglock.store.archive_state import may_be_archived
-from django_pglock.store.sql import rows_of, run
+from django_pglock.store.statements import rows_of, run
 
 #: The key in ``meta`` of the id of the task that the tick before has enqueued.
 PREVIOUS_RUN = "previous_run"

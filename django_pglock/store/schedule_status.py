@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from django_pglock.store.archived import archived_among
-from django_pglock.store.sql import array_of_numbers, run
+from django_pglock.store.statements import array_of_numbers, run
 from django_pglock.tasks.states import TaskStatus
 
 # By the primary key.

@@ -16,7 +16,7 @@ from django.db import InterfaceError, OperationalError, transaction
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.schedule_rows import Row, enqueue_scheduled, known, read_rows
 from django_pglock.store.schedule_runs import PREVIOUS_RUN
-from django_pglock.store.sql import rows_of, run
+from django_pglock.store.statements import rows_of, run
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields

@@ -27,7 +27,7 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.store.sql import array_of_numbers, filled, run
+from django_pglock.store.statements import array_of_numbers, filled, run
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.fingerprint import fingerprint_of
 from django_pglock.tasks.states import TaskStatus

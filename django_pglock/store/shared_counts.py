@@ -16,7 +16,7 @@ from django.db import transaction
 from django_pglock.store.count import queue_counts
 from django_pglock.store.failures import failures
 from django_pglock.store.shared_failures import as_json
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 
 #: Seconds between two counts, at least and at most, and how many times as long as a count took until the next one.
 BETWEEN_COUNTS, LONGEST_BETWEEN_COUNTS, REST = 10.0, 40.0, 20

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from django_pglock.store.failures import FailureCounts, failures
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 
 #: Seconds after which counts are too old for a page: then no worker counts, and the page counts itself.
 SHOWN_FOR = 120.0

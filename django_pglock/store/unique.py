@@ -13,8 +13,8 @@ from django_pglock.errors import DuplicateTask
 from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.call import Call, Enqueued, batches, due_of, seconds_kept
-from django_pglock.store.insert import insert_calls
-from django_pglock.store.sql import filled, run
+from django_pglock.store.insert_tasks import insert_calls
+from django_pglock.store.statements import filled, run
 from django_pglock.tasks.states import UniqueScope
 
 if TYPE_CHECKING:

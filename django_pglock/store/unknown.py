@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django_pglock.conf import get_settings
 from django_pglock.store.ready import FIND_QUEUES, FIRST_READY
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 
 # Ready tasks whose function no living worker knows, or one worker does not know.
 UNKNOWN = f"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_pglock.keys.reserved import UPKEEP
-from django_pglock.store.sql import BY_INDEX, run
+from django_pglock.store.statements import BY_INDEX, run
 
 #: The first statement of a round: it tries for the lock, and limits how long the round may stand still. Both hold for
 #: this transaction only, so they work behind a pooler as well.

@@ -31,7 +31,7 @@ from django.db import connections
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals, send
 from django_pglock.store.after_commit import after_commit
-from django_pglock.store.sql import filled, rows_of, run
+from django_pglock.store.statements import filled, rows_of, run
 
 #: Workers listen here for tasks that can be claimed; the payload is the queue's name.
 READY_CHANNEL = "django_pglock_ready"

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from django_pglock.conf import get_settings
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 from django_pglock.tasks.queues import is_served
 from django_pglock.tasks.states import TaskStatus
 

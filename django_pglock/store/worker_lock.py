@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_pglock.keys.reserved import WORKER
 from django_pglock.postgres.connections import backend_pid, connection_for
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 
 #: Takes the worker's lock. NULL behind a pooler, where the lock would stay in a session that other clients use. CASE,
 #: because the server must compare the process numbers before it tries to take the lock.

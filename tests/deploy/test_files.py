@@ -1,6 +1,6 @@
 """Each file of ``deploy/`` is read by the tool that it is made for. What is missing here is a failure, never skipped.
 
-No tool that can be installed knows KEDA's objects; ``tests/plans/store/test_backlog.py`` runs their query.
+No tool that can be installed knows KEDA's objects; ``tests/plans/test_autoscaler.py`` runs their query.
 """
 
 from __future__ import annotations

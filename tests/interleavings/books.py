@@ -14,7 +14,7 @@ from django_pglock.store import failures, shared_failures
 from django_pglock.store.count import queue_counts
 from django_pglock.store.history import KEPT, add_rescued, prune_history
 from django_pglock.store.shared_counts import WRITE_COUNTS, shared_counts
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.interleavings.judge import Judge, law
 from tests.interleavings.verbs import Ledger, in_a_transaction, verb
 from tests.interleavings.worlds import World

@@ -8,7 +8,7 @@ from datetime import timedelta
 from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask
 from django_pglock.models import Queue, Task
-from django_pglock.store.wait import ended, note_waits
+from django_pglock.store.result_waiters import ended, note_waits
 from tests.interleavings.verbs import VERBS, Ledger, in_a_transaction, verb
 from tests.interleavings.worlds import World, amend
 from tests.sample import keyed_tasks as keyed

@@ -32,7 +32,7 @@ from django_pglock.store.admit import admit
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.settle import settle
-from django_pglock.store.sql import run
+from django_pglock.store.statements import run
 from django_pglock.tasks.claim import Claim
 from tests.property.simulation import beat_of
 from tests.sample import keyed_tasks as keyed

@@ -93,7 +93,7 @@ inline forget(me) {
     each = 0
 }
 
-/* store/insert.py: ENQUEUE_ONE `WHEN moment.lock_key IS NOT NULL THEN 'BLOCKED'` */
+/* store/insert_tasks.py: ENQUEUE_ONE `WHEN moment.lock_key IS NOT NULL THEN 'BLOCKED'` */
 inline insert(task) {
     status[task] == NOT_THERE && (task == 0 || status[task - 1] != NOT_THERE);
     status[task] = BLOCKED
@@ -254,7 +254,7 @@ inline lock_row(task) {
     is_locked[task] = true
 }
 
-/* store/move.py: move `admit_on_commit(tasks.db` */
+/* store/move_to_status.py: move `admit_on_commit(tasks.db` */
 inline commit_cancel(task) {
     is_locked[task];
     is_locked[task] = false;

@@ -248,7 +248,7 @@ inline beat(me) {
     fi
 }
 
-/* store/enqueue.py: _follow; store/insert.py: ENQUEUE */
+/* store/enqueue.py: _follow; store/insert_tasks.py: ENQUEUE */
 inline commit(me) {
     produces[me] == WRITES && left[me] > 0 && !NOTIFY_FIRST && is_announced(me, INSERTED);
     done(me);

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-from importlib import import_module
-from pkgutil import iter_modules
 
 from django.db import connection
 
-from django_pglock import store
-from django_pglock.store.sql import BY_INDEX
+from django_pglock.store.statements import BY_INDEX
 
 PATH = "tests.sample.tasks.nothing"
 #: Rows of each kind that a statement has to deal with.
 BATCH = 10
 #: What every enqueued row has.
 ROW = ("default", 0, PATH, "[]", "{}", "default", 0, "{}")
-#: Every statement of the store by its name.
-STATEMENTS = {
-    name: text
-    for module in iter_modules(store.__path__)
-    if module.name != "capture"  # parts of triggers, for tables that are not ours
-    for name, text in vars(import_module(f"{store.__name__}.{module.name}")).items()
-    if name.isupper() and isinstance(text, str) and re.search(r"\b(SELECT|INSERT|UPDATE|DELETE)\b", text)
-}
-
 INSERT = """
 INSERT INTO django_pglock_task (queue, task_path, backend, status, lock_key, fair_key, unique_key, unique_scope,
                                 run_after, worker, last_attempted_at, attempts, finished_at)
@@ -88,6 +75,11 @@ def reads(plan):
     }
 
 
+def indexes(plan):
+    """Return the names of all indexes that are read."""
+    return {node["Index Name"] for node in nodes(plan) if "Index Name" in node}
+
+
 def rows_read(plan):
     """Return how many rows of the task table were looked at, those included that a filter threw away."""
     return sum(
@@ -100,6 +92,24 @@ def rows_read(plan):
 def pages_read(plan):
     """Return how many pages were looked at, those of indexes included."""
     return plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
+
+
+def comparisons(plan):
+    """Return how many pairs of rows a join has compared and thrown away."""
+    return sum(node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in nodes(plan))
+
+
+def scans_by_key(plan):
+    """Return how many scans of the task table read at most one row by the index of lock keys, and how many there are.
+
+    Each scan has to be planned, which takes longer than to execute it. None of them may be other than by an index.
+    """
+    table = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_task"]
+    scans = [node for node in table if "Scan" in node["Node Type"]]
+    assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan"}
+    by_key = [node for node in scans if node.get("Index Name") == "pglock_task_lock"]
+    assert max(node["Actual Rows"] for node in by_key) <= 1
+    return [len(by_key), len(scans)]
 
 
 def rated(most, row):

@@ -28,7 +28,7 @@ from django_pglock.store.outcome import FINAL, Succeeded
 from django_pglock.store.promote import promote
 from django_pglock.store.rate import open_rates
 from django_pglock.store.release import release, stray_waiters
-from django_pglock.store.requests import requests_to
+from django_pglock.store.requests_to_worker import requests_to
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from django_pglock.tasks.claim import Claim

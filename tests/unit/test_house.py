@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -18,6 +19,7 @@ from django_pglock.conf import Settings
 PACKAGE = Path(django_pglock.__file__).parent
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 TESTS = Path(__file__).parents[1]
+STORE = {path.stem: path for path in (PACKAGE / "store").glob("[!_]*.py")}
 
 
 def test_importing_the_package_touches_no_settings_no_model_and_no_database():
@@ -93,6 +95,72 @@ def test_what_the_list_of_quick_tests_names_is_there():
         found = TESTS.parent / path
         assert found.exists(), path
         assert not function or f"\ndef {function}(" in found.read_text(), function
+
+
+#: Files of the store whose tests are not in ``tests/db``: what sends no statement needs no server, the verbs that
+#: managers offer are tested in the files of the verbs, and ``plans.py`` keeps plans.
+TESTED_IN = {
+    **dict.fromkeys(("call", "claim_columns", "histogram", "managers", "outcome"), "unit"),
+    "plans": "plans",
+}
+
+
+def test_each_file_of_the_store_has_a_test_of_the_same_name():
+    """So a reader finds what is promised of a verb, and sees what is not tested."""
+    tests = {f"{TESTED_IN.get(name, 'db')}/store/test_{name}.py" for name in STORE}
+    assert {name for name in tests if not (TESTS / name).exists()} == set()
+    found = {path.stem.removeprefix("test_") for path in TESTS.glob("*/store/test_*.py")}
+    assert found - STORE.keys() == set(), "tests whose file is not there"
+
+
+#: Statements of the store whose plan no test reads, by the reason.
+WITHOUT_PLAN = {
+    "it inserts rows and reads none": (*("DRAW_IDS", "ENQUEUE", "ENQUEUE_DRAWN", "ENQUEUE_MANY", "ENQUEUE_ONE"),),
+    "it takes a lock, sets a limit, or notifies": (
+        *("LIMIT_MOVE", "LIMIT_TICK", "LIMIT_WAITS", "LOCK_KEY", "LOCK_KEYS", "LOCK_WORKER", "NOTIFY_CANCEL"),
+        *("RESTORE_WAITS", "UNLOCK_WORKER", "UPKEEP_TURN", "WAKE"),
+    ),
+    "it reads the catalog of the server": (
+        *("ARCHIVE_IS_USED", "ARCHIVE_RIGHTS", "ARCHIVE_STATE", "ARGUMENT_INDEX", "PARTITIONS_AND_DETACHED"),
+        *("REFERENCES_TO_TASKS", "REFUSING_KEYS", "SIZES_OF_DAYS"),
+    ),
+    "its table has a row for each worker, queue, schedule or group of failures": (
+        *("BEAT", "END_TURN", "FORGET_COUNTS", "FORGET_FAILURES", "READ_COUNTS", "READ_FAILURES", "REGISTER_SCHEDULES"),
+        *("SCHEDULES", "TAKE_TURN", "WITNESS", "WRITE_COUNTS"),
+    ),
+    "it is a part of other statements, or follows one whose plan is read": (
+        *("CLOCK", "FIND_QUEUES", "FIRST_READY", "KEEP_IDS", "LOCK_IS_HELD", "MOVE_TO_ARCHIVE", "UNAWAITED"),
+    ),
+}
+
+
+def statements(name):
+    """Yield the names of the statements that a file of the store assigns."""
+    module = import_module(f"django_pglock.store.{name}")
+    for node in ast.parse(STORE[name].read_text()).body:
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            constant = getattr(target, "id", "_")
+            text = getattr(module, constant, None)
+            is_statement = isinstance(text, str) and re.search(r"\b(SELECT|INSERT|UPDATE|DELETE)\b", text)
+            if is_statement and constant.isupper() and not constant.startswith("_"):
+                yield constant
+
+
+def test_the_plan_of_each_statement_of_the_store_is_tested_in_the_file_of_the_same_name():
+    """A plan that is right on a small table may read a backlog or a long history, and nobody notices it in a test."""
+    # Parts of triggers, for tables that are not ours.
+    held = {name: set(statements(name)) for name in STORE.keys() - {"capture"}}
+    excused = {constant for constants in WITHOUT_PLAN.values() for constant in constants}
+    assert excused <= set().union(*held.values()), "a statement that is excused is there"
+    folder = TESTS / "plans" / "store"
+    tests = {path.stem.removeprefix("test_"): path.read_text() for path in folder.glob("test_*.py")}
+    missing = {
+        f"{constant} in {name}.py"
+        for name, constants in held.items()
+        for constant in constants - excused
+        if not re.search(rf"\b{constant}\b", tests.get(name, ""))
+    }
+    assert missing == set()
 
 
 @pytest.mark.django_db

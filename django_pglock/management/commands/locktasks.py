@@ -51,7 +51,7 @@ from django_pglock.management.terminal import ask_to_continue
 from django_pglock.models import Task, TaskHistory, Worker
 from django_pglock.store.count import COUNTED, MOST_COUNTED, QueueCounts
 from django_pglock.store.delete import delete_archived
-from django_pglock.store.move import WINDOW
+from django_pglock.store.move_to_status import WINDOW
 from django_pglock.store.newest import newest
 from django_pglock.store.prune import ages_of
 from django_pglock.tasks.redaction import fields_behind_keys

@@ -14,7 +14,7 @@ from django.core.cache import caches
 from django.db import Error as DatabaseFailure
 from django.db import connections
 
-from django_pglock.postgres.stacks import stacks
+from django_pglock.postgres.thread_stacks import stacks
 from django_pglock.store.outcome import Released, Succeeded
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started

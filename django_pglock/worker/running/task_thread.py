@@ -25,7 +25,7 @@ from django.db.backends.signals import connection_created
 
 from django_pglock.errors import TaskTimeout
 from django_pglock.postgres.connections import cancel_statement, shut_down_socket, statement_under_way
-from django_pglock.postgres.stacks import stacks
+from django_pglock.postgres.thread_stacks import stacks
 from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.stoppable import StoppableAttempt
 from django_pglock.worker.running.task_connections import is_at_rest, is_closed

@@ -27,7 +27,7 @@ from django_pglock.store.archive_state import archive_state, turn_off, turn_on
 from django_pglock.worker.upkeep import archive_keeping
 from tests.conftest import NEVER
 from tests.db.conftest import drop_archive
-from tests.db.store.test_archive import TWO_HOURS, walk
+from tests.db.store.archiving import TWO_HOURS, walk
 from tests.db.store.test_prune import make
 from tests.sample import tasks
 from tests.warm.process import start

@@ -14,7 +14,7 @@ from django_pglock.admin import archived_tasks
 from django_pglock.models import ArchivedTask
 from django_pglock.store.archive_state import archive_state
 from tests.db.admin.visits import LIST, person
-from tests.db.store.test_archive import TWO_HOURS, fail, walk
+from tests.db.store.archiving import TWO_HOURS, fail, walk
 from tests.db.store.test_prune import make
 from tests.sample import tasks
 

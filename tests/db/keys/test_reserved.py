@@ -18,7 +18,7 @@ from django_pglock.models import AdvisoryLock, Task
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.admit import LOCK_KEYS, admit
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from django_pglock.store.upkeep_turn import UPKEEP_TURN
 from django_pglock.testing import assert_no_locks, hold
 from django_pglock.worker import Worker

@@ -21,7 +21,7 @@ from django_pglock.store.outcome import Abandoned, Failed, Failure, Released, Re
 from django_pglock.store.promote import promote
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.sample import advisory_tasks
 from tests.sample import keyed_tasks as keyed
 from tests.sample.models import Effect
@@ -199,17 +199,14 @@ def test_a_scheduled_task_gets_its_place_when_it_is_due(claim):
     assert statuses() == ["BLOCKED", "READY"]
 
 
-@pytest.mark.parametrize("verb", ["cancel", "run_now", "retry"])
+@pytest.mark.parametrize("verb", ["cancel", "retry"])
 def test_what_a_person_does_respects_the_key(claim, verb):
     first = keyed.step.enqueue(1)
-    second = keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
+    keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
     third = keyed.step.enqueue(1)
     if verb == "cancel":
         assert Task.objects.filter(pk=first.id).cancel() == 1
         assert statuses() == ["CANCELLED", "SCHEDULED", "READY"]
-    elif verb == "run_now":
-        assert Task.objects.filter(pk=second.id).run_now() == 1
-        assert statuses() == ["READY", "BLOCKED", "BLOCKED"]
     else:
         Task.objects.filter(pk=third.id).cancel()
         assert Task.objects.filter(pk=third.id).retry() == 1

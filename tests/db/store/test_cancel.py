@@ -11,7 +11,6 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.store import move
 from django_pglock.store.give_back import give_back
 from django_pglock.store.outcome import (
     Abandoned,
@@ -24,7 +23,7 @@ from django_pglock.store.outcome import (
     Snoozed,
     Succeeded,
 )
-from django_pglock.store.requests import Requests, requests_to
+from django_pglock.store.requests_to_worker import Requests, requests_to
 from django_pglock.store.rescue import rescue
 from django_pglock.store.settle import settle
 from tests.sample import running_tasks as running
@@ -59,47 +58,6 @@ def test_what_waits_is_cancelled_and_what_runs_is_asked(claim):
     assert (waits.status, waits.cancel_requested_at) == ("CANCELLED", None)
     assert Task.objects.cancel() == 0, "asked is asked"
     assert Task.objects.get(pk=mine.id).cancel_requested_at == runs.cancel_requested_at
-
-
-def test_many_are_moved_some_at_a_time_and_what_has_been_done_stays_done(monkeypatch):
-    """A crowd in one transaction would keep workers waiting for its rows until the last one is written."""
-    monkeypatch.setattr(move, "WINDOW", 2)
-    ids = [tasks.nothing.enqueue().id for _ in range(5)]
-    told = []
-
-    def tell(count, last):
-        told.append((count, str(last)))
-        if count == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Task.objects.cancel(progress=tell)
-    assert told == [(2, ids[3]), (4, ids[1])], "the newest first"
-    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["READY", *["CANCELLED"] * 4]
-    told.clear()
-    with pytest.raises(KeyboardInterrupt):
-        Task.objects.retry(progress=tell)
-    assert told == [(2, ids[2]), (4, ids[4])], "the oldest first"
-    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
-
-
-def test_in_a_transaction_of_the_caller_all_are_moved_at_once_or_none(monkeypatch):
-    monkeypatch.setattr(move, "WINDOW", 2)
-    for _ in range(5):
-        tasks.nothing.enqueue()
-    told = []
-    with pytest.raises(KeyError), transaction.atomic():
-        assert Task.objects.cancel(progress=lambda count, last: told.append(count)) == 5
-        raise KeyError
-    assert told == []
-    assert set(Task.objects.values_list("status", flat=True)) == {"READY"}
-
-
-def test_some_at_a_time_count_what_waits_for_one_of_them_too(monkeypatch):
-    """The end of the one cancels the other: it was asked for, so it is among those that were moved."""
-    monkeypatch.setattr(move, "WINDOW", 1)
-    tasks.nothing.using(after=[tasks.nothing.enqueue()]).enqueue()
-    assert Task.objects.cancel() == 2
 
 
 @pytest.mark.parametrize("runs", [True, False])

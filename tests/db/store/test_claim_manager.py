@@ -6,10 +6,9 @@ import logging
 
 import pytest
 from django.db import OperationalError, connection, transaction
-from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
-from tests.sample.models import Express, Letter, Parcel, Sender
+from tests.sample.models import Express, Letter, Sender
 
 pytestmark = pytest.mark.django_db
 
@@ -17,31 +16,6 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def letters():
     return Letter.objects.bulk_create(Letter(text=f"letter {n}", urgency=n % 3) for n in range(10))
-
-
-def test_marking_takes_the_limit_in_order_and_returns_the_rows_as_they_are_now(letters):
-    new = Letter.objects.filter(status="new").order_by("-urgency", "id")
-    expected = [letter.pk for letter in new[:4]]
-    claimed = new.claim_update(4, status="taken", tries=F("tries") + 1)
-    assert [letter.pk for letter in claimed] == expected
-    assert {(letter.status, letter.tries) for letter in claimed} == {("taken", 1)}
-    assert Letter.objects.filter(status="taken").count() == 4
-    assert Letter.objects.filter(tries=1).count() == 4
-
-
-def test_marking_is_one_statement(letters):
-    with CaptureQueriesContext(connection) as queries:
-        Letter.objects.filter(status="new").order_by("id").claim_update(3, status="taken")
-    assert len(queries) == 1, queries.captured_queries
-
-
-def test_a_set_that_cannot_match_is_an_empty_answer(letters):
-    from django_pglock.models import Task
-
-    assert Letter.objects.none().claim_update(3, status="taken") == []
-    assert Letter.objects.filter(pk__in=[]).claim_update(3, status="taken") == []
-    for verb in ("retry", "cancel", "run_now", "reset_stuck"):
-        assert getattr(Task.objects.none(), verb)() == 0
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "3", None])
@@ -94,18 +68,6 @@ def test_outside_a_transaction_holding_is_refused_when_the_rows_are_looked_at(le
 def express():
     sender = Sender.objects.create(name="a")
     return [Express.objects.create(sender=sender, weight=weight) for weight in range(3)]
-
-
-def test_marking_rows_of_two_tables_is_refused_with_what_to_do(express):
-    """One UPDATE changes one table."""
-    for mark in (
-        lambda: Express.objects.claim_update(2, courier="b"),
-        lambda: Express.objects.transition(from_="new", to="taken"),
-    ):
-        with pytest.raises(ValueError, match=r"sample\.Express .* sample\.Parcel.*Parcel\.objects.*claim\(\)"):
-            mark()
-    parcels = Parcel.objects.filter(express__in=express).order_by("pk")
-    assert [each.pk for each in parcels.claim_update(2, status="taken")] == [each.pk for each in express[:2]]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import tracemalloc
 from datetime import datetime, timedelta, timezone
 from functools import partial
 
 import pytest
-from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext, override_settings
+from asgiref.sync import sync_to_async
+from django.db import connections, transaction
+from django.test.utils import override_settings
 from django.utils.timezone import now
 
-from django_pglock import task
+from django_pglock import aenqueue_many, enqueue_many, task
 from django_pglock.errors import TaskArgumentsError, TaskOptionError
-from django_pglock.models import Task
+from django_pglock.models import Task, Worker
 from django_pglock.tasks.compat import (
+    BaseTaskBackend,
     InvalidTask,
     TaskResultDoesNotExist,
     TaskResultStatus,
@@ -33,14 +37,6 @@ def test_a_row_says_what_was_asked_for():
     assert (row.task_path, row.args, row.kwargs) == ("tests.sample.tasks.record", ["ann"], {"number": 3})
     assert result.status == TaskResultStatus.READY
     assert result.enqueued_at == row.enqueued_at
-
-
-def test_one_statement_writes_it():
-    with CaptureQueriesContext(
-        connection,
-    ) as queries:
-        tasks.nothing.enqueue(1, 2, three=3)
-    assert len(queries) == 1
 
 
 @pytest.mark.django_db(transaction=True)
@@ -243,3 +239,91 @@ def test_a_task_that_was_valid_is_looked_at_again_by_other_settings(settings):
     with pytest.raises(InvalidTask, match="mail"):
         mail.enqueue(2)
     assert Task.objects.count() == 1
+
+
+def test_each_call_is_a_row_and_they_run_in_order():
+    ids = enqueue_many(
+        tasks.record.using(priority=7, queue_name="mail", max_attempts=4), [{"name": "a", "number": 1}, ("b", 2), "c"]
+    )
+    rows = list(Task.objects.order_by("id"))
+    assert [str(row.pk) for row in rows] == ids
+    assert [(row.args, row.kwargs) for row in rows] == [([], {"name": "a", "number": 1}), (["b", 2], {}), (["c"], {})]
+    assert {(row.status, row.priority, row.queue, row.max_retries) for row in rows} == {("READY", 7, "mail", 3)}
+    assert tasks.record.get_result(ids[1]).args == ["b", 2]
+    assert enqueue_many(tasks.record, []) == []
+
+
+@pytest.mark.parametrize("calls", [{"name": "a"}, "abc", b"abc", 5, None])
+def test_a_single_call_is_not_taken_apart(calls):
+    """A dict is its keys to whoever goes through it, and a text its letters."""
+    with pytest.raises(TaskArgumentsError, match=f"given a {type(calls).__name__}; give a list"):
+        enqueue_many(tasks.record, calls)
+    assert not Task.objects.exists()
+
+
+def test_all_or_none():
+    def calls():
+        yield from range(5_000)
+        yield {"bad": {1, 2}}
+
+    with pytest.raises(TaskArgumentsError, match="set"):
+        enqueue_many(tasks.nothing, calls())
+    assert not Task.objects.exists()
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        enqueue_many(tasks.nothing, [1])
+        1 / 0  # noqa: B018
+    assert not Task.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_memory_is_that_of_a_batch():
+    """A hundred thousand calls of a kilobyte each are 100 MB; a batch is five."""
+    tracemalloc.start()
+    try:
+        enqueue_many(tasks.nothing, ("x" * 1000 for _ in range(30_000)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 35_000_000
+    assert Task.objects.count() == 30_000
+
+
+def test_delayed_calls_are_scheduled():
+    enqueue_many(tasks.nothing.using(run_after=timedelta(hours=1)), [1, 2])
+    assert set(Task.objects.values_list("status", flat=True)) == {"SCHEDULED"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_sleeping_worker_is_woken(worker, eventually):
+    worker()
+    eventually(lambda: Worker.objects.filter(is_sleeping=True).exists())
+    enqueue_many(tasks.record, [("many", number) for number in range(50)])
+    eventually(lambda: Effect.objects.filter(name="many").count() == 50)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_from_a_coroutine():
+    async def main():
+        try:
+            return await aenqueue_many(tasks.nothing, [1, 2, 3])
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    assert len(asyncio.run(main())) == 3
+
+
+IMMEDIATE = BaseTaskBackend.__module__.replace(".base", ".immediate.ImmediateBackend")
+
+
+@override_settings(TASKS={"default": {"BACKEND": IMMEDIATE}})
+def test_on_djangos_own_backends_each_is_enqueued():
+    enqueue_many(tasks.record, [("now", 1), ("now", 2)])
+    assert Effect.objects.filter(name="now").count() == 2
+
+
+def test_a_task_of_another_backend_is_refused():
+    class Foreign:
+        module_path = "a.b"
+
+    with pytest.raises(InvalidTask, match="not a task of this backend"):
+        task_backends["default"].enqueue_many(Foreign(), [1])

@@ -14,8 +14,8 @@ from django_pglock.models import RateLimit, Task
 from django_pglock.store import wake as wakeup
 from django_pglock.store.admit import ADMIT, _admit_by, admit, admit_own
 from django_pglock.store.call import meta_of
-from django_pglock.store.insert import _insert_one
 from django_pglock.store.insert_at_key import insert_at_key, insert_at_rate
+from django_pglock.store.insert_tasks import _insert_one
 from tests.property.simulation import LONG
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks

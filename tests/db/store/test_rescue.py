@@ -14,13 +14,11 @@ from django.test import override_settings
 from django_pglock import enqueue_many
 from django_pglock.keys import reserved
 from django_pglock.models import Attempt, Task, Worker
-from django_pglock.postgres.connections import has_session_ended
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.store.liveness import WITNESS_AFTER, beat
 from django_pglock.store.outcome import Succeeded
 from django_pglock.store.rescue import RESCUED_AT_ONCE, doubtful, rescue
 from django_pglock.store.settle import settle
-from django_pglock.store.upkeep_turn import UPKEEP_TURN
 from django_pglock.worker import Worker as WorkerUnderTest
 from tests.sample import keyed_tasks as keyed
 from tests.sample import tasks
@@ -251,21 +249,6 @@ def test_a_round_of_upkeep_rescues_all_of_a_worker_that_had_many(claim):
     upkeep._began_at = time.monotonic()
     upkeep._round()
     assert Task.objects.filter(status="READY").count() == count
-
-
-def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_others_from_theirs(
-    session, claim, worker, eventually
-):
-    """It holds the lock of the round in an open transaction; the server ends that session after three seconds."""
-    tasks.nothing.enqueue()
-    claim()
-    session.set_autocommit(False)
-    with session.cursor() as cursor:
-        cursor.execute(UPKEEP_TURN)
-        assert cursor.fetchone()[0] is True
-    worker(queues=["another"])
-    eventually(lambda: Task.objects.filter(rescues=1).exists(), why="nobody rescued anything")
-    assert has_session_ended(session)
 
 
 def test_who_has_just_come_lets_silent_workers_come_back_first(claim, worker, eventually):

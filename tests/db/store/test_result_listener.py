@@ -15,7 +15,7 @@ from django.test.utils import override_settings
 
 from django_pglock.models import Waiter
 from django_pglock.store import result_listener
-from django_pglock.store.wait import ended
+from django_pglock.store.result_waiters import ended
 from tests.conftest import NEVER
 from tests.db.store.waiting import listener_threads, results_of, run, sessions, settle, until
 from tests.proxy import Proxy

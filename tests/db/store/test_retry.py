@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock import enqueue_many
 from django_pglock.models import Task, Waiter
-from django_pglock.store import move
+from django_pglock.store import move_to_status
 from django_pglock.store.count import queue_counts
 from django_pglock.store.outcome import Failed, Failure, Succeeded
 from django_pglock.store.settle import settle
@@ -66,15 +66,6 @@ def test_a_retried_task_is_ready_since_its_retry(claim):
     assert (waited(again) or 0) < 3600
 
 
-def test_a_task_that_a_person_runs_now_is_ready_since_then():
-    tasks.nothing.using(run_after=timedelta(days=1)).enqueue()
-    Task.objects.update(enqueued_at=Now() - timedelta(days=1))
-    assert Task.objects.all().run_now() == 1
-    [counted] = queue_counts("default")
-    assert counted.oldest_ready is not None
-    assert counted.oldest_ready < 3600
-
-
 @pytest.mark.parametrize("status", ["SCHEDULED", "READY", "RUNNING", "SUCCESSFUL"])
 def test_only_what_failed_or_was_cancelled_is_retried(claim, status):
     tasks.nothing.enqueue()
@@ -111,7 +102,7 @@ def failed_chain(claim):
 
 @pytest.mark.parametrize("window", [1, 5000])
 def test_a_chain_that_is_retried_waits_again(claim, monkeypatch, window):
-    monkeypatch.setattr(move, "WINDOW", window)
+    monkeypatch.setattr(move_to_status, "WINDOW", window)
     failed_chain(claim)
     assert Task.objects.retry() == 3
     for done in range(3):

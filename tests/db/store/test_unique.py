@@ -14,7 +14,7 @@ from django_pglock import enqueue_many
 from django_pglock.errors import DuplicateTask, TaskOptionError
 from django_pglock.models import RateLimit, Task, Waiter
 from django_pglock.store import call as call_module
-from django_pglock.store import move
+from django_pglock.store import move_to_status
 from django_pglock.store.outcome import Failed, Failure, Retried, Succeeded
 from django_pglock.store.release import release
 from django_pglock.store.settle import settle
@@ -235,13 +235,6 @@ def test_sixteen_enqueuers_beside_a_worker_that_claims(in_threads, worker, event
     assert 1 <= Task.objects.count() <= 320
 
 
-def test_many_at_once_have_their_ids_in_order():
-    existing = keyed.refresh.enqueue(3)
-    ids = enqueue_many(keyed.refresh, [{"number": number % 5} for number in range(20)])
-    assert ids[3] == ids[8] == existing.id
-    assert len(set(ids)) == 5 == Task.objects.count()
-
-
 @pytest.mark.parametrize(("on_conflict", "text"), [("skip", "first"), ("replace", "last"), ("raise", None)])
 def test_twins_of_one_batch_are_as_if_they_came_one_by_one(on_conflict, text):
     save = keyed.save.using(unique=Unique("{number}", on_conflict=on_conflict))
@@ -259,7 +252,7 @@ def test_twins_of_one_batch_are_as_if_they_came_one_by_one(on_conflict, text):
 @pytest.mark.parametrize("window", [1, 5000])
 def test_of_failed_ones_only_the_last_is_tried_again_and_none_beside_a_living_one(claim, monkeypatch, window):
     """A retry that meets the index must neither fail the batch nor make a second one."""
-    monkeypatch.setattr(move, "WINDOW", window)
+    monkeypatch.setattr(move_to_status, "WINDOW", window)
     for _ in range(2):
         keyed.rebuild.enqueue(1)
         settle_one(claim()[0], Failed(FAILURE))

@@ -5,9 +5,21 @@ from __future__ import annotations
 from uuid import uuid4
 
 import pytest
-from django.db import connection
+from django.db import DatabaseError, connection
 
+from django_pglock.models import ArchivedTask, Task
+from django_pglock.store.archive import archive_window
+from django_pglock.store.archive_state import turn_on
 from tests.plans.reading import BATCH, analyze, insert
+from tests.plans.store.backlog import STATISTICS, plans_beside_backlog
+
+FINISHED = """
+INSERT INTO django_pglock_task (status, queue, task_path, backend, enqueued_at, finished_at)
+SELECT CASE WHEN n %% 50 = 0 THEN 'FAILED' ELSE 'SUCCESSFUL' END, 'q' || n %% 3, 'tests.sample.tasks.nothing',
+       'default', at.moment, at.moment
+FROM generate_series(1, %s) AS n
+CROSS JOIN LATERAL (SELECT now() - interval '2 hours' - (%s - n) * interval '3 days' / %s AS moment) AS at
+"""
 
 
 @pytest.fixture
@@ -25,23 +37,38 @@ def history(new_table):
         cursor.execute("ANALYZE django_pglock_task")
 
 
-@pytest.fixture(params=["none", "of an empty table", "from before", "of now"])
-def backlog(request, new_table):
-    """A long history, twenty thousand waiting for one key and as many for a date, and a few others.
+@pytest.fixture(params=STATISTICS)
+def plans(request, db):
+    """The plans of the statements that ``calls()`` of this file names, executed beside a backlog."""
+    if not plans_beside_backlog.cache_info().currsize:
+        request.getfixturevalue("new_table")
+    found = plans_beside_backlog()[request.param, request.module.__name__]
+    for plan in found.values():
+        if isinstance(plan, DatabaseError):
+            raise plan
+    return found
 
-    The statistics are those of a new table, of one that was empty once, of the history only, or they know everything.
-    """
-    worker = uuid4()
-    if request.param == "of an empty table":
+
+@pytest.fixture(params=["without statistics", "with statistics"])
+def finished(request, new_table):
+    """Twenty thousand finished tasks of three days, with many that wait behind them."""
+    with connection.cursor() as cursor:
+        cursor.execute(FINISHED, [20_000, 20_000, 20_000])
+    insert("READY", 5000)
+    insert("RUNNING", BATCH, worker=uuid4())
+    if request.param == "with statistics":
         analyze()
-    insert("SUCCESSFUL", 20_000)
-    if request.param == "from before":
-        analyze()
-    insert("BLOCKED", 20_000, lock="backlog")
-    insert("SCHEDULED", 20_000, seconds=60)
-    insert("READY", BATCH)
-    insert("READY", BATCH, fair="tenant")
-    insert("RUNNING", BATCH, worker=worker)
-    if request.param == "of now":
-        analyze()
-    return worker
+    return list(Task.objects.order_by("pk").values_list("pk", flat=True))
+
+
+@pytest.fixture
+def archived(new_table):
+    """Nearly all of the finished tasks have moved to the archive; their ids, in order."""
+    with connection.cursor() as cursor:
+        cursor.execute(FINISHED, [20_000, 20_000, 20_000])
+        turn_on("default")
+        after = archive_window("default", 0, 7.0)[1]
+        while after:
+            after = archive_window("default", after, 7.0)[1]
+        cursor.execute("ANALYZE django_pglock_archivedtask")
+    return list(ArchivedTask.objects.order_by("pk").values_list("pk", flat=True))

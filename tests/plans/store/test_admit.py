@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import pytest
-
-from django_pglock.store.admit import ADMIT
-from django_pglock.store.sql import filled
-from tests.plans.reading import BATCH, ROW, STATEMENTS, executed, insert, nodes, pages_read, rated, reads, rows_read
-
-pytestmark = pytest.mark.django_db
+from django_pglock.store.admit import ADMIT, ADMIT_NEXT, ADMIT_OWN
+from django_pglock.store.statements import filled
+from tests.plans.reading import BATCH, scans_by_key
+from tests.plans.store.backlog import Call
 
 
-#: Statements of admission to one key, and how often each reads the table: what it takes to plan them.
-SMALL = {
-    "ADMIT_NEXT": ((["backlog"],), 4),
-    "ADMIT_OWN": (("backlog", "backlog", 1, 1), 2),
-    "ENQUEUE_AT_KEY": (("backlog", "backlog", *ROW, *[None] * 9, "b"), 1),
-    "ENQUEUE_AT_RATE": (rated(1, ROW), 1),
-}
+def calls(backlog):
+    first = backlog.ids[0]
+    return {
+        "ADMIT": Call(filled(ADMIT), (["backlog"],), by_index=True),
+        "ADMIT, with tasks of the key for later": Call(filled(ADMIT), (["for later"],), by_index=True),
+        "ADMIT_NEXT": Call(filled(ADMIT_NEXT), (["backlog"],), by_index=True),
+        "ADMIT_NEXT to several": Call(filled(ADMIT_NEXT), (["backlog", "other"],), by_index=True),
+        "ADMIT_OWN": Call(filled(ADMIT_OWN), ("backlog", "backlog", first, first), by_index=True),
+    }
 
 
-def test_admission_looks_at_a_key_by_its_index_and_does_not_read_what_is_for_later(backlog):
-    """Both in one test, because to insert a backlog takes longer than to execute every plan."""
-    small_statements_look_at_a_key_by_its_index()
-    insert("SCHEDULED", 10_000, lock="backlog", seconds=60)
-    plan = executed(filled(ADMIT), (["backlog"],), by_index=True)
-    assert rows_read(plan) < 20 * BATCH
-    assert pages_read(plan) < 400
+def test_admission_reads_neither_the_backlog_nor_what_is_for_later_nor_other_buckets(plans):
+    """While the statistics knew of no buckets, the planner walked through all keys with a bucket before this one."""
+    plans.check(rows=20 * BATCH, pages=400)
 
 
-def small_statements_look_at_a_key_by_its_index():
-    for name, (params, count) in SMALL.items():
-        plan = executed(filled(STATEMENTS[name]), params, by_index=True)
-        table = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_task"]
-        scans = [node for node in table if "Scan" in node["Node Type"]]
-        assert len(scans) == count, name
-        by_key = [node for node in scans if node.get("Index Name") == "pglock_task_lock"]
-        assert len(by_key) == (2 if name == "ADMIT_NEXT" else 1), name
-        assert max(node["Actual Rows"] for node in by_key) <= 1, name
-        assert {kind for kind, _ in reads(plan)} <= {"Index Scan", "Index Only Scan"}, name
+def test_admission_to_one_key_looks_at_it_by_its_index(plans):
+    """``ADMIT_NEXT`` reads the first waiting task of the key, and whether another one is admitted."""
+    assert scans_by_key(plans["ADMIT_NEXT"]) == [2, 4]
+    assert scans_by_key(plans["ADMIT_OWN"]) == [1, 2]

@@ -5,13 +5,26 @@ from __future__ import annotations
 import pytest
 
 from django_pglock.models import Task
-from django_pglock.store.count import COUNT_FAILED, COUNT_OTHERS, COUNT_READY
-from django_pglock.store.sql import filled
-from tests.plans.reading import analyze, insert, nodes, plan_of, reads
+from django_pglock.store.count import COUNT_FAILED, COUNT_FAILED_IN, COUNT_OTHERS, COUNT_READY
+from django_pglock.store.statements import filled
+from tests.plans.reading import BATCH, analyze, insert, nodes, plan_of, reads
+from tests.plans.store.backlog import Call
 
-pytestmark = pytest.mark.django_db
+
+def calls(_backlog):
+    return {
+        "COUNT_READY": Call(filled(COUNT_READY), (["default", "other"], 3, BATCH, BATCH)),
+        "COUNT_FAILED": Call(filled(COUNT_FAILED), [BATCH]),
+        "COUNT_FAILED_IN": Call(filled(COUNT_FAILED_IN), (["default", "other"], BATCH)),
+        "COUNT_OTHERS": Call(filled(COUNT_OTHERS), [BATCH]),
+    }
 
 
+def test_counts_stop_at_their_limits(plans):
+    plans.check()
+
+
+@pytest.mark.django_db
 def test_counts_of_queues_walk_partial_indexes_and_stop(history):
     ready = plan_of(filled(COUNT_READY), (["q1", "q2"], 3, 100, 100))
     assert reads(ready) == {

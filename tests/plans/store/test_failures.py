@@ -10,17 +10,30 @@ from django.urls import reverse
 
 from django_pglock.models import Task
 from django_pglock.redrive import redrives
-from django_pglock.store.failures import FAILURE_GROUPS, UNMARKED_FAILURES, Group
+from django_pglock.store.failures import FAILURE_GROUPS, LAST_TRACEBACKS, UNMARKED_FAILURES, Group
 from django_pglock.store.redrive import window
 from django_pglock.store.shared_counts import keep_counts
 from django_pglock.store.shared_failures import forget_failures
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from django_pglock.tasks.fingerprint import fingerprint_of
-from tests.plans.reading import PATH, analyze, executed, insert, nodes, reads, rows_read
+from tests.plans.reading import BATCH, PATH, analyze, executed, insert, nodes, reads, rows_read
+from tests.plans.store.backlog import Call
 
 pytestmark = pytest.mark.django_db
 
 INDEX = "pglock_task_fingerprint"
+
+
+def calls(backlog):
+    return {
+        "FAILURE_GROUPS": Call(filled(FAILURE_GROUPS), (BATCH, True, BATCH, 24, BATCH, BATCH)),
+        "UNMARKED_FAILURES": Call(filled(UNMARKED_FAILURES), [BATCH]),
+        "LAST_TRACEBACKS": Call(filled(LAST_TRACEBACKS), (BATCH, backlog.ids)),
+    }
+
+
+def test_failures_are_found_beside_a_backlog_of_others(plans):
+    plans.check()
 
 
 @pytest.fixture

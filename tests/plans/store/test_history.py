@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from django_pglock.store.history import ADD_HISTORY, HISTORY_OF, HISTORY_OF_FUNCTION, PRUNE_HISTORY, TOTAL_HISTORY
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from tests.plans.reading import executed, nodes, pages_read
 
 pytestmark = pytest.mark.django_db

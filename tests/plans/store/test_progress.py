@@ -1,16 +1,37 @@
-"""Progress finds its rows by index."""
+"""Progress is written into rows that are found by their ids."""
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
-from django_pglock.store.sql import filled
-from tests.plans.reading import STATEMENTS, plan_of, reads
+from django_pglock.models import Task
+from django_pglock.store.progress import NOTE_LAST_PROGRESS, NOTE_PROGRESS
+from django_pglock.store.statements import filled
+from tests.plans.reading import analyze, comparisons, executed, insert, reads
+from tests.plans.store.backlog import Call
 
-pytestmark = pytest.mark.django_db
+
+def calls(backlog):
+    values = (backlog.ids, backlog.ones, backlog.texts)
+    return {
+        "NOTE_PROGRESS": Call(filled(NOTE_PROGRESS), values),
+        "NOTE_LAST_PROGRESS": Call(filled(NOTE_LAST_PROGRESS), values),
+    }
 
 
-@pytest.mark.parametrize("statement", ["NOTE_PROGRESS", "NOTE_LAST_PROGRESS"])
-def test_progress_finds_its_rows_by_index(history, statement):
-    sql = filled(STATEMENTS[statement])
-    assert "Seq Scan" not in {kind for kind, _ in reads(plan_of(sql, ([1, 2], [1, 1], ["1", "2"])))}
+def test_progress_finds_its_rows_by_index(plans):
+    plans.check()
+    for plan in plans.values():
+        assert "Seq Scan" not in {kind for kind, _ in reads(plan)}
+
+
+@pytest.mark.django_db
+def test_rows_are_compared_some_at_a_time(new_table):
+    """The planner expects a few, and compares each with each."""
+    analyze()
+    insert("RUNNING", 1000, worker=uuid4())
+    ids = list(Task.objects.order_by("pk").values_list("pk", flat=True))[:200]
+    plan = executed(filled(NOTE_PROGRESS), (ids, [1] * len(ids), ["null"] * len(ids)))
+    assert comparisons(plan) <= 100_000

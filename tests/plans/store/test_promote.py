@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-
 from django_pglock.models import Task
 from django_pglock.store.marking import first_free, marking_sql
-from django_pglock.store.promote import due
-from tests.plans.reading import plan_of, reads
+from django_pglock.store.promote import NEXT_DUE, due
+from django_pglock.store.statements import filled
+from tests.plans.reading import reads
+from tests.plans.store.backlog import Call
 
-pytestmark = pytest.mark.django_db
+
+def calls(_backlog):
+    promotion = marking_sql(first_free(due(Task.objects.all()), 1000, no_key=True), {"status": "READY"}, '"queue"')
+    return {"promotion": Call(*promotion, by_index=True), "NEXT_DUE": Call(filled(NEXT_DUE), by_index=True)}
 
 
-def test_promotion_walks_the_due_index(history):
-    sql, params = marking_sql(first_free(due(Task.objects.all()), 1000, no_key=True), {"status": "READY"}, '"queue"')
-    assert "pglock_task_due" in {index for _, index in reads(plan_of(sql, params))}
+def test_promotion_walks_the_index_of_dates(plans):
+    plans.check()
+    for plan in plans.values():
+        assert "pglock_task_due" in {index for _, index in reads(plan)}

@@ -14,11 +14,29 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
 from django_pglock.store import prune
-from django_pglock.store.prune import NEXT_WINDOW, PRUNE, expired, locking_old, outdated
-from django_pglock.store.sql import filled
-from tests.plans.reading import analyze, executed, nodes, plan_of, reads, rows_read
+from django_pglock.store.prune import LAST_ID, NEXT_AT, NEXT_WINDOW, PRUNE, expired, locking_old, outdated
+from django_pglock.store.statements import filled
+from tests.plans.reading import BATCH, analyze, executed, nodes, plan_of, reads, rows_read
+from tests.plans.store.backlog import Call
 
 pytestmark = pytest.mark.django_db
+
+
+def calls(backlog):
+    window = outdated(Task.objects.all(), {"SUCCESSFUL": 7}).filter(pk__gt=backlog.first, pk__lte=backlog.first + BATCH)
+    old, values = locking_old(window, BATCH)
+    over, values_of_over = locking_old(expired(Task.objects.all()), BATCH)
+    return {
+        "NEXT_WINDOW": Call(filled(NEXT_WINDOW), (0.0, backlog.ids[0], BATCH)),
+        "LAST_ID": Call(filled(LAST_ID)),
+        "NEXT_AT": Call(filled(NEXT_AT), (0.0, backlog.ids[0])),
+        "the locking of old ones": Call(filled(old), values),
+        "the locking of expired ones": Call(filled(over), values_of_over),
+    }
+
+
+def test_pruning_reads_its_window(plans):
+    plans.check()
 
 
 def pruning(selection, batch):

@@ -6,12 +6,20 @@ import pytest
 from django.db import connection
 
 from django_pglock.models import RateLimit
-from django_pglock.store.rate import FORGET_RATES
-from django_pglock.store.sql import filled
-from tests.plans.reading import executed, nodes, pages_read
+from django_pglock.store.rate import FORGET_RATES, OPEN_RATES
+from django_pglock.store.statements import filled
+from tests.plans.reading import BATCH, executed, nodes, pages_read
+from tests.plans.store.backlog import Call
 
-pytestmark = pytest.mark.django_db
 KEYS, WINDOW = 20_000, 500
+
+
+def calls(_backlog):
+    return {"OPEN_RATES": Call(filled(OPEN_RATES), [BATCH], by_index=True)}
+
+
+def test_buckets_that_open_are_found_by_the_index_of_dates(plans):
+    plans.check(pages=20)
 
 
 @pytest.fixture
@@ -27,6 +35,7 @@ def buckets():
         )
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize("statistics", ["of an empty table", "of now"])
 @pytest.mark.parametrize("after", ["", "key 5"])
 def test_so_many_keys_are_read_and_no_others(buckets, statistics, after):

@@ -1,17 +1,36 @@
-"""Rescue reads only running tasks."""
+"""Rescue reads only running tasks, and compares some of them at a time."""
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 import pytest
 
-from django_pglock.store.rescue import RESCUE
-from django_pglock.store.sql import filled
-from tests.plans.reading import plan_of, reads
+from django_pglock.store.rescue import DOUBTFUL, RESCUE, RESCUED_AT_ONCE, rescue
+from django_pglock.store.statements import filled
+from tests.plans.reading import analyze, comparisons, executed, insert
+from tests.plans.store.backlog import Call
 
-pytestmark = pytest.mark.django_db
+
+def values(limit):
+    return 4.5, 5.25, 6.6, 30.0, limit, limit, 3, "x", "y"
 
 
-def test_rescue_looks_only_at_what_runs(history):
-    sql = filled(RESCUE)
-    used = reads(plan_of(sql, (4.5, 5.25, 6.6, 30.0, 1000, 1000, 3, "x", "y")))
-    assert "Seq Scan" not in {kind for kind, _ in used}
+def calls(_backlog):
+    return {
+        "RESCUE": Call(filled(RESCUE), values(1000), by_index=True),
+        "DOUBTFUL": Call(filled(DOUBTFUL), (6.6, None), by_index=True),
+    }
+
+
+def test_rescue_reads_only_tasks_of_workers_that_may_be_dead(plans):
+    plans.check()
+
+
+@pytest.mark.django_db
+def test_tasks_of_a_dead_worker_are_compared_some_at_a_time(new_table):
+    """The planner expects a few: a thousand of a worker that died were a million comparisons."""
+    analyze()
+    insert("RUNNING", 1000, worker=uuid4())
+    assert comparisons(executed(filled(RESCUE), values(RESCUED_AT_ONCE), by_index=True)) <= 100_000
+    assert [len(rescue("default")) for _ in range(6)] == [RESCUED_AT_ONCE] * 5 + [0]

@@ -9,13 +9,26 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Task
-from django_pglock.store import move
+from django_pglock.store import move_to_status
+from django_pglock.store.marking import first_free, marking_sql
+from django_pglock.store.retry import _retriable
 from tests.plans.reading import analyze, insert, plan_of, reads
+from tests.plans.store.backlog import Call
+
+
+def calls(backlog):
+    retried = _retriable(Task.objects.filter(pk=backlog.first)).order_by("pk")
+    changes = {"status": "READY", "finished_at": None}
+    return {"of one": Call(*marking_sql(first_free(retried, 1000, no_key=True), changes, '"queue"'))}
+
+
+def test_a_retry_of_one_reads_its_row(plans):
+    plans.check()
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_retry_of_many_reads_its_window_by_the_key(new_table, monkeypatch):
-    monkeypatch.setattr(move, "WINDOW", 500)
+    monkeypatch.setattr(move_to_status, "WINDOW", 500)
     insert("SUCCESSFUL", 20_000)
     insert("FAILED", 1500)
     Task.objects.filter(status="FAILED", pk__in=Task.objects.order_by("-pk").values("pk")[:10]).update(

@@ -1,19 +1,38 @@
-"""A batch of outcomes finds its rows by key."""
+"""Outcomes are written into rows that are found by their ids."""
 
 from __future__ import annotations
 
-import pytest
+from django_pglock.store.settle import (
+    FINISH_DATES,
+    HELD,
+    SETTLE_OTHERS,
+    SETTLE_OWN_SUCCESS,
+    SETTLE_SUCCESSES,
+    SETTLE_UNOBSERVED,
+)
+from django_pglock.store.statements import filled
+from tests.plans.reading import reads
+from tests.plans.store.backlog import Call
 
-from django_pglock.store.settle import SETTLE_SUCCESSES, SETTLE_UNOBSERVED
-from django_pglock.store.sql import filled
-from tests.plans.reading import plan_of, reads
 
-pytestmark = pytest.mark.django_db
+def calls(backlog):
+    ids, ones, texts = backlog.ids, backlog.ones, backlog.texts
+    failed = ["FAILED"] * len(ids)
+    others = (ids, ones, failed, [0.0] * len(ids), ones, ones, failed, texts, texts, ids, texts)
+    many = [*ids, *range(ids[-1] + 10_000_000, ids[-1] + 10_000_490)]
+    return {
+        "SETTLE_SUCCESSES": Call(filled(SETTLE_SUCCESSES), (ids, ones, "[]")),
+        "SETTLE_SUCCESSES, many": Call(filled(SETTLE_SUCCESSES), (many, [1] * len(many), "[]")),
+        "SETTLE_UNOBSERVED": Call(filled(SETTLE_UNOBSERVED), (ids, ones, "[]", len(ids))),
+        "SETTLE_UNOBSERVED, many": Call(filled(SETTLE_UNOBSERVED), (many, [1] * len(many), "[]", len(many))),
+        "SETTLE_OWN_SUCCESS": Call(filled(SETTLE_OWN_SUCCESS), ("null", ids[0], 1)),
+        "SETTLE_OTHERS": Call(filled(SETTLE_OTHERS), (*others, backlog.worker)),
+        "HELD": Call(filled(HELD), (ids, ones)),
+        "FINISH_DATES": Call(filled(FINISH_DATES), [backlog.array]),
+    }
 
 
-@pytest.mark.parametrize("batch", [1, 500])
-@pytest.mark.parametrize("statement", [SETTLE_SUCCESSES, SETTLE_UNOBSERVED], ids=["observed", "unobserved"])
-def test_a_settle_finds_its_rows_by_key(history, statement, batch):
-    values = (list(range(1, batch + 1)), [1] * batch, "[]", batch)
-    plan = plan_of(filled(statement), values[: statement.count("%s")])
-    assert "Seq Scan" not in {kind for kind, _ in reads(plan)}
+def test_a_settle_finds_its_rows_by_key(plans):
+    plans.check(pages=2000)
+    for name, plan in plans.items():
+        assert "Seq Scan" not in {kind for kind, _ in reads(plan)}, name

@@ -7,14 +7,21 @@ import json
 import pytest
 from django.db import connection
 
-from django_pglock.models import Task
-from django_pglock.store.sql import filled
+from django_pglock.store.statements import filled
 from django_pglock.store.unknown import UNKNOWN
-from tests.plans.reading import nodes
+from tests.plans.reading import BATCH, nodes
+from tests.plans.store.backlog import Call
 
-pytestmark = pytest.mark.django_db
+
+def calls(_backlog):
+    return {"UNKNOWN": Call(filled(UNKNOWN), (30.0, None, BATCH, BATCH, None))}
 
 
+def test_nothing_is_read_for_the_unknown_but_ready_tasks(plans):
+    plans.check()
+
+
+@pytest.mark.django_db
 def test_no_more_than_the_first_of_each_queue_is_read_for_the_unknown(history):
     """A million that wait behind them cost nothing: no node yields more than the limit of each queue."""
     sql = filled(UNKNOWN)
@@ -24,6 +31,3 @@ def test_no_more_than_the_first_of_each_queue_is_read_for_the_unknown(history):
     plan = answer if isinstance(answer, list) else json.loads(answer)
     table = [node for node in nodes(plan) if node.get("Relation Name") == "django_pglock_task"]
     assert max(node["Actual Rows"] for node in table) <= 10
-    assert {queue: waiting for _, queue, waiting, _ in Task.objects.all().unknown(limit=10)} == dict.fromkeys(
-        ("q0", "q1", "q2", "q3", "q4"), 10
-    )

@@ -12,7 +12,7 @@ from django_pglock.models import ArchivedTask, Task
 from django_pglock.store.archive_state import archive_state, turn_off, turn_on
 from django_pglock.worker.upkeep import archive_keeping
 from django_pglock.worker.upkeep.archive_keeping import ArchiveKeeping
-from tests.db.store.test_archive import TWO_HOURS, walk
+from tests.db.store.archiving import TWO_HOURS, walk
 from tests.db.store.test_prune import make
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_archive")]

@@ -15,7 +15,7 @@ from django_pglock.postgres.connections import connection_for, in_transaction
 from django_pglock.store.admit import admit_on_commit
 from django_pglock.store.marking import first_free, mark
 from django_pglock.store.release import release_on_commit
-from django_pglock.store.sql import array_of_numbers
+from django_pglock.store.statements import array_of_numbers
 from django_pglock.store.wake import wake
 from django_pglock.tasks.states import FINISHED, TaskStatus, sources_of
 

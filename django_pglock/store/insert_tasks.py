@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django_pglock.postgres.connections import connection_for
 from django_pglock.postgres.message import literals, send
 from django_pglock.store.call import Call, Enqueued, due_of, options_of, row_of
-from django_pglock.store.sql import array_of_numbers, bound, filled, run
+from django_pglock.store.statements import array_of_numbers, bound, filled, run
 
 if TYPE_CHECKING:
     from django_pglock.tasks.fields import TaskFields

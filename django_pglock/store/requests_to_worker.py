@@ -9,7 +9,7 @@ from uuid import UUID
 from django.db import ProgrammingError
 from psycopg.errors import InsufficientPrivilege
 
-from django_pglock.store.sql import run_by_index
+from django_pglock.store.statements import run_by_index
 
 logger = logging.getLogger("django_pglock.worker")
 

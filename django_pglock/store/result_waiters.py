@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_pglock.store.sql import array_of_numbers, run
+from django_pglock.store.statements import array_of_numbers, run
 
 #: Processes that wait for a result listen here; the payload is the task's id.
 DONE_CHANNEL = "django_pglock_done"

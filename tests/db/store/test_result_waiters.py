@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pglock.models import Waiter
 from django_pglock.postgres.sessions import dedicated_connection
-from django_pglock.store.wait import ended, note_waits
+from django_pglock.store.result_waiters import ended, note_waits
 from tests.db.store.waiting import results_of
 
 pytestmark = pytest.mark.django_db(transaction=True)

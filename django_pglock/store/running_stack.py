@@ -12,7 +12,7 @@ from uuid import UUID
 
 from django_pglock.store.after_commit import after_commit
 from django_pglock.store.cancel import NOTIFY_CANCEL
-from django_pglock.store.sql import rows_of, run
+from django_pglock.store.statements import rows_of, run
 from django_pglock.store.wake import CANCEL_CHANNEL
 
 #: Seconds after which the next request, for whatever task, deletes a stack.

@@ -1,0 +1,108 @@
+"""Days of the archive: created as they are needed, dropped when they are old enough."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from django.db import connection
+from django.utils import timezone as django_timezone
+
+from django_pglock.models import ArchivedTask
+from django_pglock.store import archive_days
+from django_pglock.store.archive_days import create_days, drop_days, sizes_of_days
+from django_pglock.store.archive_state import archive_state, table_of
+from tests.db.store.archiving import TWO_HOURS, moved, walk
+from tests.db.store.test_prune import make
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_archive")]
+
+
+def utc(*numbers):
+    return datetime(*numbers, tzinfo=timezone.utc)
+
+
+def test_each_day_has_a_partition_by_utc(settings):
+    settings.TIME_ZONE = "America/New_York"
+    day = (django_timezone.now() - timedelta(days=3)).astimezone(timezone.utc).date()
+    last, first = (utc(day.year, day.month, day.day, 23, 59, 59), utc(day.year, day.month, day.day) + timedelta(days=1))
+    make(days=5, finished_at=last), make(days=5, finished_at=first)
+    assert walk() == 2
+    assert archive_state("default").days == (day, day + timedelta(days=1))
+    with connection.cursor() as cursor:
+        for each in (day, day + timedelta(days=1)):
+            cursor.execute(f"SELECT count(*) FROM {table_of(each)}")
+            assert cursor.fetchone() == (1,)
+
+
+def test_old_days_are_dropped_and_others_stay():
+    for days in (9, 3, TWO_HOURS):
+        make(days=days)
+    assert walk(days=30) == 3
+    before = archive_state("default").days
+    assert drop_days("default", 7) == [before[0]]
+    assert archive_state("default").days == before[1:]
+    assert ArchivedTask.objects.count() == 2
+    assert drop_days("default", 7) == []
+
+
+def test_a_day_is_dropped_only_when_all_its_tasks_are_old_enough():
+    """Its first task may be older by a day."""
+    make(days=7 + TWO_HOURS)
+    walk(days=30)
+    [day] = archive_state("default").days
+    ends = utc(day.year, day.month, day.day) + timedelta(days=1)
+    age = (django_timezone.now() - ends) / timedelta(days=1)
+    assert drop_days("default", age + 1) == []
+    assert drop_days("default", max(0, age - 1)) == [day]
+
+
+def test_an_interrupted_drop_is_finished(monkeypatch):
+    for days in (9, 10):
+        make(days=days)
+    walk(days=30)
+    monkeypatch.setattr(archive_days, "DROP", archive_days.sql.SQL("SELECT 1/0 -- {part}"))
+    with pytest.raises(Exception, match="division by zero"):
+        drop_days("default", 7)
+    monkeypatch.undo()
+    assert len(archive_state("default").days) == 1
+    assert len(drop_days("default", 7)) == 2
+    assert drop_days("default", 7) == []
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_class WHERE relname ~ '^django_pglock_archivedtask_2'")
+        assert cursor.fetchone() == (0,)
+
+
+def test_a_partition_that_a_person_has_detached_is_kept():
+    row = make(days=9)
+    walk(days=30)
+    [day] = archive_state("default").days
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE django_pglock_archivedtask DETACH PARTITION {table_of(day)}")
+        assert drop_days("default", 1) == []
+        cursor.execute(f"SELECT id FROM {table_of(day)}")
+        assert cursor.fetchone() == (row.pk,)
+        # Other tasks of this day stay in the table of tasks: their table is not a partition.
+        late = make(days=9)
+        assert walk(days=30) == 0
+        assert moved(late) == [False]
+        cursor.execute(f"DROP TABLE {table_of(day)}")
+
+
+def test_sizes_are_those_of_the_statistics():
+    for _ in range(3):
+        make(days=TWO_HOURS)
+    walk()
+    [day] = sizes_of_days("default")
+    assert day.rows is None
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE django_pglock_archivedtask")
+    [day] = sizes_of_days("default")
+    assert day.rows == 3
+    assert day.size > 8192
+
+
+def test_two_create_the_same_day(in_threads):
+    day = django_timezone.now().date()
+    states = in_threads(lambda _: create_days("default", [day]), 4)
+    assert {state.days for state in states} == {(day,)}

@@ -1,0 +1,72 @@
+"""The switch of the archive, which all processes see, and what a role may do there."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from django_pglock.store import archive_state as module
+from django_pglock.store.archive_days import create_days
+from django_pglock.store.archive_state import (
+    archive_state,
+    day_of,
+    may_be_archived,
+    references_to_tasks,
+    rights_in_archive,
+    table_of,
+    turn_off,
+    turn_on,
+)
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_archive")]
+
+
+def test_the_switch_is_seen_by_all():
+    assert not archive_state("default").is_on
+    assert not may_be_archived("default")
+    turn_on("default")
+    state = archive_state("default")
+    assert 0 <= state.on_for < 600
+    assert state.may_have_rows
+    turn_off("default")
+    assert not archive_state("default").is_on
+    assert not archive_state("default").may_have_rows
+    create_days("default", [timezone.now().date()])
+    assert archive_state("default").may_have_rows
+
+
+def test_a_process_asks_again_only_after_some_seconds(monkeypatch, django_assert_num_queries):
+    """Each ask for a task that does not exist would else send a query more, also without an archive."""
+    module._known.clear()
+    with django_assert_num_queries(1):
+        assert not may_be_archived("default")
+        assert not may_be_archived("default")
+    monkeypatch.setattr(module, "KNOWN_FOR", 0.0)
+    with django_assert_num_queries(1):
+        assert not may_be_archived("default")
+
+
+def test_only_tables_that_the_package_has_named_are_days():
+    assert day_of(table_of(date(2026, 11, 5))) == date(2026, 11, 5)
+    for name in ("_default", "_20261332", "_2026115", "_20261105_old"):
+        assert day_of("django_pglock_archivedtask" + name) is None
+
+
+def test_tables_that_refer_to_tasks_are_named():
+    assert references_to_tasks("default") == []
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE keeps_task (task bigint REFERENCES django_pglock_task (id))")
+        try:
+            assert references_to_tasks("default") == ["keeps_task"]
+        finally:
+            cursor.execute("DROP TABLE keeps_task")
+
+
+def test_the_owner_of_the_archive_may_move_tasks_there():
+    rights = rights_in_archive("default")
+    assert rights.role == rights.owner
+    assert rights.is_owner
+    assert rights.may_create

@@ -1,0 +1,40 @@
+"""The failed and lost attempts of a task, before and after it has moved to the archive."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_pglock.models import ArchivedTask, Task
+from django_pglock.store.attempts import attempts_before, failures_of
+from tests.db.store.archiving import TWO_HOURS, fail, walk
+from tests.db.store.test_prune import make
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_archive")]
+
+#: What both rows of an attempt have.
+VALUES = ("task_id", "number", "worker", "worker_name", "outcome", "exception_path", "traceback", "log")
+DATES = ("started_at", "finished_at")
+
+
+def values(attempts):
+    return [[getattr(each, name) for name in (*VALUES, *DATES)] for each in attempts]
+
+
+def test_attempts_are_those_of_the_task_in_their_order():
+    row, other = make("READY"), make("READY")
+    fail(row, 2), fail(row, 1), fail(other, 1)
+    assert [each.number for each in attempts_before("default", row.pk)] == [1, 2]
+    assert attempts_before("default", 10**12) == []
+
+
+def test_in_the_archive_they_are_as_they_were(django_assert_num_queries, settings):
+    row = make(days=TWO_HOURS, attempts=3)
+    fail(row, 2, outcome="LOST", worker=None, log=None), fail(row, 1)
+    before = {}
+    for settings.USE_TZ in (True, False):
+        before[settings.USE_TZ] = values(failures_of(Task.objects.get(pk=row.pk)))
+    assert walk() == 1
+    archived = ArchivedTask.objects.get(pk=row.pk)
+    for settings.USE_TZ in (True, False):
+        with django_assert_num_queries(0):
+            assert values(failures_of(archived)) == before[settings.USE_TZ]

@@ -1,0 +1,52 @@
+"""Which queues exist, without those that have a row."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+
+from django_pglock.models import Queue, QueueCount
+from django_pglock.store.known_queues import queues_without_row
+from django_pglock.store.shared_counts import shared_counts
+from django_pglock.store.shared_failures import SHOWN_FOR
+from tests.db.admin.visits import make
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("status", ["READY", "RUNNING", "SCHEDULED", "BLOCKED", "FAILED"])
+def test_a_queue_with_a_task_that_waits_runs_or_has_failed_is_known(status):
+    make(status, queue="mail")
+    make(status, queue="fair", fair_key="x")
+    assert queues_without_row("default") == (["fair", "mail"], None)
+
+
+def test_the_common_queues_of_finished_tasks_are_known_by_statistics():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO django_pglock_task (queue, task_path, backend, status, finished_at)"
+            " SELECT 'bulk', 'a.b', 'default', 'SUCCESSFUL', now() FROM generate_series(1, 100)"
+        )
+        cursor.execute("ANALYZE django_pglock_task")
+    assert "bulk" in queues_without_row("default").names
+
+
+def test_names_are_added_and_queues_with_a_row_are_left_out():
+    for queue in ("mail", "paused"):
+        make("READY", queue=queue)
+    Queue.objects.pause("paused")
+    assert queues_without_row("default", also=["default", "mail", "paused"]).names == ["default", "mail"]
+
+
+def test_the_counts_of_a_worker_are_taken_while_they_are_young():
+    make("FAILED", queue="counted")
+    shared_counts("default")
+    make("FAILED", queue="younger")
+    names, age = queues_without_row("default", also=["default"])
+    assert names == ["counted", "default"]
+    assert 0 <= age < SHOWN_FOR
+    QueueCount.objects.update(counted_at=Now() - timedelta(seconds=SHOWN_FOR + 1))
+    assert queues_without_row("default", also=["default"]) == (["counted", "default", "younger"], None)

@@ -1,0 +1,45 @@
+"""Scheduled tasks that a person runs now."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import Task
+from django_pglock.store.count import queue_counts
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_task_is_ready_since_then():
+    tasks.nothing.using(run_after=timedelta(days=1)).enqueue()
+    Task.objects.update(enqueued_at=Now() - timedelta(days=1))
+    assert Task.objects.all().run_now() == 1
+    [counted] = queue_counts("default")
+    assert counted.oldest_ready is not None
+    assert counted.oldest_ready < 3600
+
+
+def test_only_scheduled_tasks_are_run_now(claim):
+    later = tasks.nothing.using(run_after=timedelta(hours=1)).enqueue()
+    tasks.nothing.enqueue()
+    claim()
+    tasks.nothing.enqueue()
+    waits = tasks.nothing.using(after=[tasks.nothing.enqueue()]).enqueue()
+    assert Task.objects.all().run_now() == 1
+    assert Task.objects.all().run_now() == 0
+    assert Task.objects.get(pk=later.id).status == "READY"
+    assert Task.objects.get(pk=waits.id).status == "BLOCKED"
+
+
+def test_a_task_with_a_lock_key_takes_its_place_in_the_queue_of_the_key():
+    later = keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
+    Task.objects.all().run_now()
+    assert Task.objects.get(pk=later.id).status == "READY", "no other task has the key"
+    behind = keyed.step.using(run_after=timedelta(hours=1)).enqueue(1)
+    Task.objects.all().run_now()
+    assert Task.objects.get(pk=behind.id).status == "BLOCKED"

@@ -1,0 +1,46 @@
+"""The numbers that one worker counts for all."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.db.models.functions import Now
+
+from django_pglock.models import Queue, QueueCount, Task
+from django_pglock.store import shared_counts
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_count_that_takes_long_is_made_less_often(monkeypatch):
+    monkeypatch.setattr(shared_counts, "REST", 1e9)
+    shared_counts.shared_counts("default")
+    [turn] = QueueCount.objects.all()
+    assert 39 < (turn.count_again_at - turn.counted_at).total_seconds() < 41
+
+
+def test_counts_that_nobody_has_renewed_are_not_shown(monkeypatch):
+    tasks.nothing.enqueue()
+    assert shared_counts.shared_counts("default")
+    monkeypatch.setattr(shared_counts, "TOO_OLD", 0.0)
+    assert shared_counts.shared_counts("default") == []
+
+
+def test_a_later_count_replaces_each_number_of_an_earlier_one():
+    tasks.nothing.enqueue()
+    [earlier] = shared_counts.shared_counts("default")
+    assert (earlier.ready, earlier.blocked, earlier.scheduled, earlier.running, earlier.failed) == (1, 0, 0, 0, 0)
+    statuses = ["READY"] * 5 + ["BLOCKED"] * 4 + ["SCHEDULED"] * 3 + ["RUNNING"] * 2 + ["FAILED"]
+    for status in statuses[1:]:
+        dates = {"started_at": Now(), "last_attempted_at": Now(), "run_after": Now()}
+        finished_at = Now() if status == "FAILED" else None
+        row = {"queue": "default", "backend": "default", "task_path": "x", "worker": uuid4(), "waits_for": 1}
+        Task.objects.create(**row, **dates, status=status, finished_at=finished_at)
+    Queue.objects.pause("default")
+    QueueCount.objects.update(count_again_at=Now())
+    [later] = shared_counts.shared_counts("default")
+    assert (later.ready, later.blocked, later.scheduled, later.running, later.failed) == (5, 4, 3, 2, 1)
+    assert later.is_paused
+    assert later.oldest_ready > earlier.oldest_ready

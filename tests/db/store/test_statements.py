@@ -1,0 +1,84 @@
+"""How statements are sent: one message, one transaction, settings that end with it."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_pglock.models import Task
+from django_pglock.store.statements import (
+    OFF,
+    array_of_numbers,
+    bound,
+    filled,
+    rows_of,
+    run,
+    run_by_index,
+    run_together,
+)
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ADD = "INSERT INTO {rate_limit} (key, arrives_at) VALUES (%s, now())"
+SHOW = "SELECT current_setting('transaction_isolation'), current_setting('enable_sort')"
+
+
+def test_names_of_tables_are_filled_in_and_values_are_sent_apart():
+    id_ = int(tasks.nothing.enqueue().id)
+    assert run("default", "SELECT id, %s FROM {task} WHERE queue = %s", "a'b %s", "default") == [(id_, "a'b %s")]
+    assert run("default", "UPDATE {task} SET priority = 3") == [], "it returns no rows"
+    assert rows_of("Task", "default").get().priority == 3
+    assert filled("{archived_task}") == '"django_pglock_archivedtask"'
+
+
+def test_statements_are_one_message_and_one_transaction():
+    with CaptureQueriesContext(connection) as queries:
+        rows = run_together(
+            "default",
+            (ADD, ["mail"]),
+            ("SELECT key, pg_current_xact_id() = xmin::text::xid8 FROM {rate_limit}", []),
+        )
+    assert rows == [("mail", True)]
+    assert len(queries) == 1
+    with pytest.raises(Exception, match="division by zero"):
+        run_together("default", ("DELETE FROM {rate_limit}", []), ("SELECT 1 / %s", [0]))
+    assert run("default", "SELECT key FROM {rate_limit}") == [("mail",)], "all or none"
+
+
+def test_a_message_is_read_committed_whatever_the_default_is():
+    """Only then has each of its statements a snapshot of its own."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET default_transaction_isolation = 'repeatable read'")
+        try:
+            assert run_together("default", (SHOW, ()))[0][0] == "read committed"
+        finally:
+            cursor.execute("RESET default_transaction_isolation")
+
+
+def test_inside_of_a_transaction_a_message_is_a_part_of_it():
+    with transaction.atomic():
+        run_together("default", (ADD, ["mail"]), ("SELECT 1", ()))
+        transaction.set_rollback(True)
+    assert run("default", "SELECT key FROM {rate_limit}") == []
+
+
+def test_indexes_are_walked_in_their_order_for_one_message_only():
+    assert run_by_index("default", SHOW)[0][1] == "off"
+    assert run("default", SHOW)[0][1] == "on"
+    shown = ", ".join(f"current_setting('{name}')" for name in OFF)
+    assert set(run_by_index("default", f"SELECT {shown}")[0]) == {"off"}
+
+
+def test_values_are_bound_as_the_server_quotes_them():
+    connection.ensure_connection()
+    assert bound("default", "SELECT {{}} %s, %s", ["a'b", None]) == "SELECT {} 'a''b', NULL"
+
+
+def test_numbers_are_an_array():
+    ids = [int(tasks.nothing.enqueue().id) for _ in range(3)]
+    for chosen in (ids, ids[:1], []):
+        found = run("default", "SELECT id FROM {task} WHERE id = ANY (%s::bigint[])", array_of_numbers(iter(chosen)))
+        assert sorted(id_ for (id_,) in found) == chosen
+    assert Task.objects.count() == 3

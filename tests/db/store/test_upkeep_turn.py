@@ -1,0 +1,68 @@
+"""The turn to do the upkeep: one worker has it, until the end of its transaction."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection, transaction
+
+from django_pglock.models import Task
+from django_pglock.postgres.connections import has_session_ended
+from django_pglock.postgres.sessions import dedicated_connection
+from django_pglock.store.upkeep_turn import UPKEEP_TURN, take_upkeep_turn
+from tests.sample import tasks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def session():
+    """Somebody's session, which can hold a worker's lock."""
+    connection = dedicated_connection("default")
+    yield connection
+    connection.close()
+
+
+def test_one_worker_has_the_turn_until_its_transaction_ends(session):
+    def other_has_it():
+        with session.cursor() as cursor:
+            cursor.execute(UPKEEP_TURN)
+            return cursor.fetchone()[0]
+
+    with transaction.atomic():
+        assert take_upkeep_turn("default")
+        assert not other_has_it()
+    session.set_autocommit(False)
+    assert other_has_it()
+    with transaction.atomic():
+        assert not take_upkeep_turn("default")
+    session.rollback()
+    with transaction.atomic():
+        assert take_upkeep_turn("default")
+
+
+def test_its_settings_end_with_the_transaction():
+    shown = "SELECT current_setting('enable_sort'), current_setting('idle_in_transaction_session_timeout')"
+    with connection.cursor() as cursor:
+        cursor.execute(shown)
+        before = cursor.fetchone()
+        with transaction.atomic():
+            take_upkeep_turn("default")
+            cursor.execute(shown)
+            assert cursor.fetchone() == ("off", "3s")
+        cursor.execute(shown)
+        assert cursor.fetchone() == before
+
+
+def test_a_worker_that_froze_in_the_middle_of_its_upkeep_does_not_keep_the_others_from_theirs(
+    session, claim, worker, eventually
+):
+    """It holds the lock of the round in an open transaction; the server ends that session after three seconds."""
+    tasks.nothing.enqueue()
+    claim()
+    session.set_autocommit(False)
+    with session.cursor() as cursor:
+        cursor.execute(UPKEEP_TURN)
+        assert cursor.fetchone()[0] is True
+    worker(queues=["another"])
+    eventually(lambda: Task.objects.filter(rescues=1).exists(), why="nobody rescued anything")
+    assert has_session_ended(session)

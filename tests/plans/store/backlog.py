@@ -1,0 +1,193 @@
+"""A table with a backlog, and the plans of the statements beside it: executed once for all tests of a process.
+
+Each ``test_<verb>.py`` says in ``calls()`` how the statements of ``store/<verb>.py`` are called. Plans are executed and
+their rows counted: a plan can look right and still walk through everything. To insert the backlog takes longer than to
+execute all plans, so the first test that asks for a plan executes those of all files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+from django.db import DatabaseError, connection, transaction
+
+from django_pglock.models import Task, Worker
+from django_pglock.store.statements import array_of_numbers
+from tests.plans.reading import BATCH, analyze, executed, insert, pages_read, rows_read
+
+#: Kinds of statistics: of a new table, of one that was empty once, of the history alone, and of all but the running
+#: tasks of other workers.
+STATISTICS = ("none", "of an empty table", "from before", "of now")
+
+#: Buckets of ``rate=`` whose keys come before all others, in a table that had none when it was analyzed. Its one page
+#: makes the planner expect none on further pages either.
+BUCKETS = (
+    "TRUNCATE django_pglock_ratelimit",
+    "INSERT INTO django_pglock_ratelimit (key, arrives_at) VALUES ('0', now())",
+    "DELETE FROM django_pglock_ratelimit",
+    "ANALYZE django_pglock_ratelimit",
+    "INSERT INTO django_pglock_ratelimit (key, arrives_at) SELECT '0 ' || n, now() FROM generate_series(1, 20000) AS n",
+)
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What is in the table besides the history and what waits."""
+
+    #: The worker that runs ``BATCH`` tasks.
+    worker: UUID
+    #: The tasks that it runs, in order.
+    ids: list[int]
+    #: The oldest task, which has failed.
+    first: int
+
+    @property
+    def array(self) -> str:
+        """The tasks that the worker runs, as PostgreSQL writes an array."""
+        return array_of_numbers(self.ids)
+
+    @property
+    def ones(self) -> list[int]:
+        """The attempts of these tasks."""
+        return [1] * len(self.ids)
+
+    @property
+    def texts(self) -> list[str]:
+        """A JSON text for each of them."""
+        return ["null"] * len(self.ids)
+
+
+class Call(NamedTuple):
+    """A statement with its values. ``by_index``: it walks indexes in their order, as in admission and upkeep."""
+
+    statement: str
+    values: Any = None
+    by_index: bool = False
+
+
+class Plans(dict[str, Any]):
+    """The plans of the calls of one file, by the names that its ``calls()`` gives them."""
+
+    def check(self, *, rows: int = 30 * BATCH, pages: int = 600) -> None:
+        """Look that no statement reads more of the table than what it needs, and that none is compiled."""
+        assert self, "no statement was executed"
+        read = {name: (rows_read(plan), pages_read(plan)) for name, plan in self.items()}
+        assert {name: counts for name, counts in read.items() if counts[0] > rows or counts[1] > pages} == {}
+        # A sort that is forbidden and has to be looks so expensive to servers before 18 that they would compile it.
+        assert [name for name, plan in self.items() if "JIT" in plan[0]] == []
+
+
+@cache
+def plans_beside_backlog() -> Mapping[tuple[str, str], Plans]:
+    """Fill the table, which has to be new; return the plans by the kind of statistics and the file of tests.
+
+    Instead of its plan there is the error of a statement that could not be executed.
+    """
+    backlog, statistics = _fill()
+    calls = {name: module.calls(backlog) for name, module in _files().items()}
+    found: dict[tuple[str, str], Plans] = {}
+    for kind in STATISTICS:
+        statistics.restore(kind)
+        for name, each in calls.items():
+            found[kind, name] = Plans({label: _executed(call) for label, call in each.items()})
+    return found
+
+
+def _files() -> dict[str, Any]:
+    """Return the files of tests that say how statements are called."""
+    names = [f"{__package__}.{path.stem}" for path in sorted(Path(__file__).parent.glob("test_*.py"))]
+    return {name: module for name in names if hasattr(module := import_module(name), "calls")}
+
+
+def _executed(call: Call) -> Any:
+    try:
+        with transaction.atomic():
+            return executed(call.statement, call.values, by_index=call.by_index)
+    except DatabaseError as error:
+        return error
+
+
+def _fill() -> tuple[Backlog, _Statistics]:
+    """Insert a long history, twenty thousand tasks that wait for one key, as many for a date, and a few others.
+
+    A settle that read all running tasks of a fleet took seven times as long beside a hundred thousand of them, so ten
+    other workers run five hundred tasks each. Tasks of the lock key ``for later`` are scheduled.
+    """
+    with connection.cursor() as cursor:
+        for statement in BUCKETS:
+            cursor.execute(statement)
+    statistics, worker = _Statistics(), uuid4()
+    statistics.keep("none")
+    analyze()
+    statistics.keep("of an empty table")
+    insert("SUCCESSFUL", 20_000)
+    analyze()
+    statistics.keep("from before")
+    insert("BLOCKED", 20_000, lock="backlog")
+    insert("SCHEDULED", 20_000, seconds=60)
+    insert("READY", BATCH)
+    insert("READY", BATCH, fair="tenant")
+    insert("RUNNING", BATCH, worker=worker)
+    ids = list(Task.objects.filter(status="RUNNING").order_by("pk").values_list("pk", flat=True))
+    for before, id_ in pairwise(ids):
+        Task.objects.filter(pk=id_).update(meta={"previous_run": before})
+    first = Task.objects.earliest("pk").pk
+    Task.objects.filter(pk=first).update(status="FAILED")
+    analyze()
+    statistics.keep("of now")
+    for living in Worker.objects.bulk_create(Worker(id=uuid4(), pid=1, threads=1, queues=[]) for _ in range(BATCH)):
+        insert("RUNNING", 500, worker=living.pk)
+    insert("BLOCKED", BATCH, lock="for later")
+    insert("SCHEDULED", 10_000, lock="for later", seconds=60)
+    return Backlog(worker, ids, first), statistics
+
+
+class _Statistics:
+    """The statistics of the table at several moments, any of which can be made the present ones."""
+
+    #: What PostgreSQL has noted of the table and its indexes.
+    NOTED = """
+        SELECT relpages, reltuples, relallvisible, oid FROM pg_class
+        WHERE oid = 'django_pglock_task'::regclass
+           OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'django_pglock_task'::regclass)
+    """
+    NOTE = "UPDATE pg_class SET relpages = %s, reltuples = %s, relallvisible = %s WHERE oid = %s"
+    #: Copies of the statistics of columns cannot be inserted, so they are given to a table that does not exist.
+    GIVE = "UPDATE pg_statistic SET starelid = %s WHERE starelid = %s"
+
+    def __init__(self) -> None:
+        self.noted: dict[str, list[tuple[Any, ...]]] = {}
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 'django_pglock_task'::regclass::oid")
+            [self.table] = cursor.fetchone()
+        self.present: str | None = None
+
+    def keep(self, kind: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(self.NOTED)
+            self.noted[kind] = cursor.fetchall()
+        self.present = kind
+        self._put_away()
+
+    def restore(self, kind: str) -> None:
+        self._put_away()
+        with connection.cursor() as cursor:
+            cursor.executemany(self.NOTE, self.noted[kind])
+            cursor.execute(self.GIVE, [self.table, self._absent(kind)])
+        self.present = kind
+
+    def _put_away(self) -> None:
+        if self.present is not None:
+            with connection.cursor() as cursor:
+                cursor.execute(self.GIVE, [self._absent(self.present), self.table])
+            self.present = None
+
+    def _absent(self, kind: str) -> int:
+        return 1 + STATISTICS.index(kind)

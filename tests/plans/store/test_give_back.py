@@ -1,0 +1,17 @@
+"""Claims are given back by the index of running tasks."""
+
+from __future__ import annotations
+
+from django_pglock.store.give_back import GIVE_BACK
+from django_pglock.store.statements import filled
+from tests.plans.store.backlog import Call
+
+
+def calls(backlog):
+    return {
+        "GIVE_BACK": Call(filled(GIVE_BACK), (*[backlog.worker] * 3, backlog.ids[:1], 0.0, None, []), by_index=True),
+    }
+
+
+def test_only_the_tasks_of_the_worker_are_read(plans):
+    plans.check()

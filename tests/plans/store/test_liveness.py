@@ -1,0 +1,17 @@
+"""Workers that are dead are deleted unless they have running tasks, which an index has."""
+
+from __future__ import annotations
+
+from django_pglock.store.liveness import FORGET_DEAD
+from django_pglock.store.statements import filled
+from tests.plans.store.backlog import Call
+
+
+def calls(backlog):
+    return {
+        "FORGET_DEAD": Call(filled(FORGET_DEAD), (4.5, 5.25, 30.0)),
+    }
+
+
+def test_running_tasks_of_the_dead_are_found_by_index(plans):
+    plans.check()

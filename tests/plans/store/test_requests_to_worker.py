@@ -1,0 +1,18 @@
+"""Requests to a worker are looked for among the tasks that it runs."""
+
+from __future__ import annotations
+
+from django_pglock.store.requests_to_worker import CANCEL_REQUESTS, REQUESTS
+from django_pglock.store.statements import filled
+from tests.plans.store.backlog import Call
+
+
+def calls(backlog):
+    return {
+        "REQUESTS": Call(filled(REQUESTS), [backlog.worker] * 3, by_index=True),
+        "CANCEL_REQUESTS": Call(filled(CANCEL_REQUESTS), [backlog.worker] * 2, by_index=True),
+    }
+
+
+def test_only_the_tasks_of_the_worker_are_read(plans):
+    plans.check()

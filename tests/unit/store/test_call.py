@@ -1,0 +1,71 @@
+"""What a call is as a row."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from django_pglock.errors import TaskArgumentsError
+from django_pglock.store import call as module
+from django_pglock.store.call import Call, batches, due_of, is_alone, meta_of, options_of, row_of, seconds_kept
+from tests.sample import keyed_tasks as keyed
+from tests.sample import tasks
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(0, []), (3, [3]), (4, [4]), (9, [4, 4, 1])])
+def test_a_batch_has_so_many_calls(monkeypatch, count, sizes):
+    monkeypatch.setattr(module, "BATCH", 4)
+    calls = [Call(f"[{number}]", "{}") for number in range(count)]
+    found = list(batches(iter(calls)))
+    assert [len(each) for each in found] == sizes
+    assert [call for batch in found for call in batch] == calls
+
+
+def test_a_batch_is_full_when_its_arguments_are_long(monkeypatch):
+    monkeypatch.setattr(module, "LARGEST_BATCH", 100)
+    calls = [Call("[]", "x" * size) for size in (60, 60, 200, 1)]
+    assert [len(each) for each in batches(calls)] == [2, 1, 1]
+
+
+def test_calls_are_taken_only_as_they_are_written():
+    """They may come from a generator that is longer than the memory."""
+    taken = []
+    calls = (taken.append(number) or Call("[]", "{}") for number in range(3 * module.BATCH))
+    next(batches(calls))
+    assert len(taken) == module.BATCH
+
+
+def test_values_of_a_row():
+    task = tasks.record.using(priority=3, queue_name="mail", max_attempts=4)
+    values = ("mail", 3, "tests.sample.tasks.record", "[1]", "{}", "default", 3, "{}")
+    assert row_of(task, Call("[1]", "{}"), "{}") == values
+    assert options_of(task) == (None, None, None, None)
+
+
+def test_meta_has_what_has_no_column():
+    assert meta_of(tasks.nothing) == "{}"
+    task = tasks.nothing.using(meta={"tenant": 5})
+    assert json.loads(meta_of(task)) == {"tenant": 5}
+    assert json.loads(meta_of(task, {"traceparent": "a"})) == {"tenant": 5, module.HEADERS: {"traceparent": "a"}}
+    with pytest.raises(TaskArgumentsError, match="The meta of"):
+        meta_of(tasks.nothing.using(meta={"bad": {1, 2}}))
+
+
+def test_a_call_is_due_at_a_date_or_after_a_delay():
+    date = datetime(2100, 1, 1, tzinfo=timezone.utc)
+    assert due_of(tasks.nothing) == (None, None)
+    assert due_of(tasks.nothing.using(run_after=date)) == (date, None)
+    assert due_of(tasks.nothing.using(run_after=timedelta(hours=1))) == (None, timedelta(hours=1))
+
+
+def test_a_result_is_kept_for_whole_seconds():
+    assert seconds_kept(tasks.nothing) is None
+    assert seconds_kept(tasks.nothing.using(keep_result=timedelta(minutes=2))) == 120
+
+
+def test_a_task_is_alone_at_its_key_unless_its_concurrency_is_more_than_one():
+    assert is_alone(tasks.nothing)
+    assert is_alone(keyed.step)
+    assert not is_alone(keyed.step.using(lock="key", concurrency=2))

@@ -1,0 +1,86 @@
+"""What is kept of an exception that ended an attempt, and that nothing else of it is kept."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from django_pglock.store.outcome import Failure
+
+#: A module of the worker that calls a function.
+WORKER = {"__name__": "django_pglock.worker.running.run"}
+exec("def run(function):\n    function()", WORKER)
+
+
+class Connection:
+    """What a frame may hold."""
+
+
+def raised_by(function):
+    """Return the exception of a function that the worker has called."""
+    try:
+        WORKER["run"](function)
+    except BaseException as error:
+        # This frame is above the worker's, as none is in a process of a worker.
+        return error.with_traceback(error.__traceback__.tb_next)
+    raise AssertionError("nothing was raised")
+
+
+def fail():
+    raise KeyError("order")
+
+
+def test_a_failure_says_what_was_raised_and_where():
+    error = raised_by(fail)
+    failure = Failure.of(error)
+    assert (failure.exception_path, failure.message) == ("builtins.KeyError", "KeyError: 'order'")
+    assert failure.traceback.endswith("KeyError: 'order'\n")
+    assert failure.exception is error
+    assert failure.place == f"{__name__}:fail"
+
+
+def test_frames_of_the_worker_are_left_out():
+    """Each traceback would begin with them."""
+    lines = Failure.of(raised_by(fail)).traceback.splitlines()
+    assert [line.rpartition(", ")[2] for line in lines if line.startswith('  File "')] == ["in fail"]
+
+
+def caused():
+    held = Connection()
+    references.append(weakref.ref(held))
+    try:
+        raise ValueError("first")
+    except ValueError as error:
+        raise KeyError("second") from error
+
+
+def in_its_context():
+    held = Connection()
+    references.append(weakref.ref(held))
+    try:
+        fail()
+    except KeyError:
+        raise ValueError("second")  # noqa: B904 - the context is what is tested
+
+
+references = []
+
+
+@pytest.mark.parametrize("function", [caused, in_its_context])
+def test_what_the_frames_of_all_linked_exceptions_hold_is_released(function):
+    """The next task may begin now, and may need the connection or the lock that a variable still holds."""
+    references.clear()
+    failure = Failure.of(raised_by(function))
+    gc.collect()
+    assert [each() for each in references] == [None]
+    assert "KeyError" in failure.traceback
+    assert "ValueError" in failure.traceback
+
+
+def test_exceptions_that_refer_to_each_other_have_an_end():
+    error = raised_by(fail)
+    error.__context__ = other = ValueError("other")
+    other.__context__ = error
+    assert Failure.of(error).message == "KeyError: 'order'"
