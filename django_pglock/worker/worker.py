@@ -134,7 +134,7 @@ class Worker:
             on_task_limit=self._ask_for_replacement,
             sessions=self.sessions,
         )
-        self.deadlines = Deadlines([*self._connected, self.session_watch])
+        self.deadlines = Deadlines(self._connected)
         self._make_probes(probe_host, probe_port, heartbeat_file)
         self._connect_parts(listens=listens)
 
