@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -30,10 +31,11 @@ auth_type = any
 pool_mode = {mode}
 ignore_startup_parameters = options, extra_float_digits
 logfile = {folder}/log
+pidfile = {folder}/pid
 """
 
-# The end of the pipe is our end, whatever it was: then PgBouncer and its folder go, too.
-RUN = '"$1" -q "$2/ini" & read -r end; kill $!; wait; rm -rf "$2"'
+# The end of the pipe is our end, whatever it was: then PgBouncer and its folder go, too. It may be stopped.
+RUN = '"$1" -q "$2/ini" & read -r end; kill -9 $!; wait; rm -rf "$2"'
 
 
 class PgBouncer:
@@ -70,6 +72,10 @@ class PgBouncer:
     def __exit__(self, *error: object) -> None:
         self._process.communicate()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to PgBouncer."""
+        os.kill(int((self.folder / "pid").read_text()), number)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + 60

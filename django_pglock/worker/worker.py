@@ -133,7 +133,7 @@ class Worker:
         self.listener = self._make_listener() if listens else None
         self.heartbeat = self._make_heartbeat(using, is_pooled=not listens, supervisor=supervisor)
         self.fetcher = self._make_fetcher(using, listens=listens, backend=backend)
-        self.deadlines = Deadlines([*self._connected, self.session_watch])
+        self.deadlines = Deadlines(self._connected)
         self.health = self._make_health()
         number = None if supervisor is None else supervisor.number
         self.probes = self._make_probes(host=probe_host, port=probe_port, path=heartbeat_file, number=number)

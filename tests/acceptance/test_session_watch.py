@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
+
 import pytest
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 
 from django_pglock.models import Attempt, Task
 from django_pglock.postgres.connections import statement_under_way
 from django_pglock.worker.liveness import deadlines, session_watch
+from django_pglock.worker.liveness.session_watch import Question, SessionWatch
 from django_pglock.worker.running import task_thread
 from django_pglock.worker.service import ConnectedService
 from tests.conftest import NEVER
@@ -41,7 +45,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(deadlines, "CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(deadlines, "LEFT_TO_SERVER", 0.5)
     monkeypatch.setattr(session_watch, "CHECK_INTERVAL", 0.1)
-    monkeypatch.setattr(session_watch, "ON_ITS_WAY", 0.5)
+    monkeypatch.setattr(session_watch, "LONGEST_TRANSIT", 0.5)
 
 
 def is_done():
@@ -116,7 +120,7 @@ def test_a_check_of_a_pool(proxy, quick, worker, eventually, caplog, monkeypatch
 
 
 def test_nobody_can_be_reached_at_all(member, proxy, eventually, caplog, monkeypatch):
-    monkeypatch.setattr(session_watch, "ANSWER_WITHIN", 2.0)
+    monkeypatch.setattr(session_watch, "QUESTION_TIMEOUT", 2.0)
     begin(tasks.ask_twice)
     proxy.black_hole()
     tasks.GO_ON.set()
@@ -126,7 +130,7 @@ def test_nobody_can_be_reached_at_all(member, proxy, eventually, caplog, monkeyp
 
 
 def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(member, proxy, eventually, caplog, monkeypatch):
-    monkeypatch.setattr(session_watch, "FIRST_QUESTION", 10**9)
+    monkeypatch.setattr(session_watch, "CHECKS_BEFORE_FIRST_QUESTION", 10**9)
     monkeypatch.setattr(task_thread, "CANCEL_PATIENCE", 1.0)
     # The request goes to the server, which has nothing to cancel. (The proxy would answer it with a reset.)
     monkeypatch.setattr(task_thread, "cancel_statement", statement_under_way)
@@ -139,7 +143,7 @@ def test_a_timeout_ends_the_wait_where_the_server_has_nothing_to_cancel(member, 
 
 
 def test_a_timeout_ends_the_wait_where_the_cancel_does_not_arrive(member, proxy, eventually, caplog, monkeypatch):
-    monkeypatch.setattr(session_watch, "FIRST_QUESTION", 10**9)
+    monkeypatch.setattr(session_watch, "CHECKS_BEFORE_FIRST_QUESTION", 10**9)
     begin(tasks.ask_twice_in_time)
     proxy.black_hole(new=False)
     tasks.GO_ON.set()
@@ -148,7 +152,7 @@ def test_a_timeout_ends_the_wait_where_the_cancel_does_not_arrive(member, proxy,
 
 
 def test_a_long_statement_is_left_alone_and_named_once(proxy, quick, worker, eventually, caplog, monkeypatch):
-    monkeypatch.setattr(session_watch, "REPORT", 15)
+    monkeypatch.setattr(session_watch, "CHECKS_BEFORE_REPORT", 15)
     member = worker(threads=1)
     tasks.sleep_in_server.enqueue(8)
     eventually(is_done)
@@ -165,6 +169,32 @@ def test_the_watch_itself_does_not_hang(member, proxy, eventually):
     proxy.black_hole(new=False)
     failed = eventually(lambda: Task.objects.filter(status="FAILED").first(), why="the watch hangs")
     assert (failed.finished_at - failed.started_at).total_seconds() >= 10, "the statement was under way at the server"
+
+
+def questions():
+    return [thread for thread in threading.enumerate() if isinstance(thread, Question)]
+
+
+def test_a_stop_ends_the_question_that_is_under_way(proxy, quick, eventually, monkeypatch):
+    """Its session falls mute, and nothing else would end the question while this test runs."""
+    monkeypatch.setattr(session_watch, "QUESTION_TIMEOUT", 2 * NEVER)
+    watch = SessionWatch(lambda ident: None)
+    watch.start()
+
+    def wait_in_server():
+        with suppress(OperationalError):
+            tasks.sleep_in_server.func(NEVER)
+
+    waiting = threading.Thread(target=wait_in_server, daemon=True)
+    waiting.start()
+    eventually(lambda: watch._sessions and not watch._questions, why="the watch does not ask")
+    proxy.black_hole(new=False)
+    eventually(lambda: questions() and statement_under_way(questions()[0].session), why="the watch does not ask again")
+    watch.stop()
+    assert watch.wait(NEVER)
+    assert not questions()
+    proxy.cut()
+    waiting.join(NEVER)
 
 
 def test_who_does_something_else_or_asks_again_and_again_is_left_alone(member, eventually, caplog):

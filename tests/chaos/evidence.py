@@ -43,6 +43,7 @@ class RunRow:
     ended: float | None
     key: str = ""
     is_atomic: bool = False
+    thread: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,8 @@ class Evidence:
 
         ``since`` is the moment of the fault, or of its end; without a victim, anywhere is elsewhere. What was finished
         at that moment, and only seemed to be in hand because the answer was on its way, need not run again.
+
+        Raises ``AssertionError`` if nothing had to run again: then nothing was shown.
         """
         elsewhere = [run for run in self.runs if run.worker != victim]
         began = {(run.task, run.attempt): run.started for run in self.runs}
@@ -157,19 +160,29 @@ class Evidence:
             task: min((run.started for run in elsewhere if run.task == task and run.started >= since), default=math.inf)
             for task in set(hands) - done
         }
+        assert begun, "nothing is shown: the victim had no task that had to run again"
         finished = [run.ended for run in elsewhere if run.ended is not None and run.ended >= since]
         return Recovery(
-            first=min(begun.values(), default=since) - since,
-            last=max(begun.values(), default=since) - since,
+            first=min(begun.values()) - since,
+            last=max(begun.values()) - since,
             others=min(finished, default=math.inf) - since,
         )
 
+    def unfinished(self, worker: UUID) -> set[int]:
+        """Return the tasks that a worker has begun and never ended. An atomic task that was cut off leaves no run."""
+        return {run.task for run in self.runs if run.worker == worker and run.ended is None}
+
     def begins(self, worker: UUID, since: float) -> float:
         """Return after how many seconds a worker began anything, counted from a moment."""
-        return (
-            min((run.started for run in self.runs if run.worker == worker and run.started >= since), default=math.inf)
-            - since
-        )
+        return min(self.begins_of_threads(worker, since).values(), default=math.inf)
+
+    def begins_of_threads(self, worker: UUID, since: float) -> dict[str, float]:
+        """Return after how many seconds each thread of a worker began anything, for the threads that did."""
+        begins: dict[str, float] = {}
+        for run in self.runs:
+            if run.worker == worker and run.started >= since:
+                begins[run.thread] = min(begins.get(run.thread, math.inf), run.started - since)
+        return begins
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -44,6 +45,11 @@ class Member(WorkerProcess):
         super()._read()
         # The pipe ends with the process.
         self.ended_at = time.time()
+
+
+def state_of(pid: int) -> str:
+    """Return the state of a process, one letter: T if it is stopped. Linux."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 @dataclass
@@ -128,6 +134,15 @@ class Stage:
 
         return self.under_load(have_begun)
 
+    def all_threads_begin(self, crew: Collection[Member], since: float, threads: int) -> Callable[[], bool]:
+        """Return the question for ``eventually`` whether each of so many threads of each worker has begun a task."""
+
+        def have_begun() -> bool:
+            evidence = self.evidence()
+            return all(len(evidence.begins_of_threads(member.id, since)) == threads for member in crew)
+
+        return self.under_load(have_begun)
+
     def expect(self, *results: Any) -> list[int]:
         """Take note of tasks that were enqueued: each has to have its end."""
         ids = [int(result.id) for result in results]
@@ -137,20 +152,36 @@ class Stage:
     # What is done to it
 
     def strike(self, member: Member, number: signal.Signals) -> Blow:
-        """Send a signal. After SIGKILL and SIGSTOP, return when it has happened."""
-        before = self._caught_at_work(member.id) if number in (signal.SIGKILL, signal.SIGSTOP) else set()
+        """Send a signal: SIGKILL and SIGSTOP in the middle of a task. Return when it has happened."""
+        is_hard = number in (signal.SIGKILL, signal.SIGSTOP)
+        # Read before a SIGKILL: the heartbeat process reports the death at once, and others take the tasks.
+        hands = self.stop_at_work(member.process.pid, member.id) if is_hard else set()
         at = time.time()
         member.send(number)
         if number == signal.SIGKILL:
             member.wait()
-            # Its heartbeat process reports the death at once: what it had may have been taken back by now.
-            ended = Task.objects.filter(pk__in=before, status__in=FINISHED).values_list("pk", flat=True)
-            return Blow(member.id, at, before - set(ended))
         if number == signal.SIGSTOP:
-            self._stopped[member.id] = at = time.time()
+            self._stopped[member.id] = at
         elif number == signal.SIGCONT:
             self._absences.append(Absence(member.id, self._stopped.pop(member.id), at))
-        return Blow(member.id, at, self.hands(member.id))
+        return Blow(member.id, at, hands if is_hard else self.hands(member.id))
+
+    def stop_at_work(self, pid: int, worker: UUID) -> set[int]:
+        """Stop a worker process in the middle of a task, and return the tasks that it has claimed.
+
+        If it was between two tasks, it continues for a moment. Without that, its tasks may end before the signal comes,
+        and then nothing shows what becomes of them. Returns nothing if the worker has nothing to do.
+        """
+        for _ in range(500):
+            os.kill(pid, signal.SIGSTOP)
+            while state_of(pid) != "T":
+                time.sleep(0.001)
+            hands = self.hands(worker)
+            if Run.objects.filter(worker=worker, ended_at=None, task__in=hands).exists():
+                return hands
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.01)
+        return set()
 
     @staticmethod
     def kill_heartbeat_processes(*workers: Member) -> None:
@@ -162,13 +193,6 @@ class Stage:
     def out_of_reach(self, worker: UUID, since: float, until: float) -> None:
         """Take note that a worker reached nothing for some time. What it computed then, it had computed before."""
         self._absences.append(Absence(worker, since, until, is_cut_off=True))
-
-    def _caught_at_work(self, worker: UUID) -> set[int]:
-        """Return the tasks that a worker has claimed; between two tasks, a moment later."""
-        for _ in range(500):
-            if hands := self.hands(worker):
-                return hands
-        return set()
 
     def hands(self, worker: UUID) -> set[int]:
         """Return the tasks that a worker has claimed."""
@@ -208,6 +232,7 @@ class Stage:
                     run.ended_at and run.ended_at.timestamp(),
                     run.key,
                     run.is_atomic,
+                    run.thread,
                 )
                 for run in Run.objects.all()
             ],

@@ -23,6 +23,8 @@ from tests.sample.models import Run
 
 #: Seconds until a worker works again once it can.
 AGAIN = 10.0
+#: Seconds within which a message arrives that was sent before a fault.
+IN_TRANSIT = 1.0
 #: Signs of life for the short form.
 QUICK = {"HEARTBEAT_INTERVAL": 1.0, "HEARTBEAT_LIMIT": 8.0}
 
@@ -101,30 +103,85 @@ def test_a_worker_whose_connections_are_cut(proxy, stage, eventually, is_short):
     stage.show("it works again after the end", stage.judge().begins(victim.id, since), AGAIN)
 
 
+@pytest.fixture
+def wait_until_busy(stage, eventually):
+    """Wait until each of four threads of each worker has a session, and runs a task."""
+
+    def wait(crew):
+        # A thread connects a moment after its first claim, so the number of claims is not enough.
+        eventually(stage.all_threads_begin(crew, 0.0, 4), why="some thread did not begin")
+        eventually(stage.is_over, why="some task is stuck")
+        busy = stage.under_load(lambda: all(len(stage.hands(member.id)) == 4 for member in crew), seconds=1.0)
+        eventually(busy, why="the work did not begin")
+
+    return wait
+
+
 @pytest.mark.short
 @pytest.mark.fault("a proxy forgets the connections of three workers and keeps acknowledging")
-def test_half_open_connections(proxy, stage, beats, eventually, is_short):
+def test_half_open_connections(proxy, stage, beats, wait_until_busy, eventually, is_short):
     """Only those that there are. All twelve threads are in the middle of a task, most of them of a transaction."""
     settings, _ = beats
     crew = stage.workers(3, "--threads", "4", url=proxy.url("postgres"), pglock=settings)
     moments = []
     for _ in range(1 if is_short else 3):
-        busy = stage.under_load(lambda: all(len(stage.hands(member.id)) == 4 for member in crew), seconds=1.0)
-        eventually(busy, why="the work did not begin")
+        wait_until_busy(crew)
         proxy.black_hole(new=False)
         moments.append(time.time())
-        stage.load(4)
-        eventually(stage.is_over, seconds=300, why="some task is stuck")
-    eventually(stage.all_begin(crew, moments[0] + 1), why="some worker does not work again")
-    eventually(stage.is_over, why="some task is stuck")
+        eventually(stage.all_threads_begin(crew, moments[-1] + IN_TRANSIT, 4), seconds=300, why="a thread hangs")
+        eventually(stage.is_over, why="some task is stuck")
     evidence = stage.judge()
-    stage.show(
-        "the last worker begins a task again", max(evidence.begins(each.id, moments[0] + 1) for each in crew), 60
-    )
+    stage.show("the last of twelve threads begins a task again", last_thread(evidence, crew, moments), 60)
     stage.affirm(
         "the log names a thread and its task",
         is_kept=any("lockworker-thread-" in each.output and "The connection is closed" in each.output for each in crew),
     )
+
+
+def last_thread(evidence, crew, moments):
+    """Return after how many seconds the last thread of a crew began a task again, for the worst of some moments."""
+    begins = [evidence.begins_of_threads(each.id, at + IN_TRANSIT) for each in crew for at in moments]
+    return IN_TRANSIT + max(seconds for of_worker in begins for seconds in of_worker.values())
+
+
+@pytest.fixture
+def poolers(tmp_path):
+    """Two PgBouncers; the address of both, as a DATABASE_URL; and a function that has the address lead to one of them.
+
+    The address is a symbolic link to the socket of one. So a client that connects again reaches the other one.
+    """
+    connection.ensure_connection()
+    databases = {"postgres": f"{way_to_server(connection.connection.info)} pool_size=20"}
+    socket = tmp_path / ".s.PGSQL.5432"
+
+    def lead_to(pooler):
+        link = tmp_path / "link"
+        link.symlink_to(pooler.folder / socket.name)
+        link.replace(socket)
+
+    with PgBouncer(databases) as first, PgBouncer(databases) as second:
+        lead_to(first)
+        yield first, second, f"postgres://postgres@/{tmp_path}/postgres", lead_to
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="not shown: no PgBouncer on this machine")
+@pytest.mark.fault("PgBouncer is frozen, and another one takes its address")
+def test_a_frozen_pgbouncer(stage, poolers, wait_until_busy, eventually):
+    """The kernel takes what is sent to the frozen one. What that had not passed on by then, the server never gets."""
+    first, second, url, lead_to = poolers
+    crew = stage.workers(3, "--no-listen", "--threads", "4", url=url)
+    wait_until_busy(crew)
+    first.send(signal.SIGSTOP)
+    lead_to(second)
+    at = time.time()
+    eventually(stage.all_threads_begin(crew, at + IN_TRANSIT, 4), seconds=300, why="a thread hangs")
+    # Until then the server keeps its transactions open, and the locks of their rows.
+    first.send(signal.SIGKILL)
+    eventually(stage.is_over, why="some task is stuck")
+    evidence = stage.judge()
+    stage.show("the last of twelve threads begins a task again", last_thread(evidence, crew, [at]), 60)
+    for member in crew:
+        member.end()
 
 
 @pytest.mark.short
@@ -149,15 +206,16 @@ def test_an_address_that_leads_to_a_standby(proxy, stage, server, eventually, is
     stage.show("every worker works again", max(evidence.begins(each.id, since) for each in crew), AGAIN)
 
 
+@pytest.mark.short
 @pytest.mark.fault("all connections are reset ten times a second")
-def test_dense_cuts(proxy, stage, eventually):
+def test_dense_cuts(proxy, stage, eventually, is_short):
     """Atomic tasks are cut off more often than MAX_RESCUES, within seconds: nobody fails for that."""
     crew = stage.workers(2, "--threads", "2", url=proxy.url("postgres"))
     atomic = []
     while Attempt.objects.filter(outcome="LOST").count() <= 5:
         atomic += stage.expect(*[chaos_tasks.work_atomically.enqueue(0.3) for _ in range(20)])
         eventually(lambda: stage.hands(crew[0].id), why="the work did not begin")
-        end = time.monotonic() + 60
+        end = time.monotonic() + (3 if is_short else 60)
         while time.monotonic() < end:
             proxy.cut()
             time.sleep(0.1)

@@ -54,15 +54,17 @@ def test_all_workers_dead_at_once(stage, eventually, whom, fault):
     eventually(busy, why="not all have begun")
     if whom == "everything":
         stage.kill_heartbeat_processes(*crew)
+    hands = [stage.stop_at_work(member.process.pid, member.id) for member in crew]
+    assert all(hands), "a victim had nothing in hand"
     at = time.time()
     for member in crew:
         member.send(signal.SIGKILL)
-    hands = set().union(*(stage.strike(member, signal.SIGKILL).hands for member in crew))
-    assert hands, "the victims had nothing in hand"
+    for member in crew:
+        member.wait()
     stage.workers(2, "--threads", "4")
     started = time.time() - at
     eventually(stage.is_over, why="some task is stuck")
-    recovery = stage.judge().recovery(hands, None, at)
+    recovery = stage.judge().recovery(set().union(*hands), None, at)
     # How long a process takes to start is the machine's business.
     stage.show("their tasks run elsewhere, once others have started", max(0.0, recovery.last - started), bound=10)
 
@@ -72,6 +74,7 @@ def test_a_worker_that_ends_in_order(stage, eventually):
     victim, *_others = stage.workers(2, "--threads", "2")
     eventually(stage.under_load(lambda: len(stage.hands(victim.id)) >= 2, seconds=0.7), why="the work did not begin")
     blow = stage.strike(victim, signal.SIGTERM)
+    assert blow.hands, "the victim had nothing in hand"
     assert victim.wait() == 0
     eventually(stage.is_over, why="some task is stuck")
     stage.judge()
@@ -136,6 +139,7 @@ def test_wrong_clocks(stage, eventually):
     begun = stage.under_load(lambda: Run.objects.filter(worker=victim.id).count() > 5, seconds=0.1)
     eventually(begun, why="the work did not begin")
     blow = stage.strike(victim, signal.SIGKILL)
+    assert blow.hands, "the victim had nothing in hand"
     eventually(stage.is_over, why="some task is stuck")
     recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
     stage.show("the tasks of a killed worker run elsewhere", recovery.last, bound=10)
@@ -154,9 +158,11 @@ def test_a_task_that_takes_its_worker_down(stage, eventually, how):
     stage.expect(chaos_tasks.take_down.enqueue(how))
     eventually(lambda: any(member.ended_at for member in stage.crew), why="nobody went down")
     (victim,) = [member for member in stage.crew if member.ended_at]
-    hands = stage.hands(victim.id)
     eventually(lambda: stage.replace_dead() and stage.is_over(), why="some task is stuck")
-    recovery = stage.judge().recovery(hands, victim.id, victim.ended_at)
+    evidence = stage.judge()
+    # The death is seen here only after its heartbeat process has reported it, and maybe after its tasks run elsewhere.
+    last_begun = max(run.started for run in evidence.runs if run.worker == victim.id)
+    recovery = evidence.recovery(evidence.unfinished(victim.id), victim.id, last_begun)
     stage.show("its tasks run elsewhere", recovery.last, bound=10)
 
 

@@ -104,6 +104,7 @@ def test_a_worker_dies_while_all_are_cut(stage, eventually):
     eventually(begun, why="the work did not begin")
     stage.kill_heartbeat_processes(victim)
     blow = stage.strike(victim, signal.SIGKILL)
+    assert blow.hands, "the victim had nothing in hand"
     ask(TERMINATE)
     eventually(stage.is_over, why="some task is stuck")
     recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)

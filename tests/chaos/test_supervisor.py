@@ -51,12 +51,13 @@ def test_a_killed_process_of_a_supervisor(stage, supervisor, eventually):
     _, [victim, other] = supervisor
     begun = stage.under_load(lambda: stage.running(20) and stage.hands(victim.pk), seconds=0.5)
     eventually(begun, why="the work did not begin")
+    hands = stage.stop_at_work(victim.pid, victim.pk)
+    assert hands, "the victim had nothing in hand"
+    blow = Blow(victim.pk, time.time(), hands)
     os.kill(victim.pid, signal.SIGKILL)
-    at = time.time()
-    stage.out_of_reach(victim.pk, at, math.inf)
-    blow = Blow(victim.pk, at, stage.hands(victim.pk))
+    stage.out_of_reach(victim.pk, blow.at, math.inf)
     eventually(lambda: Worker.objects.exclude(pk__in=[victim.pk, other.pk]).exists(), why="not replaced")
-    stage.show("it is replaced", time.time() - at, bound=10)
+    stage.show("it is replaced", time.time() - blow.at, bound=10)
     eventually(stage.is_over, why="some task is stuck")
     recovery = stage.judge().recovery(blow.hands, blow.victim, blow.at)
     stage.show("its tasks run elsewhere", recovery.last, bound=10)

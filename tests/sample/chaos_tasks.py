@@ -7,6 +7,7 @@ import ctypes
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,7 +29,12 @@ if _claim := os.environ.get("CHAOS_CLAIM"):
 
 def identity(context: TaskContext) -> dict[str, Any]:
     result = context.task_result
-    return {"task": int(result.id), "attempt": context.fencing_token, "worker": result.worker_ids[-1]}
+    return {
+        "task": int(result.id),
+        "attempt": context.fencing_token,
+        "worker": result.worker_ids[-1],
+        "thread": threading.current_thread().name,
+    }
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ class Run(models.Model):
     task = models.BigIntegerField()
     attempt = models.IntegerField()
     worker = models.UUIDField()
+    thread = models.CharField(max_length=64, default="")
     key = models.CharField(max_length=64, default="")
     is_atomic = models.BooleanField(default=False)
     started_at = models.DateTimeField(db_default=Now())

@@ -18,8 +18,8 @@ from tests.sample.models import Effect
 HAS_BEGUN, GO_ON = threading.Event(), threading.Event()
 
 
-def select(statement="SELECT 1"):
-    with connection.cursor() as cursor:
+def select(statement="SELECT 1", using="default"):
+    with connections[using].cursor() as cursor:
         cursor.execute(statement)
 
 
@@ -33,6 +33,13 @@ def ask_twice():
     select()
     pause()
     select()
+
+
+@task(max_attempts=2, backoff=0)
+def ask_in(using):
+    select(using=using)
+    pause()
+    select(using=using)
 
 
 @task(timeout=3, max_attempts=2, backoff=0)

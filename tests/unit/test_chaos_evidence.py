@@ -124,6 +124,31 @@ def test_what_the_victim_had_finished_need_not_run_again():
     assert (recovery.first, recovery.last) == (3.0, 3.0)
 
 
+def test_nothing_is_shown_by_a_victim_without_tasks():
+    with pytest.raises(AssertionError, match="nothing is shown"):
+        Evidence({1}, [done(1)], [run(1)]).recovery({1}, ONE, since=10.0)
+    with pytest.raises(AssertionError, match="nothing is shown"):
+        Evidence({1}, [done(1)], [run(1)]).recovery((), ONE, since=10.0)
+
+
+def test_what_a_worker_has_left_unfinished():
+    runs = [run(1), run(2, ended=None), run(3, worker=OTHER, ended=None)]
+    assert Evidence((), (), runs).unfinished(ONE) == {2}
+
+
+def test_each_thread_is_seen_for_itself():
+    runs = [
+        run(1, started=9.0, thread="a"),
+        run(2, started=12.0, thread="a"),
+        run(3, started=11.0, thread="a"),
+        run(4, started=15.0, thread="b"),
+        run(5, worker=OTHER, started=10.0, thread="c"),
+    ]
+    evidence = Evidence((), (), runs)
+    assert evidence.begins_of_threads(ONE, 10.0) == {"a": 1.0, "b": 5.0}
+    assert (evidence.begins(ONE, 10.0), evidence.begins(ONE, 16.0)) == (1.0, math.inf)
+
+
 def test_the_table_is_written_between_its_marks(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")

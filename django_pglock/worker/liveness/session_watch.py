@@ -11,10 +11,15 @@ watch asks the server, on another session of the same database alias:
     the server cannot be reached, thrice     ended
 
 To end a session means to shut its socket down, so that the waiting thread gets an ``OperationalError``. The watch
-counts checks, not seconds: a process that was stopped has not waited. Behind a pooler the process number of the session
-is the pooler's; there a statement counts as lost when no statement in the database is as old as ours. A standby may be
-one of several at one address, and another one does not know our session; so a session that a standby does not know is
-only reported.
+counts checks, not seconds: a process that was stopped has not waited.
+
+A server that does not answer keeps a question waiting for seconds. So each question has a thread of its own, and the
+watch itself waits for none: it checks and ends sessions of other aliases meanwhile. An alias never has more than one
+such thread, and has none while all its sessions get their answers.
+
+Behind a pooler the process number of the session is the pooler's; there a statement counts as lost when no statement in
+the database is as old as ours. A standby may be one of several at one address, and another one does not know our
+session; so a session that a standby does not know is only reported.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +37,7 @@ from django.db.backends.signals import connection_created
 
 from django_pglock.postgres.activity import Activity, ServerView, view_of_server
 from django_pglock.postgres.connection_registry import note_connection
-from django_pglock.postgres.connections import shut, statement_under_way
+from django_pglock.postgres.connections import shut, shut_down_socket
 from django_pglock.postgres.pending_statements import PendingStatement, pending_statements
 from django_pglock.postgres.sessions import dedicated_connection
 from django_pglock.worker.service import Service, logger
@@ -43,28 +49,27 @@ if TYPE_CHECKING:
 
 #: Seconds between two checks.
 CHECK_INTERVAL = 1.0
-#: Looks without an answer before the server is asked for the first time, and from one question to the next.
-FIRST_QUESTION, BETWEEN_QUESTIONS = 10, 5
-#: Seconds for which the session has to be idle at the server: an answer may be in transit.
-ON_ITS_WAY = 5.0
+#: Checks without an answer before the server is asked for the first time, and from one question to the next.
+CHECKS_BEFORE_FIRST_QUESTION, CHECKS_BETWEEN_QUESTIONS = 10, 5
+#: Seconds for the server to accept a connection for a question, and to answer each statement of it.
+QUESTION_TIMEOUT = 5.0
+#: Seconds for which an answer may be in transit between server and client.
+LONGEST_TRANSIT = 5.0
 #: Questions in a row that find no server, or both sides waiting for each other, before the session is ended.
-PATIENCE = 3
-#: Looks before a session behind a pooler is ended. Its statement may wait in the pooler for a server session.
-BEHIND_POOLER = 45
-#: Number of checks after which the log names a thread that still waits.
-REPORT = 60
-#: Seconds for the server to answer a question.
-ANSWER_WITHIN = 5.0
+QUESTIONS_BEFORE_END = 3
+#: Checks before a session behind a pooler is ended. Its statement may wait in the pooler for a server session.
+CHECKS_BEHIND_POOLER = 45
+#: Checks after which the log names a thread that still waits.
+CHECKS_BEFORE_REPORT = 60
 #: Offset in tcp_info of the milliseconds since data was last received. Linux.
 LAST_DATA_RECEIVED = 52
 IDLE = ("idle", "idle in transaction", "idle in transaction (aborted)")
 
 
 class SessionWatch(Service):
-    """Looks every second which sessions wait for an answer. ``claim_of`` returns the claim of a thread by its ident."""
+    """Checks every second which sessions wait for an answer. ``claim_of`` returns a thread's claim by its ident."""
 
     name = "session watch"
-    patience = ANSWER_WITHIN
 
     def __init__(self, claim_of: Callable[[int | None], Claim | None]) -> None:
         super().__init__()
@@ -72,72 +77,83 @@ class SessionWatch(Service):
         self._silent: dict[int, SilentSession] = {}
         # The sessions that questions are asked on, by alias: open only while there is something to ask.
         self._sessions: dict[str, DatabaseWrapper] = {}
-        self._asking: tuple[DatabaseWrapper, int] | None = None
-        self._questions = 0
+        # The questions whose answers the watch has not taken, by alias.
+        self._questions: dict[str, Question] = {}
 
     def start(self) -> None:
         connection_created.connect(note_connection, dispatch_uid="django_pglock.session_watch")
         super().start()
 
-    def under_way(self) -> tuple[DatabaseWrapper, int] | None:
-        """Return the session and the number of the question that waits for its answer now, for ``Deadlines``."""
-        asking = self._asking
-        return asking if asking is not None and statement_under_way(asking[0]) else None
-
     def turn(self) -> None:
         self._check()
-        suspects = [silent for silent in self._silent.values() if silent.is_to_be_asked_for]
-        for alias in {silent.wait.alias for silent in suspects if silent.wait.alias is not None}:
-            self._ask(alias, [silent for silent in suspects if silent.wait.alias == alias])
+        self._take_answers()
+        self._ask()
         for silent in self._silent.values():
             self._report(silent)
-        if not any(silent.checks >= FIRST_QUESTION for silent in self._silent.values()):
+        if not any(silent.checks >= CHECKS_BEFORE_FIRST_QUESTION for silent in self._silent.values()):
             self.close()
         self.note_life(CHECK_INTERVAL)
         self.stopping.wait(CHECK_INTERVAL)
 
     def close(self) -> None:
-        while self._sessions:
-            self._sessions.popitem()[1].close()
+        """Close the sessions, except for those that wait for the answer to a question."""
+        for alias in [alias for alias in self._sessions if alias not in self._questions]:
+            self._sessions.pop(alias).close()
+
+    def leave(self) -> None:
+        for question in self._questions.values():
+            shut_down_socket(question.session)
+        while self._questions:
+            # A session that is being opened has a time limit of its own.
+            self._questions.popitem()[1].join(QUESTION_TIMEOUT)
+        self.close()
 
     def _check(self) -> None:
-        """Count at how many checks each session that waits now has waited."""
+        """Count at how many checks each session that waits now has waited, and end questions that wait too long."""
         before, self._silent = self._silent, {}
+        asking = {question.ident for question in self._questions.values()}
         for wait in pending_statements():
             silent = before.get(id(wait.raw))
             if silent is None or not wait.continues(silent.wait):
                 silent = SilentSession(wait)
             self._silent[id(wait.raw)] = silent
             silent.checks += 1
+            if wait.ident in asking and silent.checks * CHECK_INTERVAL > QUESTION_TIMEOUT:
+                shut(wait.raw)
 
-    def _ask(self, alias: str, sessions: list[SilentSession]) -> None:
-        try:
-            view = self._view(alias, [silent.pid for silent in sessions])
-        except (DatabaseFailure, psycopg.Error, OSError) as error:
-            session = self._sessions.pop(alias)
-            has_answered = _has_answered(session, error)
-            session.close()
-            for silent in sessions:
-                silent.note_failure(error, has_answered=has_answered)
-        else:
-            for silent in sessions:
-                silent.note(view)
-        for silent in sessions:
-            if silent.verdict:
-                self._end(silent)
+    def _ask(self) -> None:
+        """Ask each server about the sessions for which it is time, unless the last question has no answer yet."""
+        suspects: dict[str, list[SilentSession]] = {}
+        for silent in self._silent.values():
+            if silent.wait.alias is not None and silent.is_to_be_asked_for:
+                suspects.setdefault(silent.wait.alias, []).append(silent)
+        for alias in suspects.keys() - self._questions.keys():
+            question = Question(self._session(alias), suspects[alias])
+            question.start()
+            self._questions[alias] = question
+            for silent in suspects[alias]:
+                silent.asked_at = silent.checks
 
-    def _view(self, alias: str, pids: list[int]) -> ServerView:
-        self.note_life(2 * ANSWER_WITHIN)
-        self._questions += 1
+    def _session(self, alias: str) -> DatabaseWrapper:
         session = self._sessions.get(alias)
         if session is None:
             session = self._sessions[alias] = dedicated_connection(alias, application_name=f"lockworker {self.name}")
-            session.settings_dict["OPTIONS"]["connect_timeout"] = int(ANSWER_WITHIN)
-        self._asking = session, self._questions
-        try:
-            return view_of_server(session, pids)
-        finally:
-            self._asking = None
+            session.settings_dict["OPTIONS"]["connect_timeout"] = int(QUESTION_TIMEOUT)
+        return session
+
+    def _take_answers(self) -> None:
+        for alias, question in list(self._questions.items()):
+            if question.is_alive():
+                continue
+            del self._questions[alias]
+            try:
+                question.note_answer()
+            finally:
+                if question.has_failed:
+                    self._sessions.pop(alias).close()
+            for silent in question.about:
+                if silent.verdict:
+                    self._end(silent)
 
     def _end(self, silent: SilentSession) -> None:
         if not any(wait.continues(silent.wait) for wait in pending_statements()):
@@ -147,7 +163,7 @@ class SessionWatch(Service):
         self._silent.pop(id(silent.wait.raw), None)
 
     def _report(self, silent: SilentSession) -> None:
-        if silent.checks >= REPORT and not silent.is_reported:
+        if silent.checks >= CHECKS_BEFORE_REPORT and not silent.is_reported:
             silent.is_reported = True
             self._log(silent, f"{silent.says}. The thread continues to wait.")
 
@@ -170,6 +186,8 @@ class SilentSession:
     def __init__(self, wait: PendingStatement) -> None:
         self.wait = wait
         self.checks = 0
+        #: At which check the server was asked last, None before the first question.
+        self.asked_at: int | None = None
         #: What the server has reported last, in words.
         self.says = "the server has not been asked"
         #: Why the session has to be ended; empty: it has not.
@@ -185,15 +203,16 @@ class SilentSession:
     @property
     def is_to_be_asked_for(self) -> bool:
         """Whether it is time for a question."""
-        beyond = self.checks - FIRST_QUESTION
-        return beyond >= 0 and beyond % BETWEEN_QUESTIONS == 0
+        if self.asked_at is None:
+            return self.checks >= CHECKS_BEFORE_FIRST_QUESTION
+        return self.checks - self.asked_at >= CHECKS_BETWEEN_QUESTIONS
 
     def note_failure(self, error: BaseException, *, has_answered: bool) -> None:
         """Note that the server could not be asked. A server that refuses may still work on the statement."""
         self._failures = 0 if has_answered else self._failures + 1
         self.says = f"the server cannot be asked ({str(error).strip()})"
         # A session that sends one statement after the other waits at every check, too, but it receives answers.
-        if self._failures >= PATIENCE and self._receives_nothing() is not False:
+        if self._failures >= QUESTIONS_BEFORE_END and self._receives_nothing() is not False:
             self.verdict = "the server cannot be reached"
 
     def note(self, view: ServerView) -> None:
@@ -214,17 +233,18 @@ class SilentSession:
         self._both_waited = self._both_waited + 1 if is_stuck else 0
         if self._may_be_elsewhere(view):
             return
-        if activity.state in IDLE and activity.since >= ON_ITS_WAY:
+        if activity.state in IDLE and activity.since >= LONGEST_TRANSIT:
             self.verdict = f"the session is {activity.state} at the server"
-        elif self._both_waited >= PATIENCE:
+        elif self._both_waited >= QUESTIONS_BEFORE_END:
             self.verdict = "the server waits for the client"
 
     def _note_pooled(self, view: ServerView) -> None:
         self.says = "a pooler is between them, and the server runs a statement as old as this one"
-        waited = self.checks * CHECK_INTERVAL
-        if view.oldest_statement < waited - ON_ITS_WAY:
+        # Not what it has waited by now: the answer may have taken seconds.
+        checks = self.checks if self.asked_at is None else self.asked_at
+        if view.oldest_statement < checks * CHECK_INTERVAL - LONGEST_TRANSIT:
             self.says = "a pooler is between them, and the server runs no statement as old as this one"
-            if self.checks >= BEHIND_POOLER and not self._may_be_elsewhere(view):
+            if checks >= CHECKS_BEHIND_POOLER and not self._may_be_elsewhere(view):
                 self.verdict = self.says
 
     def _may_be_elsewhere(self, view: ServerView) -> bool:
@@ -238,7 +258,42 @@ class SilentSession:
         except (OSError, AttributeError, psycopg.Error):
             return None
         (milliseconds,) = struct.unpack_from("I", info, LAST_DATA_RECEIVED)
-        return bool(milliseconds >= 1000 * ON_ITS_WAY)
+        return bool(milliseconds >= 1000 * LONGEST_TRANSIT)
+
+
+class Question(threading.Thread):
+    """A question about sessions to the server of an alias, on a session of the watch, in a thread of its own."""
+
+    def __init__(self, session: DatabaseWrapper, about: list[SilentSession]) -> None:
+        super().__init__(name="lockworker-question", daemon=True)
+        self.session = session
+        self.about = about
+        self._pids = [silent.pid for silent in about]
+        self._view: ServerView | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._view = view_of_server(self.session, self._pids)
+        except BaseException as error:  # noqa: BLE001 - note_answer() raises it in the thread of the watch
+            self._error = error
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is no answer, so that the session is of no use any more."""
+        return self._view is None
+
+    def note_answer(self) -> None:
+        """Note what the server has said. Call it in the thread of the watch, when this one has ended."""
+        if isinstance(self._error, (DatabaseFailure, psycopg.Error, OSError)):
+            has_answered = _has_answered(self.session, self._error)
+            for silent in self.about:
+                silent.note_failure(self._error, has_answered=has_answered)
+        elif self._error is not None:
+            raise self._error
+        elif self._view is not None:
+            for silent in self.about:
+                silent.note(self._view)
 
 
 def _has_answered(session: DatabaseWrapper, error: BaseException) -> bool:

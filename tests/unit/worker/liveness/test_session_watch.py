@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import psycopg
@@ -11,7 +12,14 @@ from django.db import OperationalError
 from django_pglock.postgres.activity import Activity, ServerView
 from django_pglock.postgres.pending_statements import PendingStatement
 from django_pglock.worker.liveness import session_watch
-from django_pglock.worker.liveness.session_watch import BEHIND_POOLER, PATIENCE, REPORT, SessionWatch, SilentSession
+from django_pglock.worker.liveness.session_watch import (
+    CHECKS_BEFORE_REPORT,
+    CHECKS_BEHIND_POOLER,
+    QUESTIONS_BEFORE_END,
+    Question,
+    SessionWatch,
+    SilentSession,
+)
 
 PID = 4711
 
@@ -61,11 +69,11 @@ def test_both_sides_may_wait_for_each_other(monkeypatch, receives_nothing, verdi
     """One question may meet a moment in which the server waits until a long answer has been taken."""
     monkeypatch.setattr(SilentSession, "_receives_nothing", lambda self: receives_nothing)
     asked = silence()
-    for _ in range(PATIENCE - 1):
+    for _ in range(QUESTIONS_BEFORE_END - 1):
         asked.note(view("active", waits_for_client=True))
     assert asked.verdict == ""
     asked.note(view("active"))
-    for _ in range(PATIENCE):
+    for _ in range(QUESTIONS_BEFORE_END):
         assert asked.verdict == ""
         asked.note(view("active", waits_for_client=True))
     assert asked.verdict == verdict
@@ -83,21 +91,21 @@ def test_behind_a_pooler_the_oldest_statement_decides(checks, oldest, verdict):
 
 def test_silence_of_the_server_is_believed_the_third_time():
     asked = silence()
-    for _ in range(PATIENCE - 1):
+    for _ in range(QUESTIONS_BEFORE_END - 1):
         asked.note_failure(OperationalError("timeout"), has_answered=False)
     asked.note_failure(OperationalError("too many clients"), has_answered=True)
     assert asked.verdict == ""
-    for _ in range(PATIENCE):
+    for _ in range(QUESTIONS_BEFORE_END):
         assert asked.verdict == ""
         asked.note_failure(OperationalError("timeout"), has_answered=False)
     assert asked.verdict == "the server cannot be reached"
 
 
 def test_who_gets_answers_is_left_alone_although_nobody_else_can_connect(monkeypatch):
-    """A thread that sends one quick statement after the other waits at every look."""
+    """A thread that sends one quick statement after the other waits at every check."""
     monkeypatch.setattr(SilentSession, "_receives_nothing", lambda self: False)
     asked = silence()
-    for _ in range(PATIENCE + 2):
+    for _ in range(QUESTIONS_BEFORE_END + 2):
         asked.note_failure(OperationalError("timeout"), has_answered=False)
     assert asked.verdict == ""
 
@@ -119,8 +127,44 @@ def test_who_refuses_has_answered(is_open, cause, has_answered):
     assert session_watch._has_answered(session, error) == has_answered
 
 
-def test_questions_begin_after_ten_looks_and_come_every_five():
-    assert [checks for checks in range(31) if silence(checks).is_to_be_asked_for] == [10, 15, 20, 25, 30]
+def test_questions_begin_after_ten_checks_and_come_every_five():
+    asked, at = silence(0), []
+    for asked.checks in range(31):
+        if asked.is_to_be_asked_for:
+            at.append(asked.checks)
+            asked.asked_at = asked.checks
+    assert at == [10, 15, 20, 25, 30]
+
+
+def test_a_late_answer_of_a_pooler_is_compared_with_the_time_of_its_question():
+    """The server said that a statement was as old as ours; ours has waited for seven seconds more by now."""
+    asked = silence(52)
+    asked.asked_at = 45
+    asked.note(ServerView(False, None, 45.0))
+    assert asked.verdict == ""
+    asked.note(ServerView(False, None, 39.0))
+    assert asked.verdict
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"), [(OperationalError("timeout"), True), (ValueError("of a receiver"), False)]
+)
+def test_only_errors_of_a_connection_count_as_silence(monkeypatch, error, counts):
+    """A receiver of ``connection_created`` may fail, too, which says nothing about the server."""
+
+    def fail(session, pids):
+        raise error
+
+    monkeypatch.setattr(session_watch, "view_of_server", fail)
+    asked = silence()
+    for _ in range(QUESTIONS_BEFORE_END):
+        question = Question(SimpleNamespace(connection=object()), [asked])
+        question.start()
+        question.join()
+        assert question.has_failed
+        with nullcontext() if counts else pytest.raises(ValueError, match="of a receiver"):
+            question.note_answer()
+    assert bool(asked.verdict) == counts
 
 
 @pytest.mark.parametrize("is_pooled", [False, True])
@@ -135,9 +179,10 @@ def test_only_the_wait_for_one_answer_adds_up(monkeypatch, caplog, is_pooled, is
     monkeypatch.setattr(session_watch, "pending_statements", lambda: waits)
     monkeypatch.setattr(session_watch, "CHECK_INTERVAL", 1.0)
     monkeypatch.setattr(session_watch, "shut", ended.append)
-    monkeypatch.setattr(watch, "_view", lambda alias, pids: seen)
-    monkeypatch.setattr(watch.stopping, "wait", lambda seconds: None)
-    for number in range(REPORT + BEHIND_POOLER):
+    monkeypatch.setattr(watch, "_session", lambda alias: None)
+    monkeypatch.setattr(session_watch, "view_of_server", lambda session, pids: seen)
+    monkeypatch.setattr(watch.stopping, "wait", lambda seconds: [each.join() for each in watch._questions.values()])
+    for number in range(CHECKS_BEFORE_REPORT + CHECKS_BEHIND_POOLER):
         if number % 2 == 0:
             waits = [PendingStatement(raw, "default", "thread", 1, first if is_one else object())]
         watch.turn()
