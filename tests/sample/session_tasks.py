@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import psycopg
 from asgiref.sync import sync_to_async
-from django.db import DatabaseError, connection, connections
+from django.db import DatabaseError, connection, connections, transaction
 from psycopg.pq import TransactionStatus
 
 from django_pglock import TaskContext, task
@@ -212,9 +212,51 @@ async def write_late_in_coroutine(seconds):
 
 
 @task
+def write_after_pause(alias):
+    """Write in a session that is opened after the pause."""
+    pause()
+    Effect.objects.using(alias).create(name="late")
+
+
+@task
+async def write_after_pause_in_coroutine(alias):
+    await sync_to_async(write_after_pause.func)(alias)
+
+
+@task
+async def write_to_in_coroutine(alias):
+    await Effect.objects.using(alias).acreate(name="kept")
+
+
+@task
+def write_read_only(alias):
+    """Fail by a transaction that can only read because the function says so."""
+    with transaction.atomic(using=alias):
+        connections[alias].cursor().execute("SET TRANSACTION READ ONLY")
+        Effect.objects.using(alias).create(name="refused")
+
+
+@task
+async def forbid_writes_in_coroutine(alias):
+    """Fail, and leave a session in which nobody can write."""
+    await sync_to_async(forbid_writes)(alias)
+
+
+def forbid_writes(alias):
+    connections[alias].cursor().execute("SET default_transaction_read_only = on")
+    Effect.objects.using(alias).create(name="refused")
+
+
+@task
 def tell_backend():
     connection.ensure_connection()
     return connection.connection.info.backend_pid
+
+
+@task
+def tell_backend_of(alias):
+    connections[alias].ensure_connection()
+    return connections[alias].connection.info.backend_pid
 
 
 @task

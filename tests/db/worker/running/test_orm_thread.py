@@ -73,6 +73,16 @@ def test_a_transaction_that_a_coroutine_leaves_open_is_nobody_elses(worker, even
     assert caplog.text.count("leave_in_coroutine) attempt 1 of 1 has left a transaction open") == 1
 
 
+def test_a_session_that_can_only_read_is_closed_after_its_error(worker, eventually):
+    """Each later coroutine failed in it."""
+    worker()
+    tasks.forbid_writes_in_coroutine.enqueue("default")
+    eventually(is_over)
+    tasks.write_in_coroutine.enqueue()
+    eventually(is_over)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["FAILED", "SUCCESSFUL"]
+
+
 def test_the_log_names_who_keeps_the_thread_of_all_coroutines(worker, eventually, caplog, monkeypatch):
     monkeypatch.setattr(orm_thread, "OCCUPIED", 0.3)
     worker()
