@@ -224,7 +224,8 @@ class SilentSession:
         waited = self.checks * CHECK_INTERVAL
         if view.oldest_statement < waited - ON_ITS_WAY:
             self.says = "a pooler is between them, and the server runs no statement as old as this one"
-            if self.checks >= BEHIND_POOLER and not self._may_be_elsewhere(view):
+            # A pooler passes on what the first server behind it has reported. So only the answer counts here.
+            if self.checks >= BEHIND_POOLER and not view.is_standby:
                 self.verdict = self.says
 
     def _may_be_elsewhere(self, view: ServerView) -> bool:
