@@ -112,6 +112,21 @@ def hide_end_by_idle():
         ask_after_idle()
 
 
+def hide_end_on_cursor():
+    """Catch the error of a cursor, of which Django does not note that the transaction is broken."""
+    idle_for_too_long()
+    with suppress(DatabaseError):
+        select()
+
+
+def hide_end_from_django():
+    """Catch the error of psycopg's own cursor, which Django does not see, and close what is left."""
+    idle_for_too_long()
+    with suppress(psycopg.Error):
+        connection.connection.execute("SELECT 1")
+    connection.close()
+
+
 def close_after_idle():
     """Close the connection because of an error, as code does that tries again with a new one."""
     try:
@@ -273,6 +288,23 @@ async def sleep_in_server_in_coroutine(seconds):
 async def leave_in_coroutine():
     await sync_to_async(select)("BEGIN")
     await Effect.objects.acreate(name="lost")
+
+
+def close_in_block():
+    with transaction.atomic():
+        Effect.objects.create(name="undone")
+        connection.close()
+
+
+def write_and_commit():
+    Effect.objects.create(name="committed")
+    connection.commit()
+
+
+@task
+async def call_in_coroutine(name):
+    """Call one of the functions above in the thread of the ORM."""
+    await sync_to_async(globals()[name])()
 
 
 @task

@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 
 from django_pglock.locks.connection_hooks import holds_locks
 from django_pglock.postgres.connection_registry import note_connection
-from django_pglock.postgres.connections import end_session, has_session_ended
+from django_pglock.postgres.connections import end_session, has_session_ended, transaction_status
 from django_pglock.postgres.sessions import limit_waiting
 from django_pglock.postgres.standby import access_of, is_on_standby
 
@@ -132,7 +132,9 @@ def is_at_rest(session: DatabaseWrapper) -> bool:
     """Say whether the next task may use a session, of PostgreSQL or of another database, as it is."""
     raw: Any = session.connection
     if raw is None:
-        return True
+        # Without AUTOCOMMIT, Django stays in the block of a function that has closed the session in atomic(). It would
+        # open no other one in the block.
+        return not session.in_atomic_block
     has_autocommit = session.settings_dict["AUTOCOMMIT"]
     if session.in_atomic_block or session.autocommit is not has_autocommit:
         return False
@@ -143,6 +145,18 @@ def is_at_rest(session: DatabaseWrapper) -> bool:
     return bool(raw.pgconn.transaction_status == TransactionStatus.IDLE)
 
 
+def in_manual_transaction(session: DatabaseWrapper) -> bool:
+    """Say whether a transaction is open in a session of PostgreSQL without AUTOCOMMIT, in which any statement opens one.
+
+    A thread of tasks closes such a session after each task. In the thread of the ORM, a coroutine ends it.
+    """
+    return (
+        session.vendor == "postgresql"
+        and not session.settings_dict["AUTOCOMMIT"]
+        and transaction_status(session) in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+    )
+
+
 def is_closed(session: DatabaseWrapper) -> bool:
     """Say whether psycopg's connection was closed without Django's knowledge."""
-    return session.vendor == "postgresql" and bool(session.connection.closed)
+    return session.vendor == "postgresql" and session.connection is not None and bool(session.connection.closed)
