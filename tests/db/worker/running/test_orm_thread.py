@@ -83,6 +83,44 @@ def test_a_session_that_can_only_read_is_closed_after_its_error(worker, eventual
     assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["FAILED", "SUCCESSFUL"]
 
 
+@pytest.fixture
+def without_autocommit(change_settings):
+    change_settings(AUTOCOMMIT=False)
+
+
+@pytest.mark.usefixtures("without_autocommit")
+def test_without_autocommit_what_a_coroutine_does_not_commit_is_not_committed_with_anothers(worker, eventually, caplog):
+    worker()
+    tasks.wait_until_told.enqueue()  # or the connection would be closed after a minute
+    tasks.write_in_coroutine.enqueue()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 1)
+    eventually(lambda: not is_in_transaction(), why="the transaction stays open after the coroutine")
+    tasks.call_in_coroutine.enqueue("write_and_commit")
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 2)
+    assert list(Effect.objects.values_list("name", flat=True)) == ["committed"]
+    assert "has left a transaction open" not in caplog.text, "without AUTOCOMMIT, each SELECT leaves one open"
+
+
+def is_in_transaction():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in trans%'"
+        )
+        return cursor.fetchone()[0]
+
+
+@pytest.mark.usefixtures("without_autocommit")
+def test_without_autocommit_a_session_that_a_coroutine_has_closed_in_a_block_is_replaced(worker, eventually):
+    """Django opened no other one: each later coroutine failed, as long as the worker ran."""
+    worker()
+    tasks.call_in_coroutine.enqueue("close_in_block")
+    eventually(is_over)
+    tasks.call_in_coroutine.enqueue("write_and_commit")
+    eventually(is_over)
+    assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
+    assert list(Effect.objects.values_list("name", flat=True)) == ["committed"]
+
+
 def test_the_log_names_who_keeps_the_thread_of_all_coroutines(worker, eventually, caplog, monkeypatch):
     monkeypatch.setattr(orm_thread, "OCCUPIED", 0.3)
     worker()
