@@ -296,6 +296,10 @@ def close_in_block():
         connection.close()
 
 
+def cut_off():
+    select("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
 def write_and_commit():
     Effect.objects.create(name="committed")
     connection.commit()

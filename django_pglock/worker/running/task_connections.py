@@ -146,14 +146,15 @@ def is_at_rest(session: DatabaseWrapper) -> bool:
 
 
 def in_manual_transaction(session: DatabaseWrapper) -> bool:
-    """Say whether a transaction is open in a session of PostgreSQL without AUTOCOMMIT, in which any statement opens one.
+    """Say whether a session of PostgreSQL without AUTOCOMMIT is lost or in a transaction, which each statement opens.
 
     A thread of tasks closes such a session after each task. In the thread of the ORM, a coroutine ends it.
     """
     return (
         session.vendor == "postgresql"
+        and session.connection is not None
         and not session.settings_dict["AUTOCOMMIT"]
-        and transaction_status(session) in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+        and transaction_status(session) != TransactionStatus.IDLE
     )
 
 

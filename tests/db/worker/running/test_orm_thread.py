@@ -8,7 +8,7 @@ from django.db import connection, connections
 from django_pglock import enqueue_many
 from django_pglock.models import Task
 from django_pglock.worker import capacity
-from django_pglock.worker.running import orm_thread
+from django_pglock.worker.running import event_loop, orm_thread
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
 
@@ -110,14 +110,18 @@ def is_in_transaction():
 
 
 @pytest.mark.usefixtures("without_autocommit")
-def test_without_autocommit_a_session_that_a_coroutine_has_closed_in_a_block_is_replaced(worker, eventually):
-    """Django opened no other one: each later coroutine failed, as long as the worker ran."""
+@pytest.mark.parametrize(("how", "status"), [("close_in_block", "SUCCESSFUL"), ("cut_off", "FAILED")])
+def test_without_autocommit_a_session_that_a_coroutine_has_ended_is_replaced(
+    worker, eventually, monkeypatch, how, status
+):
+    """After a close() in atomic(), Django opened no other one: each later coroutine failed."""
+    monkeypatch.setattr(event_loop, "CHECK_INTERVAL", 1e9)
     worker()
-    tasks.call_in_coroutine.enqueue("close_in_block")
+    tasks.call_in_coroutine.enqueue(how)
     eventually(is_over)
     tasks.call_in_coroutine.enqueue("write_and_commit")
     eventually(is_over)
-    assert set(Task.objects.values_list("status", flat=True)) == {"SUCCESSFUL"}
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [status, "SUCCESSFUL"]
     assert list(Effect.objects.values_list("name", flat=True)) == ["committed"]
 
 
