@@ -80,9 +80,9 @@ class LockSessions:
     """The sessions for locks of one event loop on one database alias."""
 
     def __init__(self, alias: str) -> None:
-        self._pool = AsyncSessionPool(alias, limit=get_settings().ASYNC_SESSIONS)
         self._alias = alias
         self._open: set[AsyncSession] = set()
+        self._pool = AsyncSessionPool(alias, limit=get_settings().ASYNC_SESSIONS, ended=self._open.discard)
         self._by_task: WeakKeyDictionary[asyncio.Task[Any], dict[str, LockSession]] = WeakKeyDictionary()
         self._shared: LockSession | None = None
         self._sharing = asyncio.Lock()

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
 
 Row = Sequence[Any]
+#: Seconds without use after which a pool ends a session.
+IDLE = 60.0
 #: Seconds until a statement that continues is cancelled once more.
 CANCEL_AGAIN = 0.05
 
@@ -177,13 +180,20 @@ async def _in_thread(function: Callable[[], None]) -> None:
 
 
 class AsyncSessionPool:
-    """Sessions to one database alias that are lent one at a time and kept for the next; no more than ``limit``."""
+    """Sessions to one database alias that are lent one at a time and kept for the next; no more than ``limit``.
 
-    def __init__(self, using: str, *, limit: int) -> None:
+    All of it happens in one event loop. ``ended`` is called with each session that the pool has ended.
+    """
+
+    def __init__(self, using: str, *, limit: int, ended: Callable[[AsyncSession], object] = lambda _: None) -> None:
         self.using = using
         self.limit = limit
         self.in_use = 0
-        self._idle: list[AsyncSession] = []
+        self._ended = ended
+        # Those that nobody uses, and since when; the last is the one given back last.
+        self._idle: list[tuple[float, AsyncSession]] = []
+        # The timer itself is not kept: it knows the loop, which could not be collected then.
+        self._has_timer = False
 
     @property
     def has_room(self) -> bool:
@@ -203,19 +213,39 @@ class AsyncSessionPool:
         """Take a session back: it is kept for the next user if it is reusable, else ended."""
         self.in_use -= 1
         if session.is_reusable:
-            self._idle.append(session)
+            self._idle.append((time.monotonic(), session))
+            self._set_timer(IDLE)
         else:
-            session.end()
+            self._finish(session)
 
     def close_idle(self) -> None:
         """End the sessions that nobody uses."""
         while self._idle:
-            self._idle.pop().end()
+            self._finish(self._idle.pop()[1])
 
     def _take_idle(self) -> AsyncSession | None:
         while self._idle:
-            session = self._idle.pop()
+            _, session = self._idle.pop()
             if not session.has_ended:
                 return session
-            session.end()
+            self._finish(session)
         return None
+
+    def _finish(self, session: AsyncSession) -> None:
+        session.end()
+        self._ended(session)
+
+    def _set_timer(self, seconds: float) -> None:
+        if not self._has_timer:
+            # A session may be given back when its loop has stopped. Then the end of the loop ends the session.
+            with suppress(RuntimeError):
+                asyncio.get_running_loop().call_later(seconds, self._close_old)
+                self._has_timer = True
+
+    def _close_old(self) -> None:
+        self._has_timer = False
+        now = time.monotonic()
+        while self._idle and self._idle[0][0] + IDLE <= now:
+            self._finish(self._idle.pop(0)[1])
+        if self._idle:
+            self._set_timer(self._idle[0][0] + IDLE - now)

@@ -31,17 +31,6 @@ def aliases() -> dict[int, str]:
     return found
 
 
-def leads_to_standby(alias: str) -> bool:
-    """Say whether a session of this alias, in any thread, is on a hot standby."""
-    return any(is_on_standby(connection) for connection in _known() if connection.alias == alias)
-
-
-def is_on_standby(connection: Any) -> bool:
-    """Say whether the server of this session is a hot standby now. It reports that by itself, from PostgreSQL 14 on."""
-    raw = connection.connection
-    return raw is not None and not raw.closed and raw.pgconn.parameter_status(b"in_hot_standby") == b"on"
-
-
 def _known() -> Iterator[Any]:
     for each in list(_connections.values()):
         connection = each()

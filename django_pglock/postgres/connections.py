@@ -100,6 +100,16 @@ def has_ended(raw: Any) -> bool:
     return any(event & _HANG_UP for _, event in poll.poll(0))
 
 
+def close_unusable_connections(*, without: str) -> None:
+    """Close this thread's connections that are broken, too old or ended, except for the one to an alias."""
+    for connection in connections.all(initialized_only=True):
+        if connection.alias != without:
+            if connection.vendor == "postgresql" and has_session_ended(cast("DatabaseWrapper", connection)):
+                connection.close()
+            else:
+                connection.close_if_unusable_or_obsolete()
+
+
 def is_forbidden(error: BaseException) -> bool:
     """Say whether the role lacks a right for what the error is about."""
     return InsufficientPrivilege.sqlstate in (getattr(each, "sqlstate", None) for each in (error, error.__cause__))

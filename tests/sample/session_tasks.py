@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import psycopg
 from asgiref.sync import sync_to_async
-from django.db import DatabaseError, connection, connections
+from django.db import DatabaseError, connection, connections, transaction
 from psycopg.pq import TransactionStatus
 
 from django_pglock import TaskContext, task
@@ -119,6 +119,21 @@ def hide_end_by_idle():
         ask_after_idle()
 
 
+def hide_end_on_cursor():
+    """Catch the error of a cursor, of which Django does not note that the transaction is broken."""
+    idle_for_too_long()
+    with suppress(DatabaseError):
+        select()
+
+
+def hide_end_from_django():
+    """Catch the error of psycopg's own cursor, which Django does not see, and close what is left."""
+    idle_for_too_long()
+    with suppress(psycopg.Error):
+        connection.connection.execute("SELECT 1")
+    connection.close()
+
+
 def close_after_idle():
     """Close the connection because of an error, as code does that tries again with a new one."""
     try:
@@ -219,9 +234,51 @@ async def write_late_in_coroutine(seconds):
 
 
 @task
+def write_after_pause(alias):
+    """Write in a session that is opened after the pause."""
+    pause()
+    Effect.objects.using(alias).create(name="late")
+
+
+@task
+async def write_after_pause_in_coroutine(alias):
+    await sync_to_async(write_after_pause.func)(alias)
+
+
+@task
+async def write_to_in_coroutine(alias):
+    await Effect.objects.using(alias).acreate(name="kept")
+
+
+@task
+def write_read_only(alias):
+    """Fail by a transaction that can only read because the function says so."""
+    with transaction.atomic(using=alias):
+        connections[alias].cursor().execute("SET TRANSACTION READ ONLY")
+        Effect.objects.using(alias).create(name="refused")
+
+
+@task
+async def forbid_writes_in_coroutine(alias):
+    """Fail, and leave a session in which nobody can write."""
+    await sync_to_async(forbid_writes)(alias)
+
+
+def forbid_writes(alias):
+    connections[alias].cursor().execute("SET default_transaction_read_only = on")
+    Effect.objects.using(alias).create(name="refused")
+
+
+@task
 def tell_backend():
     connection.ensure_connection()
     return connection.connection.info.backend_pid
+
+
+@task
+def tell_backend_of(alias):
+    connections[alias].ensure_connection()
+    return connections[alias].connection.info.backend_pid
 
 
 @task
@@ -238,6 +295,27 @@ async def sleep_in_server_in_coroutine(seconds):
 async def leave_in_coroutine():
     await sync_to_async(select)("BEGIN")
     await Effect.objects.acreate(name="lost")
+
+
+def close_in_block():
+    with transaction.atomic():
+        Effect.objects.create(name="undone")
+        connection.close()
+
+
+def cut_off():
+    select("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+def write_and_commit():
+    Effect.objects.create(name="committed")
+    connection.commit()
+
+
+@task
+async def call_in_coroutine(name):
+    """Call one of the functions above in the thread of the ORM."""
+    await sync_to_async(globals()[name])()
 
 
 @task

@@ -10,11 +10,12 @@ from io import StringIO
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.urls import reverse
 
 from django_pglock import LockNotAvailable, LockScopeError, lock
 from django_pglock.models import AdvisoryLock, Task
+from django_pglock.tasks.compat import task_finished
 from tests.conftest import NEVER, ROOT
 from tests.docs.test_docs import blocks
 from tests.sample import session_tasks, tasks
@@ -161,3 +162,25 @@ def test_results_and_attempts_are_read_where_the_task_was_written(alias, worker,
     found = tasks.fail.get_result(failing.id)
     assert (found.status, len(found.errors), found.attempts) == ("FAILED", 1, 1)
     assert tasks.echo.get_result(returning.id).return_value == "yes"
+
+
+def test_receivers_get_a_new_connection_after_the_loss_of_theirs(alias, worker, eventually):
+    """To a database that is not the tasks'. Each later call failed, as long as the worker ran."""
+    alias("second", CONN_MAX_AGE=None)
+    backends = []
+
+    def note(**kwargs):
+        with connections["second"].cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            backends.append(cursor.fetchone()[0])
+            cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    task_finished.connect(note)
+    try:
+        worker()
+        for number in (1, 2, 3):
+            tasks.nothing.enqueue()
+            eventually(lambda number=number: len(backends) == number, why="the receiver has no connection")
+    finally:
+        task_finished.disconnect(note)
+    assert len(set(backends)) == 3

@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 
 from django_pglock import Lease, LockLost, LockNotAvailable, leader, lock, semaphore, try_lock
 from django_pglock.keys import reserved
-from django_pglock.models import AdvisoryLock, Task, Waiter
+from django_pglock.models import AdvisoryLock, Attempt, Task, Waiter
 from django_pglock.models import Lease as LeaseRow
 from django_pglock.models import Worker as WorkerRow
 from django_pglock.postgres import selftest
@@ -23,7 +23,7 @@ from django_pglock.worker import Worker
 from tests.conftest import NEVER, ROOT
 from tests.docs.test_docs import blocks
 from tests.pgbouncer import PROGRAM, PgBouncer, way_to_server
-from tests.sample import keyed_tasks, tasks
+from tests.sample import keyed_tasks, session_tasks, tasks
 
 pytestmark = [
     pytest.mark.acceptance,
@@ -259,6 +259,28 @@ def test_a_worker_takes_no_session_lock_behind_it(pgbouncer, alias, eventually, 
     finally:
         heartbeat.stop()
         heartbeat.wait(NEVER)
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+def test_an_atomic_task_that_ends_its_session_behind_it_uses_up_its_attempts(
+    transactional_db, worker_process, eventually, mode
+):
+    """PgBouncer passes on why the server has ended the session, and adds an error of its own."""
+    connection.ensure_connection()
+    databases = {"pooled": f"{way_to_server(connection.connection.info)} pool_size=10"}
+    with PgBouncer(databases, mode=mode) as pgbouncer:
+        process = worker_process("--threads", "4", "--no-listen", url=pgbouncer.url("pooled"))
+        for how in ("close_as_django_does", "idle_for_too_long", "hide_end_on_cursor"):
+            session_tasks.end_session_by.enqueue(how)
+        session_tasks.close_after_cut.enqueue()
+        unfinished = Task.objects.exclude(status__in=("SUCCESSFUL", "FAILED"))
+        eventually(lambda: not unfinished.exists(), why=process.output)
+        process.end()
+    assert list(Task.objects.order_by("id").values_list("status", "attempts")) == [
+        *[("FAILED", 2)] * 3,
+        ("SUCCESSFUL", 2),
+    ]
+    assert sorted(Attempt.objects.values_list("outcome", flat=True)) == [*["FAILED"] * 6, "LOST"]
 
 
 def test_a_worker_runs_tasks_behind_it(pgbouncer, alias, eventually):

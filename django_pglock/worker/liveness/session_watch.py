@@ -244,7 +244,8 @@ class SilentSession:
         checks = self.checks if self.asked_at is None else self.asked_at
         if view.oldest_statement < checks * CHECK_INTERVAL - LONGEST_TRANSIT:
             self.says = "a pooler is between them, and the server runs no statement as old as this one"
-            if checks >= CHECKS_BEHIND_POOLER and not self._may_be_elsewhere(view):
+            # A pooler passes on what the first server behind it has reported. So only the answer counts here.
+            if checks >= CHECKS_BEHIND_POOLER and not view.is_standby:
                 self.verdict = self.says
 
     def _may_be_elsewhere(self, view: ServerView) -> bool:

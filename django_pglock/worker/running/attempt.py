@@ -12,8 +12,6 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from django_pglock.errors import TaskCancelled, TaskOptionError, TaskResultError, TooManySnoozes
-from django_pglock.postgres.connection_registry import leads_to_standby
-from django_pglock.postgres.connections import is_read_only
 from django_pglock.store.attempts import attempts_before
 from django_pglock.store.outcome import (
     SUCCEEDED,
@@ -57,6 +55,8 @@ class Attempt(StoppableAttempt):
     observed = UNOBSERVED
     #: The log records of the call, where its function has ``capture_logs``.
     logs: CapturedLogs | None = None
+    #: The call failed because its session to the tasks' database led to a standby.
+    has_met_standby = False
 
     def __init__(self, claim: Claim, using: str) -> None:
         definition = registry.find(claim.task_path)
@@ -164,11 +164,8 @@ class Attempt(StoppableAttempt):
         return Interrupted(Failure.of(error), random.uniform(bound / 2, bound))  # noqa: S311
 
     def _failure(self, error: BaseException) -> Outcome:
-        if is_read_only(error):
-            # Whatever server the session leads to, the next task needs a new session.
-            self.is_disturbed = True
-            if leads_to_standby(self.using):
-                return self.interruption(error)
+        if self.has_met_standby:
+            return self.interruption(error)
         if isinstance(error, Snooze):
             return self._snoozed(error)
         claim = self.claim

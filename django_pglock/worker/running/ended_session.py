@@ -2,46 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from django.db.transaction import TransactionManagementError
 from psycopg.errors import IdleInTransactionSessionTimeout
 
 from django_pglock.postgres.connections import sqlstates_of
 
-#: The limits on a transaction by which the server ends a session. psycopg 3.2.0 has no class for the second one.
+
+class Limit(NamedTuple):
+    """A limit on a transaction by which the server ends a session: its name, and what the server says in English."""
+
+    name: str
+    says: str
+
+
+#: The limits by SQLSTATE. psycopg 3.2.0 has no class for the second one.
 LIMITS = {
-    IdleInTransactionSessionTimeout.sqlstate: "idle_in_transaction_session_timeout",
-    "25P04": "transaction_timeout",
+    IdleInTransactionSessionTimeout.sqlstate: Limit(
+        "idle_in_transaction_session_timeout", "terminating connection due to idle-in-transaction timeout"
+    ),
+    "25P04": Limit("transaction_timeout", "terminating connection due to transaction timeout"),
 }
 
 
-def has_been_closed(connection: Any, session: Any) -> bool:
-    """Say whether the function has closed its session, through Django or through psycopg, while it was in order.
+class AfterCall(NamedTuple):
+    """What is known of the session right after the function, before ``atomic()`` or a statement of ours changes it."""
 
-    Call it before ``atomic()`` ends, because that may close the session as well. ``broken`` of psycopg is true for a
-    session that was lost before it was closed, and for the sessions that this package ends: see ``end_session``. A
-    session of a pool that was closed through Django may be open, and back in the pool.
-    """
-    return bool((connection.closed_in_transaction or session.closed) and not session.broken)
+    #: The function has closed the session, through Django or through psycopg, while it was in order.
+    is_closed: bool = False
+    #: The message of libpq's last exchange on the session, if the session has ended.
+    last_message: str = ""
+
+    @classmethod
+    def of(cls, connection: Any, session: Any) -> AfterCall:
+        """Look at the psycopg connection ``session``, which Django's ``connection`` had before the call.
+
+        ``broken`` of psycopg is true for a session that was lost before it was closed, and for the sessions that this
+        package ends: see ``end_session``. A session of a pool that was closed through Django may be open, and back in
+        the pool.
+        """
+        if session.broken:
+            return cls(False, session.pgconn.error_message.decode(errors="replace"))
+        return cls(bool(connection.closed_in_transaction or session.closed))
 
 
-def fault_of_function(error: BaseException, session: Any, *, is_closed: bool) -> TransactionManagementError | None:
+def fault_of_function(error: BaseException, session: Any, after_call: AfterCall) -> TransactionManagementError | None:
     """Return the error to record if the function has ended its session; None if it was an outage.
 
-    ``session`` is the psycopg connection of the attempt, None if there was none yet. ``is_closed`` is the answer of
-    ``has_been_closed``. A repetition would end in the same way each time, so it has to count as an attempt.
+    ``session`` is the psycopg connection of the attempt, None if there was none yet. A repetition would end in the same
+    way each time, so it has to count as an attempt.
     """
     # A session to another database may have met its limit, too. Then this one is open.
     has_ended = session is not None and session.closed
-    limit = next((LIMITS[each] for each in sqlstates_of(error) if each in LIMITS), None)
-    if has_ended and limit is not None:
+    limit = _limit_met(error, after_call.last_message) if has_ended else None
+    if limit is not None:
         text = (
             f"The server has ended the session of this atomic task by its limit {limit}, and rolled its transaction "
             f"back. Shorten the transaction, for example by slow calls before it or in another task, or raise {limit} "
             "for the role of the workers."
         )
-    elif is_closed:
+    elif after_call.is_closed:
         text = (
             "This atomic task has closed its database connection, and so its transaction was rolled back. Do not call "
             "connection.close() or connections.close_all() in an atomic function; the worker renews its connections."
@@ -51,3 +73,14 @@ def fault_of_function(error: BaseException, session: Any, *, is_closed: bool) ->
     fault = TransactionManagementError(text)
     fault.__cause__ = error
     return fault
+
+
+def _limit_met(error: BaseException, last_message: str) -> str | None:
+    """Return the name of the limit by which the server has ended the session; None if it was no limit.
+
+    If the function has caught the server's error, only libpq's message is left. That has no SQLSTATE, and is in the
+    language of the server.
+    """
+    found = (LIMITS[each] for each in sqlstates_of(error) if each in LIMITS)
+    said = (each for each in LIMITS.values() if each.says in last_message)
+    return next((limit.name for limit in chain(found, said)), None)

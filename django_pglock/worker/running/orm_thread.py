@@ -22,7 +22,7 @@ from django.db import connections
 
 from django_pglock.postgres.connections import cancel_statement, shut_down_socket
 from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.task_connections import is_at_rest, is_closed
+from django_pglock.worker.running.task_connections import in_manual_transaction, is_at_rest, is_closed
 
 if TYPE_CHECKING:
     from django_pglock.tasks.claim import Claim
@@ -104,7 +104,7 @@ class OrmThread(ThreadPoolExecutor):
 
     def _note_transactions(self, attempt: Attempt | None) -> None:
         all_: Sequence[Any] = connections.all(initialized_only=True)
-        open_ = [each.alias for each in all_ if not is_at_rest(each)]
+        open_ = [each.alias for each in all_ if not is_at_rest(each) or in_manual_transaction(each)]
         if open_ or self._open:
             self._open = {alias: self._open.get(alias, attempt) for alias in open_}
 
@@ -112,7 +112,7 @@ class OrmThread(ThreadPoolExecutor):
         for alias in [alias for alias, each in self._open.items() if each is attempt]:
             del self._open[alias]
             connection: Any = connections[alias]
-            if connection.in_atomic_block or not is_closed(connection):
+            if connection.in_atomic_block or not (is_closed(connection) or in_manual_transaction(connection)):
                 logger.warning(
                     "%s has left a transaction open in database %r. Its changes, and those of coroutines that ran "
                     "since then, are rolled back.",

@@ -11,18 +11,20 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseFailure
 from django.db import transaction
 
 from django_pglock.errors import ClaimLost, TaskCancelled
-from django_pglock.postgres.connections import connection_for
+from django_pglock.postgres.connections import connection_for, is_read_only
 from django_pglock.store.outcome import Cancelled, Failed, Failure, Outcome, Released, Succeeded
 from django_pglock.store.progress import note_progress
 from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.ended_claim import EndedClaim
 from django_pglock.worker.running.attempt import Attempt
-from django_pglock.worker.running.ended_session import fault_of_function, has_been_closed
+from django_pglock.worker.running.ended_session import AfterCall, fault_of_function
+from django_pglock.worker.running.task_connections import leave_read_only_sessions
 
 logger = logging.getLogger("django_pglock.worker")
 
@@ -56,7 +58,7 @@ def run(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
     try:
         outcome = attempt.success(call(attempt))
     except BaseException as error:  # noqa: BLE001 - see the top of the module
-        outcome = attempt.failure(error)
+        outcome = _failure(attempt, error)
     return attempt.ended(outcome)
 
 
@@ -66,6 +68,9 @@ async def run_async(attempt: Attempt, call: Callable[[Attempt], Awaitable[Any]])
     try:
         outcome = attempt.success(await call(attempt))
     except BaseException as error:  # noqa: BLE001 - see the top of the module
+        if is_read_only(error):
+            # In the thread in which Django's ORM runs for coroutines: that has their sessions.
+            attempt.has_met_standby = await sync_to_async(leave_read_only_sessions)(attempt.using)
         outcome = attempt.failure(error)
     return attempt.ended(outcome)
 
@@ -78,7 +83,8 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
     """
     claim = attempt.claim
     session: Any = None
-    has_begun = has_committed = is_closed = False
+    has_begun = has_committed = False
+    after_call = AfterCall()
 
     def note_commit() -> None:
         nonlocal has_committed
@@ -95,7 +101,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
             try:
                 outcome = attempt.success(call(attempt))
             finally:
-                is_closed = has_been_closed(connection, session)
+                after_call = AfterCall.of(connection, session)
             if not isinstance(outcome, Succeeded):
                 transaction.set_rollback(True, using=attempt.using)
                 return attempt.ended(outcome)
@@ -111,14 +117,21 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
             )
             return attempt.ended(outcome, is_settled=True)
         if not isinstance(error, DatabaseFailure):
-            return attempt.ended(attempt.failure(error))
-        if fault := fault_of_function(error, session, is_closed=is_closed):
+            return attempt.ended(_failure(attempt, error))
+        if fault := fault_of_function(error, session, after_call):
             return attempt.ended(attempt.failure(fault))
         if session is None or session.closed:
             # The connection is lost. Nobody knows whether the COMMIT arrived; the guard of the next settle finds out.
             return attempt.ended(attempt.interruption(error) if has_begun else Released())
-        return attempt.ended(attempt.failure(error))
+        return attempt.ended(_failure(attempt, error))
     return attempt.ended(outcome, is_settled=True)
+
+
+def _failure(attempt: Attempt, error: BaseException) -> Outcome:
+    """Return the outcome of a sync call that raised ``error`` in this thread."""
+    if is_read_only(error):
+        attempt.has_met_standby = leave_read_only_sessions(attempt.using)
+    return attempt.failure(error)
 
 
 def _settle_and_commit(attempt: Attempt, outcome: Outcome) -> None:

@@ -12,9 +12,10 @@ from django.db import connections
 from psycopg.pq import TransactionStatus
 
 from django_pglock.locks.connection_hooks import holds_locks
-from django_pglock.postgres.connection_registry import is_on_standby, note_connection
-from django_pglock.postgres.connections import has_session_ended
+from django_pglock.postgres.connection_registry import note_connection
+from django_pglock.postgres.connections import end_session, has_session_ended, transaction_status
 from django_pglock.postgres.sessions import limit_waiting
+from django_pglock.postgres.standby import access_of, is_on_standby
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -48,12 +49,32 @@ def renew_connections(using: str) -> None:
     """
     connection: Any
     for connection in connections.all(initialized_only=True):
-        if connection.vendor == "postgresql" and (
-            has_session_ended(connection) or (connection.alias == using and is_on_standby(connection))
-        ):
+        if connection.vendor == "postgresql" and has_session_ended(connection):
             connection.close()
+        elif connection.alias == using and is_at_rest(connection) and is_on_standby(connection):
+            end_session(connection)
         else:
             connection.close_if_unusable_or_obsolete()
+
+
+def leave_read_only_sessions(using: str) -> bool:
+    """End the sessions of this thread that can only read; say whether the session to ``using`` led to a standby.
+
+    To be called after an error of such a session, which does not say which one it was. In the thread of the ORM, an
+    open transaction may be another coroutine's, so a session with one stays until its owner ends.
+    """
+    session: Any
+    was_on_standby = False
+    for session in connections.all(initialized_only=True):
+        # The function may have closed its session after the error. A new one leads to the same server, most probably.
+        if session.vendor == "postgresql" and (session.connection is not None or session.alias == using):
+            access = access_of(session)
+            if session.alias == using:
+                was_on_standby = access.is_standby
+            if access.is_read_only and is_at_rest(session):
+                # Not by close(), which would give the session of a pool to the next task.
+                end_session(session)
+    return was_on_standby
 
 
 def wait_for_claim(inbox: Inbox) -> Claim | None:
@@ -111,7 +132,9 @@ def is_at_rest(session: DatabaseWrapper) -> bool:
     """Say whether the next task may use a session, of PostgreSQL or of another database, as it is."""
     raw: Any = session.connection
     if raw is None:
-        return True
+        # Without AUTOCOMMIT, Django stays in the block of a function that has closed the session in atomic(). It would
+        # open no other one in the block.
+        return not session.in_atomic_block
     has_autocommit = session.settings_dict["AUTOCOMMIT"]
     if session.in_atomic_block or session.autocommit is not has_autocommit:
         return False
@@ -122,6 +145,19 @@ def is_at_rest(session: DatabaseWrapper) -> bool:
     return bool(raw.pgconn.transaction_status == TransactionStatus.IDLE)
 
 
+def in_manual_transaction(session: DatabaseWrapper) -> bool:
+    """Say whether a session of PostgreSQL without AUTOCOMMIT is lost or in a transaction, which each statement opens.
+
+    A thread of tasks closes such a session after each task. In the thread of the ORM, a coroutine ends it.
+    """
+    return (
+        session.vendor == "postgresql"
+        and session.connection is not None
+        and not session.settings_dict["AUTOCOMMIT"]
+        and transaction_status(session) != TransactionStatus.IDLE
+    )
+
+
 def is_closed(session: DatabaseWrapper) -> bool:
     """Say whether psycopg's connection was closed without Django's knowledge."""
-    return session.vendor == "postgresql" and bool(session.connection.closed)
+    return session.vendor == "postgresql" and session.connection is not None and bool(session.connection.closed)

@@ -23,6 +23,7 @@ from uuid import UUID
 from django.db import DatabaseError, OperationalError
 from psycopg.errors import LockNotAvailable
 
+from django_pglock.postgres.connections import close_unusable_connections
 from django_pglock.store.admit import admit
 from django_pglock.store.logs import note_logs
 from django_pglock.store.outcome import FINAL, NOT_AGAIN, Failed, Failure, Succeeded
@@ -236,6 +237,8 @@ class Settler(ConnectedService):
         """Report a batch, and return it without what was set aside. ``open_``: the part that was to be settled."""
         batch, open_ = self._without_locked(batch), self._without_locked(open_)
         self._read_finish_dates([ended for ended in batch if ended.is_settled and ended.result is not None])
+        # Receivers may use other databases in this thread.
+        close_unusable_connections(without=self.using)
         lost = []
         for ended in batch:
             if ended.is_settled:

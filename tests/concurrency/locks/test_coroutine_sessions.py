@@ -12,6 +12,7 @@ from django.test import override_settings
 
 from django_pglock import LockError, LockNotAvailable, lock, lock_all, semaphore
 from django_pglock.locks.coroutine_sessions import lock_sessions_for
+from django_pglock.postgres import async_sessions
 from tests.concurrency.locks.sessions import (
     _is,
     arows,
@@ -168,6 +169,24 @@ def test_a_wait_that_is_cut_short_while_it_connects_leaves_no_session():
                 kept.append(error)  # Python would close what only its frames know, sooner or later
         lock_sessions_for("default").close_idle()
         await until(lambda: _is(asessions, before), "a session is left")
+
+    asyncio.run(main())
+
+
+def test_a_session_that_no_lock_has_used_for_a_while_is_closed(monkeypatch):
+    """A worker kept as many as its coroutines had ever needed at once, until its end."""
+    monkeypatch.setattr(async_sessions, "IDLE", 0.2)
+
+    async def main():
+        before = await asessions()
+        async with lock("kept") as kept:
+            await asyncio.gather(*[asyncio.create_task(lock(f"a {number}")(_nothing)()) for number in range(4)])
+            await until(lambda: _is(asessions, before + 1), "idle sessions are left")
+            kept.assert_held()
+        await until(lambda: _is(asessions, before), "the last session is left")
+        assert not lock_sessions_for("default")._open
+        async with lock("again"):
+            pass
 
     asyncio.run(main())
 

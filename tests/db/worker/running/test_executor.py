@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import time
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import OperationalError, connection, transaction
 
 from django_pglock.models import Task
 from django_pglock.tasks.compat import TaskResultStatus, task_started
@@ -80,18 +79,6 @@ def test_a_thread_that_cannot_connect_does_not_claim_and_give_back_without_end(w
 
 def refuse(*args, **kwargs):
     raise OperationalError("not yet")
-
-
-@pytest.fixture
-def change_settings():
-    """Change settings of the connections that other threads make from now on."""
-    settings, own = connections.settings["default"], connection.settings_dict
-    before = copy.deepcopy(settings)
-    connection.settings_dict = before
-    yield settings.update
-    connection.settings_dict = own
-    connection.close_pool()
-    settings.update(before)
 
 
 def test_without_autocommit_a_worker_commits_what_it_writes_and_nothing_else(change_settings, worker, finished):

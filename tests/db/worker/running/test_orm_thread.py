@@ -8,7 +8,7 @@ from django.db import connection, connections
 from django_pglock import enqueue_many
 from django_pglock.models import Task
 from django_pglock.worker import capacity
-from django_pglock.worker.running import orm_thread
+from django_pglock.worker.running import event_loop, orm_thread
 from tests.sample import session_tasks as tasks
 from tests.sample.models import Effect
 
@@ -71,6 +71,58 @@ def test_a_transaction_that_a_coroutine_leaves_open_is_nobody_elses(worker, even
     assert set(Effect.objects.values_list("name", flat=True)) == {"kept"}
     assert Effect.objects.count() == 3
     assert caplog.text.count("leave_in_coroutine) attempt 1 of 1 has left a transaction open") == 1
+
+
+def test_a_session_that_can_only_read_is_closed_after_its_error(worker, eventually):
+    """Each later coroutine failed in it."""
+    worker()
+    tasks.forbid_writes_in_coroutine.enqueue("default")
+    eventually(is_over)
+    tasks.write_in_coroutine.enqueue()
+    eventually(is_over)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == ["FAILED", "SUCCESSFUL"]
+
+
+@pytest.fixture
+def without_autocommit(change_settings):
+    change_settings(AUTOCOMMIT=False)
+
+
+@pytest.mark.usefixtures("without_autocommit")
+def test_without_autocommit_what_a_coroutine_does_not_commit_is_not_committed_with_anothers(worker, eventually, caplog):
+    worker()
+    tasks.wait_until_told.enqueue()  # or the connection would be closed after a minute
+    tasks.write_in_coroutine.enqueue()
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 1)
+    eventually(lambda: not is_in_transaction(), why="the transaction stays open after the coroutine")
+    tasks.call_in_coroutine.enqueue("write_and_commit")
+    eventually(lambda: Task.objects.filter(status="SUCCESSFUL").count() == 2)
+    assert list(Effect.objects.values_list("name", flat=True)) == ["committed"]
+    assert "has left a transaction open" not in caplog.text, "without AUTOCOMMIT, each SELECT leaves one open"
+
+
+def is_in_transaction():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in trans%'"
+        )
+        return cursor.fetchone()[0]
+
+
+@pytest.mark.usefixtures("without_autocommit")
+@pytest.mark.parametrize(("how", "status"), [("close_in_block", "SUCCESSFUL"), ("cut_off", "FAILED")])
+def test_without_autocommit_a_session_that_a_coroutine_has_ended_is_replaced(
+    worker, eventually, monkeypatch, how, status
+):
+    """After a close() in atomic(), Django opened no other one: each later coroutine failed."""
+    monkeypatch.setattr(event_loop, "CHECK_INTERVAL", 1e9)
+    worker()
+    tasks.call_in_coroutine.enqueue(how)
+    eventually(is_over)
+    tasks.call_in_coroutine.enqueue("write_and_commit")
+    eventually(is_over)
+    assert list(Task.objects.order_by("id").values_list("status", flat=True)) == [status, "SUCCESSFUL"]
+    assert list(Effect.objects.values_list("name", flat=True)) == ["committed"]
 
 
 def test_the_log_names_who_keeps_the_thread_of_all_coroutines(worker, eventually, caplog, monkeypatch):

@@ -61,6 +61,8 @@ CLOSED, IDLE, LONG = "has closed", "idle_in_transaction_session_timeout", "trans
         ("idle_for_too_long", IDLE),
         ("ask_after_idle", IDLE),
         ("hide_end_by_idle", IDLE),
+        ("hide_end_on_cursor", IDLE),
+        ("hide_end_from_django", IDLE),
         ("close_after_idle", IDLE),
     ],
 )

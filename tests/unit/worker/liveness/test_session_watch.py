@@ -89,6 +89,14 @@ def test_behind_a_pooler_the_oldest_statement_decides(checks, oldest, verdict):
     assert bool(asked.verdict) == verdict
 
 
+@pytest.mark.parametrize("is_standby", [False, True])
+def test_behind_a_pooler_only_the_answer_says_whether_the_server_is_a_standby(is_standby):
+    """A pooler passes on what the first server behind it has reported."""
+    asked = silence(BEHIND_POOLER, is_on_standby=True)
+    asked.note(ServerView(is_standby, None, 0.0))
+    assert bool(asked.verdict) == (not is_standby)
+
+
 def test_silence_of_the_server_is_believed_the_third_time():
     asked = silence()
     for _ in range(QUESTIONS_BEFORE_END - 1):

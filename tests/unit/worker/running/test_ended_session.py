@@ -8,7 +8,9 @@ import pytest
 from django.db import OperationalError
 from psycopg.errors import IdleInTransactionSessionTimeout
 
-from django_pglock.worker.running.ended_session import fault_of_function
+from django_pglock.worker.running.ended_session import AfterCall, fault_of_function
+
+ENDED = SimpleNamespace(closed=True)
 
 
 def error_of_limit():
@@ -19,13 +21,30 @@ def error_of_limit():
 
 @pytest.mark.parametrize("session", [None, SimpleNamespace(closed=False)], ids=["none", "open"])
 def test_the_limit_of_a_session_to_another_database_does_not_count(session):
-    assert fault_of_function(error_of_limit(), session, is_closed=False) is None
+    assert fault_of_function(error_of_limit(), session, AfterCall()) is None
 
 
 def test_the_limit_of_the_own_session_counts():
-    fault = fault_of_function(error_of_limit(), SimpleNamespace(closed=True), is_closed=False)
+    fault = fault_of_function(error_of_limit(), ENDED, AfterCall())
     assert "idle_in_transaction_session_timeout" in str(fault)
 
 
+@pytest.mark.parametrize(
+    ("said", "limit"),
+    [
+        (
+            "FATAL:  terminating connection due to transaction timeout\nFATAL:  server conn crashed?\n",
+            "by its limit tr",
+        ),
+        ("FATAL:  terminating connection due to idle-in-transaction timeout\n", "by its limit idle_in_tr"),
+        ("FATAL:  terminating connection due to administrator command\n", None),
+        ("server closed the connection unexpectedly\n", None),
+    ],
+)
+def test_the_last_message_says_which_limit_was_met_if_the_function_has_caught_the_error(said, limit):
+    fault = fault_of_function(OperationalError("the connection is closed"), ENDED, AfterCall(last_message=said))
+    assert (limit in str(fault)) if limit else fault is None
+
+
 def test_a_session_that_is_lost_in_an_outage_does_not_count():
-    assert fault_of_function(OperationalError("lost"), SimpleNamespace(closed=True), is_closed=False) is None
+    assert fault_of_function(OperationalError("lost"), ENDED, AfterCall()) is None
