@@ -92,7 +92,7 @@ def test_behind_a_pooler_the_oldest_statement_decides(checks, oldest, verdict):
 @pytest.mark.parametrize("is_standby", [False, True])
 def test_behind_a_pooler_only_the_answer_says_whether_the_server_is_a_standby(is_standby):
     """A pooler passes on what the first server behind it has reported."""
-    asked = silence(BEHIND_POOLER, is_on_standby=True)
+    asked = silence(CHECKS_BEHIND_POOLER, is_on_standby=True)
     asked.note(ServerView(is_standby, None, 0.0))
     assert bool(asked.verdict) == (not is_standby)
 
