@@ -151,7 +151,7 @@ def in_threads() -> Callable[..., list[Any]]:
 
 
 @pytest.fixture(autouse=True)
-def news_of_this_test() -> None:
+def notifications_of_this_test() -> None:
     """Forget what the tests before have left: what they rolled back, and that nobody slept a moment ago."""
     wakeup._nobody_slept_at.clear()
     wakeup._pending_notifications.clear()

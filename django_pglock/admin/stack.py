@@ -13,10 +13,10 @@ from django.utils.translation import gettext
 from django_pglock.admin.actions import record
 from django_pglock.admin.attempts import answer, seen_task
 from django_pglock.models import Task
-from django_pglock.store.stacks import ask_stack, wait_for_stack
+from django_pglock.store.stacks import request_stack, wait_for_stack
 
 #: Seconds for which a request waits for the answer of the worker. Most answers take milliseconds.
-PATIENCE = 2.0
+TIMEOUT = 2.0
 
 
 class HasStackPage(Protocol):
@@ -45,7 +45,7 @@ def stack_page(model_admin: HasStackPage, request: HttpRequest, task_id: int) ->
     using = router.db_for_write(Task)
     if request.method == "POST":
         return HttpResponseRedirect(_ask(model_admin, request, task, using))
-    found = wait_for_stack(using, task.pk, timeout=PATIENCE)
+    found = wait_for_stack(using, task.pk, timeout=TIMEOUT)
     context = {"title": gettext("Stack"), "found": found, "is_running": task.status == "RUNNING"}
     return answer(model_admin, request, task, "stack", context)
 
@@ -53,7 +53,7 @@ def stack_page(model_admin: HasStackPage, request: HttpRequest, task_id: int) ->
 def _ask(model_admin: HasStackPage, request: HttpRequest, task: Task, using: str) -> str:
     """Ask, and return the address of the page that shows what came of it."""
     with transaction.atomic(using=using):
-        has_asked = ask_stack(using, task.pk)
+        has_asked = request_stack(using, task.pk)
         if has_asked:
             record(request, Task, "stack: asked for", object_id=str(task.pk))
     if has_asked:

@@ -26,7 +26,7 @@ from django_pglock.locks.statements.session_scope import free_if_held, free_sess
 from django_pglock.locks.statements.timeouts import SAVEPOINT
 from django_pglock.locks.timer import call_later
 from django_pglock.postgres.connections import has_ended, shut
-from django_pglock.postgres.libpq import exchange_in_turn, if_unused
+from django_pglock.postgres.libpq import exchange_locked, if_unused
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -251,7 +251,7 @@ class SessionLocks:
         if statement is not None:
             # If an exception comes before the answer, the server has to be asked whether it still holds them.
             record.state = RecordState.REQUESTED
-            exchange_in_turn(record.raw, statement)
+            exchange_locked(record.raw, statement)
         self.remove(record)
 
     def _free_statement(self, record: LockRecord) -> str | None:

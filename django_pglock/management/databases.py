@@ -23,7 +23,7 @@ def plain_refusals() -> Iterator[None]:
     try:
         yield
     except (DatabaseError, InterfaceError) as error:
-        [reason, *_rest] = str(error).strip().splitlines() or [type(error).__name__]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         sqlstate = getattr(error.__cause__, "sqlstate", None)
         if sqlstate == NO_RIGHT:
             hint = _("The rights that a role needs are listed in docs/security.md.")

@@ -72,9 +72,9 @@ def collect_garbage_less_often() -> None:
     """
     gc.collect()
     gc.freeze()
-    often, *rest = gc.get_threshold()
+    often, *others = gc.get_threshold()
     if often:  # zero: the collector is switched off
-        gc.set_threshold(max(often, GARBAGE), *rest)
+        gc.set_threshold(max(often, GARBAGE), *others)
 
 
 def stop_at_signals(worker: Worker) -> None:

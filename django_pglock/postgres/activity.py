@@ -69,4 +69,4 @@ def view_of_server(connection: DatabaseWrapper, pids: Sequence[int]) -> ServerVi
             return ServerView(is_standby, None, cursor.fetchone()[0] or 0.0)
         cursor.execute(AS_LOGIN_ROLE)
         cursor.execute(SESSIONS, (list(pids),))
-        return ServerView(is_standby, {pid: Activity(*rest) for pid, *rest in cursor.fetchall()})
+        return ServerView(is_standby, {pid: Activity(*columns) for pid, *columns in cursor.fetchall()})

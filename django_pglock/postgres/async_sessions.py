@@ -46,7 +46,7 @@ class AsyncSession:
     def __init__(self, connection: DatabaseWrapper) -> None:
         self.connection = connection
         self.raw: Any = connection.connection
-        self._turn = asyncio.Lock()
+        self._statement_lock = asyncio.Lock()
         #: Another object for each statement.
         self.statement = object()
         #: A thread for statements through Django's cursor, which blocks the thread that uses it.
@@ -62,7 +62,7 @@ class AsyncSession:
     @property
     def is_busy(self) -> bool:
         """Whether a statement is running."""
-        return self._turn.locked()
+        return self._statement_lock.locked()
 
     @property
     def is_reusable(self) -> bool:
@@ -71,7 +71,7 @@ class AsyncSession:
 
     async def send(self, statements: str) -> Row | None:
         """Send statements in one message and return the first row of the last answer. Errors are Django's."""
-        async with self._turn:
+        async with self._statement_lock:
             self.statement = object()
             if self.has_ended or not is_plain_django(self.connection):
                 return await self._send_by_cursor(statements)
@@ -119,7 +119,7 @@ class AsyncSession:
 
     def end(self) -> None:
         """End the session at once, without a wait, and every lock in it."""
-        if self._turn.locked():
+        if self._statement_lock.locked():
             # A coroutine that waits for an answer is woken.
             shut(self.raw)
         else:

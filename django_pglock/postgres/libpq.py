@@ -66,7 +66,7 @@ def exchange(raw: Connection[Any], statements: str) -> list[Any] | None:
     that the connection stays usable.
     """
     with raw.lock:
-        return exchange_in_turn(raw, statements)
+        return exchange_locked(raw, statements)
 
 
 def if_unused(raw: Connection[Any], use: Callable[[], object]) -> bool:
@@ -86,7 +86,7 @@ def if_unused(raw: Connection[Any], use: Callable[[], object]) -> bool:
         raw.lock.release()
 
 
-def exchange_in_turn(raw: Connection[Any], statements: str) -> list[Any] | None:
+def exchange_locked(raw: Connection[Any], statements: str) -> list[Any] | None:
     """Do what ``exchange`` does, for a caller that holds the connection's lock."""
     pgconn = raw.pgconn
     # The session watch distinguishes statements by this object.

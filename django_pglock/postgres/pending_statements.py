@@ -22,7 +22,7 @@ from django_pglock.postgres.connection_registry import aliases
 from django_pglock.postgres.stacks import stacks
 
 #: The functions in which a thread waits, and their local variables with the connection and an object of the statement.
-WAITING = {psycopg.Connection.wait.__code__: ("self", "gen"), libpq.exchange_in_turn.__code__: ("raw", "message")}
+WAITING = {psycopg.Connection.wait.__code__: ("self", "gen"), libpq.exchange_locked.__code__: ("raw", "message")}
 #: Most frames of psycopg's own functions between the wait and the frame that blocks.
 DEEPEST = 8
 

@@ -26,7 +26,7 @@ from django_pglock.postgres.connections import shut
 from django_pglock.postgres.sessions import dedicated_connection
 
 #: Seconds for the answers to one question. Only what never answers takes so long.
-PATIENCE = 5.0
+TIMEOUT = 5.0
 #: Seconds by which the two clocks may differ before somebody should know.
 CLOCKS_DIFFER = 5.0
 #: Limits by which the server ends a session, or the transaction of a lock, while the program works.
@@ -70,7 +70,7 @@ def _asked(using: str, ask: Callable[[Any, Any], Answer]) -> Answer:
                 return ask(first, second)
             except psycopg.Error:
                 if is_over.is_set():
-                    return False, _("There was no answer within %d seconds.") % PATIENCE
+                    return False, _("There was no answer within %d seconds.") % TIMEOUT
                 raise
     except InsufficientPrivilege as error:
         return None, str(error).strip()
@@ -89,7 +89,7 @@ def _two_sessions(using: str) -> Iterator[tuple[Any, Any, threading.Event]]:
         for raw in raws:
             shut(raw)
 
-    guard = threading.Timer(PATIENCE, end)
+    guard = threading.Timer(TIMEOUT, end)
     try:
         for connection in connections:
             connection.ensure_connection()
@@ -184,7 +184,7 @@ def _notifications(first: Any, second: Any) -> Answer:
     first.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
     second.execute("SELECT pg_notify(%s, '')", [channel])
     # A pooler does not say that it drops notifications.
-    if any(news.channel == channel for news in first.notifies(timeout=PATIENCE / 2, stop_after=1)):
+    if any(news.channel == channel for news in first.notifies(timeout=TIMEOUT / 2, stop_after=1)):
         return True, _("A notification reaches the clients that listen.")
     return False, _("A notification does not arrive. Start workers with --no-listen.")
 

@@ -116,7 +116,7 @@ WITH head AS MATERIALIZED (
             ORDER BY task.lock_key, task.status, task.id LIMIT 100) AS older
         WHERE (SELECT bool_and(awaited.finished_at IS NOT NULL) FROM {waiter} AS waiter
                JOIN {task} AS awaited ON awaited.id = waiter.awaited WHERE waiter.task_id = older.id))
-), gate AS MATERIALIZED (
+), capacity AS MATERIALIZED (
     SELECT head.key, head.otherwise, head.interval, head.burst, busy.ready, busy.admitted,
            LEAST(head.most, busy.least) - busy.admitted
                - CASE WHEN head.most = 1 AND NOT starts_with(head.key, '%%group ') AND (
@@ -134,12 +134,12 @@ WITH head AS MATERIALIZED (
         WHERE (task.lock_key, task.status) BETWEEN (head.key, 'READY') AND (head.key, 'RUNNING')
           AND task.lock_key IS NOT NULL AND task.finished_at IS NULL) AS busy
 ), allowed AS MATERIALIZED (
-    SELECT gate.*, GREATEST(0, CASE
+    SELECT capacity.*, GREATEST(0, CASE
                WHEN burst IS NULL THEN room
                ELSE LEAST(room, burst - ready, floor(
                    burst - EXTRACT(EPOCH FROM arrives_at - clock_timestamp()) / interval + 0.000001)::int)
                END) AS count
-    FROM gate
+    FROM capacity
 ), next AS MATERIALIZED (
     SELECT first.id, allowed.key FROM allowed CROSS JOIN LATERAL (
         SELECT waiting.id, row_number() OVER earlier AS place,
@@ -162,7 +162,7 @@ WITH head AS MATERIALIZED (
 ), bucket AS (
     INSERT INTO {rate_limit} AS bucket (key, arrives_at, opens_at)
     SELECT allowed.key, moment.arrives_at,
-           CASE WHEN gate_has_more.more THEN GREATEST(
+           CASE WHEN remaining.more THEN GREATEST(
                moment.arrives_at - make_interval(secs => (burst - 1) * interval),
                clock_timestamp() + make_interval(secs => GREATEST(LEAST(interval, 0.05),
                    CASE WHEN through.taken = 0 THEN LEAST(1, allowed.idle / 10) END))) END
@@ -176,7 +176,7 @@ WITH head AS MATERIALIZED (
         SELECT EXISTS (SELECT FROM {task} AS task
             WHERE (task.lock_key, task.status) BETWEEN (allowed.key, 'BLOCKED') AND (allowed.key, 'BLOCKED')
               AND task.lock_key IS NOT NULL AND task.finished_at IS NULL AND task.waits_for = 0
-            ORDER BY task.lock_key, task.status, task.id OFFSET through.taken) AS more) AS gate_has_more
+            ORDER BY task.lock_key, task.status, task.id OFFSET through.taken) AS more) AS remaining
     WHERE burst IS NOT NULL
     ON CONFLICT (key) DO UPDATE SET arrives_at = EXCLUDED.arrives_at, opens_at = EXCLUDED.opens_at
 )

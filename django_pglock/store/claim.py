@@ -21,7 +21,7 @@ from django_pglock.postgres.message import literals
 from django_pglock.store.claim_columns import claim_columns
 from django_pglock.store.marking import first_free, marking_sql
 from django_pglock.store.pause import paused
-from django_pglock.store.plans import kept
+from django_pglock.store.plans import prepared
 from django_pglock.store.ready import ready
 from django_pglock.store.sql import rows_of
 from django_pglock.tasks.claim import Claim
@@ -56,7 +56,7 @@ class ClaimStatement:
                 self._pieces.append(value if value in self.HOLES else bind("%s", [value]))
                 self._pieces += _cut_limit(text)
         self._holes = [hole for hole in self.HOLES if hole in self._pieces]
-        self._to_be_kept = self._filled([f"${place}" for place in range(1, len(self._holes) + 1)])
+        self._preparable = self._filled([f"${place}" for place in range(1, len(self._holes) + 1)])
 
     def _filled(self, values: Sequence[str]) -> str:
         known: dict[str | int, str] = dict(zip(self._holes, values, strict=True))
@@ -69,7 +69,7 @@ class ClaimStatement:
     def execute(self, limit: int, *values: str | int) -> list[tuple[Any, ...]]:
         """Claim up to ``limit`` rows on this thread's connection; return their columns, in no order."""
         with connections[self._using].cursor() as cursor:
-            cursor.execute(kept(cursor, self._to_be_kept, *values, limit) or self.sql(limit, *values))
+            cursor.execute(prepared(cursor, self._preparable, *values, limit) or self.sql(limit, *values))
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 

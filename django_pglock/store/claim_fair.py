@@ -72,5 +72,5 @@ def claim_fair(
     here = (queue, list(paths), backend)
     walk = (after, queue, *here, queue, limit)
     rows = run(using, CLAIM_FAIR, *walk, *here, limit, limit, worker, limit)
-    claims = [Claim(id_, attempt, worker, *rest) for _, place, id_, attempt, *rest in rows if place is not None]
+    claims = [Claim(id_, attempt, worker, *columns) for _, place, id_, attempt, *columns in rows if place is not None]
     return claims, rows[0][0]

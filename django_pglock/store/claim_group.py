@@ -91,4 +91,6 @@ def claim_group(using: str, leader: Claim, *, limit: int, gather: float) -> list
         statement, found = CLAIM_GROUP_IN_KEY_ORDER, (*key, limit, *key, gather, limit, limit)
     values = (leader.id, leader.attempt, *found, leader.worker)
     rows = run_by_index(using, statement, *values)
-    return sorted((Claim(id_, attempt, leader.worker, *rest) for id_, attempt, *rest in rows), key=attrgetter("id"))
+    return sorted(
+        (Claim(id_, attempt, leader.worker, *columns) for id_, attempt, *columns in rows), key=attrgetter("id")
+    )

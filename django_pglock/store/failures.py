@@ -100,7 +100,7 @@ FROM unnest(%s::bigint[]) AS wanted (id)
 """
 
 
-class Group(NamedTuple):
+class FailureGroupId(NamedTuple):
     """What names a group of failures. The two paths find the tasks without a fingerprint."""
 
     fingerprint: int
@@ -141,9 +141,9 @@ class FailureCounts:
     muted_by: str = ""
 
     @property
-    def group(self) -> Group:
+    def group(self) -> FailureGroupId:
         """What names the group."""
-        return Group(self.fingerprint, self.task_path, self.exception_path)
+        return FailureGroupId(self.fingerprint, self.task_path, self.exception_path)
 
     @property
     def name(self) -> str:
@@ -177,16 +177,18 @@ def failures(
     return sorted(newest_first, key=lambda group: group.muted_at is not None)[:limit]
 
 
-def group_of(using: str, fingerprint: int) -> Group | None:
+def find_failure_group(using: str, fingerprint: int) -> FailureGroupId | None:
     """Return the group of this number; None if no task of it is known."""
     newest = marked(rows_of("Task", using), fingerprint).order_by("-fingerprint", "-pk")
     for id_, task_path in newest.values_list("pk", "task_path")[:1]:
         attempts = rows_of("Attempt", using).filter(task=id_).order_by("-number")
-        return Group(fingerprint, task_path, next(iter(attempts.values_list("exception_path", flat=True)[:1]), ""))
+        return FailureGroupId(
+            fingerprint, task_path, next(iter(attempts.values_list("exception_path", flat=True)[:1]), "")
+        )
     return next((each.group for each in _unmarked_groups(using) if each.fingerprint == fingerprint), None)
 
 
-def in_group(tasks: Any, group: Group) -> Any:
+def in_group(tasks: Any, group: FailureGroupId) -> Any:
     """Return those of the tasks that have failed and belong to a group."""
     known = marked(tasks, group.fingerprint)
     if not group.has_unmarked:
@@ -203,7 +205,7 @@ def marked(tasks: Any, fingerprint: int) -> Any:
     return tasks.filter(status=TaskStatus.FAILED, fingerprint__range=(fingerprint, fingerprint))
 
 
-def unmarked(tasks: Any, group: Group) -> Any:
+def unmarked(tasks: Any, group: FailureGroupId) -> Any:
     """Return those of the tasks that have failed with the function and the exception of a group, and no fingerprint."""
     _, task_path, exception_path = group
     attempts = rows_of("Attempt", tasks.db).filter(task=OuterRef("pk")).order_by("-number")

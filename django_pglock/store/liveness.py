@@ -48,7 +48,7 @@ LEAST_LIMIT = 2 * REST_INTERVALS
 #: the loss of a host, one of them is still a witness.
 LEAST_ON_HOST = 2
 #: The number of workers that do the upkeep often, the oldest ones: more than one, because one may freeze.
-ON_DUTY = 2
+UPKEEP_WORKERS = 2
 
 # An older worker that beats in each interval, by itself.
 _OLDER = """(older.started_at, older.id) < (worker.started_at, worker.id) AND NOT older.is_stopping
@@ -96,7 +96,7 @@ SET heartbeat_at = clock_timestamp(), is_stopping = EXCLUDED.is_stopping, lock_k
     task_paths = COALESCE((SELECT task_paths FROM given WHERE given.id = worker.id), worker.task_paths)
 RETURNING worker.id, jsonb_array_length(worker.task_paths), worker.is_sleeping, (
     SELECT count(*) FROM (
-        SELECT FROM {{worker}} AS older WHERE {_OLDER} LIMIT {ON_DUTY}) AS older_workers), (
+        SELECT FROM {{worker}} AS older WHERE {_OLDER} LIMIT {UPKEEP_WORKERS}) AS older_workers), (
     SELECT count(*) FROM (
         SELECT FROM {{worker}} AS sleeping
         WHERE (sleeping.started_at, sleeping.id) < (worker.started_at, worker.id)
@@ -154,7 +154,7 @@ class HeartbeatReply(NamedTuple):
     known: int
     #: Whether the row says that the worker sleeps.
     is_sleeping: bool
-    #: How many workers have run for longer and can do the upkeep, ``ON_DUTY`` at most.
+    #: How many workers have run for longer and can do the upkeep, ``UPKEEP_WORKERS`` at most.
     older_workers: int
     #: How many of the workers that serve the same queues and have run for longer sleep, ``WOKEN_FIRST`` at most.
     older_sleeping_workers: int
@@ -217,7 +217,7 @@ def deregister(using: str, worker: UUID) -> None:
     rows_of("Worker", using).filter(pk=worker).delete()
 
 
-def forget_dead(using: str) -> int:
+def delete_dead(using: str) -> int:
     """Remove the rows of workers that are dead and have no claims any more. Returns how many."""
     return len(run(using, FORGET_DEAD, *witness_values(), get_settings().HEARTBEAT_LIMIT))
 

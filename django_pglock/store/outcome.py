@@ -109,7 +109,7 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class GivenBack:
     """The claim is given back unused: the function did not run, so nothing is counted."""
 
     status = TaskStatus.READY
@@ -127,7 +127,7 @@ class Abandoned:
     status = TaskStatus.SCHEDULED
 
 
-Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | Released | Abandoned
+Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Interrupted | GivenBack | Abandoned
 #: The outcome of a task that would run again if nobody had asked it to end meanwhile.
 NOT_AGAIN = Cancelled(
     Failure(

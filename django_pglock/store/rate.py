@@ -38,7 +38,7 @@ def open_rates(using: str, *, limit: int = KEYS_AT_ONCE) -> list[str]:
     return [key for (key,) in run(using, OPEN_RATES, limit)]
 
 
-def forget_rates(using: str, after: str) -> tuple[int, str]:
+def delete_unused_rates(using: str, after: str) -> tuple[int, str]:
     """Delete buckets that nobody has used for a day, among the next ``READ_AT_ONCE`` keys behind ``after``.
 
     Returns how many were deleted, and the key behind which to continue: empty when the walk has ended.

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db import connections
 
-from django_pglock.store.plans import kept
+from django_pglock.store.plans import prepared
 from django_pglock.store.sql import filled, run
 from django_pglock.tasks.states import TaskStatus
 
@@ -57,7 +57,7 @@ def ready_queues(using: str) -> list[str]:
     """Return the names of the queues that have ready tasks."""
     with connections[using].cursor() as cursor:
         statement = filled(READY_QUEUES)
-        cursor.execute(kept(cursor, statement) or statement)
+        cursor.execute(prepared(cursor, statement) or statement)
         return [queue for (queue,) in cursor.fetchall()]
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from django.db import transaction
 
 from django_pglock.errors import ClaimLost
-from django_pglock.store.failures import Group, in_group, marked, unmarked
+from django_pglock.store.failures import FailureGroupId, in_group, marked, unmarked
 from django_pglock.store.move import WINDOW, is_among
 from django_pglock.store.retry import retry
 from django_pglock.store.sql import rows_of
@@ -30,7 +30,7 @@ class Redriven(NamedTuple):
     is_over: bool
 
 
-def redrive(using: str, group: Group, *, before: datetime, limit: int, by: int, attempt: int) -> Redriven:
+def redrive(using: str, group: FailureGroupId, *, before: datetime, limit: int, by: int, attempt: int) -> Redriven:
     """Retry the next ``limit`` tasks of a group that had failed ``before``, on behalf of the task ``by``.
 
     ``attempt`` is the number of the claim by which that task runs.
@@ -54,12 +54,12 @@ def redrive(using: str, group: Group, *, before: datetime, limit: int, by: int, 
     return Redriven(state["done"], len(ids) < limit)
 
 
-def window(failed: Any, group: Group, *, after: int, limit: int) -> list[int]:
+def window(failed: Any, group: FailureGroupId, *, after: int, limit: int) -> list[int]:
     """Return the first ids above ``after`` of the tasks of a group, ``limit`` at most."""
-    rest = failed.filter(pk__gt=after)
-    known = marked(rest, group.fingerprint).order_by("fingerprint", "pk")
+    later = failed.filter(pk__gt=after)
+    known = marked(later, group.fingerprint).order_by("fingerprint", "pk")
     ids = list(known.values_list("pk", flat=True)[:limit])
     if group.has_unmarked:
-        others = unmarked(rest, group).order_by("fingerprint", "pk")
+        others = unmarked(later, group).order_by("fingerprint", "pk")
         ids += others.values_list("pk", flat=True)[:limit]
     return sorted(ids)[:limit]

@@ -131,7 +131,7 @@ def release_ended_on_commit(using: str, awaited: Collection[int]) -> None:
     after_commit(using, _release_ended, using, awaited)
 
 
-def stray_waiters(using: str, after: int, *, limit: int = WAITERS_AT_ONCE) -> list[tuple[int, int | None]]:
+def orphaned_waiters(using: str, after: int, *, limit: int = WAITERS_AT_ONCE) -> list[tuple[int, int | None]]:
     """Return the next waiters behind the id ``after``: their ids, and the task if it has ended or does not exist."""
     return run(using, STRAY_WAITERS, after, limit)
 

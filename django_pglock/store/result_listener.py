@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_pglock.tasks")
 
 #: Time limit in seconds for the statements of one round, because a half-open connection never answers.
-PATIENCE = 15.0
+STATEMENT_TIMEOUT = 15.0
 #: Seconds for which waiters wait for a server that is out of reach; then they get the error.
 LONGEST_OUTAGE = 60.0
 #: Seconds before the first new connection after a lost session; doubled each time up to the second number.
@@ -52,7 +52,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 LOST = (DatabaseError, InterfaceError, psycopg.Error, OSError)
 
 
-class Waiter:
+class WaitingCaller:
     """One caller that waits for the end of one task.
 
     ``tell`` is called once, on the listener's thread: with True when the task has ended, False when there is no such
@@ -68,7 +68,7 @@ class Waiter:
 
 
 @contextmanager
-def listening(using: str, waiter: Waiter) -> Iterator[None]:
+def listening(using: str, waiter: WaitingCaller) -> Iterator[None]:
     """Tell ``waiter`` when its task in the database ``using`` ends within this block."""
     with _guard:
         listener = _listeners.get(using)
@@ -88,14 +88,14 @@ class ResultListener:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self._changes: deque[tuple[Waiter, bool]] = deque()
+        self._changes: deque[tuple[WaitingCaller, bool]] = deque()
         #: A byte that is sent here ends the sleep of the thread.
         self._wake_sender, self._wake_receiver = socket.socketpair()
         for end in (self._wake_sender, self._wake_receiver):
             end.setblocking(False)
             keep_from_children(end)
         # Only the thread uses the following.
-        self._waiting: dict[int, set[Waiter]] = {}
+        self._waiting: dict[int, set[WaitingCaller]] = {}
         self._connection: DatabaseWrapper | None = None
         # The ids of our rows in the table of waiters: by task, and those of sessions before this one.
         self._noted: dict[int, int] = {}
@@ -111,12 +111,12 @@ class ResultListener:
         """Start the thread. It ends by itself when there are no waiters any more."""
         threading.Thread(target=self._run, name="django_pglock wait", daemon=True).start()
 
-    def join(self, waiter: Waiter) -> None:
+    def join(self, waiter: WaitingCaller) -> None:
         """Have somebody told. The caller has the guard, so that the thread cannot end meanwhile."""
         self._changes.append((waiter, True))
         self._wake()
 
-    def leave(self, waiter: Waiter) -> None:
+    def leave(self, waiter: WaitingCaller) -> None:
         """Forget a waiter. Neither waits nor locks; harmless when the thread has ended."""
         self._changes.append((waiter, False))
         self._wake()
@@ -282,7 +282,7 @@ class ResultListener:
 @contextmanager
 def _limited(connection: DatabaseWrapper) -> Iterator[None]:
     """Close the connection when this block takes too long, so that its statement fails."""
-    timer = threading.Timer(PATIENCE, shut_down_socket, [connection])
+    timer = threading.Timer(STATEMENT_TIMEOUT, shut_down_socket, [connection])
     timer.daemon = True
     timer.start()
     try:

@@ -19,7 +19,7 @@ from django_pglock.store.shared_failures import as_json
 from django_pglock.store.sql import run
 
 #: Seconds between two counts, at least and at most, and how many times as long as a count took until the next one.
-BETWEEN_COUNTS, LONGEST_BETWEEN_COUNTS, REST = 10.0, 40.0, 20
+BETWEEN_COUNTS, LONGEST_BETWEEN_COUNTS, PAUSE_FACTOR = 10.0, 40.0, 20
 #: Seconds that may pass beyond these while nobody asks.
 UNASKED = 15.0
 #: Seconds after which counts are too old for metrics: then nobody has counted, or nobody could.
@@ -84,16 +84,16 @@ class SharedCount:
 
 def shared_counts(using: str) -> list[SharedCount]:
     """Return what is in each queue, as somebody has counted in the last minute; count if it is time to."""
-    _count_in_turn(using, 0.0)
+    _count_if_due(using, 0.0)
     return [SharedCount(*row) for row in run(using, READ_COUNTS, TOO_OLD)]
 
 
 def keep_counts(using: str) -> None:
     """Count if nobody has counted for a while, so that the pages of the admin need not count."""
-    _count_in_turn(using, UNASKED)
+    _count_if_due(using, UNASKED)
 
 
-def _count_in_turn(using: str, overdue: float) -> None:
+def _count_if_due(using: str, overdue: float) -> None:
     for (turn,) in run(using, TAKE_TURN, LONGEST_BETWEEN_COUNTS, overdue):
         # One transaction, because there is one commit then.
         with transaction.atomic(using=using):
@@ -116,4 +116,4 @@ def _count(using: str, turn: datetime) -> None:
         [each.oldest_ready for each in found],
         [each.paused_at is not None for each in found],
     )
-    run(using, END_TURN, max(BETWEEN_COUNTS, min(LONGEST_BETWEEN_COUNTS, REST * took)), turn, failed)
+    run(using, END_TURN, max(BETWEEN_COUNTS, min(LONGEST_BETWEEN_COUNTS, PAUSE_FACTOR * took)), turn, failed)

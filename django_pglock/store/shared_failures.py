@@ -44,7 +44,7 @@ def shared_failures(using: str) -> SharedFailures:
     return SharedFailures(failures(using), None)
 
 
-def forget_failures(using: str) -> None:
+def invalidate_failures(using: str) -> None:
     """Let the next page count: the groups have been changed."""
     run(using, FORGET_FAILURES)
 

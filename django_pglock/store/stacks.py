@@ -38,7 +38,7 @@ WHERE task = %s AND attempt = %s AND worker = %s AND answered_at IS NULL
 """
 
 
-def ask_stack(using: str, task: int) -> bool:
+def request_stack(using: str, task: int) -> bool:
     """Ask the worker of a running task for its stack, once this is committed. Returns False if the task does not run.
 
     A worker that listens answers at once, another one within a heartbeat interval.

@@ -12,7 +12,7 @@ SELECT pg_try_advisory_xact_lock({UPKEEP}, 0), set_config('idle_in_transaction_s
 """
 
 
-def take_upkeep_turn(using: str) -> bool:
+def try_upkeep_lock(using: str) -> bool:
     """Try to take the turn until the end of the current transaction; say whether no other worker has it."""
     [(is_taken, *_settings)] = run(using, UPKEEP_TURN)
     return bool(is_taken)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from queue import SimpleQueue
 
-from django_pglock.store.outcome import Abandoned, Released
+from django_pglock.store.outcome import Abandoned, GivenBack
 from django_pglock.tasks import registry
 from django_pglock.tasks.claim import Claim
 from django_pglock.worker.capacity import LoopCapacity, ThreadCapacity
@@ -32,7 +32,7 @@ class InFlight:
         #: Set when the fetcher should poll again: a thread is short of work, there is news, or the worker stops.
         self.fetcher_wakeup = threading.Event()
         #: Whether something may be ready that was not there at the last poll. Set before ``fetcher_wakeup``.
-        self.has_news = False
+        self.has_new_tasks = False
         self.threads = ThreadCapacity(threads, self._wake_fetcher)
         self.coroutines = LoopCapacity(self._wake_fetcher)
         self.outbox: SimpleQueue[EndedClaim | None] = SimpleQueue()
@@ -81,9 +81,9 @@ class InFlight:
             return False
         return True
 
-    def tell_news(self) -> None:
+    def notify_fetcher(self) -> None:
         """Say that something may have become ready."""
-        self.has_news = True
+        self.has_new_tasks = True
         self.fetcher_wakeup.set()
 
     def _wake_fetcher(self) -> None:
@@ -157,7 +157,7 @@ class InFlight:
 
     def give_back(self, claim: Claim) -> None:
         """Give back a claim that nothing has begun."""
-        self.outbox.put(EndedClaim(claim, Released()))
+        self.outbox.put(EndedClaim(claim, GivenBack()))
 
     def abandon(self, claims: Sequence[Claim], delay: float) -> None:
         """Have tasks that still run here run again elsewhere, in ``delay`` seconds. Their outcomes here are dropped."""

@@ -15,12 +15,12 @@ class SignalSafeEvent:
 
     def __init__(self) -> None:
         self._is_set = False
-        self._news: SimpleQueue[None] = SimpleQueue()
+        self._wakeup: SimpleQueue[None] = SimpleQueue()
 
     def set(self) -> None:
         """Set the event and wake the thread that waits for it."""
         self._is_set = True
-        self._news.put(None)
+        self._wakeup.put(None)
 
     def is_set(self) -> bool:
         """Say whether the event has been set."""
@@ -31,5 +31,5 @@ class SignalSafeEvent:
         if not self._is_set:
             with suppress(Empty):
                 # Put back what was taken out: other threads may wait, too.
-                self._news.put(self._news.get(timeout=timeout))
+                self._wakeup.put(self._wakeup.get(timeout=timeout))
         return self._is_set

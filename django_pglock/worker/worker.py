@@ -44,7 +44,7 @@ logger = logging.getLogger("django_pglock.worker")
 #: Seconds for which known outcomes may still be written when the worker has to end.
 LAST_WRITES = 10.0
 #: The least seconds that a function gets to end after its timeout; with a longer grace, the grace.
-LEAST_PATIENCE = 1.0
+LEAST_GRACE_PERIOD = 1.0
 #: Seconds between two checks of the limits, and of a signal that has come without waking the main thread.
 CHECK_INTERVAL = 1.0
 
@@ -104,13 +104,13 @@ class Worker:
         self.queues = Queues(queues, exclude=exclude, order=order)
         self.grace = grace
         self.channel = channel
-        self._asked_to_stop, self._asked_to_stop_now = SignalSafeEvent(), SignalSafeEvent()
+        self._stop_requested, self._immediate_stop_requested = SignalSafeEvent(), SignalSafeEvent()
         self._ended = threading.Lock()
         self._was_stopped = self._has_ended = False
         self.in_flight = InFlight(threads, most=max_tasks)
         self.limits = Limits(self.in_flight, max_memory=max_memory, max_time=max_time)
         model_of("Task")  # raises where the app is not installed
-        watchdog = Watchdog(patience=max(grace, LEAST_PATIENCE), stuck=self._give_up_thread)
+        watchdog = Watchdog(grace_period=max(grace, LEAST_GRACE_PERIOD), stuck=self._give_up_thread)
         self.executor = Executor(self.in_flight, using, watchdog)
         self.session_watch = SessionWatch(self.executor.claim_of)
         progress = Progress(self.in_flight, using)
@@ -120,7 +120,7 @@ class Worker:
             self.in_flight, using, self.identity, self.queues.asked, is_pooled=not listens, last_sessions=self.sessions
         )
         self.running_tasks = self._make_running_tasks(using, progress)
-        self.upkeep = Upkeep(using, self.identity.id, promoted=self.in_flight.tell_news, sessions=self.sessions)
+        self.upkeep = Upkeep(using, self.identity.id, promoted=self.in_flight.notify_fetcher, sessions=self.sessions)
         self.settler = self._make_settler(using, progress)
         self.drain = Drain(using, self.queues, self.identity.id, end=self.end, backend=backend) if drain else None
         self.fetcher = Fetcher(
@@ -131,7 +131,7 @@ class Worker:
             listens=listens,
             backend=backend,
             drain=self.drain,
-            on_task_limit=self._ask_for_replacement,
+            on_task_limit=self._request_replacement,
             sessions=self.sessions,
         )
         self.deadlines = Deadlines([*self._connected, self.session_watch])
@@ -158,7 +158,7 @@ class Worker:
             heartbeat=self.heartbeat,
             fetcher=self.fetcher,
             executor=self.executor,
-            is_stopping=self._asked_to_stop.is_set,
+            is_stopping=self._stop_requested.is_set,
         )
         counts = self.settler.counts
         history, queue_counts = self.settler.history, self.upkeep.queue_counts
@@ -186,12 +186,12 @@ class Worker:
             self.heartbeat.listener = Listener(
                 ready=self.fetcher.hear,
                 scheduled=self.upkeep.wake,
-                cancelled=self.running_tasks.hear_of_cancel,
-                missed=self._missed_news,
+                cancelled=self.running_tasks.note_request,
+                missed=self._on_missed_notifications,
             )
         heartbeat, fetcher = self.heartbeat, self.fetcher
         heartbeat.on_beat, heartbeat.on_requested_beat = self._note_beat, fetcher.wake
-        heartbeat.on_sleep_flag_unset = fetcher.ask_again
+        heartbeat.on_sleep_flag_unset = fetcher.restore_sleep_flag
         heartbeat.on_older_workers = self.upkeep.set_older_workers
         heartbeat.on_sleeping_workers = self._note_sleeping_workers
         fetcher.is_heartbeat_stale, fetcher.is_listening = heartbeat.is_heartbeat_stale, heartbeat.is_listening
@@ -232,7 +232,7 @@ class Worker:
     @property
     def is_stopping(self) -> bool:
         """Whether somebody has asked the worker to stop."""
-        return self._asked_to_stop.is_set()
+        return self._stop_requested.is_set()
 
     def start(self) -> None:
         """Start all parts: the heartbeat before anything is claimed, and the fetcher last.
@@ -248,7 +248,7 @@ class Worker:
         self.deadlines.start()
         self.heartbeat.start()
         while not self.heartbeat.first_beat.wait(0.1):
-            if self._asked_to_stop.is_set():
+            if self._stop_requested.is_set():
                 return
         self.settler.start()
         self.session_watch.start()
@@ -270,7 +270,7 @@ class Worker:
         missing: str | None = None
         # Never without a timeout: the kernel may deliver a signal to another thread, as it does right after SIGCONT.
         # Python's handler runs in this thread, which such a signal does not wake.
-        while not self._asked_to_stop.wait(CHECK_INTERVAL):
+        while not self._stop_requested.wait(CHECK_INTERVAL):
             if missing := self.health.missing():
                 # The heartbeat would keep alive tasks that no part runs or settles any more.
                 logger.error("%s Worker %s ends.", missing, self.identity.name)
@@ -286,17 +286,17 @@ class Worker:
     def stop(self) -> None:
         """Ask the worker to stop. Only sets flags: safe in a signal handler. The second call gives up the grace."""
         if self._was_stopped:
-            self._asked_to_stop_now.set()
+            self._immediate_stop_requested.set()
         self._was_stopped = True
-        self._asked_to_stop.set()
+        self._stop_requested.set()
 
     def end(self) -> None:
         """Ask the worker to stop, however often: like a first ``stop()``, and the next ``stop()`` is the first."""
-        self._asked_to_stop.set()
+        self._stop_requested.set()
 
     def retire(self) -> None:
         """Ask the worker to stop and, if it has a supervisor, to be replaced."""
-        self._ask_for_replacement()
+        self._request_replacement()
         self.end()
 
     def shutdown(self) -> bool:
@@ -312,7 +312,7 @@ class Worker:
             return self._all_finished
 
     def _shut_down(self) -> bool:
-        self._asked_to_stop.set()
+        self._stop_requested.set()
         if self.channel is not None:
             self.channel.tell(ENDING)
         self.notifier.tell_stopping()
@@ -349,7 +349,7 @@ class Worker:
                 said = True
                 running = ", ".join(map(str, self.in_flight.claims.values()))
                 logger.info("Waiting up to %.0f s for running tasks: %s.", self.grace, running)
-            if waited >= self.grace or self._asked_to_stop_now.is_set():
+            if waited >= self.grace or self._immediate_stop_requested.is_set():
                 return False
         return True
 
@@ -369,7 +369,7 @@ class Worker:
         logger.error(
             "%s does not end, although its timeout was over %.0f s ago. %s Its code is at:\n%s",
             attempt.claim,
-            self.executor.watchdog.patience,
+            self.executor.watchdog.grace_period,
             THREAD_IS_LOST if self.channel is None else "The process is replaced.",
             where,
             extra=attempt.claim.log_fields(),
@@ -377,7 +377,7 @@ class Worker:
         if self.channel is not None:
             self.retire()
 
-    def _ask_for_replacement(self) -> None:
+    def _request_replacement(self) -> None:
         if self.channel is not None:
             # The port and the file are for the replacement. The supervisor watches this process.
             self._stop_probes()
@@ -389,10 +389,10 @@ class Worker:
             self.probes.stop()
 
     def _give_up_grace(self) -> None:
-        self._asked_to_stop_now.set()
+        self._immediate_stop_requested.set()
         self.end()
 
-    def _missed_news(self) -> None:
-        self.in_flight.tell_news()
+    def _on_missed_notifications(self) -> None:
+        self.in_flight.notify_fetcher()
         self.upkeep.wake()
         self.running_tasks.wake()

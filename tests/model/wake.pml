@@ -226,7 +226,7 @@ inline listen_again(me) {
     news[me] = news[me] || !NO_MISSED
 }
 
-/* store/liveness.py: forget_dead */
+/* store/liveness.py: delete_dead */
 inline remove_row(me) {
     row[me] && faults + REMOVAL <= FAULTS && is_announced(heartbeat(me), REMOVED);
     done(heartbeat(me));
@@ -235,7 +235,7 @@ inline remove_row(me) {
     is_sleeping[me] = false
 }
 
-/* store/liveness.py: BEAT `worker.is_sleeping`; worker/claiming/fetcher.py: ask_again */
+/* store/liveness.py: BEAT `worker.is_sleeping`; worker/claiming/fetcher.py: restore_sleep_flag */
 inline beat(me) {
     if
     :: !row[me] && is_announced(heartbeat(me), REGISTERED) -> done(heartbeat(me))

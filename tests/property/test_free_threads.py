@@ -179,7 +179,7 @@ class FetcherHere(Fetcher):
         self._discovery = SimpleNamespace(is_due=False, next_in=math.inf, check=lambda **urgency: False)
         self.claimer = ClaimerHere(house, rows, queues)
 
-    def _ask_for_news(self, *, is_sleeping: bool) -> None:
+    def _set_sleep_flag(self, *, is_sleeping: bool) -> None:
         self.house.wait_for_answer()
         self.house.is_told = is_sleeping
         self.house.wait_for_answer()
@@ -217,7 +217,7 @@ class SettlerHere(Settler):
         if any(call.lock_key is not None for call in calls):
             self.house.wait_for_answer()
         if self.house.let_through(calls):
-            self.in_flight.tell_news()
+            self.in_flight.notify_fetcher()
 
 
 class TaskThread:

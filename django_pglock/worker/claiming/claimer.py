@@ -86,14 +86,14 @@ class Claimer:
     def note_learned(self) -> None:
         """Note that the process has learned functions: what it left out before may be claimed now."""
         self._ready.forget()
-        self.pauses.note_news()
+        self.pauses.note_new_tasks()
 
     def _claim_each(self, rooms: list[tuple[FunctionKind, int]], ready: list[str]) -> list[Claim]:
         claims: list[Claim] = []
         self.was_ready = bool(ready)
         for kind, room in rooms:
             began = time.monotonic()
-            queues = self._in_turn(ready, kind)
+            queues = self._poll_order(ready, kind)
             of_kind = self._claim_from(queues, self._cursors[kind], room)
             claims += of_kind
             if kind != BOTH:
@@ -121,10 +121,10 @@ class Claimer:
                 cursors.note_ready(names)
         return names
 
-    def _in_turn(self, ready: list[str], kind: FunctionKind) -> list[str]:
+    def _poll_order(self, ready: list[str], kind: FunctionKind) -> list[str]:
         if len(ready) == 1 and self.queues.serves(ready[0]):
             return ready
-        return self.queues.in_turn(ready, whose=ASYNC if kind == ASYNC else SYNC)
+        return self.queues.poll_order(ready, whose=ASYNC if kind == ASYNC else SYNC)
 
     def _kinds(self) -> list[FunctionKind]:
         """Return the kinds of functions that are known by now, and make their cursors if functions were added."""

@@ -24,7 +24,7 @@ from django_pglock.worker.in_flight import InFlight
 logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds for which a suspect waits to be alone; doubled each time that was not enough, until one was alone.
-PATIENCE = 10.0
+WAIT_TIMEOUT = 10.0
 #: It is postponed for this multiple of that time. The threads lose at most one fifth of their time.
 POSTPONE_FACTOR = 4
 
@@ -37,8 +37,8 @@ class ExclusiveRun:
 
     def __init__(self, in_flight: InFlight, *, may_postpone: bool = True) -> None:
         self.in_flight = in_flight
-        self._first_patience = PATIENCE if may_postpone else math.inf
-        self._patience = self._first_patience
+        self._first_timeout = WAIT_TIMEOUT if may_postpone else math.inf
+        self._timeout = self._first_timeout
         self._suspect: Claim | None = None
         self._has_begun = False
         self._waits_since = 0.0
@@ -75,23 +75,23 @@ class ExclusiveRun:
             self._suspect = None
         elif not self._has_begun and len(self.in_flight.claims) == 1:
             self._has_begun = True
-            self._patience = self._first_patience
+            self._timeout = self._first_timeout
             self.in_flight.begin([suspect])
-        elif not self._has_begun and time.monotonic() - self._waits_since > self._patience:
+        elif not self._has_begun and time.monotonic() - self._waits_since > self._timeout:
             self._postpone_suspect(suspect)
         return self._suspect is not None
 
     def _postpone_suspect(self, suspect: Claim) -> None:
         """Postpone the suspect and let the others continue for a while."""
-        seconds = self._patience * POSTPONE_FACTOR
+        seconds = self._timeout * POSTPONE_FACTOR
         logger.warning(
             "%s waited %.0f s for the other tasks of this worker to end. It is postponed for %.0f s.",
             suspect,
-            self._patience,
+            self._timeout,
             seconds,
         )
         self._suspect, self._none_before = None, time.monotonic() + seconds
-        self._patience *= 2
+        self._timeout *= 2
         self._postpone([suspect], seconds)
 
     def _postpone(self, suspects: Sequence[Claim], seconds: float) -> None:

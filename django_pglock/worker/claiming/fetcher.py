@@ -93,7 +93,7 @@ class Fetcher(ConnectedService):
         self._sleeping_since: float | None = None
         # The row was removed and registered again, so ``is_sleeping`` is false although this worker waits for
         # notifications.
-        self._is_forgotten = False
+        self._is_flag_lost = False
         self._busy_since: float | None = None
         # When the fetcher last read how much room there is, and when it last claimed anything.
         self._polled_at = self._found_at = 0.0
@@ -117,13 +117,13 @@ class Fetcher(ConnectedService):
             self._notified_queues.add(queue)
             if is_woken_first and self.has_delayed_workers:
                 self._unclaimed_queues.add(queue)
-            self.in_flight.tell_news()
+            self.in_flight.notify_fetcher()
 
-    def ask_again(self) -> None:
+    def restore_sleep_flag(self) -> None:
         """Set ``is_sleeping`` in the row again, if this worker waits for notifications: without it, none would come."""
         if self._sleeping_since is not None:
-            self._is_forgotten = True
-            self.in_flight.tell_news()
+            self._is_flag_lost = True
+            self.in_flight.notify_fetcher()
 
     def finish(self) -> None:
         self._exclusive_run.end()
@@ -149,8 +149,8 @@ class Fetcher(ConnectedService):
     def turn(self) -> None:
         # Cleared before the poll: what sets it from now on is news.
         self.in_flight.fetcher_wakeup.clear()
-        if self._is_forgotten:
-            self._is_forgotten, self._sleeping_since = False, None
+        if self._is_flag_lost:
+            self._is_flag_lost, self._sleeping_since = False, None
         self._give_back_if_blocked()
         if self._exclusive_run.is_on():
             self._pause(CHECK_INTERVAL)
@@ -186,9 +186,9 @@ class Fetcher(ConnectedService):
         if self._discovery.is_due:
             self._discovery.check()
         self._was_notified = bool(self._notified_queues)
-        if self.in_flight.has_news:
-            self.in_flight.has_news = False
-            self.claimer.pauses.note_news()
+        if self.in_flight.has_new_tasks:
+            self.in_flight.has_new_tasks = False
+            self.claimer.pauses.note_new_tasks()
         if is_last_poll:
             # It leaves out no kind that has room, as if nothing had been found full.
             self.claimer.was_full = False
@@ -222,14 +222,14 @@ class Fetcher(ConnectedService):
     def _note_taken(self, rooms: list[tuple[FunctionKind, int]]) -> None:
         """Note that this worker has claimed something after a notification; call the others if there may be more."""
         if self.claimer.was_full or self.claimer.leaves_out_a_kind(rooms):
-            self._call_others()
+            self._wake_others()
         else:
             self._unclaimed_queues = set()
 
     def _leaves_tasks_to_others(self, rooms: list[tuple[FunctionKind, int]]) -> bool:
         """Say whether a poll that found nothing has left out a kind of functions; then call the others."""
         if self.claimer.leaves_out_a_kind(rooms):
-            self._call_others()
+            self._wake_others()
             return True
         # Another worker has taken it. If that is not so, the others find it a moment later.
         self._unclaimed_queues = set()
@@ -238,12 +238,12 @@ class Fetcher(ConnectedService):
     def _note_full(self) -> None:
         """Call the others if a notification has come and there is no room, and let nobody rely on this worker."""
         if self._unclaimed_queues:
-            self._call_others()
+            self._wake_others()
             if self._sleeping_since is not None:
-                self._ask_for_news(is_sleeping=False)
+                self._set_sleep_flag(is_sleeping=False)
                 self._sleeping_since = None
 
-    def _call_others(self) -> None:
+    def _wake_others(self) -> None:
         """Call the workers that poll later, if something is left in the queues that notifications have named."""
         if self._unclaimed_queues:
             # Another thread adds to the set.
@@ -294,10 +294,10 @@ class Fetcher(ConnectedService):
     def _sleep(self) -> None:
         """Ask for notifications, then poll twice (``store/wake.py`` says why), then sleep until the next poll."""
         if self.listens and self._sleeping_since is None:
-            self._ask_for_news(is_sleeping=True)
+            self._set_sleep_flag(is_sleeping=True)
             self._sleeping_since = time.monotonic()
             # The poll that follows must leave out no kind: nobody was notified of what came before.
-            self.claimer.pauses.note_news()
+            self.claimer.pauses.note_new_tasks()
             return
         slept = time.monotonic() - (self._sleeping_since or 0)
         if slept < NEGATIVE_TTL * 1.2:
@@ -325,8 +325,8 @@ class Fetcher(ConnectedService):
         now = time.monotonic()
         self._busy_since = self._busy_since or now
         if self._sleeping_since is not None and now - self._busy_since > BUSY:
-            self._ask_for_news(is_sleeping=False)
+            self._set_sleep_flag(is_sleeping=False)
             self._sleeping_since = None
 
-    def _ask_for_news(self, *, is_sleeping: bool) -> None:
+    def _set_sleep_flag(self, *, is_sleeping: bool) -> None:
         note_sleep(self.using, self.identity.id, is_sleeping=is_sleeping)

@@ -41,7 +41,7 @@ class KindPauses:
             pause = (ASYNC_PAUSE_FACTOR if found else EMPTY_PAUSE_FACTOR) * took
             self._async_until = self._clock() + max(ASYNC_PAUSE_FACTOR * took, min(LONGEST_ASYNC_PAUSE, pause))
 
-    def note_news(self) -> None:
+    def note_new_tasks(self) -> None:
         """Note that a kind of which nothing was found may be ready now."""
         self._empty_until.clear()
 

@@ -105,7 +105,7 @@ class QueueCursor:
 
     def claim(self, limit: int) -> list[Claim]:
         """Claim up to ``limit`` tasks, in the order in which they are to run."""
-        if not self._takes_turns():
+        if not self._alternates():
             return self._claim_plain_first(limit)
         self._fair_first = not self._fair_first
         first, second = (
@@ -118,7 +118,7 @@ class QueueCursor:
         """Note that nothing is ready, with ``fair=`` or without."""
         self._has_fair, self._check_fair_at = False, None
 
-    def _takes_turns(self) -> bool:
+    def _alternates(self) -> bool:
         """Say whether tasks with ``fair=`` and others are claimed in turns.
 
         They are as long as there are tasks with ``fair=``. While there are none, each check for them would cost as much
@@ -165,15 +165,15 @@ class QueueCursor:
 
     def _claim_fair(self, limit: int) -> list[Claim]:
         after = self._last_key
-        claims, self._last_key = self._claim_turn(limit, after)
+        claims, self._last_key = self._claim_fair_after(limit, after)
         if len(claims) < limit and after and not self._last_key:
             # There was not enough behind the last key: continue from the first key.
-            more, self._last_key = self._claim_turn(limit - len(claims), "")
+            more, self._last_key = self._claim_fair_after(limit - len(claims), "")
             claims += more
         self._has_fair, self._check_fair_at = bool(claims), None
         return claims
 
-    def _claim_turn(self, limit: int, after: str) -> tuple[list[Claim], str]:
+    def _claim_fair_after(self, limit: int, after: str) -> tuple[list[Claim], str]:
         shared = self.shared
         return claim_fair(
             shared.using,

@@ -83,7 +83,7 @@ class Queues:
         """Say whether the queue is one of them."""
         return self._pattern_of(name) is not None
 
-    def in_turn(self, ready: Sequence[str], *, whose: str = "") -> list[str]:
+    def poll_order(self, ready: Sequence[str], *, whose: str = "") -> list[str]:
         """Return those of the ``ready`` queues that are served, in the order in which to poll them this time.
 
         ``whose``: polls for different kinds of functions take turns separately; one kind would otherwise use up the

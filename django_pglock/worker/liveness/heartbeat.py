@@ -113,14 +113,14 @@ class Heartbeat(ConnectedService):
         self._registered_functions = -1
         self.lock = WorkerLock(using, is_pooled=is_pooled)  # held by our session while it beats
         self._beats_here = False  # whether our session is the one that beats and listens
-        self._notifications = NotificationSession(self._hear)
+        self._notifications = NotificationSession(self._on_notification)
         self._answer: Answer | None = None  # of the supervisor, if it has written the last beat
         #: Whether this worker may rest at all: it relies on others that serve the same queues.
         self.can_rest = False
         #: Called after a beat that was asked for.
         self.on_requested_beat: Callable[[], None] = lambda: None
         # Whether the last answer allows a rest, whether the worker rests, and whether somebody has asked for a beat.
-        self._may_rest = self._rests = self._is_asked = False
+        self._may_rest = self._rests = self._is_beat_requested = False
         # Whether nothing has ended the last rest before its time.
         self._has_rested = False
         in_flight.when_busy.append(self._end_rest)
@@ -128,9 +128,9 @@ class Heartbeat(ConnectedService):
     def use_supervisor(self, supervisor: SupervisorHeartbeat) -> None:
         """Have the supervisor beat and listen, as long as it does. Call it before ``start()``."""
         self.supervisor = supervisor
-        supervisor.on_notification, supervisor.on_missed_notifications = self._hear, self._note_missed
+        supervisor.on_notification, supervisor.on_missed_notifications = self._on_notification, self._note_missed
 
-    def _hear(self, channel: str, payload: str) -> None:
+    def _on_notification(self, channel: str, payload: str) -> None:
         if self.listener is not None:
             self.listener.hear(channel, payload)
 
@@ -162,7 +162,7 @@ class Heartbeat(ConnectedService):
             return False
         if self._rests:
             # However young the last beat is: the heartbeat process believes that another one has come since.
-            self._is_asked = True
+            self._is_beat_requested = True
             self.wake()
             # The beat may have come at this moment. Then nobody calls ``on_requested_beat`` for us.
             if self._rests:
@@ -230,11 +230,11 @@ class Heartbeat(ConnectedService):
         # In this order: a thread that sees that we do not rest must not see the age of the beat before. One that has
         # asked while we rested must be called.
         self._rests = False
-        is_asked, self._is_asked = self._is_asked, False
+        is_requested, self._is_beat_requested = self._is_beat_requested, False
         self.process.note_beat()
         self.first_beat.set()
         self.on_beat()
-        if is_asked:
+        if is_requested:
             self.on_requested_beat()
         self._rest(next_in)
 
@@ -276,10 +276,10 @@ class Heartbeat(ConnectedService):
             until = time.monotonic() + seconds
             while not self.stopping.is_set() and (now := time.monotonic()) < until:
                 self._receive()
-                if (was_relieved and not self._is_relieved) or self._is_awaited():
+                if (was_relieved and not self._is_relieved) or self._must_beat_now():
                     return
                 self._wait(until - now)
-            if self.stopping.is_set() or self._is_asked or not (rests and self._is_idle()):
+            if self.stopping.is_set() or self._is_beat_requested or not (rests and self._is_idle()):
                 return
             self._rests = True
             # Our threads run, and no beat is late.
@@ -289,9 +289,9 @@ class Heartbeat(ConnectedService):
     def _is_idle(self) -> bool:
         return not (self.in_flight.claims or self.in_flight.is_claiming or self.is_draining)
 
-    def _is_awaited(self) -> bool:
+    def _must_beat_now(self) -> bool:
         """Whether this worker rests and has to beat at once."""
-        return self._rests and (self._is_asked or not self._is_idle())
+        return self._rests and (self._is_beat_requested or not self._is_idle())
 
     def _receive(self) -> None:
         """Receive the messages of the supervisor, and the notifications."""

@@ -181,10 +181,10 @@ def main() -> None:
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=listen, args=(lines,), daemon=True).start()
     substitute = SubstituteHeartbeat()
-    patience: float | None = None
+    timeout: float | None = None
     while True:
         try:
-            line = lines.get(timeout=patience)
+            line = lines.get(timeout=timeout)
         except queue.Empty:
             # A forked child of the worker may keep the socket open, so the end of the input is not the only sign of the
             # worker's death. Another parent is one, too.
@@ -192,7 +192,7 @@ def main() -> None:
                 end_after_death(substitute)
             if is_running(substitute.instructions["worker_pid"]):
                 substitute.beat()
-            patience = substitute.instructions["interval"]
+            timeout = substitute.instructions["interval"]
             continue
         if not line:
             if substitute.instructions and has_died(substitute.instructions["worker_pid"]):
@@ -202,7 +202,7 @@ def main() -> None:
             substitute.instructions = json.loads(line)
             sys.path[:] = substitute.instructions["path"]
         substitute.pause()
-        patience = substitute.instructions["interval"] * LATE
+        timeout = substitute.instructions["interval"] * LATE
 
 
 if __name__ == "__main__":

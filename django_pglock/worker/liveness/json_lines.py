@@ -25,7 +25,7 @@ class JsonLines:
         self._end = end
         self._begun = b""
         # The end of an offered message, of which the buffer has taken the beginning only.
-        self._rest = b""
+        self._unsent = b""
         #: Whether the exchange has ended.
         self.is_over = False
 
@@ -50,12 +50,12 @@ class JsonLines:
             return True
         self._end.setblocking(False)
         try:
-            if self._rest:
-                self._rest = self._rest[self._end.send(self._rest) :]
-            if self._rest:
+            if self._unsent:
+                self._unsent = self._unsent[self._end.send(self._unsent) :]
+            if self._unsent:
                 return False
             line = json.dumps(message).encode() + b"\n"
-            self._rest = line[self._end.send(line) :]
+            self._unsent = line[self._end.send(line) :]
         except BlockingIOError:
             return False
         except OSError:

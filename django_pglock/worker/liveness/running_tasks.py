@@ -69,20 +69,20 @@ class RunningTasks(ConnectedService):
         self.stack_of = stack_of
         self.process = process
         self.comparison = ClaimComparison(in_flight, using, identity.id)
-        self._news = threading.Event()
+        self._wakeup = threading.Event()
         # Whether a notification of a request has come, and when to query without one.
-        self._is_asked = False
+        self._is_query_requested = False
         self._check_at = 0.0
         # Whether the present rest is the long one of an idle worker.
-        self._rests_long = False
-        in_flight.when_busy.append(self._end_long_rest)
+        self._waits_long = False
+        in_flight.when_busy.append(self._end_long_wait)
 
     def wake(self) -> None:
         """Look now for requests about running tasks."""
-        self._is_asked = True
-        self._news.set()
+        self._is_query_requested = True
+        self._wakeup.set()
 
-    def hear_of_cancel(self, task_id: str) -> None:
+    def note_request(self, task_id: str) -> None:
         """Look now if this task is in flight: somebody has cancelled it, or asks for its stack."""
         if task_id in map(str, self.in_flight.task_ids()):
             self.wake()
@@ -92,9 +92,9 @@ class RunningTasks(ConnectedService):
         self._has_released = False
 
     def turn(self) -> None:
-        self._news.clear()
-        is_asked, self._is_asked = self._is_asked, False
-        if self.in_flight.claims and (is_asked or time.monotonic() >= self._check_at):
+        self._wakeup.clear()
+        is_requested, self._is_query_requested = self._is_query_requested, False
+        if self.in_flight.claims and (is_requested or time.monotonic() >= self._check_at):
             self._check_at = time.monotonic() + get_settings().HEARTBEAT_INTERVAL
             self._pass_on_requests()
         if self.progress.is_new:
@@ -107,7 +107,7 @@ class RunningTasks(ConnectedService):
             super().open()
             self.process.renew_instructions()
         self.release_session()
-        self._rest()
+        self._wait_for_query()
 
     def _pass_on_requests(self) -> None:
         super().open()
@@ -119,24 +119,24 @@ class RunningTasks(ConnectedService):
 
     def close(self) -> None:
         # The answer to what was asked may be lost.
-        self._is_asked = True
+        self._is_query_requested = True
         super().close()
 
-    def _rest(self) -> None:
+    def _wait_for_query(self) -> None:
         """Wait until the next query. An idle worker waits for longer, and its next claim ends that."""
         seconds = get_settings().HEARTBEAT_INTERVAL
         # The order matters: a claim that comes after this line ends the rest.
-        self._rests_long = True
+        self._waits_long = True
         if self.in_flight.claims:
-            self._rests_long = False
+            self._waits_long = False
             seconds = min(seconds, BETWEEN_PROGRESS, max(0.0, self._check_at - time.monotonic()))
         self.note_life(seconds)
-        self._news.wait(seconds)
+        self._wakeup.wait(seconds)
 
-    def _end_long_rest(self) -> None:
+    def _end_long_wait(self) -> None:
         """Look in a moment: most tasks have ended by then. For other threads."""
-        if self._rests_long:
-            self._rests_long = False
+        if self._waits_long:
+            self._waits_long = False
             moment = min(BETWEEN_PROGRESS, get_settings().HEARTBEAT_INTERVAL)
             self._check_at = max(self._check_at, time.monotonic() + moment)
-            self._news.set()
+            self._wakeup.set()

@@ -12,7 +12,7 @@ from django_pglock.worker.service import Service
 
 #: How many times HEARTBEAT_LIMIT a part may show no life. Once would be too strict: it may wait for the lock of a table
 #: that is being changed, and a restart of the process would only lose the tasks that it runs.
-PATIENCE = 2
+STUCK_AFTER = 2
 
 
 class Heartbeat(Protocol):
@@ -65,7 +65,7 @@ class Health:
         """Say which part shows no life."""
         if missing := self.missing():
             return missing
-        now, bound = time.monotonic(), PATIENCE * get_settings().HEARTBEAT_LIMIT
+        now, bound = time.monotonic(), STUCK_AFTER * get_settings().HEARTBEAT_LIMIT
         for service in self.services:
             if service.is_running and not service.stopping.is_set() and now - service.awake_by > bound:
                 return f"The {service.name} has not responded for {now - service.awake_by:.0f} s."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -12,7 +13,16 @@ from typing import Any, Protocol
 from django_pglock.store.histogram import BOUNDS
 from django_pglock.store.history import OUTCOMES as ENDS
 from django_pglock.store.history import Counts
-from django_pglock.store.outcome import Abandoned, Cancelled, Failed, Interrupted, Released, Retried, Snoozed, Succeeded
+from django_pglock.store.outcome import (
+    Abandoned,
+    Cancelled,
+    Failed,
+    GivenBack,
+    Interrupted,
+    Retried,
+    Snoozed,
+    Succeeded,
+)
 from django_pglock.store.shared_counts import SharedCount
 from django_pglock.worker.in_flight import InFlight
 from django_pglock.worker.probes.health import Health
@@ -22,7 +32,7 @@ PREFIX = "django_pglock_"
 #: What Prometheus wants escaped in the value of a label.
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OUTCOMES = (Succeeded, Failed, Retried, Snoozed, Cancelled, Interrupted, Released, Abandoned)
+OUTCOMES = (Succeeded, Failed, Retried, Snoozed, Cancelled, Interrupted, GivenBack, Abandoned)
 
 #: The statuses of the tasks that are in a queue.
 STATUSES = ("ready", "blocked", "scheduled", "running", "failed")
@@ -52,7 +62,7 @@ Family = tuple[str, str, Samples] | tuple[str, str, Samples, Split]
 class QueueCounts(Protocol):
     """The number of tasks of each queue by status, and the age of the oldest ready one in seconds."""
 
-    def ask(self) -> Mapping[str, SharedCount]:
+    def request(self) -> Mapping[str, SharedCount]:
         """Return what was counted last."""
 
 
@@ -92,7 +102,7 @@ class Metrics:
     def _counters(self, ended: Labelled) -> Iterator[Family]:
         yield "claims_total", "Tasks claimed.", [((), self.in_flight.claimed)]
         outcomes = [((), tuple(self.outcomes[kind] for kind in OUTCOMES))]
-        names = tuple(kind.__name__.lower() for kind in OUTCOMES)
+        names = tuple(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower() for kind in OUTCOMES)
         yield "outcomes_total", "Claims that ended, by outcome.", outcomes, ("outcome", names)
         yield (
             "claims_lost_total",
@@ -109,7 +119,7 @@ class Metrics:
         in_flight = self.in_flight
         yield "worker_ready", "1 while the worker claims tasks, else 0.", [((), int(self.health.unready() is None))]
         yield "threads", "Number of threads that run tasks.", [((), len(in_flight.threads.slots))]
-        yield "tasks_in_hand", "Tasks claimed and not settled yet.", [((), len(in_flight.claims))]
+        yield "tasks_in_flight", "Tasks claimed and not settled yet.", [((), len(in_flight.claims))]
         yield "tasks_running", "Tasks that run now.", [((), in_flight.running)]
         yield "outcomes_waiting", "Outcomes that wait for the database.", [((), in_flight.unsettled)]
         if (age := self.health.beat_age()) is not None:
@@ -117,7 +127,7 @@ class Metrics:
         yield from self._queues()
 
     def _queues(self) -> Iterator[Family]:
-        queues = [((("queue", each.queue),), each) for each in self.queue_counts.ask().values()]
+        queues = [((("queue", each.queue),), each) for each in self.queue_counts.request().values()]
         ready = [(labels, each.ready) for labels, each in queues]
         yield "tasks_ready", "Tasks in the database that can be claimed, up to 10000 or more.", ready
         ages = [(labels, round(each.oldest_ready or 0.0, 3)) for labels, each in queues]

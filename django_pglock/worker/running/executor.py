@@ -15,7 +15,7 @@ from django.db import Error as DatabaseFailure
 from django.db import connections
 
 from django_pglock.postgres.stacks import stacks
-from django_pglock.store.outcome import Released, Succeeded
+from django_pglock.store.outcome import GivenBack, Succeeded
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.compat import task_backends, task_started
 from django_pglock.tasks.options import Group
@@ -180,7 +180,7 @@ class Executor:
                 cost: float | None = time.perf_counter() - began
                 if not isinstance(ended.outcome, Succeeded):
                     checked_at = 0.0
-                    if isinstance(ended.outcome, Released):
+                    if isinstance(ended.outcome, GivenBack):
                         # This thread cannot connect. Without a pause it would claim and give back tasks faster than
                         # threads that can connect. To delay the tasks would keep them from those threads, too.
                         time.sleep(BETWEEN_TRIES)
@@ -217,7 +217,7 @@ class Executor:
             return with_others(attempt, group, self.in_flight)
         except DatabaseFailure:
             logger.warning("The group of %s cannot be read. Its tasks are given back.", attempt.claim, exc_info=True)
-            return EndedClaim(attempt.claim, Released())
+            return EndedClaim(attempt.claim, GivenBack())
 
 
 def clean_context() -> Context:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_pglock.postgres.connections import connection_for
 from django_pglock.store.claim_group import claim_group
-from django_pglock.store.outcome import Cancelled, Failed, Outcome, Released, Retried, Snoozed
+from django_pglock.store.outcome import Cancelled, Failed, GivenBack, Outcome, Retried, Snoozed
 from django_pglock.tasks.claim import Claim
 from django_pglock.tasks.options import Group
 from django_pglock.worker.ended_claim import EndedClaim
@@ -50,7 +50,7 @@ class GroupAttempt(Attempt):
     def ended(self, outcome: Outcome | None, *, is_settled: bool = False) -> EndedClaim:
         ended = super().ended(outcome, is_settled=is_settled)
         # When the leading claim was lost, the common transaction was rolled back: the others run again.
-        shared = Released() if outcome is None else outcome
+        shared = GivenBack() if outcome is None else outcome
         for other in self.others:
             other.began, other.logs = self.began, self.logs
         ended.same_call = [other.ended(self._outcome_of(other, shared), is_settled=is_settled) for other in self.others]

@@ -16,7 +16,7 @@ from django.db import transaction
 
 from django_pglock.errors import ClaimLost, TaskCancelled
 from django_pglock.postgres.connections import connection_for
-from django_pglock.store.outcome import Cancelled, Failed, Failure, Outcome, Released, Succeeded
+from django_pglock.store.outcome import Cancelled, Failed, Failure, GivenBack, Outcome, Succeeded
 from django_pglock.store.progress import note_progress
 from django_pglock.store.settle import settle_and_commit
 from django_pglock.tasks.claim import Claim
@@ -35,7 +35,7 @@ def prepare(claim: Claim, using: str) -> Attempt | EndedClaim:
         return Attempt(claim, using)
     except DatabaseFailure:
         # Earlier attempts cannot be read: the database cannot be reached. The task has not begun.
-        return EndedClaim(claim, Released())
+        return EndedClaim(claim, GivenBack())
     except Exception as error:  # noqa: BLE001 - any program may write rows, and the user's code may decode them
         return EndedClaim(claim, Failed(Failure.of(error)))
 
@@ -116,7 +116,7 @@ def _run_atomic(attempt: Attempt, call: Callable[[Attempt], Any]) -> EndedClaim:
             return attempt.ended(attempt.failure(fault))
         if session is None or session.closed:
             # The connection is lost. Nobody knows whether the COMMIT arrived; the guard of the next settle finds out.
-            return attempt.ended(attempt.interruption(error) if has_begun else Released())
+            return attempt.ended(attempt.interruption(error) if has_begun else GivenBack())
         return attempt.ended(attempt.failure(error))
     return attempt.ended(outcome, is_settled=True)
 

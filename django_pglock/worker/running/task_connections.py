@@ -107,7 +107,7 @@ def close_unkept_connections() -> None:
             connection.close()
 
 
-def is_at_rest(session: DatabaseWrapper) -> bool:
+def is_idle(session: DatabaseWrapper) -> bool:
     """Say whether the next task may use a session, of PostgreSQL or of another database, as it is."""
     raw: Any = session.connection
     if raw is None:

@@ -28,7 +28,7 @@ from django_pglock.postgres.connections import cancel_statement, shut_down_socke
 from django_pglock.postgres.stacks import stacks
 from django_pglock.worker.running import forked_child
 from django_pglock.worker.running.stoppable import StoppableAttempt
-from django_pglock.worker.running.task_connections import is_at_rest, is_closed
+from django_pglock.worker.running.task_connections import is_closed, is_idle
 
 if TYPE_CHECKING:
     from django.db.backends.postgresql.base import DatabaseWrapper
@@ -43,7 +43,7 @@ STEPS = 3
 BETWEEN_STOPS = 1.0
 #: Seconds over its time after which a statement that continues loses its connection: perhaps the connection is half
 #: open.
-CANCEL_PATIENCE = 10.0
+CANCEL_GRACE_PERIOD = 10.0
 #: Seconds over its time after which the log says that a function cannot be stopped.
 OVERRUN = 5.0
 
@@ -53,8 +53,8 @@ _here = threading.local()
 class Watcher(Protocol):
     """What calls ``TaskThread.stop()`` at the deadline of an attempt: the watchdog."""
 
-    patience: float
-    #: Called with an attempt that still runs ``patience`` seconds after its timeout, and its stack as text.
+    grace_period: float
+    #: Called with an attempt that still runs ``grace_period`` seconds after its timeout, and its stack as text.
     stuck: Callable[[StoppableAttempt, str], None]
 
     def ensure_started(self) -> None:
@@ -144,7 +144,7 @@ class TaskThread:
                 attempt.is_stop_sent = attempt.is_disturbed = True
                 _send(self.ident, TaskTimeout)
         _report(attempt)
-        if not attempt.is_stuck and time.monotonic() - attempt.deadline > self.watchdog.patience:
+        if not attempt.is_stuck and time.monotonic() - attempt.deadline > self.watchdog.grace_period:
             attempt.is_stuck = True
             self.watchdog.stuck(attempt, self._where())
 
@@ -165,7 +165,7 @@ class TaskThread:
                 is_busy = True
                 self._shut_down_socket(session, attempt, f"could not be cancelled ({str(error).strip()})")
             else:
-                if is_busy and time.monotonic() - attempt.deadline > CANCEL_PATIENCE:
+                if is_busy and time.monotonic() - attempt.deadline > CANCEL_GRACE_PERIOD:
                     # The server has cancelled it, or has nothing to cancel, but its answer does not reach us.
                     self._shut_down_socket(session, attempt, "does not end although the server was asked to cancel it")
             was_busy |= is_busy
@@ -190,7 +190,7 @@ class TaskThread:
         """
         for each in self._sessions:
             session = each()
-            if session is not None and not is_at_rest(session):
+            if session is not None and not is_idle(session):
                 self._close(session, claim)
 
     def _close(self, session: DatabaseWrapper, claim: Claim) -> None:

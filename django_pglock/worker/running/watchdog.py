@@ -23,22 +23,22 @@ class Watchdog(Service):
     Its thread starts when there is something to look at for the first time. A thread of the executor runs one function
     at a time, so there are never more deadlines to remember than threads.
 
-    ``stuck`` is called once for each attempt that still runs ``patience`` seconds after its timeout, with the attempt
-    and its stack as text.
+    ``stuck`` is called once for each attempt that still runs ``grace_period`` seconds after its timeout. It gets the
+    attempt, and its stack as text.
     """
 
     name = "watchdog"
 
     def __init__(
-        self, *, patience: float = math.inf, stuck: Callable[[StoppableAttempt, str], None] = lambda *_: None
+        self, *, grace_period: float = math.inf, stuck: Callable[[StoppableAttempt, str], None] = lambda *_: None
     ) -> None:
         super().__init__()
-        self.patience = patience
+        self.grace_period = grace_period
         self.stuck = stuck
         self.task_threads: list[TaskThread] = []
         self._starting = threading.Lock()
         # Neither event nor condition: their inner locks would stay locked if TaskTimeout were raised inside of them.
-        self._news: SimpleQueue[None] = SimpleQueue()
+        self._wakeup: SimpleQueue[None] = SimpleQueue()
         self._sleeps_until = math.inf
 
     def watch_this_thread(self) -> TaskThread:
@@ -57,16 +57,16 @@ class Watchdog(Service):
     def expect(self, moment: float) -> None:
         """Look at this moment of time.monotonic(). May be called where TaskTimeout may be raised."""
         if moment < self._sleeps_until:
-            self._news.put(None)
+            self._wakeup.put(None)
 
     def wake(self) -> None:
-        self._news.put(None)
+        self._wakeup.put(None)
 
     def turn(self) -> None:
         # From here on every expect() puts news, until it is known how long the watchdog sleeps.
         self._sleeps_until = math.inf
-        while not self._news.empty():
-            self._news.get()
+        while not self._wakeup.empty():
+            self._wakeup.get()
         soonest = math.inf
         for thread in self.task_threads:
             if (attempt := thread.attempt) is not None and attempt.look_at <= time.monotonic():
@@ -77,4 +77,4 @@ class Watchdog(Service):
         sleep = max(0.0, min(LONGEST_SLEEP, soonest - time.monotonic()))
         self.note_life(sleep)
         with contextlib.suppress(Empty):
-            self._news.get(timeout=sleep)
+            self._wakeup.get(timeout=sleep)

@@ -19,8 +19,8 @@ from django_pglock.store.outcome import (
     Abandoned,
     Cancelled,
     Failed,
+    GivenBack,
     Interrupted,
-    Released,
     Retried,
     Snoozed,
     Succeeded,
@@ -78,7 +78,7 @@ class History:
         minute = int((time.monotonic() + self._clock) // MINUTE * MINUTE)
         for (queue, path, kind), alike in _alike(ended_claims).items():
             # A claim that was given back before it began is no attempt.
-            if kind is not Released:
+            if kind is not GivenBack:
                 present = self._pending.setdefault(minute, {})
                 _count(present.setdefault((queue, path), Counts()), NAMES[kind], alike)
 

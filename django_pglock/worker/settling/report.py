@@ -14,8 +14,8 @@ from django_pglock.store.outcome import (
     Cancelled,
     Failed,
     Failure,
+    GivenBack,
     Interrupted,
-    Released,
     Retried,
     Snoozed,
     Succeeded,
@@ -57,7 +57,7 @@ def report(ended: EndedClaim) -> None:
             log_claim(
                 logging.INFO, claim, "was still running when its process ended and will run again in %.1f s", delay
             )
-        case Released():
+        case GivenBack():
             log_claim(logging.DEBUG, claim, "was given back before it started")
 
 

@@ -283,14 +283,14 @@ class Settler(ConnectedService):
         released = release(self.using, map(TASK_ID, map(CLAIM, finals)))
         admitted = admit(self.using, keys) if keys != {None} else 0
         if admitted or released:
-            self.in_flight.tell_news()
+            self.in_flight.notify_fetcher()
 
     def _announce_reruns(self, ended_claims: list[EndedClaim]) -> None:
         """Tell other workers and services of tasks that will run again, now or later."""
         again = [ended for ended in ended_claims if not isinstance(ended.outcome, FINAL)]
         if again:
             wake(self.using, (ended.claim.queue for ended in again))
-            self.in_flight.tell_news()
+            self.in_flight.notify_fetcher()
             self.scheduled()
 
     def _settle(self, ended_claims: list[EndedClaim]) -> dict[int, Any]:

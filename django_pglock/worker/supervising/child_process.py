@@ -48,7 +48,7 @@ class ChildProcess:
         self.channel.setblocking(False)
         self.started_at = time.monotonic()
         #: When it was last heard. None: not yet, because a start may take any time; or its channel is closed.
-        self.heard_at: float | None = None
+        self.last_message_at: float | None = None
         #: When it was last seen to run although it sends nothing.
         self.seen_at = 0.0
         #: Another process has its place.
@@ -68,7 +68,7 @@ class ChildProcess:
             return None
         except OSError:
             messages = b""
-        self.heard_at = time.monotonic() if messages else None
+        self.last_message_at = time.monotonic() if messages else None
         return messages
 
     def end(self, *, within: float) -> None:

@@ -147,7 +147,7 @@ class Supervisor:
         moments = [*self._starts.values()]
         for child in self.children:
             moments += [] if child.kill_at is None or child.is_killed else [child.kill_at]
-            moments += [] if child.heard_at is None or child.is_killed else [self._check_due(child)]
+            moments += [] if child.last_message_at is None or child.is_killed else [self._check_due(child)]
         timeout = max(0.0, min(moments) - time.monotonic()) if moments else None
         for key, _ in self._selector.select(timeout):
             if key.data is None:
@@ -197,15 +197,15 @@ class Supervisor:
             self._note_end(child)
         elif not child.is_killed:
             now = time.monotonic()
-            if child.heard_at is not None and now > self._check_due(child):
+            if child.last_message_at is not None and now > self._check_due(child):
                 child.seen_at = now
-                self._kill_if_frozen(child, now - child.heard_at)
+                self._kill_if_frozen(child, now - child.last_message_at)
             elif child.kill_at is not None and now >= child.kill_at:
                 logger.error("%r has not ended in time. It is killed.", child)
                 child.kill()
 
     def _check_due(self, child: ChildProcess) -> float:
-        return max((child.heard_at or 0.0) + self.silence, child.seen_at + CHECK_INTERVAL)
+        return max((child.last_message_at or 0.0) + self.silence, child.seen_at + CHECK_INTERVAL)
 
     def _kill_if_frozen(self, child: ChildProcess, silence: float) -> None:
         if silence > LONGEST or not is_running(child.process.pid):

@@ -17,7 +17,7 @@ logger = logging.getLogger("django_pglock.worker")
 
 #: Seconds between two checks whether the archive is on, and between two walks through the tasks.
 CHECK_INTERVAL = 30.0
-#: Seconds for which one call of ``look()`` moves tasks, and seconds until the next one if some are left. The same
+#: Seconds for which one call of ``run_if_due()`` moves tasks, and seconds until the next one if some are left. The same
 #: thread promotes tasks that are due, and rescues those of dead workers.
 TIME_TO_MOVE, BETWEEN_BATCHES = 0.2, 0.5
 #: Seconds between two checks for days that are to be dropped.
@@ -27,7 +27,7 @@ NO_RIGHT = "42501"
 
 
 class ArchiveKeeping:
-    """Moves tasks for a short time in each call of ``look()``. The next call continues where this one has ended."""
+    """Moves tasks for a short time in each call of ``run_if_due()``. The next call continues where this one ended."""
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -40,15 +40,15 @@ class ArchiveKeeping:
         # Reasons that were logged, each once while it lasts.
         self._logged: set[str] = set()
 
-    def look(self, patience: float = 1.0) -> float | None:
+    def run_if_due(self, interval_factor: float = 1.0) -> float | None:
         """Move tasks and drop days, if it is time to. Return the seconds until more can be moved; None if all has been.
 
-        ``patience``: how many times less often to check, for a worker that is not on duty.
+        ``interval_factor``: a standby worker multiplies the interval of this check by this factor.
         """
         now = time.monotonic()
         if now < self._check_at:
             return self._check_at - now if self._moved_to else None
-        self._check_at = now + CHECK_INTERVAL * patience
+        self._check_at = now + CHECK_INTERVAL * interval_factor
         state = archive_state(self.using)
         may_move = state.on_for is not None and state.on_for >= UNTIL_FIRST_MOVE
         if not may_move:

@@ -25,7 +25,7 @@ class UnknownReport:
         self._checked_at = time.monotonic()
         self._reported: set[str] = set()
 
-    def look(self) -> None:
+    def run_if_due(self) -> None:
         """Check for such tasks, if it is time to."""
         if time.monotonic() - self._checked_at < CHECK_INTERVAL:
             return

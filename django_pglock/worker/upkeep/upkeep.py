@@ -29,15 +29,15 @@ from django_pglock.postgres.connections import connection_for, has_session_ended
 from django_pglock.store import schedule_register, schedule_rows, schedule_tick
 from django_pglock.store.admit import admit
 from django_pglock.store.history import add_rescued, prune_history
-from django_pglock.store.liveness import ON_DUTY, WITNESS_AFTER, forget_dead
+from django_pglock.store.liveness import UPKEEP_WORKERS, WITNESS_AFTER, delete_dead
 from django_pglock.store.lock_keys import KEYS_AT_ONCE, blocked_keys
 from django_pglock.store.promote import next_due_in, promote
 from django_pglock.store.prune import ages_of, prune_window, warn_of_references
-from django_pglock.store.rate import forget_rates, open_rates
+from django_pglock.store.rate import delete_unused_rates, open_rates
 from django_pglock.store.ready import ready_queues
-from django_pglock.store.release import WAITERS_AT_ONCE, release, stray_waiters
+from django_pglock.store.release import WAITERS_AT_ONCE, orphaned_waiters, release
 from django_pglock.store.rescue import RESCUED_AT_ONCE, Rescued, rescue
-from django_pglock.store.upkeep_turn import take_upkeep_turn
+from django_pglock.store.upkeep_turn import try_upkeep_lock
 from django_pglock.store.wake import wake
 from django_pglock.worker.service import ConnectedService, logger
 from django_pglock.worker.upkeep.archive_keeping import ArchiveKeeping
@@ -54,7 +54,7 @@ T = TypeVar("T")
 #: killed worker run elsewhere within ten seconds at default settings.
 ROUND = 0.9
 #: A worker that is not on duty multiplies the time between two rounds, and between two prunings, by this factor.
-OFF_DUTY_FACTOR = 10
+STANDBY_FACTOR = 10
 #: A resting worker multiplies them by this factor as well: at least eight workers do a round more often.
 RESTING_FACTOR = 3
 #: Seconds between two searches for tasks whose notification was lost, as a share of the poll interval. The next round
@@ -63,7 +63,7 @@ UNNOTICED = 0.8
 #: How many times one round queries for tasks of dead workers, while each query returns as many as it can take.
 RESCUES = 5
 #: Tasks that one round reads to prune them, and seconds until the next round when no old task is left.
-PRUNED_AT_ONCE, PRUNING_REST = 5000, 60.0
+PRUNED_AT_ONCE, PRUNING_PAUSE = 5000, 60.0
 #: Seconds before due tasks whose rows are locked are tried again; doubled each time, up to the second number.
 FIRST_LOCKED_RETRY, LONGEST_LOCKED_RETRY = 0.01, 1.0
 
@@ -84,7 +84,7 @@ class Upkeep(ConnectedService):
         #: Whether enough older workers beat often, so that this one does not.
         self.is_resting: Callable[[], bool] = lambda: False
         self._searched_unnoticed_at = time.monotonic()
-        self._news = threading.Event()
+        self._wakeup = threading.Event()
         self.unknown = UnknownReport(using, worker)
         self.queue_counts = QueueCounts(using)
         self.archive = ArchiveKeeping(using)
@@ -115,51 +115,51 @@ class Upkeep(ConnectedService):
 
     def wake(self) -> None:
         """Do a turn now: a task may be due sooner than the present sleep ends."""
-        self._news.set()
+        self._wakeup.set()
 
     def set_older_workers(self, older_workers: int) -> None:
         """Take note of how many older workers do the upkeep. If this worker comes on duty, it begins at once."""
         before, self._older_workers = self._older_workers, older_workers
-        if older_workers < ON_DUTY <= before:
+        if older_workers < UPKEEP_WORKERS <= before:
             self.wake()
 
     @property
     def _between_rounds(self) -> float:
         """Seconds between two rounds, if nothing is due before. Off duty they vary, so that the rounds spread."""
         often = get_settings().HEARTBEAT_INTERVAL * ROUND
-        if self._older_workers < ON_DUTY or self.queue_counts.is_asked:
+        if self._older_workers < UPKEEP_WORKERS or self.queue_counts.is_requested:
             return often
-        return often * self._patience * random.uniform(0.8, 1.2)  # noqa: S311
+        return often * self._interval_factor * random.uniform(0.8, 1.2)  # noqa: S311
 
     @property
-    def _patience(self) -> int:
+    def _interval_factor(self) -> int:
         """How many times more rarely than a worker on duty this one works."""
-        if self._older_workers < ON_DUTY:
+        if self._older_workers < UPKEEP_WORKERS:
             return 1
-        return OFF_DUTY_FACTOR * RESTING_FACTOR if self.is_resting() else OFF_DUTY_FACTOR
+        return STANDBY_FACTOR * RESTING_FACTOR if self.is_resting() else STANDBY_FACTOR
 
     def turn(self) -> None:
-        self._news.clear()
+        self._wakeup.clear()
         self._began_at = time.monotonic()
-        patience = self._patience
+        interval_factor = self._interval_factor
         waits = (
             self._between_rounds,
             self._attempt(self._round),
             self._attempt(self._keep_schedules),
-            self._attempt(self.archive.look, patience),
+            self._attempt(self.archive.run_if_due, interval_factor),
         )
-        self._attempt(self.queue_counts.look, patience)
+        self._attempt(self.queue_counts.run_if_due, interval_factor)
         self._look_for_delay()
         sleep = max(0.0, min(seconds for seconds in waits if seconds is not None))
         self.note_life(sleep)
         self.release_session()
-        self._news.wait(sleep)
+        self._wakeup.wait(sleep)
 
     def _round(self) -> float | None:
         """Do one round; return the seconds until the next task is due, None if that is not known."""
         self._rescued = []
         with transaction.atomic(using=self.using, durable=True):
-            if not take_upkeep_turn(self.using):
+            if not try_upkeep_lock(self.using):
                 self._kept_out_since = self._kept_out_since or self._began_at
                 return None
             # The worker that kept us out for so long was delayed, and so may have been all others.
@@ -173,8 +173,8 @@ class Upkeep(ConnectedService):
                 self._look_for_delay()
                 if time.monotonic() >= self._rescue_from:
                     self._attempt(self._rescue)
-                keys += self._attempt(self._stray_keys) or []
-                awaited = self._attempt(self._stray_waiters) or []
+                keys += self._attempt(self._orphaned_keys) or []
+                awaited = self._attempt(self._orphaned_waiters) or []
             self._attempt(self._wake_for_unnoticed)
             due_in = self._attempt(next_due_in, self.using)
         # Outside of the round's transaction, because the rows of the history are locked by all workers in turn.
@@ -187,7 +187,7 @@ class Upkeep(ConnectedService):
         if promoted:
             self.promoted()
         if not self._older_workers:
-            self._attempt(self.unknown.look)
+            self._attempt(self.unknown.run_if_due)
         if time.monotonic() >= self._prune_at:
             self._attempt(self._prune)
         return self._pause(due_in, has_moved=has_moved or promoted > 0)
@@ -248,24 +248,24 @@ class Upkeep(ConnectedService):
 
     # Keys and waiters that a crash has left blocked, some at a time
 
-    def _stray_keys(self) -> list[str]:
+    def _orphaned_keys(self) -> list[str]:
         keys = blocked_keys(self.using, self._key)
         self._key = keys[-1] if len(keys) == KEYS_AT_ONCE else ""
         return keys
 
-    def _stray_waiters(self) -> list[int]:
-        waiters = stray_waiters(self.using, self._waiter)
+    def _orphaned_waiters(self) -> list[int]:
+        waiters = orphaned_waiters(self.using, self._waiter)
         self._waiter = waiters[-1][0] if len(waiters) == WAITERS_AT_ONCE else 0
         return [awaited for _, awaited in waiters if awaited is not None]
 
     def _prune(self) -> None:
         """Delete some old tasks. Outside of the round's transaction: two workers may do it at once without harm."""
-        rest = PRUNING_REST * self._patience
+        rest = PRUNING_PAUSE * self._interval_factor
         if not self._pruned_to:
             warn_of_references(self.using, self._referring)
         count, self._pruned_to = prune_window(self.using, self._pruned_to, ages_of(), batch=PRUNED_AT_ONCE)
         forgotten = self._attempt(prune_history, self.using)
-        unused, self._rate_key = forget_rates(self.using, self._rate_key)
+        unused, self._rate_key = delete_unused_rates(self.using, self._rate_key)
         if unused or count or self._pruned_to or forgotten:
             rest = get_settings().HEARTBEAT_INTERVAL * ROUND
         self._prune_at = time.monotonic() + rest
@@ -285,5 +285,5 @@ class Upkeep(ConnectedService):
                 )
             if len(rescued) < RESCUED_AT_ONCE:
                 break
-        forget_dead(self.using)
+        delete_dead(self.using)
         self._rescued = [(task.queue, task.task_path, task.status) for task in found]

@@ -102,9 +102,9 @@ def test_a_worker_that_was_called_calls_nobody(two, monkeypatch, eventually):
     _, other = two(threads=1)
     other.fetcher.has_delayed_workers = True
     called = []
-    call = other.fetcher._call_others
+    call = other.fetcher._wake_others
     monkeypatch.setattr(
-        other.fetcher, "_call_others", lambda: (called.append(set(other.fetcher._unclaimed_queues)), call())
+        other.fetcher, "_wake_others", lambda: (called.append(set(other.fetcher._unclaimed_queues)), call())
     )
     for _ in range(3):
         running_tasks.wait_for_note.enqueue("the end")

@@ -26,12 +26,12 @@ class Resting(Heartbeat):
 
     def _wait(self, seconds):
         self.now += seconds
-        self._is_asked = self._is_asked or self.asks(self.now - self._beat)
+        self._is_beat_requested = self._is_beat_requested or self.asks(self.now - self._beat)
 
     def next_beat(self):
         """Return after how many intervals the next beat comes."""
         interval, self._beat = get_settings().HEARTBEAT_INTERVAL, self.now
-        self._rests = self._is_asked = False
+        self._rests = self._is_beat_requested = False
         self._rest(interval)
         return (self.now - self._beat) / interval
 
