@@ -1,7 +1,7 @@
 """Finds tasks in the archive that are no longer in the table of tasks.
 
-A task moves from the table of tasks to the archive, by one transaction, and never back. So a caller that asks the table
-first and then the archive misses no task.
+A task moves from the table of tasks to the archive in one transaction, and never back. So a caller that queries first
+the table and then the archive misses no task.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ARE_ARCHIVED = "SELECT id FROM {archived_task} WHERE id = ANY (%s::bigint[])"
 def find_archived(using: str, task_id: int, **wanted: Any) -> Any:
     """Return the row of a task in the archive, None if it is not there. ``wanted`` are values of its columns.
 
-    Ask for it when the task is not in the table of tasks. One statement; none if this process knows that the archive
-    is not in use.
+    Call it after the table of tasks did not have the task. Sends one statement, or none while the cached state says
+    that the archive is not in use.
     """
     if not may_be_archived(using):
         return None
@@ -35,7 +35,7 @@ def find_archived(using: str, task_id: int, **wanted: Any) -> Any:
 
 
 def archived_among(using: str, ids: Collection[int]) -> set[int]:
-    """Return those of these tasks that are in the archive: tasks that have succeeded."""
+    """Return the ids of these tasks that are in the archive. All archived tasks have succeeded."""
     if not ids or not may_be_archived(using):
         return set()
     return {id_ for (id_,) in run(using, ARE_ARCHIVED, array_of_numbers(ids))}
@@ -48,9 +48,9 @@ def bounds_of_day(using: str, day: date) -> tuple[datetime, datetime]:
 
 
 def failures_of(row: Any) -> list[Any]:
-    """Return the failed and lost attempts of a task's row, or of its row in the archive, in order.
+    """Return the failed and lost attempts of a task in order. ``row`` is a row of the table of tasks or of the archive.
 
-    One statement for a row of the table of tasks, none for one of the archive.
+    Sends one statement for a row of the table of tasks, none for a row of the archive.
     """
     using = row._state.db  # noqa: SLF001 - Django has no public name for it
     if not is_archived(row):

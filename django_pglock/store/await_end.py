@@ -37,7 +37,7 @@ def await_end(task_id: int, using: str, timeout: float | None) -> bool | None:
 
 
 async def await_end_async(task_id: int, using: str, timeout: float | None) -> bool | None:
-    """Do the same for a coroutine, which holds no thread while it waits."""
+    """Do the same for a coroutine. It occupies no thread while it waits."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[bool] = loop.create_future()
 
