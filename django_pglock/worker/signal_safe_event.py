@@ -23,13 +23,13 @@ class SignalSafeEvent:
         self._wakeup.put(None)
 
     def is_set(self) -> bool:
-        """Say whether the event has been set."""
+        """Return whether the event has been set."""
         return self._is_set
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until the event is set, and say whether it is."""
+        """Wait up to ``timeout`` seconds until the event is set. Return whether it is set."""
         if not self._is_set:
             with suppress(Empty):
-                # Put back what was taken out: other threads may wait, too.
+                # Put the item back, because other threads may wait, too.
                 self._wakeup.put(self._wakeup.get(timeout=timeout))
         return self._is_set

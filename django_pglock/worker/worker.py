@@ -1,4 +1,4 @@
-"""One worker process: its parts, and the order in which they start and stop."""
+"""One worker process: makes its parts, and starts and stops them in order."""
 
 from __future__ import annotations
 
@@ -41,42 +41,44 @@ from django_pglock.worker.upkeep.upkeep import Upkeep
 
 logger = logging.getLogger("django_pglock.worker")
 
-#: Seconds for which known outcomes may still be written when the worker has to end.
+#: Seconds for the last writes of outcomes when the worker must end.
 LAST_WRITES = 10.0
-#: The least seconds that a function gets to end after its timeout; with a longer grace, the grace.
+#: The least seconds that a function gets to end after its timeout. If the grace period is longer, it is used.
 LEAST_GRACE_PERIOD = 1.0
-#: Seconds between two checks of the limits, and of a signal that has come without waking the main thread.
+#: Seconds between two checks of the limits, and of signals that did not wake the main thread.
 CHECK_INTERVAL = 1.0
 
-#: What follows from a lost thread where no supervisor can replace the process.
+#: The part of a message about a lost thread if there is no supervisor that can replace the process.
 THREAD_IS_LOST = (
     "Its thread is lost, and the task stays RUNNING until the function returns or the worker ends. "
     "With --processes or a --max option the process is replaced."
 )
-#: Seconds after which a task that this process could not wait for runs elsewhere. By then the process has ended.
+#: Seconds after which a task that this process has abandoned runs elsewhere. By then the process has ended.
 HANDOVER = 3.0
 
 
 class Worker:
-    """Runs tasks of some queues of one database until it is told to stop.
+    """Runs tasks of some queues of one database until it is stopped.
 
-    ``using`` is the database alias; ``backend`` the alias in TASKS of the backend to serve, where several share the
-    database (None: all of them); ``queues``, ``exclude`` and ``order`` say which queues it serves, and in which
-    order, as ``runlockworker`` takes them (none: all); ``threads`` is how many sync tasks run at once, ``grace`` the
-    seconds that running tasks get to finish after a stop. With ``drain`` it ends when nothing that it could claim is
-    left in its queues, nothing is in flight, and nothing there runs on a worker that may be dead. Tasks that are
-    scheduled for later do not count. ``left_behind`` then says what it could not run.
+    ``using`` is the database alias. ``backend`` is the alias in TASKS of the backend to serve, if several backends
+    share the database (None: all of them). ``queues``, ``exclude`` and ``order`` are the queues to serve and their
+    order, as in ``runlockworker`` (none: all queues). ``threads`` is the number of sync tasks that run at once.
+    ``grace`` is the number of seconds that running tasks get to finish after a stop. With ``drain`` the worker ends
+    when no task that it could claim is left in its queues, nothing is in flight, and no task of these queues runs on a
+    worker that may be dead. Tasks that are scheduled for later do not count. Then ``left_behind`` has the tasks that it
+    could not run.
 
-    ``run()`` also ends when the process has run ``max_tasks`` tasks, takes more than ``max_memory`` MiB, or after
-    ``max_time`` seconds. ``channel`` leads to the supervisor, if there is one, which then starts another in its place.
+    ``run()`` also ends when the process has run ``max_tasks`` tasks, uses more than ``max_memory`` MiB, or after
+    ``max_time`` seconds. ``channel`` leads to the supervisor, if there is one. It then starts another process.
 
-    Raises ``ConfigurationError`` for an unknown alias, for queues that are not valid, for a number that is out of
-    bounds, and for an option that would be ignored, such as a ``probe_host`` without a port.
+    Raises ``ConfigurationError`` for an unknown alias, for invalid queues, for a number that is out of bounds, and for
+    an option that would be ignored, such as a ``probe_host`` without a port.
 
-    ``probe_port`` and ``probe_host`` say where it answers probes over HTTP, ``heartbeat_file`` the path of a file whose
-    mtime is that of its last beat; ``start()`` raises ``ConfigurationError`` where it cannot.
+    ``probe_port`` and ``probe_host`` are the address at which the worker answers probes over HTTP. ``heartbeat_file``
+    is the path of a file whose mtime is the time of the last beat. ``start()`` raises ``ConfigurationError`` if the
+    address or the file cannot be used.
 
-    ``start()`` returns at once; ``stop()`` may be called from a signal handler; ``shutdown()`` blocks until the end.
+    ``start()`` returns when the worker is ready. ``stop()`` is safe in a signal handler. ``shutdown()`` blocks.
     """
 
     def __init__(
@@ -114,10 +116,10 @@ class Worker:
         self.executor = Executor(self.in_flight, using, watchdog)
         self.session_watch = SessionWatch(self.executor.claim_of)
         progress = Progress(self.in_flight, using)
-        # Settings that keep plans would also reach the other clients of a pooler.
+        # Behind a pooler, the settings that keep plans would also affect its other clients.
         self.sessions = SharedSessions(using, prepare=keep_plans) if listens else SharedSessions(using)
         self.heartbeat = Heartbeat(
-            self.in_flight, using, self.identity, self.queues.asked, is_pooled=not listens, last_sessions=self.sessions
+            self.in_flight, using, self.identity, self.queues.given, is_pooled=not listens, last_sessions=self.sessions
         )
         self.running_tasks = self._make_running_tasks(using, progress)
         self.upkeep = Upkeep(using, self.identity.id, promoted=self.in_flight.notify_fetcher, sessions=self.sessions)
@@ -151,7 +153,7 @@ class Worker:
         )
 
     def _make_probes(self, host: str | None, port: int | None, path: str | None) -> None:
-        """Make the parts that tell programs outside whether the worker lives and works."""
+        """Make the parts that report to other programs whether the worker lives and works."""
         number = 1 if self.channel is None else self.channel.number
         self.health = Health(
             self.services,
@@ -181,10 +183,10 @@ class Worker:
         )
 
     def _connect_parts(self, *, listens: bool) -> None:
-        """Set the callbacks between parts that are made before what they call."""
+        """Set callbacks of parts that were made before the parts that are called."""
         if listens:
             self.heartbeat.listener = Listener(
-                ready=self.fetcher.hear,
+                ready=self.fetcher.note_ready,
                 scheduled=self.upkeep.wake,
                 cancelled=self.running_tasks.note_request,
                 missed=self._on_missed_notifications,
@@ -198,7 +200,7 @@ class Worker:
         fetcher.is_resting = self.upkeep.is_resting = heartbeat.is_resting
         if self.drain is not None:
             fetcher.forbidden = heartbeat.forbidden = self.drain.give_up
-        # One backend's worker does not rely on others: their rows do not say which backends they serve.
+        # A worker of one backend does not rely on others, because their rows do not say which backends they serve.
         heartbeat.can_rest = listens and self.drain is None and fetcher.claimer.backend is None
         if self.channel is not None:
             if self.channel.heartbeat_socket is not None:
@@ -212,12 +214,12 @@ class Worker:
 
     def _note_beat(self) -> None:
         self.heartbeat_file.touch()
-        # The other parts of an idle worker seldom give back a session.
+        # The other services of an idle worker rarely give back a session.
         self.sessions.close_surplus()
 
     @property
     def services(self) -> list[Service]:
-        """The parts that run in threads of their own."""
+        """The parts that run in their own threads."""
         return [*self._connected, self.executor.watchdog, self.deadlines, self.session_watch]
 
     @property
@@ -226,18 +228,18 @@ class Worker:
 
     @property
     def left_behind(self) -> list[str]:
-        """What a worker with ``drain`` has left although it should have run it, in words; empty before the end."""
+        """The tasks, in words, that a worker with ``drain`` should have run but has not; empty before the end."""
         return [] if self.drain is None else self.drain.left_behind
 
     @property
     def is_stopping(self) -> bool:
-        """Whether somebody has asked the worker to stop."""
+        """Whether a stop was requested."""
         return self._stop_requested.is_set()
 
     def start(self) -> None:
-        """Start all parts: the heartbeat before anything is claimed, and the fetcher last.
+        """Start all parts: the heartbeat before the first claim, and the fetcher last.
 
-        Waits for the database and its tables as long as it takes, or until somebody asks to stop.
+        Waits until the database and its tables are available, or until a stop is requested.
         """
         self.heartbeat_file.check()
         if self.probes is not None:
@@ -258,21 +260,21 @@ class Worker:
         self.fetcher.start()
         self.notifier.tell_ready()
         logger.info(
-            "Worker %s is ready: %s.", self.identity.name, ", ".join(map(repr, self.queues.asked)) or "all queues"
+            "Worker %s is ready: %s.", self.identity.name, ", ".join(map(repr, self.queues.given)) or "all queues"
         )
 
     def run(self) -> bool:
-        """Start, wait until somebody asks to stop or a limit is reached, and return what ``shutdown()`` returns.
+        """Start, wait until a stop is requested or a limit is reached, and return the value of ``shutdown()``.
 
-        Raises ``RuntimeError`` after that if a part of the worker has ended by itself, so that the exit code tells.
+        Raises ``RuntimeError`` at the end if a part of the worker has ended by itself, so that the exit code is not 0.
         """
         self.start()
         missing: str | None = None
-        # Never without a timeout: the kernel may deliver a signal to another thread, as it does right after SIGCONT.
-        # Python's handler runs in this thread, which such a signal does not wake.
+        # Always with a timeout: the kernel may deliver a signal to another thread, for example right after SIGCONT.
+        # Python's handler runs in this thread, but such a signal does not wake it.
         while not self._stop_requested.wait(CHECK_INTERVAL):
             if missing := self.health.missing():
-                # The heartbeat would keep alive tasks that no part runs or settles any more.
+                # Otherwise the heartbeat would continue, and no part would run or settle the tasks.
                 logger.error("%s Worker %s ends.", missing, self.identity.name)
                 self.retire()
             elif reason := self.limits.reached():
@@ -284,26 +286,26 @@ class Worker:
         return have_all_finished
 
     def stop(self) -> None:
-        """Ask the worker to stop. Only sets flags: safe in a signal handler. The second call gives up the grace."""
+        """Request a stop. Only sets flags, so it is safe in a signal handler. A second call ends the grace period."""
         if self._was_stopped:
             self._immediate_stop_requested.set()
         self._was_stopped = True
         self._stop_requested.set()
 
     def end(self) -> None:
-        """Ask the worker to stop, however often: like a first ``stop()``, and the next ``stop()`` is the first."""
+        """Request a stop, like a first ``stop()``. Further calls change nothing, and do not count as ``stop()``."""
         self._stop_requested.set()
 
     def retire(self) -> None:
-        """Ask the worker to stop and, if it has a supervisor, to be replaced."""
+        """Request a stop and, if there is a supervisor, a replacement."""
         self._request_replacement()
         self.end()
 
     def shutdown(self) -> bool:
-        """Stop in order and say whether every running task could finish.
+        """Stop in order. Return whether each running task has finished.
 
-        Stop claiming, give back what no thread has begun, let the rest finish within the grace, settle the outcomes;
-        the heartbeat stops last. May be called twice, also by two threads.
+        The worker stops claiming, gives back claims that have not begun, lets the running tasks finish within the grace
+        period, and settles the outcomes. The heartbeat stops last. May be called twice, also by two threads.
         """
         with self._ended:
             if not self._has_ended:
@@ -326,7 +328,7 @@ class Worker:
         stuck = self.executor.stuck()
         self._end_stuck(stuck)
         if not have_ended:
-            # As late as possible: from here on the process has HANDOVER seconds to end.
+            # As late as possible, because from here on the process has HANDOVER seconds to end.
             self._abandon_running(except_for=stuck)
         self.executor.loop.stop()
         self.settler.drain(LAST_WRITES)
@@ -354,12 +356,12 @@ class Worker:
         return True
 
     def _end_stuck(self, stuck: list[Attempt]) -> None:
-        """End attempts that nobody waits for any more. Not before the process ends: they would run twice at once."""
+        """End attempts that do not end by themselves. Only at the end of the process, so that they do not run twice."""
         for attempt in stuck:
             self.in_flight.end(attempt.ended(attempt.failure(attempt.timed_out())))
 
     def _abandon_running(self, *, except_for: list[Attempt]) -> None:
-        """Abandon claims whose tasks still run. The process ends right after that, and their threads with it."""
+        """Abandon the claims of tasks that still run. The process, and their threads with it, ends right after that."""
         ended = {claim for attempt in except_for for claim in attempt.claims}
         running = [claim for claim in self.in_flight.claims.values() if claim not in ended]
         logger.warning("The grace period is over. Giving up %s.", ", ".join(map(str, running)))
@@ -379,7 +381,7 @@ class Worker:
 
     def _request_replacement(self) -> None:
         if self.channel is not None:
-            # The port and the file are for the replacement. The supervisor watches this process.
+            # The replacement needs the port and the file. The supervisor watches this process.
             self._stop_probes()
             self.channel.tell(REPLACE)
 

@@ -198,13 +198,13 @@ inline end_pause(me) {
     does[me] = LOOKS
 }
 
-/* worker/claiming/fetcher.py: _pause, hear */
+/* worker/claiming/fetcher.py: _pause, note_ready */
 inline wake_up(me) {
     does[me] == SLEEPS && news[me];
     does[me] = LOOKS
 }
 
-/* worker/liveness/listener.py: receive `raw.pgconn.notifies()`; worker/claiming/fetcher.py: hear */
+/* worker/liveness/listener.py: receive `raw.pgconn.notifies()`; worker/claiming/fetcher.py: note_ready */
 inline hear(me) {
     note[me];
     note[me] = false;

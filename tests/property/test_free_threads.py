@@ -121,7 +121,7 @@ class House:
             self.silent.append(call)
             self.ready.append(call)
             if self.is_told:
-                self.fetcher.hear("default")
+                self.fetcher.note_ready("default")
         self.schedule.sleep(math.inf)
 
     # The threads

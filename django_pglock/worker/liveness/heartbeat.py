@@ -1,18 +1,17 @@
 """The heartbeat: shows that the worker lives, by the date in its row and by the session that holds its lock.
 
 The session is the worker's own, or that of a supervisor, which beats for all of its processes. If the supervisor does
-not, the worker does so itself from the next beat on (``supervisor_heartbeat.py``).
+not beat, the worker itself does, from its next beat on (``supervisor_heartbeat.py``).
 
-A worker that has nothing in flight may rest, if enough older workers beat often (``store/liveness.py``): it beats about
-each third interval. It beats once more before it claims anything, so no task has a worker whose last heartbeat is older
-than others tolerate.
+A worker with nothing in flight may rest if enough older workers beat in each interval (``store/liveness.py``). A
+resting worker beats about each third interval. It beats once more before it claims a task. So no task belongs to a
+worker with an old heartbeat.
 
-While a task keeps this thread from running, the heartbeat process beats in its place: see ``heartbeat_process.py``.
+While a task keeps this thread from running, the heartbeat process beats in its place (``heartbeat_process.py``).
 
-Between two beats this thread receives notifications. It does nothing else, and while the supervisor beats it opens no
-session: to open one may take longer than others wait for a heartbeat. Before each try to open one, and soon after its
-beginning, this thread looks whether the supervisor can beat again. What is about running tasks is in
-``running_tasks.py``.
+Between two beats this thread only receives notifications (``running_tasks.py`` handles requests). While the supervisor
+beats, it opens no session, because this may take longer than other workers tolerate a missing heartbeat. Before each
+try to open a session, and soon after it has begun, this thread checks whether the supervisor can beat again.
 """
 
 from __future__ import annotations
@@ -51,29 +50,29 @@ from django_pglock.worker.shared_sessions import SharedSessions
 
 #: Seconds between two checks for pending migrations.
 CHECK_INTERVAL = 1.0
-#: Seconds for the supervisor to answer, as a share of the heartbeat interval: if it does not, there is still time to
-#: beat before others suspect this worker.
+#: Seconds for the supervisor to answer, as a share of the heartbeat interval. If it does not answer, there is still
+#: time for a beat of this worker before the beat counts as missing.
 ANSWERED_WITHIN = 0.5
-#: The least number of seconds for a connect; a smaller one means the same to libpq.
+#: The least ``connect_timeout`` in seconds. libpq treats a smaller value as this one.
 LEAST_TO_CONNECT = 2
-#: After its first interval without a beat, a worker multiplies each interval of its rest by a factor between these.
+#: After the first interval without a beat, each further interval of a rest is multiplied by a factor between these.
 REST_JITTER = (0.6, 1.4)
-#: The share of beats after which a worker begins to rest, if it has not just had a full rest. A new task makes all that
-#: rest beat at once, and so does a restart of the server. If the older ones die just then, some of the others have to
-#: notice it sooner than after a full rest.
+#: The probability that a worker rests after a beat, if its last rest was interrupted. A new task, or a restart of the
+#: server, makes all resting workers beat at the same time. If all of them then rested, and the older workers died, no
+#: worker would notice it before the end of a full rest.
 REST_PROBABILITY = 1 / 3
 
 
 class Heartbeat(ConnectedService):
     """Beats, and receives notifications.
 
-    It starts before the first claim and stops after the last settle, because a draining worker must not look dead. It
-    does not beat before all migrations of the tables are applied. ``on_beat`` is called after each beat, and
-    ``on_sleep_flag_unset`` if ``is_sleeping`` is false in the worker's row. ``on_older_workers`` is called with the
-    number of older workers that do the upkeep. ``on_sleeping_workers`` is called with two numbers of workers that serve
-    the same queues and sleep: the older ones, and all. ``is_pooled``: the database is reached through a pooler in
-    transaction mode. A pooler that gives its clients other process numbers than the server's is recognised without
-    that. ``last_sessions``: if it has no session at its end, it takes one of these to remove the worker's row.
+    It starts before the first claim and stops after the last settle, because a draining worker must not count as dead.
+    It does not beat before all migrations of the tables are applied. ``on_beat`` is called after each beat.
+    ``on_sleep_flag_unset`` is called if ``is_sleeping`` is false in the worker's row. ``on_older_workers`` is called
+    with the number of older workers that do the upkeep. ``on_sleeping_workers`` is called with the number of sleeping
+    workers of the same queues: of the older ones, and of all. ``is_pooled``: the database is reached through a pooler
+    in transaction mode. If the process number that the client got is not the server's, the pooler is also detected.
+    ``last_sessions``: if the heartbeat has no session at its end, it takes one of these to delete the worker's row.
     """
 
     name = "heartbeat"
@@ -95,7 +94,7 @@ class Heartbeat(ConnectedService):
         self.identity = identity
         self.queues = queues
         self._last_sessions = last_sessions
-        #: What notifications are passed to; None: none are received.
+        #: The receiver of notifications; None: none are received.
         self.listener: Listener | None = None
         self.process = HeartbeatProcess(partial(instructions_for, using, identity.id))
         self.on_beat: Callable[[], None] = lambda: None
@@ -105,34 +104,34 @@ class Heartbeat(ConnectedService):
         self._self_pipe = SelfPipe()
         self.is_draining = False
         self.first_beat = threading.Event()
-        #: When the last beat that was written was begun, by time.monotonic().
+        #: When the last successful beat was begun, by time.monotonic().
         self.beat_at: float | None = None
         #: Names of the migrations for which the worker waits.
         self.pending: list[str] = []
-        # How many functions our row has. Functions are only added, so a new number means new functions.
+        # The number of functions in our row. Functions are only added, so another number means new functions.
         self._registered_functions = -1
         self.lock = WorkerLock(using, is_pooled=is_pooled)  # held by our session while it beats
         self._beats_here = False  # whether our session is the one that beats and listens
         self._notifications = NotificationSession(self._on_notification)
         self._answer: Answer | None = None  # of the supervisor, if it has written the last beat
-        #: Whether this worker may rest at all: it relies on others that serve the same queues.
+        #: Whether this worker may rest at all. A resting worker relies on others that serve the same queues.
         self.can_rest = False
-        #: Called after a beat that was asked for.
+        #: Called after a requested beat.
         self.on_requested_beat: Callable[[], None] = lambda: None
-        # Whether the last answer allows a rest, whether the worker rests, and whether somebody has asked for a beat.
+        # Whether the last answer allows a rest, whether the worker rests, and whether a beat was requested.
         self._may_rest = self._rests = self._is_beat_requested = False
-        # Whether nothing has ended the last rest before its time.
+        # Whether the last rest was not interrupted.
         self._has_rested = False
         in_flight.when_busy.append(self._end_rest)
 
     def use_supervisor(self, supervisor: SupervisorHeartbeat) -> None:
-        """Have the supervisor beat and listen, as long as it does. Call it before ``start()``."""
+        """Let the supervisor beat and listen, as long as it can. Call it before ``start()``."""
         self.supervisor = supervisor
         supervisor.on_notification, supervisor.on_missed_notifications = self._on_notification, self._note_missed
 
     def _on_notification(self, channel: str, payload: str) -> None:
         if self.listener is not None:
-            self.listener.hear(channel, payload)
+            self.listener.receive(channel, payload)
 
     def _note_missed(self) -> None:
         if self.listener is not None:
@@ -144,34 +143,34 @@ class Heartbeat(ConnectedService):
 
     @property
     def patience(self) -> float:
-        """A third of HEARTBEAT_LIMIT: a beat that is given up must be tried again before the worker looks dead."""
+        """A third of HEARTBEAT_LIMIT: after a timeout, a beat must be repeated before the worker counts as dead."""
         return get_settings().HEARTBEAT_LIMIT / 3
 
     @property
     def longest_pause(self) -> float:
-        """Half an interval: when the server is back, the other services wait for this one."""
+        """Half an interval, because after an outage the other services wait for the first heartbeat."""
         return min(LONGEST_PAUSE, get_settings().HEARTBEAT_INTERVAL / 2)
 
     def is_heartbeat_stale(self) -> bool:
-        """Say whether others may count this worker as dead: after a stop of the process, or without a session to beat.
+        """Return whether this worker may count as dead: its process was stopped, or it has no session to beat.
 
-        Also true while this worker rests; calling it ends the rest.
+        Also true while this worker rests. A call ends the rest.
         """
         # Before the first heartbeat the worker claims nothing.
         if self.beat_at is None:
             return False
         if self._rests:
-            # However young the last beat is: the heartbeat process believes that another one has come since.
+            # Even if the last beat is young: the heartbeat process has got the report of a beat that was not written.
             self._is_beat_requested = True
             self.wake()
-            # The beat may have come at this moment. Then nobody calls ``on_requested_beat`` for us.
+            # The beat may have been written at this moment. Then ``on_requested_beat`` is not called for this request.
             if self._rests:
                 return True
         age = time.monotonic() - self.beat_at
         return age > silent_after() or (not self.is_connected and age > 2 * get_settings().HEARTBEAT_INTERVAL)
 
     def is_resting(self) -> bool:
-        """Say whether this worker beats rarely while it is idle, because enough others do it often."""
+        """Return whether this worker may beat rarely while it is idle, because enough others beat in each interval."""
         return self._may_rest
 
     def _end_rest(self) -> None:
@@ -180,16 +179,16 @@ class Heartbeat(ConnectedService):
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a session that beats, as far as the service knows."""
+        """Whether a session beats for this worker, as far as the service knows."""
         return self._is_relieved or super().is_connected
 
     @property
     def _is_relieved(self) -> bool:
-        """Whether the supervisor has written the last beat, and can go on."""
+        """Whether the supervisor has written the last beat, and can write the next one."""
         return self._answer is not None and self.supervisor is not None and self.supervisor.is_up
 
     def is_listening(self) -> bool:
-        """Say whether notifications reach this worker: the session that listens has just written a heartbeat."""
+        """Return whether notifications reach this worker: the session that listens has just written a heartbeat."""
         if self.listener is None or not self.is_connected or self.beat_at is None:
             return False
         is_listening = self.lock.is_held if self._answer is None else self._answer.is_listening
@@ -197,7 +196,7 @@ class Heartbeat(ConnectedService):
         return is_listening and time.monotonic() - self.beat_at < late * get_settings().HEARTBEAT_INTERVAL
 
     def open(self) -> None:
-        # While the supervisor beats, this service needs no session. It may be able to beat again since the last try.
+        # While the supervisor beats, this service needs no session. The supervisor may be able to beat again by now.
         if self.supervisor is not None:
             self.supervisor.receive()
         if self.supervisor is None or not self.supervisor.is_up:
@@ -205,8 +204,8 @@ class Heartbeat(ConnectedService):
 
     def _prepare(self, connection: Any) -> None:
         if self.first_beat.is_set() and self.supervisor is not None and not self.supervisor.is_over:
-            # The supervisor may be able to beat again before the session is open. The next try may take longer. In the
-            # setting, 0 means no limit.
+            # The time of this try is limited, because the supervisor may soon be able to beat again. The next try may
+            # take longer. In the setting, 0 means no limit.
             seconds = max(LEAST_TO_CONNECT, round(get_settings().HEARTBEAT_INTERVAL)) * 2 ** min(self._failures, 10)
             options = connection.settings_dict["OPTIONS"]
             options["connect_timeout"] = min(seconds, max(0, int(options["connect_timeout"])) or seconds)
@@ -216,7 +215,7 @@ class Heartbeat(ConnectedService):
         self._note_session()
 
     def _note_session(self) -> None:
-        """Note that our session is another one, or that there is none."""
+        """Note that we have a new session, or none."""
         self.lock.note_session()
         self._beats_here = False
 
@@ -227,8 +226,8 @@ class Heartbeat(ConnectedService):
         began = time.monotonic()
         next_in = self.beat()
         self.beat_at = began
-        # In this order: a thread that sees that we do not rest must not see the age of the beat before. One that has
-        # asked while we rested must be called.
+        # The order matters. A thread that reads ``_rests`` as False must read the age of this beat, not of the last
+        # one. And if a thread has requested a beat while we rested, ``on_requested_beat`` must be called.
         self._rests = False
         is_requested, self._is_beat_requested = self._is_beat_requested, False
         self.process.note_beat()
@@ -239,7 +238,7 @@ class Heartbeat(ConnectedService):
         self._rest(next_in)
 
     def _is_prepared(self) -> bool:
-        """Prepare the first beat; say whether all is there. The worker has claimed nothing yet, so it may take long."""
+        """Prepare the first beat. Return whether it is prepared. This may take long, because nothing is claimed yet."""
         super().open()
         if not self._has_tables():
             return False
@@ -248,10 +247,10 @@ class Heartbeat(ConnectedService):
         return True
 
     def _has_tables(self) -> bool:
-        """Say whether no migration is pending. The first time that one is, log it."""
-        was_told = bool(self.pending)
+        """Return whether no migration is pending. Log pending migrations once."""
+        was_logged = bool(self.pending)
         self.pending = pending_migrations(self.using)
-        if self.pending and not was_told:
+        if self.pending and not was_logged:
             logger.warning(
                 "Waiting for migrations of django_pglock (%s). Run: manage.py migrate django_pglock --database %s",
                 ", ".join(self.pending),
@@ -264,13 +263,14 @@ class Heartbeat(ConnectedService):
         self._self_pipe.wake()
 
     def _rest(self, seconds: float) -> None:
-        """Wait until the next beat is due: for one interval, and for more if the worker rests."""
+        """Wait until the next beat is due: for one interval, or for several if the worker rests."""
         was_relieved = self._is_relieved
         rests = self._may_rest and (self._has_rested or random.random() < REST_PROBABILITY)  # noqa: S311
         self._has_rested = False
         for number in range(REST_INTERVALS if rests else 1):
             if number:
-                # Workers that have started together should not beat together. If the older ones die, one notices soon.
+                # With jitter, because workers that have started together should not beat together. If the older workers
+                # die, one of the resting ones soon notices it.
                 seconds = random.uniform(*REST_JITTER) * get_settings().HEARTBEAT_INTERVAL  # noqa: S311
             self.note_life(seconds)
             until = time.monotonic() + seconds
@@ -282,7 +282,7 @@ class Heartbeat(ConnectedService):
             if self.stopping.is_set() or self._is_beat_requested or not (rests and self._is_idle()):
                 return
             self._rests = True
-            # Our threads run, and no beat is late.
+            # For the heartbeat process: our threads can run, and no beat is late.
             self.process.note_beat()
         self._has_rested = True
 
@@ -294,7 +294,7 @@ class Heartbeat(ConnectedService):
         return self._rests and (self._is_beat_requested or not self._is_idle())
 
     def _receive(self) -> None:
-        """Receive the messages of the supervisor, and the notifications."""
+        """Receive the messages of the supervisor and the notifications."""
         if self.supervisor is not None:
             self.supervisor.receive()
         if self.listener is not None:
@@ -303,7 +303,7 @@ class Heartbeat(ConnectedService):
             self.listener.pass_on_postponed()
 
     def _wait(self, seconds: float) -> None:
-        """Wait, until there is something to receive."""
+        """Wait until there is a message or a notification, up to ``seconds``."""
         channels: list[Any] = []
         if self.supervisor is not None and not self.supervisor.is_over:
             channels.append(self.supervisor)
@@ -314,11 +314,11 @@ class Heartbeat(ConnectedService):
         self._self_pipe.wait(seconds, *channels)
 
     def beat(self) -> float:
-        """Have it written that this worker lives; return the seconds until the next beat."""
+        """Write a heartbeat of this worker. Return the seconds until the next one."""
         known = registry.known_paths()
         reply, next_in = self._beat(None if len(known) == self._registered_functions else known)
         if reply is None:
-            # Our row was removed. Only a beat that names the functions makes it anew.
+            # Our row was deleted. Only a beat with the list of functions inserts it again.
             self._registered_functions = -1
             reply, next_in = self._beat(known)
         if reply is not None:
@@ -326,13 +326,13 @@ class Heartbeat(ConnectedService):
         return next_in
 
     def _beat(self, task_paths: list[str] | None) -> tuple[HeartbeatReply | None, float]:
-        """Beat once. Return the answer, None if we have no row, and the seconds until the next beat."""
+        """Beat once. Return the answer (None: we have no row), and the seconds until the next beat."""
         interval = get_settings().HEARTBEAT_INTERVAL
         beat = self._next_beat(task_paths)
         answer = None
         if self.supervisor is not None and self.supervisor.is_up:
             within = interval * ANSWERED_WITHIN
-            answer = self.supervisor.ask(beat._replace(is_interrupted=self._beats_here), within=within)
+            answer = self.supervisor.request_beat(beat._replace(is_interrupted=self._beats_here), within=within)
         self._answer = answer
         if answer is None:
             return self._beat_here(beat), interval
@@ -353,7 +353,7 @@ class Heartbeat(ConnectedService):
         )
 
     def _beat_here(self, beat: Beat) -> HeartbeatReply | None:
-        """Beat in a session of our own, which holds our lock and listens."""
+        """Beat in our own session, which holds our lock and listens."""
         super().open()
         is_new, self._beats_here = not self._beats_here, True
         if is_new and self.listener is not None:
@@ -374,7 +374,7 @@ class Heartbeat(ConnectedService):
             self.on_sleep_flag_unset()
 
     def _close_own_session(self) -> None:
-        """Close our session: the supervisor beats."""
+        """Close our session, because the supervisor beats."""
         self.close_session()
         self._note_session()
 
@@ -390,8 +390,8 @@ class Heartbeat(ConnectedService):
             self.supervisor.close()
 
     def _deregister(self) -> None:
-        """Delete the worker's row: the worker ends in order and owns no task any more."""
-        # While a new session hangs, the process must end nevertheless: others will run the tasks that it has given up.
+        """Delete the worker's row: the worker ends in order and has no claims."""
+        # No new session of our own, because it may hang, and the process must end: other workers run its tasks by then.
         self.sessions = self._last_sessions
         try:
             super().open()

@@ -29,52 +29,52 @@ from django_pglock.worker.probes.health import Health
 from django_pglock.worker.service import ConnectedService
 
 PREFIX = "django_pglock_"
-#: What Prometheus wants escaped in the value of a label.
+#: The characters that Prometheus requires to be escaped in the value of a label.
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OUTCOMES = (Succeeded, Failed, Retried, Snoozed, Cancelled, Interrupted, GivenBack, Abandoned)
 
 #: The statuses of the tasks that are in a queue.
 STATUSES = ("ready", "blocked", "scheduled", "running", "failed")
-#: Which buckets of the history are shown: those whose bounds grow by a factor of 4, up to 70 minutes. Each bucket is a
-#: time series for each function, queue and process.
+#: The buckets of the history that are shown. Their bounds grow by a factor of 4, up to 70 minutes. They are few,
+#: because each bucket is a time series for each function, queue and process.
 SHOWN = {**{bucket: str(BOUNDS[bucket]) for bucket in range(0, 45, 4)}, len(BOUNDS): "+Inf"}
 
 _shown_of: Any = itemgetter(*SHOWN)
 _ends_of: Any = attrgetter(*ENDS)
 _statuses_of: Any = attrgetter(*STATUSES)
-#: Texts that are kept: three for each function and queue, and some for each queue.
+#: The size of the cache of texts. There are three texts for each function and queue, and some for each queue.
 MOST_KEPT = 10_000
 
 #: The labels of a sample as names and values.
 Labels = tuple[tuple[str, str], ...]
-#: A label with its values, of which each is a sample.
+#: The name of a label and its values. There is one sample for each value.
 Split = tuple[str, tuple[str, ...]]
-#: The labels of samples and their number, or their numbers; of a histogram its buckets and its sum.
+#: The labels of each sample with its number or numbers. Those of a histogram are its buckets and its sum.
 Samples = Iterable[tuple[Labels, Any]]
 Histograms = Iterable[tuple[Labels, Sequence[int], float]]
-#: The labels of a function in a queue, and what was counted of it.
+#: The labels of a function in a queue, and its counts.
 Labelled = Sequence[tuple[Labels, Counts]]
-#: The name and the help text of metrics, their samples and, if they have such, the label by which these are split.
+#: The name, the help text and the samples of metrics and, if there is one, the label by which the samples are split.
 Family = tuple[str, str, Samples] | tuple[str, str, Samples, Split]
 
 
 class QueueCounts(Protocol):
-    """The number of tasks of each queue by status, and the age of the oldest ready one in seconds."""
+    """The number of tasks of each queue by status, and the age of the oldest ready task in seconds."""
 
     def request(self) -> Mapping[str, SharedCount]:
-        """Return what was counted last."""
+        """Return the last counts."""
 
 
 class History(Protocol):
     """The attempts that were settled."""
 
     def totals(self) -> Mapping[tuple[str, str], Counts]:
-        """Return what was counted since the start of the process, by queue and function."""
+        """Return the counts since the start of the process, by queue and function."""
 
 
 class Metrics:
-    """What the parts of a worker have counted. ``outcomes``: ended claims, by the class of the outcome; None: lost."""
+    """The counts of a worker's parts. ``outcomes``: the number of ended claims by class of outcome; None: lost."""
 
     def __init__(
         self,
@@ -158,10 +158,10 @@ def _histogram_lines(name: str, help_text: str, histograms: Histograms) -> Itera
         yield _histogram(name, labels) % (*_shown_of(ends), total, ends[-1])
 
 
-# With hundreds of functions there are ten thousand lines, of which only the numbers change between two scrapes.
+# With hundreds of functions there are ten thousand lines. Only their numbers change between two scrapes.
 @lru_cache(maxsize=MOST_KEPT)
 def _samples(name: str, labels: Labels, split: Split | None) -> str:
-    """Return the lines of samples with ``%s`` for the number of each."""
+    """Return the lines of samples, with ``%s`` in the place of each number."""
     more = [((split[0], value),) for value in split[1]] if split else [()]
     texts = (_braced(_escaped((*labels, *each))).replace("%", "%%") for each in more)
     return "".join(f"{PREFIX}{name}{text} %s\n" for text in texts)
@@ -169,7 +169,7 @@ def _samples(name: str, labels: Labels, split: Split | None) -> str:
 
 @lru_cache(maxsize=MOST_KEPT)
 def _histogram(name: str, labels: Labels) -> str:
-    """Return the lines of a histogram with ``%s`` for the numbers: of the buckets, the sum and the count."""
+    """Return the lines of a histogram, with ``%s`` in the place of the numbers: buckets, sum and count."""
     text = _escaped(labels).replace("%", "%%")
     lines = [f'{PREFIX}{name}_bucket{{{text},le="{bound}"}} %s\n' for bound in SHOWN.values()]
     return "".join([*lines, f"{PREFIX}{name}_sum{_braced(text)} %s\n{PREFIX}{name}_count{_braced(text)} %s\n"])

@@ -1,4 +1,4 @@
-"""How many tasks are in each queue, for metrics and for the pages of the admin."""
+"""The number of tasks in each queue, for metrics and for the pages of the admin."""
 
 from __future__ import annotations
 

@@ -112,10 +112,10 @@ def test_one_name_alone_needs_no_look_at_what_is_ready(queues, only):
 
 
 def test_what_was_asked_is_kept_for_people():
-    assert Queues().asked == []
-    asked = Queues(["high=3", "m*"], exclude=["mail-bulk"]).asked
+    assert Queues().given == []
+    asked = Queues(["high=3", "m*"], exclude=["mail-bulk"]).given
     assert asked == ["high=3", "m*", "--exclude mail-bulk"]
-    assert Queues(["a"], order="strict").asked == ["a", "--order strict"]
+    assert Queues(["a"], order="strict").given == ["a", "--order strict"]
 
 
 @pytest.mark.parametrize(
