@@ -77,7 +77,7 @@ def keep_sessions(self: TransactionTestCase) -> bool:
 
 
 def can_be_kept(connection: DatabaseWrapper) -> bool:
-    """Say whether a test has left nothing in Django's connection but what ``DISCARD ALL`` removes."""
+    """Return whether a test has left nothing in Django's connection but what ``DISCARD ALL`` removes."""
     raw = connection.connection
     return (
         raw is not None

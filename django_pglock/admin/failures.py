@@ -1,4 +1,4 @@
-"""The admin page of failures: failed tasks in groups, and what one may do with a whole group."""
+"""The admin page of failures: failed tasks in groups, and the operations on whole groups."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class FailureGroupAdmin(ReadOnlyAdmin):
             self._redrive(request, group)
         else:
             perform(TASK_VERBS[verb], request, in_group(Task.objects.using(using), group))
-        # The page shows what was changed, not what a worker has counted before.
+        # The page must show the change, not the earlier counts of a worker.
         invalidate_failures(using)
         return HttpResponseRedirect(self._address("changelist"))
 

@@ -19,7 +19,7 @@ NO_RIGHT, NO_TABLE = "42501", "42P01"
 
 @contextmanager
 def plain_refusals() -> Iterator[None]:
-    """Raise ``CommandError`` if the server cannot be reached, and for rights and tables that are missing."""
+    """Raise ``CommandError`` if the server cannot be reached, or if a right or a table is missing."""
     try:
         yield
     except (DatabaseError, InterfaceError) as error:
@@ -30,7 +30,7 @@ def plain_refusals() -> Iterator[None]:
         elif sqlstate == NO_TABLE:
             hint = _("Run: manage.py migrate django_pglock")
         elif isinstance(error, (OperationalError, InterfaceError)):
-            hint = _("The database has not done what this command asked for.")
+            hint = _("The database did not execute this command.")
         else:
             raise
         raise CommandError(f"{reason}. {hint}") from error

@@ -1,4 +1,4 @@
-"""What ``locktasks stack`` does."""
+"""The work of ``locktasks stack``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The Django connections of all threads of this process, as far as they were registered here.
+"""A registry of the Django connections of all threads of this process.
 
-Django keeps the connections of a thread where no other thread finds them. A worker has to watch those of its task
-threads.
+Django stores the connections of a thread in a thread-local object. But a worker has to watch the connections of its
+task threads, so they are registered here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-# By ``id()``. Neither a set nor a lock: an entry may be added in the middle of anything.
+# By ``id()``. Not a set, and without a lock, because an entry may be added in the middle of any other operation.
 _connections: dict[int, weakref.ref[Any]] = {}
 
 
@@ -32,12 +32,12 @@ def aliases() -> dict[int, str]:
 
 
 def leads_to_standby(alias: str) -> bool:
-    """Say whether a session of this alias, in any thread, is on a hot standby."""
+    """Return whether a session of this alias, in any thread, is on a hot standby."""
     return any(is_on_standby(connection) for connection in _known() if connection.alias == alias)
 
 
 def is_on_standby(connection: Any) -> bool:
-    """Say whether the server of this session is a hot standby now. It reports that by itself, from PostgreSQL 14 on."""
+    """Return whether the server of this session is a hot standby now. PostgreSQL reports this to clients from 14 on."""
     raw = connection.connection
     return raw is not None and not raw.closed and raw.pgconn.parameter_status(b"in_hot_standby") == b"on"
 

@@ -60,7 +60,7 @@ def failures_of(row: Any) -> list[Any]:
 
 
 def is_archived(row: Any) -> bool:
-    """Say whether this is a row of the archive."""
+    """Return whether this is a row of the archive."""
     return bool(row._meta.model_name == "archivedtask")
 
 

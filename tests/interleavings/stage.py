@@ -192,7 +192,7 @@ def swallowed_errors() -> Iterator[SwallowedErrors]:
 
 
 def interleave(actors: Sequence[Actor], turns: Sequence[Turn], ending: str) -> bool:
-    """Run verbs: the first stops at its statement, the others start one by one; say whether one of them had to wait.
+    """Run verbs: the first stops at its statement, the others start one by one; return whether one of them had to wait.
 
     Then the first commits or dies. The others go on as far as they can before the first takes its next step.
     """
